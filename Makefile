@@ -1,0 +1,59 @@
+# What one runs in this repository; `make` alone lists it.
+# Pass overrides with ARGS, as in: make tune ARGS="card=rtx4060 budget=full"
+
+VENV        := .venv
+PY          := $(VENV)/bin/python
+CONSTRAINTS := constraints/py311-cpu.txt
+PIP         := $(PY) -m pip --disable-pip-version-check install -q
+
+# The first Python of 3.11 or later; expanded only where a virtual environment is made.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# The constraints were resolved on Python 3.11; other versions take what pyproject.toml allows. Run by the shell of a recipe.
+CONSTRAIN := $$($(PY) -c 'import sys; print("-c $(CONSTRAINTS)" * (sys.version_info[:2] == (3, 11)))')
+
+# Tiers after the default one. gpu and slow are asked for by hand: pytest -m gpu
+CHROMIUM := $(shell for p in chromium chromium-browser google-chrome; do command -v $$p || true; done)
+TIERS    := ray or fault$(if $(CHROMIUM), or browser)
+# Processes of the default tier; the tests of the other tiers want the machine to themselves.
+JOBS ?= 2
+
+.PHONY: help tune test check clean
+.DEFAULT_GOAL := help
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+tune: $(VENV)/.installed ## set up .venv once, then tune the nli workload; overrides in ARGS="..."
+	@$(PY) -m tuning.run workload=nli $(ARGS)
+
+test: check ## check, then every test that needs no GPU
+	$(PY) -m pytest -q -n $(JOBS)
+	$(PY) -m pytest -q -m "$(TIERS)"
+
+check: $(VENV)/.installed-dev ## lint, format, types and import layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+clean: ## remove .venv, builds and caches; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find tuning trainables search_spaces tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is touched last, so a failed or interrupted install is tried again.
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
+	@echo "Installing into $(VENV): once, about 2 GB, some minutes" >&2
+	@$(PIP) $(CONSTRAIN) -e '.[nli]'
+	@touch $@
+
+# Dependency groups need a newer pip than Python 3.11 brings.
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(PIP) $(CONSTRAIN) 'pip>=25.1'
+	@$(PIP) $(CONSTRAIN) -e '.[nli]' --group dev
+	@touch $@
+
+$(VENV)/pyvenv.cfg:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or later found; name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

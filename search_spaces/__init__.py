@@ -1,0 +1,1 @@
+"""The YAML that describes workloads, cards and budgets; read with importlib.resources."""

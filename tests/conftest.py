@@ -1,0 +1,71 @@
+"""What every test shares: the --workload option, a folder for runs, and no network outside the machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when transformers is imported
+
+# Tiers that start servers of their own; their traffic is not only Python's, so the guard below would see half of it.
+OTHER_TIERS = ("ray", "fault", "browser", "gpu")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --workload, so that the contract suite runs on a user's own file."""
+    parser.addoption(
+        "--workload",
+        default="nli",
+        metavar="REF",
+        help="the workload the contract suite tests: a name of ours, a dotted module or a path to a .py file",
+    )
+
+
+@pytest.fixture(scope="session")
+def workload_ref(request: pytest.FixtureRequest) -> str:
+    """The workload named by --workload, as `trainables.workload.load` takes it."""
+    return str(request.config.getoption("--workload"))
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path) -> Path:
+    """An empty folder in the place of runs/."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+def is_local(family: int, address: Any) -> bool:
+    """Returns whether a socket address is on this machine: a Unix socket, localhost or a loopback IP."""
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        return True
+    host = str(address[0])
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@pytest.fixture(autouse=True)
+def no_network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a default-tier test that connects to another machine, whatever the code under test does about errors."""
+    if any(request.node.get_closest_marker(tier) for tier in OTHER_TIERS):
+        return
+
+    def guarded(name: str) -> Any:
+        real = getattr(socket.socket, name)
+
+        def call(self: socket.socket, address: Any) -> Any:
+            if not is_local(self.family, address):
+                pytest.fail(f"this test connects to {address!r}; tests reach this machine only")
+            return real(self, address)
+
+        return call
+
+    monkeypatch.setattr(socket.socket, "connect", guarded("connect"))
+    monkeypatch.setattr(socket.socket, "connect_ex", guarded("connect_ex"))

@@ -1,0 +1,164 @@
+"""Small working stand-ins: a workload that trains in milliseconds, and a bench that answers from a formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainables.knobs import Knobs, Scalar
+from trainables.workload import Config, Split
+
+
+class Lines(Dataset[tuple[Tensor, Tensor]]):
+    """Sequences of 1 to 9 numbers with their sum as the target."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        self._lengths = torch.randint(1, 10, (count,), generator=random).tolist()
+        self._values = torch.randn(count, 9, generator=random)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        values = self._values[index, : self._lengths[index]]
+        return values, values.sum()
+
+
+class Sums:
+    """Learns to add: one weight, whose right value is 1. `poison` makes the loss NaN or raises, by option."""
+
+    objectives: ClassVar[Mapping[str, Any]] = {"error": "min"}
+    default_space: ClassVar[Mapping[str, Any]] = {"learning_rate": [0.1, 0.01], "batch_size": [8, 16]}
+    options: ClassVar[Mapping[str, Any]] = {"poison": "", "count": 64}
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns a model with a ModuleList of two blocks, as deep as checkpointing needs."""
+        return Adder(config.knobs.dropout)
+
+    def dataset(self, config: Config, split: Split) -> Lines:
+        """Returns 64 sequences to train on, 32 to validate."""
+        return Lines(int(config.options.get("count", 64)) if split == "train" else 32, seed=int(split == "val"))
+
+    def collate(self, samples: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Returns values padded with zeros, shape (batch, longest), and targets, shape (batch,)."""
+        values = nn.utils.rnn.pad_sequence([v for v, _ in samples], batch_first=True)
+        return {"values": values, "target": torch.stack([t for _, t in samples])}
+
+    def length(self, sample: tuple[Tensor, Tensor]) -> int:
+        """Returns how many numbers a sample has."""
+        return len(sample[0])
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Returns the mean squared error."""
+        loss: Tensor = (model(batch["values"]) - batch["target"]).square().mean()
+        return loss
+
+    def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        """Returns the root of the mean squared error."""
+        total, count = 0.0, 0
+        for batch in batches:
+            total += float((model(batch["values"]) - batch["target"]).square().sum())
+            count += len(batch["target"])
+        return {"error": math.sqrt(total / count)}
+
+
+class Adder(nn.Module):
+    """Two blocks in a ModuleList, then a sum."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Scale(), Scale()])
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Returns shape (batch,) from (batch, time)."""
+        for block in self.blocks:
+            values = block(values)
+        return self.dropout(values).sum(dim=1)
+
+
+class Scale(nn.Module):
+    """One weight, at 0.5 before training with a little noise that the seed decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.5 + 0.1 * torch.randn(()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Returns the values times the weight."""
+        return values * self.weight
+
+
+class FormulaBench:
+    """A bench whose speed and memory are formulas of the knobs, so that the right answer is known."""
+
+    def __init__(self, cap_bytes: int | None = None) -> None:
+        self.cap_bytes = cap_bytes
+        self.probed: list[dict[str, Scalar]] = []
+
+    def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
+        """Returns 100 MB and 10 MB a sample, half of it with checkpointing."""
+        per_sample = 5_000_000 if Knobs.of(knobs).activation_checkpointing else 10_000_000
+        return 100_000_000 + per_sample * micro_batch
+
+    def micro_step_s(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns 10 ms and 1 ms a sample; workers save 2 ms each, bf16 a third, checkpointing costs a fifth."""
+        own = Knobs.of(knobs)
+        seconds = 0.010 + 0.001 * min(own.micro_batch_size, own.batch_size) - 0.002 * own.num_workers
+        seconds *= 2 / 3 if own.amp_dtype == "bf16" else 1.0
+        return seconds * (1.2 if own.activation_checkpointing else 1.0)
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns the formula's footprint."""
+        sizes = {"parameter_bytes": 60_000_000, "gradient_bytes": 10_000_000, "optimizer_bytes": 20_000_000}
+        return {**sizes, "measured": [(m, self.peak_bytes(knobs, m)) for m in micro_batches], "message": ""}
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns the formula's speed, or an OOM above the cap."""
+        self.probed.append(dict(knobs))
+        own = Knobs.of(knobs)
+        micro = min(own.micro_batch_size, own.batch_size)
+        peak = self.peak_bytes(knobs, micro)
+        if self.cap_bytes is not None and peak > self.cap_bytes:
+            return {"outcome": "oom", "message": "no room", "samples_per_s": None, "windows": [], "wall_s": 0.0}
+        seconds = math.ceil(own.batch_size / micro) * self.micro_step_s(knobs) + 0.001
+        return {
+            "outcome": "ok",
+            "message": "",
+            "samples_per_s": own.batch_size / seconds,
+            "windows": [own.batch_size / seconds] * 3,
+            "micro_step_s": self.micro_step_s(knobs),
+            "optimizer_step_s": 0.001,
+            "data_wait_frac": 0.0,
+            "spread_frac": 0.0,
+            "peak_allocated_bytes": peak,
+            "wall_s": 0.0,
+        }
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the formula's speed."""
+        return self.probe(knobs, window_s, 0.0, 0.0)
+
+    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+        """Returns a result whose error falls with the distance of the learning rate from 0.1."""
+        rate = Knobs.of(knobs).learning_rate
+        return {
+            "outcome": "ok",
+            "message": "",
+            "done": True,
+            "values": {"error": abs(math.log(rate / 0.1)) + 0.01 * seed},
+            "samples": samples,
+            "measured_samples_per_s": self.probe(knobs, 0, 0, 0)["samples_per_s"],
+            "window_samples_per_s": [],
+            "train_s": 0.0,
+            "evaluate_s": 0.0,
+            "peak_allocated_bytes": 1,
+        }

@@ -1,0 +1,197 @@
+"""The repository itself: what the wheel carries, whether documents tell the truth, what may not be committed.
+
+No torch, no network. Import layers are import-linter's, in `make check`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import socket
+import subprocess
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hatchling.build import build_wheel
+
+from trainables import knobs
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tuning", "trainables", "search_spaces")
+# Carried beside the modules; what a wheel lacks is found only by those who install it.
+DATA_SUFFIXES = (".yaml", ".j2", ".jsonl.gz", "py.typed")
+# Tests of the code that hides a person's paths have to write one.
+NEED_A_HOME = ("tests/tuning/test_doctor.py",)
+# No part of it matches itself, so this file passes too.
+DEVELOPER_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work)/[\w.-]+|/tmp/[e]nv\b|[A-Z]:\\[U]sers")
+
+
+def repository_files(*patterns: str) -> list[Path]:
+    """Returns the files git tracks, or would track, that match the patterns."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "-co", "--exclude-standard", *patterns]
+    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def test_wheel_carries_every_module_and_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with zipfile.ZipFile(tmp_path / build_wheel(str(tmp_path))) as wheel:
+        carried = set(wheel.namelist())
+    wanted = {
+        path.relative_to(ROOT).as_posix()
+        for path in repository_files(*PACKAGES)
+        if path.name.endswith((".py", *DATA_SUFFIXES))
+    }
+    assert {f"{package}/py.typed" for package in PACKAGES} <= wanted
+    assert wanted <= carried, f"not in the wheel: {sorted(wanted - carried)}"
+    strangers = {name for name in carried if name.split("/")[0] not in PACKAGES and ".dist-info/" not in name}
+    assert not strangers
+
+
+def test_no_data_file_has_a_suffix_the_wheel_test_does_not_know() -> None:
+    others = [p for p in repository_files(*PACKAGES) if not p.name.endswith((".py", ".md", *DATA_SUFFIXES))]
+    assert not others, "name the suffix in DATA_SUFFIXES"
+
+
+def markdown_links() -> Iterator[tuple[Path, str]]:
+    """Yields each relative link of each Markdown file, outside code, with the file it is in."""
+    for path in repository_files("*.md"):
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(<?([^)\s>]+)", text) + re.findall(r"^\[[^\]]+\]:\s+(\S+)", text, flags=re.M):
+            if not re.match(r"[a-z][a-z0-9+.-]*:", target):
+                yield path, target
+
+
+def anchors(path: Path) -> set[str]:
+    """Returns the anchors that the headings of a Markdown file make."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_relative_links_resolve() -> None:
+    broken = []
+    for path, target in markdown_links():
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name) if name else path
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not broken
+
+
+def tree_paths(readme: str) -> list[str]:
+    """Returns the paths that README's file tree names.
+
+    The tree is the code block with a line that starts with `trainables/`. Indentation is nesting, one space parts the
+    names of a line, two or more open its description; a name may be a glob.
+    """
+    blocks = re.findall(r"```[^\n]*\n(.*?)```", readme, flags=re.DOTALL)
+    tree = next((b for b in blocks if re.search(r"^\W*trainables/", b, flags=re.M)), "")
+    parents: list[tuple[int, str]] = []
+    paths = []
+    for line in filter(str.strip, re.sub(r"[│├└─]", " ", tree).splitlines()):
+        depth = len(line) - len(line.lstrip())
+        parents = [(at, name) for at, name in parents if at < depth]
+        names = re.split(r"\s{2,}|\s+#", line.strip())[0].split()
+        above = parents[-1][1] if parents else ""
+        paths += [above + name for name in names]
+        if names[0].endswith("/"):
+            parents.append((depth, above + names[0]))
+    return paths
+
+
+def test_tree_paths_follow_indentation() -> None:
+    text = "```\nMakefile\ntrainables/   the loop\n  a.py b.py  two\n  data/\n    c.py\ntuning/\n```"
+    assert tree_paths(text) == [
+        "Makefile",
+        "trainables/",
+        "trainables/a.py",
+        "trainables/b.py",
+        "trainables/data/",
+        "trainables/data/c.py",
+        "tuning/",
+    ]
+
+
+def test_readme_tree_names_only_what_exists() -> None:
+    paths = tree_paths((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(paths) > 10, "README.md has no file tree"
+    made = ("runs/",)  # by a run, not by us
+    assert not [path for path in paths if not path.startswith(made) and not any(ROOT.glob(path.rstrip("/")))]
+
+
+def test_no_path_of_a_developers_machine() -> None:
+    found = []
+    for path in repository_files():
+        name = path.relative_to(ROOT).as_posix()
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        if name not in NEED_A_HOME:
+            found += [f"{name}: {match}" for match in DEVELOPER_PATH.findall(text)]
+    assert not found
+
+
+@pytest.mark.parametrize("name", knobs.NAMES)
+def test_knob_says_what_it_does_and_which_module_acts(name: str) -> None:
+    doc = knobs.doc_of(name)
+    match = re.fullmatch(r"(?s)(\S.{15,}[.]) \[([a-z_, ]+)\]", doc)
+    assert match, f"{name}: want a sentence, then its modules in brackets, got {doc!r}"
+    modules = {path.stem for path in (ROOT / "trainables").glob("*.py")}
+    assert set(match[2].split(", ")) <= modules
+
+
+def test_constraints_are_names_and_versions_only() -> None:
+    lines = (ROOT / "constraints" / "py311-cpu.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert not [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", pin)]
+    names = [pin.split("==")[0].upper() for pin in pins]
+    assert names == sorted(set(names))
+
+
+def test_constraints_cover_what_pyproject_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    wanted = [entry for group in [*groups, *project["dependency-groups"].values()] for entry in group]
+    names = {re.split(r"[^\w-]", entry)[0].lower() for entry in wanted if isinstance(entry, str)}
+    pins = (ROOT / "constraints" / "py311-cpu.txt").read_text(encoding="utf-8").lower()
+    assert not [name for name in sorted(names) if f"\n{name}==" not in pins]
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    """Yields the name and syntax tree of each module of the three packages."""
+    for path in repository_files(*PACKAGES):
+        if path.suffix == ".py":
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_public_names_are_documented() -> None:
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    bare = []
+    for name, tree in sources():
+        nodes = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+        bare += [f"{name}:{node.lineno} {node.name}" for node in nodes if not ast.get_docstring(node)]
+    assert not bare
+
+
+def test_own_packages_are_imported_at_the_top() -> None:
+    lazy_at_the_edge = ("tuning/run.py", "tuning/__main__.py")  # so that --help needs neither torch nor Ray
+    hidden = []
+    for name, tree in sources():
+        inner = [n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)]
+        ours = [n for n in inner if isinstance(n, ast.ImportFrom) and (n.module or "").split(".")[0] in PACKAGES]
+        hidden += [f"{name}:{node.lineno}" for node in ours if name not in lazy_at_the_edge]
+    assert not hidden
+
+
+def test_network_guard_stops_other_machines_only() -> None:
+    with socket.socket() as listener, socket.socket() as caller, socket.socket() as stray:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        caller.connect(listener.getsockname())
+        with pytest.raises(pytest.fail.Exception, match=r"connects to \('192\.0\.2\.1', 9\)"):
+            stray.connect(("192.0.2.1", 9))

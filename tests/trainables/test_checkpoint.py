@@ -1,0 +1,90 @@
+"""Checkpoints: a run that goes on ends where an unbroken one does, and a damaged file is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import Sums
+from trainables import checkpoint
+from trainables.knobs import Knobs
+from trainables.loop import Plan, State, prepare, train
+from trainables.resident import Resident
+from trainables.stopwatch import Window
+from trainables.workload import Config
+
+KNOBS = Knobs(learning_rate=0.05, batch_size=16, micro_batch_size=4, dropout=0.3)
+
+
+def begin(knobs: Knobs = KNOBS) -> State:
+    return prepare(Resident(Sums()), Config(knobs), Plan(samples=256, window_s=0.0))
+
+
+def stop_after(state: State, samples: int) -> State:
+    for event in train(state):
+        if isinstance(event, Window) and state.samples >= samples:
+            break
+    return state
+
+
+def weights(state: State) -> list[float]:
+    return [float(p.detach()) for p in state.model.parameters()]
+
+
+@pytest.mark.parametrize("samples", [16, 48, 64, 160])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(tmp_path: Path, samples: int, fused: bool) -> None:
+    knobs = KNOBS.with_(fused_optimizer=fused)
+    whole = stop_after(begin(knobs), 10_000)
+    checkpoint.save(stop_after(begin(knobs), samples), tmp_path, identity="a")
+    resumed = begin(knobs)
+    checkpoint.load(resumed, tmp_path, identity="a")
+    assert resumed.samples == samples
+    stop_after(resumed, 10_000)
+    assert weights(resumed) == weights(whole)
+
+
+def test_only_the_newest_state_is_kept(tmp_path: Path) -> None:
+    state = begin()
+    for samples in (16, 32):
+        checkpoint.save(stop_after(state, samples), tmp_path, identity="a")
+    assert [p.name for p in tmp_path.glob("state-*")] == [f"state-{state.samples}.safetensors"]
+
+
+def flip(path: Path) -> None:
+    damaged = bytearray(path.read_bytes())
+    damaged[-3] ^= 1
+    path.write_bytes(damaged)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+@pytest.mark.parametrize("damage", [flip, truncate])
+def test_a_damaged_state_is_refused(tmp_path: Path, damage: object) -> None:
+    path = checkpoint.save(stop_after(begin(), 32), tmp_path, identity="a")
+    damage(path)  # type: ignore[operator]
+    with pytest.raises(checkpoint.CheckpointError, match="is damaged: its sha256 is not the one in checkpoint.json"):
+        checkpoint.load(begin(), tmp_path, identity="a")
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(stop_after(begin(), 32), tmp_path, identity="a")
+    with pytest.raises(checkpoint.CheckpointError, match="belongs to another configuration"):
+        checkpoint.load(begin(), tmp_path, identity="b")
+
+
+def test_a_pointer_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(stop_after(begin(), 32), tmp_path, identity="a")
+    pointer = tmp_path / checkpoint.POINTER
+    pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "file": "../x.safetensors"}))
+    with pytest.raises(checkpoint.CheckpointError, match="outside of its folder"):
+        checkpoint.load(begin(), tmp_path, identity="a")
+
+
+def test_nothing_half_written_is_left(tmp_path: Path) -> None:
+    checkpoint.save(stop_after(begin(), 32), tmp_path, identity="a")
+    assert not list(tmp_path.glob(".*tmp"))

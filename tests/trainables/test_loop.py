@@ -1,0 +1,145 @@
+"""The loop: what a step means under every cut of the batch, when it looks, and how it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.fakes import Sums
+from trainables import loop
+from trainables.knobs import Knobs
+from trainables.loop import Evaluation, Plan, prepare, train
+from trainables.resident import Resident
+from trainables.stopwatch import Window
+from trainables.workload import Config
+
+
+def run(plan: Plan, seed: int = 0, **knobs: object) -> tuple[loop.State, list[Window | Evaluation]]:
+    """Returns the state after a whole run on the adding workload, and its events."""
+    knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4, **knobs}
+    state = prepare(Resident(Sums()), Config(Knobs.of(knobs), seed=seed), plan)
+    return state, list(train(state))
+
+
+def weights(state: loop.State) -> list[float]:
+    return [float(p.detach()) for p in state.model.parameters()]
+
+
+def test_learns_and_evaluates_at_the_milestones() -> None:
+    _, events = run(Plan(samples=640, milestones=(160, 640)))
+    evaluations = [e for e in events if isinstance(e, Evaluation)]
+    assert [e.samples for e in evaluations] == [160, 640]
+    assert evaluations[-1].values["error"] < 0.2 < evaluations[0].values["error"]
+
+
+def test_windows_account_for_every_sample_and_second() -> None:
+    _, events = run(Plan(samples=320, window_s=0.0))
+    windows = [e for e in events if isinstance(e, Window)]
+    assert sum(w.samples for w in windows) == 320
+    assert all(w.steps == 1 and w.micro_steps == 4 for w in windows)
+    for w in windows:
+        spans = w.data_wait_s + w.transfer_s + w.forward_backward_s + w.optimizer_s
+        assert 0 < spans <= w.wall_s * 1.001
+        assert 0 <= w.data_wait_frac <= 1
+
+
+def test_the_first_window_is_the_first_step_alone() -> None:
+    _, events = run(Plan(samples=320, window_s=1e9))
+    windows = [e for e in events if isinstance(e, Window)]
+    assert [w.steps for w in windows] == [1, 19]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_size": 16},
+        {"micro_batch_size": 5},
+        {"length_bucketing": True},
+        {"ram_cache": True},
+        {"num_workers": 1},
+        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
+        {"fused_optimizer": True},
+        {"set_to_none": False},
+        {"sync_every_step": True},
+        {"activation_checkpointing": True},
+        {"sdpa_backend": "math"},
+    ],
+    ids=str,
+)
+def test_system_knobs_do_not_change_what_is_learned(change: dict[str, object]) -> None:
+    plan = Plan(samples=256)
+    plain, _ = run(plan)
+    changed, _ = run(plan, **change)
+    # Sums of the same gradients in another order: equal to the last few bits of a float32.
+    assert weights(changed) == pytest.approx(weights(plain), rel=2e-5)
+
+
+def test_same_seed_same_weights_other_seed_other_weights() -> None:
+    plan = Plan(samples=128)
+    first, second, other = (run(plan, seed=s)[0] for s in (1, 1, 2))
+    assert weights(first) == weights(second) != weights(other)
+
+
+def test_a_resident_model_starts_every_trial_from_its_first_weights() -> None:
+    resident = Resident(Sums())
+    results = []
+    for _ in range(2):
+        state = prepare(resident, Config(Knobs(learning_rate=0.05, dropout=0.0)), Plan(samples=128))
+        list(train(state))
+        results.append((id(state.model), weights(state)))
+    assert results[0] == results[1]
+
+
+def test_the_last_batch_of_an_epoch_may_be_smaller_and_counts_fully() -> None:
+    state, events = run(Plan(samples=64, window_s=0.0), batch_size=24, micro_batch_size=10)
+    steps = [e.samples for e in events if isinstance(e, Window)]
+    assert steps == [24, 24, 16]
+    assert state.samples == 64
+
+
+def test_a_loss_that_is_not_finite_ends_the_run() -> None:
+    class Poisoned(Sums):
+        def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().loss(model, batch) * math.nan
+
+    state = prepare(Resident(Poisoned()), Config(), Plan(samples=64))
+    with pytest.raises(loop.Diverged, match="mean training loss is nan after 32 samples"):
+        list(train(state))
+
+
+def test_an_objective_that_is_not_returned_is_named() -> None:
+    class Silent(Sums):
+        def evaluate(self, model: torch.nn.Module, batches: Iterator[object]) -> dict[str, float]:  # type: ignore[override]
+            return {"other": 1.0}
+
+    state = prepare(Resident(Silent()), Config(), Plan(samples=32, milestones=(32,)))
+    with pytest.raises(KeyError, match=r"returned \['other'\], without error"):
+        list(train(state))
+
+
+def test_a_cap_raises_the_type_a_card_raises_and_the_next_run_is_unharmed() -> None:
+    resident, config = Resident(Sums()), Config(Knobs(learning_rate=0.05))
+    free = prepare(resident, config, Plan(samples=64))
+    list(train(free))
+    assert free.peak_allocated_bytes > 0
+    capped = prepare(resident, config, Plan(samples=64, cap_bytes=free.peak_allocated_bytes // 2))
+    with pytest.raises(torch.OutOfMemoryError, match="virtual card out of memory. Tried to allocate"):
+        list(train(capped))
+    again = prepare(resident, config, Plan(samples=64, cap_bytes=2 * free.peak_allocated_bytes))
+    assert list(train(again))
+    assert weights(again) == weights(free)
+
+
+def test_peak_grows_with_the_micro_batch() -> None:
+    resident, config = Resident(Sums()), Config()
+    peaks = [loop.peak_bytes(resident, config, m) for m in (2, 8, 32)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[-1]
+
+
+def test_checkpointed_blocks_get_their_own_forward_back() -> None:
+    state, _ = run(Plan(samples=32), activation_checkpointing=True)
+    assert all("forward" not in vars(block) for block in state.model.modules())

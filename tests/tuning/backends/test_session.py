@@ -1,0 +1,128 @@
+"""A session: every ending of a trial is a result, and the next trial finds the process as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainables.loop import Plan
+from tuning.backends.session import Session, Setting, spread
+
+BROKEN = '''
+import math
+import torch
+from tests.fakes import Sums
+
+class Broken(Sums):
+    options = {"poison": "", "count": 64}
+    calls = 0
+    armed = True
+
+    def loss(self, model, batch):
+        """Fails in the way the option names, from its fourth call on."""
+        Broken.calls += 1
+        loss = super().loss(model, batch)
+        if Broken.calls % 8 < 4 or not self.armed:
+            return loss
+        if self.poison == "nan":
+            return loss * math.nan
+        if self.poison == "oom":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if self.poison == "value":
+            raise ValueError("shapes do not match")
+        return loss
+
+    def dataset(self, config, split):
+        """Remembers how to fail."""
+        self.poison = config.options["poison"]
+        return super().dataset(config, split)
+
+WORKLOAD = Broken()
+'''
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Any:
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN)
+    return lambda poison, cap=None: Session(Setting(str(path), {"poison": poison}, cap_bytes=cap))
+
+
+KNOBS = {"learning_rate": 0.05, "batch_size": 16, "micro_batch_size": 4, "dropout": 0.0}
+PLAN = Plan(samples=64, milestones=(32, 64))
+
+
+def test_a_trial_reports_at_each_milestone_and_is_done_at_the_last(broken: Any) -> None:
+    trial = broken("").trial(KNOBS, PLAN, seed=0)
+    first, second = trial.advance(), trial.advance()
+    assert (first["samples"], first["done"]) == (32, False)
+    assert (second["samples"], second["done"], second["outcome"]) == (64, True, "ok")
+    assert second["values"]["error"] < first["values"]["error"]
+    assert 0 < second["first_step_at"] <= second["last_step_at"] <= second["returned_at"]
+
+
+@pytest.mark.parametrize(
+    ("poison", "outcome", "says"),
+    [("nan", "diverged", "loss is nan"), ("value", "crash", "ValueError: shapes do not match"), ("oom", "oom", "2.00 GiB")],
+)
+def test_an_error_is_a_result_and_the_next_trial_is_unharmed(broken: Any, poison: str, outcome: str, says: str) -> None:
+    session = broken(poison)
+    found = session.trial(KNOBS, PLAN, seed=0, shrink=False).advance()
+    assert (found["outcome"], found["done"]) == (outcome, True)
+    assert says in found["message"]
+    session.resident.workload.armed = False
+    assert session.train(KNOBS, PLAN, seed=0)["outcome"] == "ok"
+
+
+def test_an_oom_halves_the_micro_batch_and_keeps_the_batch(broken: Any) -> None:
+    session = broken("")
+    need = session.train(KNOBS, PLAN, 0)["peak_allocated_bytes"]
+    large = session.train({**KNOBS, "micro_batch_size": 16}, PLAN, 0)["peak_allocated_bytes"]
+    assert need < large
+    plan = Plan(64, (64,), cap_bytes=(need + large) // 2)
+    found = session.train({**KNOBS, "micro_batch_size": 16}, plan, 0)
+    assert found["outcome"] == "ok"
+    assert found["knobs"]["micro_batch_size"] < 16
+    assert found["knobs"]["batch_size"] == 16
+    assert [o["knobs"]["micro_batch_size"] for o in found["ooms"]][0] == 16
+
+
+def test_a_trial_that_fits_at_no_micro_batch_ends_as_oom(broken: Any) -> None:
+    found = broken("").train(KNOBS, Plan(64, (64,), cap_bytes=1), 0)
+    assert found["outcome"] == "oom"
+    assert [o["knobs"]["micro_batch_size"] for o in found["ooms"]] == [4, 2]
+
+
+def test_footprint_grows_with_the_micro_batch_and_counts_adams_two_moments(broken: Any) -> None:
+    found = broken("").footprint(KNOBS, (2, 8, 32))
+    peaks = [peak for _, peak in found["measured"]]
+    assert peaks == sorted(peaks)
+    assert found["optimizer_bytes"] == 2 * found["gradient_bytes"]
+
+
+def test_a_probe_gives_both_step_times_and_keeps_to_its_time(broken: Any) -> None:
+    found = broken("").probe(KNOBS, time_s=0.5, spread_frac=0.03)
+    assert found["outcome"] == "ok"
+    assert found["samples_per_s"] > 0
+    assert found["micro_step_s"] > 0 < found["optimizer_step_s"]
+    expected = 16 / (4 * found["micro_step_s"] + found["optimizer_step_s"])
+    assert found["samples_per_s"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_hopeless_probe_stops_after_one_window(broken: Any) -> None:
+    found = broken("").probe(KNOBS, time_s=60.0, spread_frac=0.0, best_samples_per_s=1e12)
+    assert len(found["windows"]) == 1
+
+
+def test_describe_is_plain(broken: Any) -> None:
+    facts = broken("").describe()
+    assert (facts["train_samples"], facts["val_samples"]) == (64, 32)
+    assert facts["objectives"] == {"error": "min"}
+    assert len(facts["workload_sha256"]) == 64
+
+
+@pytest.mark.parametrize(("rates", "expected"), [([1.0, 2.0], 1.0), ([5.0, 5.0, 5.0], 0.0)])
+def test_spread_is_one_until_three_windows_and_zero_when_they_agree(rates: list[float], expected: float) -> None:
+    assert spread(rates) == expected

@@ -1,0 +1,152 @@
+"""A run written down so that it goes on as if it had never stopped; safetensors only, no pickle.
+
+Two files: `state-<samples>.safetensors`, and `checkpoint.json`, which names it and holds its sha256. The second is
+replaced only once the first is on the disk, so a crash at any moment leaves the older pair or the newer one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from trainables.loop import State
+
+POINTER = "checkpoint.json"
+_COUNTERS = ("samples", "steps", "epoch", "micro_batches_done")
+
+
+class CheckpointError(Exception):
+    """A checkpoint that is missing, damaged, or of another run."""
+
+
+def save(state: State, folder: Path, *, identity: str) -> Path:
+    """Returns the written file; `identity` says which run it belongs to and is compared when it is loaded."""
+    tensors = _tensors(state)
+    payload = save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    path = folder / f"state-{state.samples}.safetensors"
+    write_atomic(path, payload)
+    pointer = {
+        "file": path.name,
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "identity": identity,
+        "scaler": state.scaler.state_dict(),
+        **{name: getattr(state, name) for name in _COUNTERS},
+    }
+    write_atomic(folder / POINTER, json.dumps(pointer, indent=1).encode())
+    for old in folder.glob("state-*.safetensors"):
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def load(state: State, folder: Path, *, identity: str) -> None:
+    """Brings a prepared run to where the checkpoint left it; raises CheckpointError, the state then unchanged."""
+    pointer = _pointer(folder)
+    if pointer.get("identity") != identity:
+        raise CheckpointError(f"{folder / POINTER} belongs to another configuration; train into another folder")
+    path = folder / str(pointer["file"])
+    try:
+        payload = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    if hashlib.sha256(payload).hexdigest() != pointer["sha256"]:
+        raise CheckpointError(f"{path} is damaged: its sha256 is not the one in {POINTER}; delete both and train again")
+    try:
+        stored = load_tensors(payload)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
+    _restore(state, stored, pointer)
+
+
+def exists(folder: Path) -> bool:
+    """Returns whether the folder holds a checkpoint to go on from."""
+    return (folder / POINTER).is_file()
+
+
+def clear(folder: Path) -> None:
+    """Removes the checkpoint of a run that has ended; the pointer goes first, so no half of it is ever left."""
+    (folder / POINTER).unlink(missing_ok=True)
+    for state in folder.glob("state-*.safetensors"):
+        state.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, payload: bytes) -> None:
+    """Writes the bytes beside the path, flushes them to the disk, then renames: the old file or the new, never half."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def trained_tensors(state: State) -> dict[str, Tensor]:
+    """Returns what training changed: trainable parameters and buffers, by name."""
+    named = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+    return {**named, **dict(state.model.named_buffers())}
+
+
+def _tensors(state: State) -> dict[str, Tensor]:
+    tensors = {f"model.{name}": t for name, t in trained_tensors(state).items()}
+    for index, parameter in enumerate(_optimized(state)):
+        for name, value in state.optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+    tensors["random.cpu"] = torch.get_rng_state()
+    if state.device.type == "cuda":
+        tensors["random.cuda"] = torch.cuda.get_rng_state(state.device)
+    return tensors
+
+
+def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -> None:
+    own = trained_tensors(state)
+    for name, tensor in own.items():
+        other = stored.get(f"model.{name}")
+        if other is None or other.shape != tensor.shape:
+            found = "nothing" if other is None else f"shape {tuple(other.shape)}"
+            raise CheckpointError(f"checkpoint has {found} for {name}, the model has shape {tuple(tensor.shape)}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(stored[f"model.{name}"])
+    parameters = _optimized(state)
+    for key, tensor in stored.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".", 2)
+            parameter = parameters[int(index)]
+            # AdamW keeps its step count on the CPU unless fused or capturable; the moments live with the parameter.
+            on_device = name != "step" or state.config.knobs.fused_optimizer
+            state.optimizer.state[parameter][name] = tensor.to(parameter.device) if on_device else tensor
+    state.scaler.load_state_dict(pointer["scaler"])
+    torch.set_rng_state(stored["random.cpu"])
+    if "random.cuda" in stored and state.device.type == "cuda":
+        torch.cuda.set_rng_state(stored["random.cuda"], state.device)
+    for name in _COUNTERS:
+        setattr(state, name, int(pointer[name]))
+
+
+def _optimized(state: State) -> list[Tensor]:
+    return [p for group in state.optimizer.param_groups for p in group["params"]]
+
+
+def _pointer(folder: Path) -> dict[str, Any]:
+    try:
+        pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
+        missing = [n for n in ("file", "sha256", "identity", "scaler", *_COUNTERS) if n not in pointer]
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / POINTER} cannot be read: {error}") from error
+    if missing:
+        raise CheckpointError(f"{folder / POINTER} lacks {', '.join(missing)}")
+    if Path(str(pointer["file"])).name != pointer["file"]:
+        raise CheckpointError(f"{folder / POINTER} names a file outside of its folder: {pointer['file']}")
+    return dict(pointer)

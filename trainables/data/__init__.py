@@ -1,0 +1,1 @@
+"""Readers of the public on-disk formats, and the embedded samples."""

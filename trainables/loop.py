@@ -1,0 +1,257 @@
+"""The one training loop: every workload, and probes, trials, confirmations and full runs alike.
+
+    state = prepare(resident, config, plan)
+    for event in train(state):           # Window | Evaluation
+        ...
+
+    for each epoch:                                   batches.plan_epoch
+        for each micro-batch:                         batches.Loader            data_wait
+            move it to the device                                               transfer
+            loss = workload.loss(...) * its share of the batch; backward        forward_backward
+            at the end of a batch: step, schedule, drop the gradients           optimizer
+            yield a Window when one is full, an Evaluation at a milestone
+
+The device is never made to wait inside a window: the loss is summed on it and read when the window closes. A loss that
+is not finite then raises Diverged.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables import batches, optim, precision
+from trainables.live_bytes import LiveBytes
+from trainables.resident import Resident
+from trainables.stopwatch import Stopwatch, Window
+from trainables.workload import Config, blocks, collate_of, parameter_groups
+
+
+_NO_CAP = 1 << 62
+"""A cap nothing reaches: counts all through a run, and never raises."""
+
+
+class Diverged(Exception):
+    """The loss or an objective is not finite."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far to train and when to look.
+
+    `samples` is the horizon, at which the learning rate reaches 0; `milestones` are the samples seen at which quality
+    is measured; a window closes at the first optimiser step after `window_s`. `cap_bytes` makes a CPU a virtual card.
+    """
+
+    samples: int
+    milestones: tuple[int, ...] = ()
+    window_s: float = 1.0
+    cap_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Quality after `samples` training samples; `wall_s` is what measuring it took."""
+
+    samples: int
+    values: dict[str, float]
+    wall_s: float
+
+
+@dataclass
+class State:
+    """Everything a run changes while it trains, and what it needs to go on."""
+
+    resident: Resident
+    config: Config
+    plan: Plan
+    model: nn.Module
+    optimizer: torch.optim.AdamW
+    scaler: torch.amp.GradScaler
+    samples: int = 0
+    steps: int = 0
+    epoch: int = 0
+    micro_batches_done: int = 0
+    """Within the epoch."""
+    first_step_at: float = 0.0
+    """Unix seconds at which the first micro-batch was asked for; 0 before."""
+    last_step_at: float = 0.0
+    meter: LiveBytes | None = field(default=None, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Returns the device trained on."""
+        return torch.device(self.config.device)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Returns the most bytes of live tensors so far; on the CPU of the first optimiser step, unless capped."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return self.meter.peak_bytes if self.meter is not None else 0
+
+
+def prepare(resident: Resident, config: Config, plan: Plan) -> State:
+    """Returns a run that has not begun: first weights, a fresh optimiser, torch's generators seeded."""
+    device = torch.device(config.device)
+    model = resident.model(config)
+    groups = parameter_groups(resident.workload, model, config)
+    optimizer = optim.adamw(groups, config.knobs)
+    torch.manual_seed(config.seed)
+    meter = None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        meter = LiveBytes(plan.cap_bytes)
+        meter.adopt([*model.parameters(), *model.buffers()])
+    return State(resident, config, plan, model, optimizer, precision.grad_scaler(config.knobs, device), meter=meter)
+
+
+def train(state: State) -> Iterator[Window | Evaluation]:
+    """Yields a Window whenever one closes and an Evaluation at every milestone, until the horizon is reached.
+
+    The first window is the first optimiser step alone: starting workers, first use of kernels and the byte counter fall
+    into it, so whoever wants a steady throughput drops it.
+
+    Closing the generator ends the run at that point; the state stays usable. Raises Diverged, and whatever the
+    workload raises; an out-of-memory error leaves gradients and activations to be freed with the generator's frame.
+    """
+    resident, config, plan, knobs = state.resident, state.config, state.plan, state.config.knobs
+    workload, device = resident.workload, state.device
+    dataset = resident.dataset(config, "train")
+    lengths = resident.lengths(config, "train") if knobs.length_bucketing else None
+    loader = batches.Loader(dataset, knobs, collate_of(workload), device)
+    milestones = [m for m in plan.milestones if m > state.samples]
+    watch = Stopwatch(device)
+    first_step = state.steps
+    with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):
+        model = precision.compiled(state.model, knobs)
+        model.train()
+        loss_sum = torch.zeros((), device=device)
+        state.first_step_at = state.first_step_at or time.time()
+        watch.restart()
+        while state.samples < plan.samples:
+            todo = batches.plan_epoch(batches.size_of(dataset), knobs, config.seed, state.epoch, lengths)
+            todo = todo[state.micro_batches_done :]
+            for micro, host_batch in zip(todo, loader.epoch(todo), strict=True):
+                watch.lap("data_wait")
+                batch = batches.to_device(host_batch, device, non_blocking=knobs.non_blocking)
+                watch.lap("transfer")
+                loss = _forward_backward(state, model, batch, micro.share)
+                loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples
+                if knobs.sync_every_step:
+                    loss.item()
+                watch.lap("forward_backward")
+                state.micro_batches_done += 1
+                state.samples += len(micro.indices)
+                watch.samples += len(micro.indices)
+                watch.micro_steps += 1
+                if not micro.ends_batch:
+                    continue
+                _optimizer_step(state)
+                watch.steps += 1
+                watch.lap("optimizer")
+                state.steps += 1
+                at_milestone = bool(milestones) and state.samples >= milestones[0]
+                over = state.samples >= plan.samples
+                warmed_up = state.steps == first_step + 1
+                if at_milestone or over or warmed_up or watch.elapsed_s() >= plan.window_s:
+                    state.last_step_at = time.time()
+                    yield _close(watch, loss_sum, state.samples)
+                    loss_sum.zero_()
+                    if at_milestone:
+                        milestones = [m for m in milestones if m > state.samples]
+                        yield evaluate(state, model)
+                        model.train()
+                    watch.restart()
+                if over:
+                    return
+            state.epoch += 1
+            state.micro_batches_done = 0
+
+
+def evaluate(state: State, model: nn.Module) -> Evaluation:
+    """Returns the workload's objectives on the validation split; raises Diverged where one is not finite."""
+    start = time.perf_counter()
+    model.eval()
+    resident, config = state.resident, state.config
+    with torch.no_grad(), _counted(state), precision.arithmetic(config.knobs, state.device):
+        on_device = (batches.to_device(b, state.device) for b in resident.validation(config))
+        values = {name: float(v) for name, v in resident.workload.evaluate(model, on_device).items()}
+    missing = [name for name in resident.workload.objectives if name not in values]
+    if missing:
+        raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise Diverged(f"{name} is {value} after {state.samples} samples")
+    return Evaluation(state.samples, values, time.perf_counter() - start)
+
+
+def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
+    """Returns the most live bytes of two optimiser steps on the `micro_batch` longest samples of the training split.
+
+    The second step holds the optimiser's state and, from the first of its two micro-batches, the gradients.
+    """
+    state = prepare(resident, config, Plan(samples=1_000_000, cap_bytes=_NO_CAP))
+    dataset, lengths = resident.dataset(config, "train"), resident.lengths(config, "train")
+    order = list(range(batches.size_of(dataset)))
+    if lengths is not None:
+        order.sort(key=lambda index: -lengths[index])
+    batch = collate_of(resident.workload)([dataset[i] for i in order[:micro_batch]])
+    batch = batches.to_device(batch, state.device)
+    with precision.checkpointed(blocks(resident.workload, state.model), config.knobs.activation_checkpointing):
+        state.model.train()
+        for _ in range(2):
+            for _ in range(2):
+                _forward_backward(state, state.model, batch, 0.5)
+            _optimizer_step(state)
+    return state.peak_allocated_bytes
+
+
+def _forward_backward(state: State, model: nn.Module, batch: Any, share: float) -> Tensor:
+    """Returns the micro-batch's mean loss times its share of the batch, detached; its gradients are added."""
+    with _counted(state):
+        if state.meter is not None:
+            state.meter.adopt(batches.tensors_of(batch))
+        with precision.arithmetic(state.config.knobs, state.device):
+            loss = state.resident.workload.loss(model, batch) * share
+        state.scaler.scale(loss).backward()
+    return loss.detach()
+
+
+def _optimizer_step(state: State) -> None:
+    knobs = state.config.knobs
+    rate = knobs.learning_rate * optim.schedule(
+        min(1.0, max(0.0, (state.samples - knobs.batch_size / 2) / state.plan.samples)), knobs.warmup_frac
+    )
+    optim.set_rate(state.optimizer, rate)
+    with _counted(state):
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=knobs.set_to_none)
+
+
+def _close(watch: Stopwatch, loss_sum: Tensor, samples: int) -> Window:
+    """Returns the window; this is where the loss is read, hence where a CUDA device is waited for."""
+    loss = loss_sum.item() / max(1, watch.samples)
+    if not math.isfinite(loss):
+        raise Diverged(f"the mean training loss is {loss} after {samples} samples")
+    return watch.window(loss)
+
+
+@contextmanager
+def _counted(state: State) -> Iterator[None]:
+    """Counts live bytes inside the block on a CPU: all through a run with a cap, else in the first optimiser step."""
+    meter = state.meter
+    if meter is None or (state.steps > 0 and meter.cap_bytes is None):
+        yield
+    else:
+        with meter:
+            yield

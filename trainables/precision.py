@@ -1,0 +1,71 @@
+"""Arithmetic and kernels of a step: autocast, GradScaler, TF32, attention kernels, checkpointed blocks, compile."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from trainables.knobs import Knobs
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SDPA = {
+    "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],  # math where flash has no kernel, such as fp32 on CUDA
+    "efficient": [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+    "math": [SDPBackend.MATH],
+}
+
+
+@contextmanager
+def arithmetic(knobs: Knobs, device: torch.device) -> Iterator[None]:
+    """Applies amp_dtype, tf32 and sdpa_backend inside the block; restores the process's settings after it."""
+    with ExitStack() as stack:
+        if knobs.amp_dtype in _DTYPES:
+            stack.enter_context(torch.autocast(device.type, dtype=_DTYPES[knobs.amp_dtype]))
+        if knobs.sdpa_backend in _SDPA:
+            stack.enter_context(sdpa_kernel(_SDPA[knobs.sdpa_backend], set_priority=True))
+        if device.type == "cuda":
+            stack.enter_context(_tf32(knobs.tf32))
+        yield
+
+
+@contextmanager
+def _tf32(on: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def grad_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
+    """Returns the loss scaler: at work for fp16, passing everything through otherwise."""
+    return torch.amp.GradScaler(device.type, enabled=knobs.amp_dtype == "fp16")
+
+
+@contextmanager
+def checkpointed(modules: Sequence[nn.Module], on: bool) -> Iterator[None]:
+    """Inside the block each module recomputes its activations in the backward pass (Chen et al., arXiv 1604.06174)."""
+    wrapped = list(modules) if on else []
+    for module in wrapped:
+        # An attribute of the instance shadows the class's forward; deleting it brings the class's back.
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for module in wrapped:
+            del module.forward
+
+
+def compiled(model: nn.Module, knobs: Knobs) -> nn.Module:
+    """Returns the model to call in the step: compiled in the knob's mode, or itself when the knob is off."""
+    if knobs.compile == "off":
+        return model
+    return cast(nn.Module, cast(Any, torch.compile)(model, mode=knobs.compile))

@@ -1,0 +1,102 @@
+"""What stays loaded between the trials of one process: the data, and the model with its first weights.
+
+Loading costs seconds and a trial's own work can be shorter than that, so a process loads once and each trial starts
+from a copy of the first weights. What training cannot change (frozen weights) is neither copied nor restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from trainables import knobs as knob_table
+from trainables.batches import Cached, sample_lengths, validation_batches
+from trainables.workload import Batch, Config, Split, Workload, collate_of, length_of
+
+EVALUATION_FACTOR = 2
+"""Validation batches hold so many times the micro-batch: without gradients a sample needs less than half the bytes."""
+
+
+class Resident:
+    """A workload with its data and its latest model kept in memory."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self._data: dict[Hashable, Dataset[Any]] = {}
+        self._lengths: dict[Hashable, list[int] | None] = {}
+        self._model: nn.Module | None = None
+        self._model_key: Hashable = None
+        self._first: dict[str, Tensor] = {}
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns the model of the configuration on its device, with the weights it has before any training.
+
+        The same object is returned for the same options, seed, device and model-shaping knobs.
+        """
+        key = (_options_key(config), config.seed, config.device, _shape_key(config))
+        if self._model is None or key != self._model_key:
+            self.drop_model()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(config.seed)
+                model = self.workload.model(config)
+            self._model = model.to(config.device)
+            self._first = {name: t.detach().clone() for name, t in _changing(self._model)}
+            self._model_key = key
+            return self._model
+        with torch.no_grad():
+            for name, tensor in _changing(self._model):
+                tensor.copy_(self._first[name])
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        return self._model
+
+    def drop_model(self) -> None:
+        """Forgets the model, so that its memory can be used by the next."""
+        self._model, self._model_key = None, None
+        self._first.clear()
+
+    def dataset(self, config: Config, split: Split) -> Dataset[Any]:
+        """Returns the split, with every sample prepared in RAM when the knob says so."""
+        key = (_options_key(config), split)
+        if key not in self._data:
+            self._data[key] = self.workload.dataset(config, split)
+        if not config.knobs.ram_cache:
+            return self._data[key]
+        cached = (key, "cached")
+        if cached not in self._data:
+            self._data[cached] = Cached(self._data[key])
+        return self._data[cached]
+
+    def lengths(self, config: Config, split: Split) -> list[int] | None:
+        """Returns each sample's length, measured once, or None where the workload has no measure of it."""
+        key = (_options_key(config), split)
+        if key not in self._lengths:
+            self._lengths[key] = sample_lengths(self.dataset(config, split), length_of(self.workload))
+        return self._lengths[key]
+
+    def validation(self, config: Config) -> Iterable[Batch]:
+        """Yields the validation split in batches on the host."""
+        return validation_batches(
+            self.dataset(config, "val"),
+            collate_of(self.workload),
+            config.knobs.micro_batch_size * EVALUATION_FACTOR,
+            self.lengths(config, "val"),
+        )
+
+
+def _changing(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Returns what a training step may change: trainable parameters and buffers."""
+    trainable: list[tuple[str, Tensor]] = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    return trainable + list(model.named_buffers())
+
+
+def _options_key(config: Config) -> Hashable:
+    return tuple(sorted((k, repr(v)) for k, v in config.options.items()))
+
+
+def _shape_key(config: Config) -> Hashable:
+    return tuple((n, v) for n, v in config.knobs.as_dict().items() if knob_table.shapes_model(n))

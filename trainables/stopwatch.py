@@ -1,0 +1,109 @@
+"""Where the time of a step goes, measured without making the device wait.
+
+On the CPU a span is host time. On CUDA the spans of the device are pairs of events, read back once when a window
+closes; only that reading synchronises. Waiting for data is host time everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Span = Literal["data_wait", "transfer", "forward_backward", "optimizer"]
+SPANS: tuple[Span, ...] = ("data_wait", "transfer", "forward_backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Window:
+    """What happened between two readings of the clock.
+
+    `wall_s` is host time; the `*_s` spans are sums over the window (on CUDA the last three are device time, so they
+    need not add up to `wall_s`). `loss` is the mean over the samples of the window.
+    """
+
+    samples: int
+    steps: int
+    micro_steps: int
+    wall_s: float
+    data_wait_s: float
+    transfer_s: float
+    forward_backward_s: float
+    optimizer_s: float
+    loss: float
+
+    @property
+    def samples_per_s(self) -> float:
+        """Returns training samples a second, waiting for data and optimiser steps included."""
+        return self.samples / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def data_wait_frac(self) -> float:
+        """Returns the share of the window in which the loop waited for the next micro-batch, 0 to 1."""
+        return self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def micro_step_s(self) -> float:
+        """Returns the seconds of one micro-step: data, transfer, forward and backward."""
+        spent = self.data_wait_s + self.transfer_s + self.forward_backward_s
+        return spent / self.micro_steps if self.micro_steps else 0.0
+
+    @property
+    def optimizer_step_s(self) -> float:
+        """Returns the seconds of one optimiser step alone."""
+        return self.optimizer_s / self.steps if self.steps else 0.0
+
+
+class Stopwatch:
+    """Splits the time since the last reading into spans; `lap(span)` ends one and starts the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts a window."""
+        self._spans: dict[str, float] = dict.fromkeys(SPANS, 0.0)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.steps = self.micro_steps = self.samples = 0
+        self._opened = self._last = time.perf_counter()
+        self._last_event = self._record() if self._cuda else None
+
+    def skip(self) -> None:
+        """Leaves the time since the last lap out of every span, though not out of the window's wall time."""
+        self._last = time.perf_counter()
+        if self._cuda:
+            self._last_event = self._record()
+
+    def lap(self, span: Span) -> None:
+        """Adds the time since the last lap to `span`. On CUDA, idle time of the device before a wait has no span."""
+        now = time.perf_counter()
+        if not self._cuda or span == "data_wait":
+            self._spans[span] += now - self._last
+        if self._cuda:
+            event = self._record()
+            if span != "data_wait" and self._last_event is not None:
+                self._events.append((span, self._last_event, event))
+            self._last_event = event
+        self._last = now
+
+    def elapsed_s(self) -> float:
+        """Returns host seconds since the window opened; does not synchronise."""
+        return time.perf_counter() - self._opened
+
+    def window(self, loss: float) -> Window:
+        """Returns the window that ends now; synchronises a CUDA device."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+            for span, start, end in self._events:
+                self._spans[span] += start.elapsed_time(end) / 1000.0  # milliseconds
+        spans = {f"{name}_s": seconds for name, seconds in self._spans.items()}
+        return Window(self.samples, self.steps, self.micro_steps, self.elapsed_s(), **spans, loss=loss)
+
+    def _record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

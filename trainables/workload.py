@@ -1,0 +1,178 @@
+"""The contract between a workload and the loop, and `load`, which finds a workload by name, module or file.
+
+A workload says what is learned: data, model, loss, quality. Device, precision, accumulation, prefetch, timing,
+checkpoints and OOM are the loop's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from trainables.knobs import Knobs, Scalar
+
+Split = Literal["train", "val"]
+Batch = Any
+"""What `collate` makes of a list of samples: a tensor, or tuples, lists and dicts of them."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The values of one trial, as a workload sees them.
+
+    `options` are the workload's own settings (`workload.data`, `workload.model`, ...); `seed` fixes the model's first
+    weights, the order of the samples and dropout; `device` is a torch device name.
+    """
+
+    knobs: Knobs = field(default_factory=Knobs)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    device: str = "cpu"
+
+    def with_knobs(self, **changes: Scalar) -> Config:
+        """Returns a copy with some knobs changed."""
+        return replace(self, knobs=self.knobs.with_(**changes))
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """Four methods and two attributes; a file of one's own with a module-level `WORKLOAD` is enough.
+
+    Optional, each with a working default:
+      `options: dict[str, Scalar | None]`   the workload's own settings and their defaults;
+      `collate(samples) -> Batch`           default: `torch.utils.data.default_collate`;
+      `length(sample) -> int`               for length bucketing; default: all equal, bucketing then changes nothing;
+      `parameter_groups(model, config)`     AdamW's groups, as torch takes them; default: one group of all trainable;
+      `blocks(model) -> Sequence[Module]`   what activation checkpointing wraps; default: members of every ModuleList;
+      `baselines(config) -> dict[str, dict[str, float]]`   what no training reaches, such as the majority class:
+                                            name -> objectives, printed beside the result; default: none.
+    """
+
+    objectives: ClassVar[Mapping[str, Literal["min", "max"]]]
+    default_space: ClassVar[Mapping[str, Any]]
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns a new model on the CPU, in fp32; called under `torch.manual_seed(config.seed)`."""
+        ...
+
+    def dataset(self, config: Config, split: Split) -> Dataset[Any]:
+        """Returns a map-style dataset; the same samples in the same order at every call."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Returns the mean loss over the batch, shape ()."""
+        ...
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """Returns the objectives over the validation batches; runs in eval mode, without gradients."""
+        ...
+
+
+class WorkloadError(Exception):
+    """A workload that cannot be found, or that does not keep the contract."""
+
+
+BUILT_IN = ("nli",)
+
+
+def load(ref: str) -> Workload:
+    """Returns the workload `ref` names: one of ours ("nli"), a dotted module, or a path to a .py file.
+
+    The module must hold a `WORKLOAD`, an instance or a class of the contract. Raises WorkloadError with what is
+    missing. A file is imported under a name made of its stem, once a process.
+    """
+    module = _module(ref)
+    found = getattr(module, "WORKLOAD", None)
+    if found is None:
+        raise WorkloadError(f"{ref} has no module-level WORKLOAD; add one, such as WORKLOAD = MyWorkload()")
+    workload = found() if isinstance(found, type) else found
+    missing = [n for n in ("model", "dataset", "loss", "evaluate") if not callable(getattr(workload, n, None))]
+    missing += [n for n in ("objectives", "default_space") if not hasattr(workload, n)]
+    if missing:
+        raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in trainables/workload.py")
+    bad = {k: v for k, v in dict(workload.objectives).items() if v not in ("min", "max")}
+    if bad or not workload.objectives:
+        raise WorkloadError(f"{ref}: objectives must map each name to 'min' or 'max', got {dict(workload.objectives)}")
+    return cast(Workload, workload)
+
+
+def _module(ref: str) -> Any:
+    if ref in BUILT_IN:
+        return importlib.import_module(f"trainables.{ref}")
+    if ref.endswith(".py"):
+        path = Path(ref).resolve()
+        if not path.is_file():
+            raise WorkloadError(f"no workload file at {ref}")
+        name = f"cardtune_workload_{path.stem}"
+        known = sys.modules.get(name)
+        if known is not None and getattr(known, "__file__", None) == str(path):
+            return known
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise WorkloadError(f"{ref} cannot be imported as Python")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # before exec, so that dataclasses and pickles in it resolve
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
+    try:
+        return importlib.import_module(ref)
+    except ModuleNotFoundError as error:
+        if error.name is not None and ref.startswith(error.name):
+            known_names = ", ".join(BUILT_IN)
+            raise WorkloadError(f"no workload {ref!r}; ours are {known_names}, or give a .py file") from None
+        raise
+
+
+def collate_of(workload: Workload) -> Callable[[list[Any]], Batch]:
+    """Returns how the workload makes a batch of samples."""
+    return cast(Callable[[list[Any]], Batch], getattr(workload, "collate", default_collate))
+
+
+def length_of(workload: Workload) -> Callable[[Any], int] | None:
+    """Returns the workload's measure of a sample's length, or None where all are taken to be equal."""
+    return cast("Callable[[Any], int] | None", getattr(workload, "length", None))
+
+
+def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> list[dict[str, Any]]:
+    """Returns the optimiser's parameter groups: the workload's own, or one of every trainable parameter."""
+    own = getattr(workload, "parameter_groups", None)
+    if own is not None:
+        return cast(list[dict[str, Any]], own(model, config))
+    return [{"params": [p for p in model.parameters() if p.requires_grad]}]
+
+
+def blocks(workload: Workload, model: nn.Module) -> Sequence[nn.Module]:
+    """Returns the modules that activation checkpointing wraps: its own, or members of every ModuleList."""
+    own = getattr(workload, "blocks", None)
+    if own is not None:
+        return cast(Sequence[nn.Module], own(model))
+    return [child for m in model.modules() if isinstance(m, nn.ModuleList) for child in m]
+
+
+def baselines(workload: Workload, config: Config) -> dict[str, dict[str, float]]:
+    """Returns what is reached without learning the task, by name; empty where the workload states none."""
+    own = getattr(workload, "baselines", None)
+    return cast("dict[str, dict[str, float]]", own(config)) if own is not None else {}
+
+
+def source_hash(workload: Workload) -> str:
+    """Returns a sha256 of the source file that defines the workload, or "" where there is none to read."""
+    try:
+        path = inspect.getsourcefile(type(workload))
+    except TypeError:
+        return ""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

@@ -1,0 +1,28 @@
+"""Backends run trials. Only `ray_*` modules may import Ray, and they find its environment set by this package.
+
+Ray reads these at import and passes them to every process it starts. What each is for, and what was measured, is in
+docs/design.md section 11; a value that the user has set stays.
+"""
+
+import os
+
+_RAY_ENVIRONMENT = {
+    # The one switch found that makes every port of Ray listen on 127.0.0.1; tests/tuning/backends holds it to that.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    # Ray's own loggers double the wall time of a short trial; trials.jsonl is the record.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    # Ray's memory monitor ends the whole run where we classify one trial.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # Ray's default of 15 lets any other process of the machine distort the throughput.
+    "RAY_worker_niceness": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+for _name, _value in _RAY_ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)

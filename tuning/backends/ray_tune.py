@@ -1,0 +1,245 @@
+"""Ray: one cluster a study, a laboratory actor that measures alone, and Tune for the search trials.
+
+Public API only. A searcher and a scheduler that do nothing but ask the study's desk; a Stopper is not needed, since the
+desk ends the search by having no next trial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import ray
+from ray import tune
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from trainables.knobs import Scalar
+from trainables.loop import Plan
+from tuning.backends.ray_worker import REPORT, Laboratory, TrialRunner
+from tuning.backends.session import Setting
+from tuning.errors import PreflightError
+from tuning.stages.bench import Desk, Orders
+
+LABORATORY_GPU = 0.1
+"""The laboratory keeps its process and context on the card while trials run; the rest is the trials'."""
+NO_LIMIT = 1_000_000_000
+
+
+class RayCluster:
+    """A Ray of this run alone: started with `with`, ended with it. Loopback only, token on, dashboard if asked."""
+
+    def __init__(self, *, cores: int, gpus: int, dashboard: bool) -> None:
+        self._cores, self._gpus, self._dashboard = cores, gpus, dashboard
+        self._folder = tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True)
+        self.dashboard_url = ""
+        self.token_path = Path(self._folder.name) / "token"
+
+    def __enter__(self) -> RayCluster:
+        self.token_path.touch(mode=0o600)
+        self.token_path.write_text(secrets.token_hex(32), encoding="utf-8")
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(self.token_path)
+        os.environ.pop("RAY_ADDRESS", None)  # a foreign cluster is joined only on request
+        try:
+            context = ray.init(
+                address="local",
+                num_cpus=self._cores,
+                num_gpus=self._gpus,
+                include_dashboard=self._dashboard,
+                dashboard_host="127.0.0.1",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                _temp_dir=self._folder.name,
+                object_store_memory=256 * 2**20,
+            )
+        except (OSError, RuntimeError, TimeoutError) as error:
+            self._folder.cleanup()
+            raise PreflightError(f"Ray did not start: {error}", remedy="free a port and 1 GB of memory") from error
+        url = context.dashboard_url or ""
+        self.dashboard_url = f"http://{url}" if url and "://" not in url else url
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ray.shutdown()
+        self._folder.cleanup()
+
+
+class RayBench:
+    """The laboratory actor, as a stage sees it."""
+
+    def __init__(self, setting: Setting, warm_knobs: Mapping[str, Scalar], *, start_timeout_s: float = 180.0) -> None:
+        # No cores are asked for: the stages never overlap, and the trials' actors need them all.
+        gpus = LABORATORY_GPU if setting.device == "cuda" else 0
+        remote = ray.remote(num_cpus=0, num_gpus=gpus)(Laboratory)
+        self._setting = setting
+        self._actor = cast(Any, remote).remote(setting, dict(warm_knobs))
+        self._timeout_s = start_timeout_s
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what the process knows of device and workload; the first call waits for its imports."""
+        return self._get(self._actor.describe.remote(), self._timeout_s)
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns `Session.footprint`."""
+        return self._get(self._actor.footprint.remote(dict(knobs), list(micro_batches)))
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns `Session.probe`."""
+        return self._get(self._actor.probe.remote(dict(knobs), time_s, spread_frac, best_samples_per_s))
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns `Session.window`."""
+        return self._get(self._actor.window.remote(dict(knobs), window_s, seed))
+
+    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+        """Returns `Session.train`."""
+        plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
+        return self._get(self._actor.train.remote(dict(knobs), plan, seed))
+
+    def close(self) -> None:
+        """Ends the process."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self._actor)
+
+    def _get(self, reference: Any, timeout_s: float | None = None) -> dict[str, Any]:
+        try:
+            return cast(dict[str, Any], ray.get(reference, timeout=timeout_s))
+        except ray.exceptions.RayTaskError as error:
+            raise PreflightError(
+                f"the workload failed while it was measured: {type(error.cause).__name__}: {error.cause}",
+                remedy="run the workload contract suite: pytest tests/trainables/test_workload_contract.py --workload=...",
+            ) from error
+        except ray.exceptions.ActorDiedError as error:
+            cause = str(error).strip().splitlines()[-1]
+            raise PreflightError(f"the measuring process died: {cause}", remedy="look for what killed it") from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise PreflightError(
+                f"the measuring process was not ready after {timeout_s:.0f} s", remedy="look at the machine's load"
+            ) from error
+
+
+class RayCrew:
+    """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial."""
+
+    def __init__(self, setting: Setting, name: str) -> None:
+        self._setting, self._name = setting, name
+
+    def run(self, desk: Desk, orders: Orders) -> None:
+        """Returns when the desk has no next trial and every trial has ended."""
+        slots = orders.concurrency
+        resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
+        if self._setting.device == "cuda":
+            resources["GPU"] = round((1.0 - LABORATORY_GPU) / slots, 3)
+        shared = {
+            "setting": dataclasses.replace(self._setting, threads=orders.threads),
+            "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=self._setting.cap_bytes),
+            "shrink": orders.shrink,
+        }
+        with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
+            tuner = tune.Tuner(
+                tune.with_resources(_named_runner(self._name), resources),
+                tune_config=tune.TuneConfig(
+                    search_alg=_Asking(desk, shared),
+                    scheduler=_Deciding(desk),
+                    num_samples=NO_LIMIT,
+                    max_concurrent_trials=slots,
+                    reuse_actors=True,
+                    trial_name_creator=_trial_name,
+                    trial_dirname_creator=_trial_name,
+                ),
+                run_config=tune.RunConfig(
+                    name=self._name,
+                    storage_path=folder,
+                    verbose=0,
+                    failure_config=tune.FailureConfig(max_failures=1),  # only lost processes fail; all else is a result
+                    checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+                ),
+            )
+            # Tune would warn once a trial that its own log files, which we switch off, are not there.
+            logging.getLogger("ray.tune").setLevel(logging.ERROR)
+            tuner.fit()
+
+
+class _Asking(Searcher):
+    """A Tune searcher that passes on the desk's trials, and tells the desk how they ended."""
+
+    def __init__(self, desk: Desk, shared: Mapping[str, Any]) -> None:
+        super().__init__(metric="samples", mode="max")
+        self._desk, self._shared = desk, dict(shared)
+        self._trials: dict[str, str] = {}
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        assignment = self._desk.next_trial()
+        if assignment is None:
+            return Searcher.FINISHED
+        self._trials[trial_id] = assignment.trial
+        return {
+            **self._shared,
+            "trial": assignment.trial,
+            "knobs": dict(assignment.knobs),
+            "seed": assignment.seed,
+        }
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        trial = self._trials.pop(trial_id, None)
+        if trial is not None:
+            self._desk.ended(trial, None if error or not result or REPORT not in result else result[REPORT][0])
+
+    def save(self, checkpoint_path: str) -> None:
+        """Writes nothing: a study is resumed from its own records, never from Tune's."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Reads nothing, for the same reason."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_desk": None, "_shared": {}}
+
+
+class _Deciding(FIFOScheduler):
+    """A Tune scheduler that asks the desk at every rung."""
+
+    _supports_buffered_results = False
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._desk: Desk | None = desk
+
+    def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
+        assert self._desk is not None
+        if result.get("done"):
+            return str(TrialScheduler.CONTINUE)
+        goes_on = self._desk.at_rung(trial.config["trial"], result[REPORT][0])
+        return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_desk": None}
+
+
+def _named_runner(name: str) -> type[TrialRunner]:
+    """Returns the trainable under a name that says in Ray's dashboard what its actors do."""
+    return cast(type[TrialRunner], type(name, (TrialRunner,), {}))
+
+
+def _trial_name(trial: TuneTrial) -> str:
+    """Returns the study's own name of the trial with the knobs most looked for."""
+    knobs = trial.config.get("knobs", {})
+    parts = [f"bs{knobs['batch_size']}"] if "batch_size" in knobs else []
+    parts += [f"lr{knobs['learning_rate']:.1e}"] if "learning_rate" in knobs else []
+    return "-".join([str(trial.config.get("trial", trial.trial_id)), *parts])

@@ -1,0 +1,96 @@
+"""What runs inside Ray's processes: the laboratory that measures alone, and the Trainable that runs search trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import tune
+
+from trainables.knobs import Scalar
+from trainables.loop import Plan
+from tuning.backends.session import Session, Setting, Trial
+
+REPORT = "report"
+
+_WARM: dict[str, Session] = {}
+"""The session of this process, by setting. A Tune actor is reset from trial to trial; its process keeps what it loaded."""
+
+
+def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
+    """Returns this process's session for the setting, loading it at the first call."""
+    key = repr(setting)
+    if key not in _WARM:
+        _WARM.clear()
+        _WARM[key] = Session(setting)
+        _WARM[key].warm(knobs)
+    return _WARM[key]
+
+
+class Laboratory:
+    """An actor that has the machine to itself while it measures: footprints, probes, windows, confirmations."""
+
+    def __init__(self, setting: Setting, knobs: Mapping[str, Scalar]) -> None:
+        self._session = session(setting, knobs)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns `Session.describe`."""
+        return self._session.describe()
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns `Session.footprint`."""
+        return self._session.footprint(knobs, micro_batches)
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns `Session.probe`."""
+        return self._session.probe(knobs, time_s, spread_frac, best_samples_per_s)
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns `Session.window`."""
+        return self._session.window(knobs, window_s, seed)
+
+    def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
+        """Returns `Session.train`."""
+        return self._session.train(knobs, plan, seed)
+
+
+class TrialRunner(tune.Trainable):
+    """One search trial at a time; every `step` goes to the next rung. An actor lives through all trials of its slot.
+
+    The config holds `trial`, `knobs`, `seed`, and what the study fixed: `setting`, `plan`, `shrink`.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Loads workload, data and model into the process, and prepares the first trial."""
+        self._trial: Trial | None = None
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Ends what is left of the last trial and prepares the next; always succeeds."""
+        self._end()
+        self._begin(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Returns the result at the next rung. Tune sees `done` and `samples`, never an OOM as an exception.
+
+        The rest travels in a list of one: Tune flattens dictionaries, and mixes its own keys with ours.
+        """
+        assert self._trial is not None
+        found = self._trial.advance()
+        return {"done": found["done"], "samples": found["samples"], REPORT: [found]}
+
+    def cleanup(self) -> None:
+        """Lets go of the trial when Tune ends the actor."""
+        self._end()
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        own = session(config["setting"], config["knobs"])
+        self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
+
+    def _end(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None

@@ -1,0 +1,339 @@
+"""One warm process's work, as plain values: measure a footprint, probe, train a trial. No Ray here, so it runs anywhere.
+
+Nothing that happens inside a trial is raised: how it ended is the `outcome` of what is returned (docs/design.md section 5).
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from trainables import loop, workload
+from trainables.batches import size_of
+from trainables.knobs import Knobs, Scalar
+from trainables.live_bytes import parameter_bytes
+from trainables.resident import Resident
+from trainables.stopwatch import SPANS, Window
+from tuning.policies import oom
+from tuning.policies.oom import Outcome
+
+MIN_WINDOWS, WINDOW_S = 3, 0.4
+"""A probe's fewest windows and the length of one: shorter ones show the batches' lengths more than the knobs."""
+HOPELESS_FRAC = 0.75
+"""A probe whose first window is below this share of the best so far is not measured further."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a process must know to do any work of a study.
+
+    `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
+    """
+
+    workload: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    threads: int = 1
+    cap_bytes: int | None = None
+    seed: int = 0
+
+
+class Session:
+    """A workload loaded once, ready for any number of measurements and trials in this process."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        torch.set_num_threads(setting.threads)
+        self.resident = Resident(workload.load(setting.workload))
+        self._settled = False
+        if setting.device == "cuda" and setting.cap_bytes is not None:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, setting.cap_bytes / total))
+
+    def config(self, knobs: Mapping[str, Scalar], seed: int | None = None) -> workload.Config:
+        """Returns the configuration of these knobs under the session's setting."""
+        own = self.setting
+        return workload.Config(Knobs.of(knobs), dict(own.options), own.seed if seed is None else seed, own.device)
+
+    def warm(self, knobs: Mapping[str, Scalar]) -> None:
+        """Loads data and model, so that the first trial finds them; what is loaded is left out of later collections."""
+        config = self.config(knobs)
+        self.resident.dataset(config, "train")
+        self.resident.model(config)
+        gc.collect()
+        gc.freeze()  # a collection after an OOM would otherwise walk the libraries' objects: 0.1 s and more
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what only a process with torch can tell: device, versions, the workload's contract and sizes."""
+        config = self.config({})
+        return {
+            "device": device_facts(self.setting.device),
+            "objectives": dict(self.resident.workload.objectives),
+            "train_samples": size_of(self.resident.dataset(config, "train")),
+            "val_samples": size_of(self.resident.dataset(config, "val")),
+            "baselines": workload.baselines(self.resident.workload, config),
+            "workload_sha256": workload.source_hash(self.resident.workload),
+        }
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns parameter, gradient and optimiser bytes, and the measured peak for each micro-batch.
+
+        The samples are the longest of the training split. `measured` stops at the first that does not fit.
+        """
+        config = self.config(knobs)
+        model = self.resident.model(config)
+        trainable = parameter_bytes(model, trainable_only=True)
+        measured: list[tuple[int, int]] = []
+        message = ""
+        for micro_batch in micro_batches:
+            try:
+                measured.append((micro_batch, loop.peak_bytes(self.resident, config, micro_batch)))
+            except (RuntimeError, MemoryError) as error:
+                if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
+                    raise
+                message = str(error)
+                self.recover(error)
+                break
+        return {
+            "parameter_bytes": parameter_bytes(model),
+            "gradient_bytes": trainable,
+            "optimizer_bytes": 2 * trainable,  # AdamW: two moments
+            "measured": measured,
+            "message": message,
+        }
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float = 0.0
+    ) -> dict[str, Any]:
+        """Returns the speed of the knobs: windows until their interval is under `spread_frac`, or `time_s` is spent.
+
+        The first step is dropped. Stops after one window where the knobs cannot beat `best_samples_per_s`.
+        """
+        start = time.perf_counter()
+        found: dict[str, Any] = {"windows": [], "samples_per_s": None}
+        with self._attempt(found):
+            plan = loop.Plan(samples=1_000_000_000, window_s=WINDOW_S, cap_bytes=self.setting.cap_bytes)
+            state = loop.prepare(self.resident, self.config(knobs), plan)
+            windows: list[Window] = []
+            for window in _windows(state):
+                windows.append(window)
+                rates = [w.samples_per_s for w in windows]
+                spent = time.perf_counter() - start
+                hopeless = rates[0] < HOPELESS_FRAC * best_samples_per_s
+                if hopeless or spent > time_s or (len(rates) >= MIN_WINDOWS and spread(rates) < spread_frac):
+                    break
+            found.update(_speed(windows), peak_allocated_bytes=state.peak_allocated_bytes)
+        found["wall_s"] = time.perf_counter() - start
+        return found
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the speed of one window of at least `window_s`, after a dropped step; `seed` chooses the batches."""
+        start = time.perf_counter()
+        found: dict[str, Any] = {"samples_per_s": None}
+        with self._attempt(found):
+            plan = loop.Plan(samples=1_000_000_000, window_s=window_s, cap_bytes=self.setting.cap_bytes)
+            # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
+            state = loop.prepare(self.resident, self.config(knobs), plan)
+            state.epoch = 1 + seed
+            window = next(_windows(state))
+            found.update(_speed([window]), peak_allocated_bytes=state.peak_allocated_bytes)
+        found["wall_s"] = time.perf_counter() - start
+        return found
+
+    def trial(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int, *, shrink: bool = True) -> Trial:
+        """Returns a trial that has not begun; `shrink` lets it halve its micro-batch after an OOM and begin again."""
+        return Trial(self, dict(knobs), plan, seed, shrink)
+
+    def train(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int) -> dict[str, Any]:
+        """Returns the result of a whole trial."""
+        trial = self.trial(knobs, plan, seed)
+        result = trial.advance()
+        while not result["done"]:
+            result = trial.advance()
+        return result
+
+    def recover(self, error: BaseException) -> None:
+        """Frees what a failed step holds: its frames, gradients, the allocator's cache."""
+        link: BaseException | None = error
+        while link is not None:
+            traceback.clear_frames(link.__traceback__)
+            link = link.__cause__ or link.__context__
+        gc.collect()
+        if not self._settled:  # what torch imported at its first step: 118,000 objects, 65 ms a collection
+            gc.freeze()
+            self._settled = True
+        if self.setting.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _attempt(self, found: dict[str, Any]) -> _Attempt:
+        return _Attempt(self, found)
+
+
+class _Attempt:
+    """Sets `outcome` and `message` in a result; an error inside the block becomes its outcome."""
+
+    def __init__(self, session: Session, found: dict[str, Any]) -> None:
+        self._session, self._found = session, found
+        found.update(outcome=str(Outcome.OK), message="")
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            return False
+        if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
+            return False
+        outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
+        self._found.update(outcome=str(outcome), message=f"{type(error).__name__}: {error}"[:500])
+        if outcome is Outcome.CRASH:
+            self._found["traceback"] = "".join(traceback.format_exception(error))[-4000:]
+        if oom.poisoned(error):
+            self._found["poisoned"] = True
+        self._session.recover(error)
+        return True
+
+
+class Trial:
+    """A configuration being trained; `advance` runs it to its next milestone."""
+
+    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: loop.Plan, seed: int, shrink: bool) -> None:
+        self._session, self._plan, self._seed, self._shrink = session, plan, seed, shrink
+        self._knobs = knobs
+        self._ooms: list[dict[str, Any]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._events: Iterator[Window | loop.Evaluation] | None = None
+        self._state: loop.State | None = None
+        self._windows: list[Window] = []
+        self._setup_s = self._evaluate_s = 0.0
+
+    def advance(self) -> dict[str, Any]:
+        """Returns what is known at the next milestone, or at the end: then `done` is true. Never raises on OOM."""
+        found: dict[str, Any] = {"values": {}}
+        with self._session._attempt(found):
+            start = time.perf_counter()
+            if self._state is None:
+                config = self._session.config(self._knobs, self._seed)
+                self._state = loop.prepare(self._session.resident, config, self._plan)
+                self._events = loop.train(self._state)
+                self._setup_s = time.perf_counter() - start
+            found.update(self._to_milestone())
+        found["ooms"] = list(self._ooms)
+        if found["outcome"] == Outcome.OOM and self._shrink:
+            smaller = oom.halve(int(self._knobs.get("micro_batch_size", Knobs().micro_batch_size)))
+            if smaller is not None:
+                self._ooms.append({"knobs": dict(self._knobs), "message": found["message"]})
+                self.close()
+                self._knobs["micro_batch_size"] = smaller
+                self._begin()
+                return self.advance()
+        found.update(self._facts())
+        found["done"] = found["outcome"] != Outcome.OK or found["samples"] >= self._plan.samples
+        if found["done"]:
+            self.close()
+        return found
+
+    def close(self) -> None:
+        """Ends the trial where it is and lets go of its optimiser; the model stays with the session."""
+        if self._events is not None:
+            self._events.close()  # type: ignore[attr-defined]
+        self._events = self._state = None
+
+    def _to_milestone(self) -> dict[str, Any]:
+        assert self._events is not None
+        for event in self._events:
+            if isinstance(event, loop.Evaluation):
+                self._evaluate_s += event.wall_s
+                return {"values": event.values}
+            self._windows.append(event)
+        return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
+
+    def _facts(self) -> dict[str, Any]:
+        state, windows = self._state, self._windows
+        spans = {f"{s}_s": sum(getattr(w, f"{s}_s") for w in windows) for s in SPANS}
+        return {
+            "knobs": dict(self._knobs),
+            "samples": state.samples if state else 0,
+            "first_step_at": state.first_step_at if state else 0.0,
+            "last_step_at": state.last_step_at if state else 0.0,
+            "peak_allocated_bytes": state.peak_allocated_bytes if state else 0,
+            "measured_samples_per_s": _speed(windows[1:] or windows)["samples_per_s"] if windows else None,
+            "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
+            "train_s": sum(w.wall_s for w in windows),
+            "evaluate_s": self._evaluate_s,
+            "setup_s": self._setup_s,
+            "spans": spans,
+            "returned_at": time.time(),
+        }
+
+
+def _windows(state: loop.State) -> Iterator[Window]:
+    """Yields the windows of a run without milestones, the first step left out."""
+    events = (event for event in loop.train(state) if isinstance(event, Window))
+    next(events, None)
+    yield from events
+
+
+def _speed(windows: Sequence[Window]) -> dict[str, Any]:
+    rates = [w.samples_per_s for w in windows]
+    micro_steps = sum(w.micro_steps for w in windows)
+    steps = sum(w.steps for w in windows)
+    wall_s = sum(w.wall_s for w in windows)
+    optimizer_s = sum(w.optimizer_s for w in windows)
+    return {
+        "windows": rates,
+        # All samples over all seconds, not the median of windows: batches differ in length, and their mix is the point.
+        "samples_per_s": sum(w.samples for w in windows) / wall_s if wall_s else None,
+        "spread_frac": spread(rates),
+        "optimizer_step_s": optimizer_s / steps if steps else 0.0,
+        "micro_step_s": (wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
+        "data_wait_frac": sum(w.data_wait_s for w in windows) / wall_s if wall_s else 0.0,
+    }
+
+
+def spread(rates: Sequence[float]) -> float:
+    """Returns the half-width of a 95 % interval of the mean over the mean (normal, 1.96 standard errors); 1 below 3."""
+    if len(rates) < 3:
+        return 1.0
+    return 1.96 * statistics.stdev(rates) / len(rates) ** 0.5 / statistics.fmean(rates)
+
+
+def device_facts(device: str) -> dict[str, Any]:
+    """Returns name, type, cores, torch threads and memory of the device this process trains on."""
+    facts: dict[str, Any] = {
+        "type": device,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        capability = [properties.major, properties.minor]
+        return facts | {
+            "name": properties.name,
+            "memory_bytes": properties.total_memory,
+            "capability": capability,
+        }
+    return facts | {"name": _cpu_name(), "memory_bytes": psutil.virtual_memory().total}
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

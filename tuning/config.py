@@ -1,0 +1,204 @@
+"""From a command line to a checked `StudyConfig`; `tuning.resolve` takes it from there to YAML and back.
+
+    text checks (overrides) -> files chosen and composed (Hydra) -> typed values placed -> types and knobs checked
+
+Hydra composes files and reads the grammar of values. It never sees a key that was not checked, writes nothing, and
+its messages do not reach the user. Neither torch, Ray nor Optuna is imported on the way.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainables.knobs import NAMES, Knobs
+from tuning import overrides, yaml_files
+from tuning.errors import ConfigError
+from tuning.overrides import Typed, WorkloadRef
+from tuning.resolve import (
+    COMMAND_LINE,
+    Tree,
+    apply_card,
+    check_whole,
+    checked,
+    checked_options,
+    drop_idle,
+    from_resolved,
+    is_knob,
+    leaves,
+    resolved,
+    with_workload_defaults,
+    write_resolved,
+)
+from tuning.sections import (
+    BudgetSection,
+    ConfirmSection,
+    PickSection,
+    ProbeSection,
+    RungsSection,
+    SearchSection,
+    StudyConfig,
+    WorkloadSection,
+)
+from tuning.space import shown
+from tuning.yaml_files import available
+
+__all__ = [
+    "COMMAND_LINE",
+    "BudgetSection",
+    "ConfirmSection",
+    "PickSection",
+    "ProbeSection",
+    "RungsSection",
+    "SearchSection",
+    "StudyConfig",
+    "WorkloadSection",
+    "apply_card",
+    "available",
+    "from_resolved",
+    "load",
+    "resolved",
+    "with_workload_defaults",
+    "write_resolved",
+]
+
+_DEFAULT_GROUPS = {"workload": "nli", "card": "auto", "budget": "quick", "preset": "null"}  # as in config.yaml
+_OPTIONAL_TEXT = ("name", "resume", "search.max_time")
+
+
+def load(argv: Sequence[str]) -> StudyConfig:
+    """Returns the configuration that the command line asks for; raises ConfigError, having written nothing."""
+    typed = overrides.parse(argv)
+    workload = overrides.choose_workload(
+        typed.groups.get("workload", _DEFAULT_GROUPS["workload"]), available("workload")
+    )
+    groups = _groups(typed, workload)
+    files = list(yaml_files.of_groups(groups))  # before Hydra reads them, as it accepts more
+    defaults = _composed(tuple(groups.items()))
+    tree = copy.deepcopy(defaults)
+    for key, text in typed.values.items():
+        _place(tree, key, text, free_options=not workload.packaged)
+    origins = _origins(tree, files, typed)
+    declared = defaults.get("workload", {}) if workload.packaged else None
+    options = checked_options(tree.get("workload", {}), declared, origins)
+    tree["workload"] = {"ref": workload.ref, "name": workload.name, "options": options}
+    if not workload.packaged:  # its own space, and with it what is idle, is known once its module is imported
+        tree["named"].setdefault("before", Knobs().as_dict())
+        config = checked(tree, origins, [], tuple(argv), defaults)
+    else:
+        dropped = drop_idle(tree["knobs"], origins)
+        config = checked(tree, origins, dropped, tuple(argv), defaults)
+        check_whole(config.space)
+    return apply_card(config, config.card)
+
+
+def _groups(typed: Typed, workload: WorkloadRef) -> dict[str, str]:
+    groups = {**_DEFAULT_GROUPS, **typed.groups, "workload": workload.ref if workload.packaged else "null"}
+    for group in ("card", "budget", "preset"):
+        if group != "preset" or groups[group] != "null":
+            overrides.choose(group, groups[group], available(group))
+    return groups
+
+
+@functools.lru_cache(maxsize=8)
+def _composed(groups: tuple[tuple[str, str], ...]) -> Tree:
+    """Returns the files' tree, not to be changed: composing takes 60 ms, and tests load hundreds of times."""
+    chosen = ", ".join(f"{group}={value}" for group, value in groups)
+    changes = [f"{group}={value}" if value != "null" else f"~{group}" for group, value in groups]
+    try:
+        with initialize_config_module("search_spaces", version_base="1.3"):
+            config = compose("config", overrides=changes)
+    except (HydraException, OmegaConfBaseException) as error:
+        first = re.sub(r"https?://\S+", "", str(error)).splitlines()[0]
+        raise ConfigError(f"search_spaces/ with {chosen}: {first}", remedy="edit the file named") from None
+    tree = OmegaConf.to_container(config)
+    return {"knobs": {}, "named": {}, **{str(key): value for key, value in dict(tree).items()}}  # type: ignore[arg-type]
+
+
+def _value(key: str, text: str) -> Any:
+    """Returns what was typed as a scalar, list or mapping, by the grammar of Hydra's overrides."""
+    if key in overrides.TEXT_KEYS:
+        return None if text == "null" and key in _OPTIONAL_TEXT else text
+    is_option = key.startswith("workload.")
+    said = f"{key}={shown(text)}"
+    if is_option and text[0] in "[{":
+        raise ConfigError(f"{said}: an option of a workload is one value", remedy=f"{key}=<value>")
+    try:
+        override = OverridesParser.create().parse_override(f"{key}={text}")
+    except HydraException:
+        if is_option:
+            return text
+        quoted = f"for text, add quotes: '{key}=\"...\"'"
+        raise ConfigError(
+            f"{said} cannot be read", allowed="a value, [a,b], {low: a, high: b}", remedy=quoted
+        ) from None
+    if override.is_sweep_override():
+        if is_option:
+            return text
+        choices = "<value>,<value>" if "(" in text else shown(text)
+        raise ConfigError(f"{said} is a sweep; one study searches all its choices", remedy=f"{key}=[{choices}]")
+    value = override.value()
+    _refuse_odd_keys(value, said)
+    return value
+
+
+def _refuse_odd_keys(value: object, said: str) -> None:
+    inner = list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    for key in value if isinstance(value, Mapping) else ():
+        if not isinstance(key, str):
+            raise ConfigError(f"{said}: the key {key!r} is not a name", remedy="such as {low: 8, high: 64}")
+    for part in inner:
+        _refuse_odd_keys(part, said)
+
+
+def _place(tree: Tree, key: str, text: str, *, free_options: bool) -> None:
+    """Puts a typed value into the tree, in place of all that was there; raises ConfigError where nothing reads it."""
+    *parents, last = key.split(".")
+    section = parents[0] if parents else ""
+    said = f"{key}={shown(text)}"
+    may_add = section == "knobs" or (section == "named" and len(parents) == 2)
+    may_add = may_add or (free_options and parents == ["workload"])
+    node = tree
+    for depth, part in enumerate(parents, start=1):
+        child = node.setdefault(part, {}) if may_add else node.get(part)
+        if not isinstance(child, dict):
+            above = ".".join(parents[:depth])
+            if part not in node:
+                raise overrides.unknown_key(key, text, _known(tree))
+            raise ConfigError(
+                f"{said}: {above} is one value, {shown(child)}, and has no {last}", remedy=f"{above}=<value>"
+            )
+        node = child
+    if last not in node and not may_add:
+        raise overrides.unknown_key(key, text, _known(tree))
+    if isinstance(node.get(last), dict) and parents != ["knobs"]:
+        inner = next(iter(node[last]), "<name>")
+        raise ConfigError(f"{said}: {key} is a group of settings", remedy=f"{key}.{inner}=<value>")
+    node[last] = _value(key, text)
+
+
+def _known(tree: Tree) -> list[str]:
+    return list(dict.fromkeys([*(f"knobs.{n}" for n in NAMES), *leaves(tree), *overrides.GROUPS]))
+
+
+def _origins(tree: Tree, files: Sequence[tuple[str, Tree]], typed: Typed) -> dict[str, str]:
+    """Returns, for each value of the tree, the file it is from, or that it was typed."""
+    origins: dict[str, str] = {}
+    for source, content in files:
+        origins.update(dict.fromkeys(leaves(content), source))
+    ours = {key: origins.get(key, "default") for key in leaves(tree)}
+    for key in ours:
+        # `knobs.x.low=1` changes a part of the one value that a knob is.
+        if any(key == k or key.startswith(f"{k}.") or (is_knob(key) and k.startswith(f"{key}.")) for k in typed.values):
+            ours[key] = COMMAND_LINE
+    chosen = COMMAND_LINE if "workload" in typed.groups else "search_spaces/config.yaml"
+    return {"workload.ref": chosen, "workload.name": chosen, **ours}

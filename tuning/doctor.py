@@ -1,0 +1,126 @@
+"""Preflight: can this machine run the study? Each check is OK, WARN or FAIL, with a remedy; no torch, no Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from tuning.config import StudyConfig
+from tuning.errors import PreflightError
+
+State = Literal["OK", "WARN", "FAIL"]
+MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `remedy` is empty where nothing is to be done."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device as the driver reports it."""
+
+    name: str
+    memory_bytes: int
+
+
+def gpus() -> list[Gpu]:
+    """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return []
+    import pynvml  # the module of nvidia-ml-py; needed here only
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [Gpu(str(pynvml.nvmlDeviceGetName(h)), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def cores() -> int:
+    """Returns the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def preflight(config: StudyConfig, device: str) -> list[Check]:
+    """Returns every check for this study on this machine."""
+    return list(_checks(config, device))
+
+
+def require(checks: list[Check]) -> None:
+    """Raises PreflightError for the first check that failed."""
+    for check in checks:
+        if check.state == "FAIL":
+            raise PreflightError(f"{check.name}: {check.detail}", remedy=check.remedy)
+
+
+def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
+    found = gpus()
+    card = config.card
+    if device == "cuda" and not found:
+        yield Check("card", "FAIL", f"card={card.name} needs a CUDA device and there is none", "card=cpu, or card=auto")
+    elif card.memory_bytes is not None and (device == "cpu" or found[0].memory_bytes < card.memory_bytes):
+        where = "the CPU" if device == "cpu" else found[0].name
+        yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")
+    else:
+        yield Check("card", "OK", found[0].name if found and device == "cuda" else "the CPU")
+    if isinstance(config.concurrency, int) and config.concurrency > cores():
+        yield Check(
+            "concurrency",
+            "FAIL",
+            f"concurrency={config.concurrency} and {cores()} cores; the trials would wait for ever",
+            f"concurrency={cores()}",
+        )
+    yield _disk(Path(config.runs_dir))
+    yield _shared_memory()
+    available = psutil.virtual_memory().available
+    yield Check(
+        "memory",
+        "OK" if available > MIN_RAM_BYTES else "WARN",
+        f"{available / 2**30:.1f} GiB of RAM free",
+        "" if available > MIN_RAM_BYTES else "close other programs: Ray and two trials take about 2 GiB",
+    )
+    if config.workload.ref == "nli":
+        missing = [m for m in ("transformers", "peft") if importlib.util.find_spec(m) is None]
+        if missing:
+            yield Check("packages", "FAIL", f"nli needs {' and '.join(missing)}", "pip install 'cardtune[nli]'")
+    if sys.version_info[:2] not in ((3, 11), (3, 12)):
+        yield Check("python", "WARN", f"tested on 3.11 and 3.12, this is {sys.version.split()[0]}")
+
+
+def _disk(folder: Path) -> Check:
+    there = next(p for p in [folder.resolve(), *folder.resolve().parents] if p.exists())
+    if not os.access(there, os.W_OK) or not there.is_dir():
+        return Check("disk", "FAIL", f"{folder} cannot be written", "runs_dir=PATH, a folder of yours")
+    free = shutil.disk_usage(there).free
+    enough = free > MIN_DISK_BYTES
+    detail = f"{free / 2**30:.1f} GiB free for {folder}"
+    return Check("disk", "OK" if enough else "FAIL", detail, "" if enough else "free 200 MB, or runs_dir=PATH")
+
+
+def _shared_memory() -> Check:
+    shm = Path("/dev/shm")  # noqa: S108  (loader workers hand batches over through it)
+    if not shm.is_dir():
+        return Check("shared memory", "OK", "not used on this system")
+    free = shutil.disk_usage(shm).free
+    enough = free > MIN_SHM_BYTES
+    remedy = "" if enough else "start the container with --shm-size=1g, or knobs.num_workers=0"
+    return Check("shared memory", "OK" if enough else "WARN", f"{free / 2**20:.0f} MiB free in /dev/shm", remedy)

@@ -1,0 +1,62 @@
+"""The errors a user may see, and the exit code of each.
+
+    TuningError            1   it ran, and there is no usable trial
+    +-- ConfigError        2   the command line or a configuration file is wrong; nothing was run or written
+    +-- PreflightError     3   this machine cannot run it: data, card, disk, ports
+    +-- StoppedEarly       4   stopped before its end, and can be resumed
+
+130 and 143 are SIGINT and SIGTERM, as shells have it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+MAX_LINES = 8
+
+
+class TuningError(Exception):
+    """One clear error: what is wrong, the value, what is allowed, what to do.
+
+    `what` names the file or key first and holds the value where there is one; `allowed` and `remedy` are one line each.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, allowed: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what, self.allowed, self.remedy = what, allowed, remedy
+
+    def __str__(self) -> str:
+        """Returns at most eight lines, the remedy last, without control characters."""
+        lines = [f"error: {self.what}"]
+        if self.allowed:
+            lines.append(f"  allowed: {self.allowed}")
+        if self.remedy:
+            lines.append(f"  try: {self.remedy}")
+        text = "\n".join(lines)
+        clean = "".join(c if c == "\n" or c.isprintable() else repr(c)[1:-1] for c in text)
+        kept = clean.splitlines()
+        return "\n".join(kept if len(kept) <= MAX_LINES else [*kept[: MAX_LINES - 1], kept[-1]])
+
+
+class ConfigError(TuningError):
+    """The command line or a configuration file is wrong."""
+
+    exit_code = 2
+
+
+class PreflightError(TuningError):
+    """This machine cannot run it."""
+
+    exit_code = 3
+
+
+class StoppedEarly(TuningError):
+    """The run ended before its time and can be resumed."""
+
+    exit_code = 4
+
+
+class NoUsableTrial(TuningError):
+    """Every trial failed, was refused, or diverged."""

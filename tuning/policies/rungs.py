@@ -1,0 +1,117 @@
+"""Who goes on: multi-objective asynchronous successive halving (Schmucker et al. 2021, arXiv 2106.12639).
+
+At each rung a trial is ranked among those seen there so far: by non-dominated rank, inside a rank by the epsilon-net
+order of `pareto.spread_order`. The best 1/eta go on. Unlike the paper's rule, a member of the rung's front always does.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuning.pareto import Floats, Mode, non_dominated_ranks, signed, spread_order
+
+
+def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
+    """Returns first, first * eta, first * eta^2 and so on, all below `last`, in samples seen.
+
+    By multiplication: a logarithm loses a rung at exact powers, as log(243) / log(3) is 4.999...
+    """
+    if not 1 <= first <= last or eta < 2:
+        raise ValueError(f"rungs need 1 <= first <= last and eta >= 2, got first={first}, last={last}, eta={eta}")
+    found = []
+    milestone = first
+    while milestone < last:
+        found.append(milestone)
+        milestone *= eta
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a trial goes on, and why in words."""
+
+    go_on: bool
+    reason: str
+
+
+class Rungs:
+    """The rungs of one search. The same calls give the same decisions: ties are broken by seed and trial id alone.
+
+    `objectives` may hold the throughput, known before training; `tolerances` gives the relative difference below which
+    two values of an objective are equal (one objective at most). Before `min_at_rung` trials (default eta) have been
+    seen at a rung, everyone with finite values goes on.
+    """
+
+    def __init__(
+        self,
+        milestones: Sequence[int],
+        eta: int,
+        objectives: Mapping[str, Mode],
+        seed: int,
+        *,
+        min_at_rung: int | None = None,
+        tolerances: Mapping[str, float] | None = None,
+    ) -> None:
+        if eta < 2:
+            raise ValueError(f"eta must be at least 2, got {eta}")
+        unknown = [name for name in tolerances or {} if name not in objectives]
+        if unknown:
+            raise ValueError(
+                f"tolerance for {unknown[0]}, which is no objective; objectives are {', '.join(objectives)}"
+            )
+        self._eta, self._objectives, self._seed = eta, dict(objectives), seed
+        self._min_at_rung = eta if min_at_rung is None else min_at_rung
+        self._tolerances = [float((tolerances or {}).get(name, 0.0)) for name in objectives]
+        self._seen: dict[int, dict[str, Floats]] = {m: {} for m in milestones}
+
+    def decide(self, trial_id: str, milestone: int, values: Mapping[str, float | None]) -> Decision:
+        """Returns whether the trial goes on from this milestone.
+
+        A trial that comes again, as after a resume, replaces its older values. Raises ValueError for a milestone that
+        is none of ours, and for a missing objective, naming it and the values there are; it is then not remembered.
+        """
+        if milestone not in self._seen:
+            raise ValueError(
+                f"{milestone} samples is no rung; rungs are at {', '.join(map(str, self._seen)) or 'none'}"
+            )
+        row = signed(values, self._objectives)
+        if not np.isfinite(row).all():
+            bad = next(n for n, x in zip(self._objectives, row, strict=True) if not math.isfinite(x))
+            return Decision(False, f"{bad} is {values[bad]} at {milestone} samples")
+        rung = self._seen[milestone]
+        rung[trial_id] = row
+        seen = len(rung)
+        if seen < self._min_at_rung:
+            return Decision(True, f"{seen} of the {self._min_at_rung} that are compared at {milestone} samples")
+        ids = sorted(rung, key=self._priority)
+        points = np.array([rung[i] for i in ids])
+        ranks = non_dominated_ranks(points, self._tolerances)
+        mine = int(ranks[ids.index(trial_id)])
+        if mine == 0:
+            return Decision(True, f"on the front of {seen} at {milestone} samples")
+        places = math.ceil(seen / self._eta)
+        place = self._place(points, ranks, ids.index(trial_id))
+        return Decision(
+            place <= places, f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
+        )
+
+    def replay(self, events: Iterable[tuple[str, int, Mapping[str, float | None]]]) -> None:
+        """Takes (trial id, milestone, values) as the records have them, in their order."""
+        for trial_id, milestone, values in events:
+            self.decide(trial_id, milestone, values)
+
+    def _place(self, points: Floats, ranks: NDArray[np.int64], index: int) -> int:
+        """Returns the place from 1 of a row: after all of lower rank, then in the spread order of its own."""
+        peers = np.flatnonzero(ranks == ranks[index])
+        order = peers[spread_order(points[peers])]
+        return int((ranks < ranks[index]).sum() + np.flatnonzero(order == index)[0]) + 1
+
+    def _priority(self, trial_id: str) -> tuple[float, str]:
+        # Of the id, not of the order of arrival, so that a resumed search decides as the first one did.
+        return float(np.random.default_rng([self._seed, zlib.crc32(trial_id.encode())]).random()), trial_id

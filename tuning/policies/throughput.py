@@ -1,0 +1,99 @@
+"""From probes to the throughput of any trial: which system knobs suit it, and how fast it will train.
+
+A probe measures the seconds of a micro-step and of an optimiser step apart. A batch of b samples cut into micro-batches
+of m then takes ceil(b / m) micro-steps and one optimiser step, so one probe serves every batch size from m upwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainables.knobs import NAMES, Knobs, Scalar, kind_of
+
+COUPLING = tuple(n for n in NAMES if kind_of(n) == "both")
+"""Knobs that change speed and learning: a probe answers only for trials that share their values."""
+SYSTEM = tuple(n for n in NAMES if kind_of(n) == "system")
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What one probe found: its knobs, the seconds of a micro-step and of an optimiser step, samples a second."""
+
+    knobs: Mapping[str, Scalar]
+    micro_step_s: float
+    optimizer_step_s: float
+    samples_per_s: float
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Returns the samples of one of its micro-steps."""
+        batch = int(self.knobs.get("batch_size", Knobs().batch_size))
+        return min(batch, int(self.knobs.get("micro_batch_size", Knobs().micro_batch_size)))
+
+    def at_batch_size(self, batch_size: int) -> float | None:
+        """Returns samples a second at this batch size, or None where the batch is smaller than what was measured."""
+        if batch_size < self.micro_batch_size:
+            return None
+        micro_steps = math.ceil(batch_size / self.micro_batch_size)
+        return batch_size / (micro_steps * self.micro_step_s + self.optimizer_step_s)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The system knobs for a trial and the samples a second they are expected to give."""
+
+    system: Mapping[str, Scalar]
+    samples_per_s: float
+
+
+def choose(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> Choice | None:
+    """Returns the fastest probed system knobs for a trial of these knobs, or None where no probe answers for it."""
+    wanted = Knobs.of(trial)
+    best: Choice | None = None
+    for probe in probes:
+        if coupling_of(probe.knobs) != coupling_of(trial):
+            continue
+        rate = probe.at_batch_size(wanted.batch_size)
+        if rate is not None and (best is None or rate > best.samples_per_s):
+            system = {n: v for n, v in probe.knobs.items() if n in SYSTEM}
+            best = Choice({**system, "micro_batch_size": probe.micro_batch_size}, rate)
+    return best
+
+
+def coupling_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
+    """Returns the values of the knobs that tie a probe to a trial, defaults filled in."""
+    full = Knobs.of(knobs).as_dict()
+    return tuple(full[name] for name in COUPLING)
+
+
+def neighbour(
+    incumbent: Mapping[str, Scalar], alternatives: Mapping[str, Sequence[Scalar]], seen: Iterable[Mapping[str, Scalar]]
+) -> dict[str, Scalar] | None:
+    """Returns the incumbent with one knob changed, such as nobody measured yet; None when every neighbour was.
+
+    Knobs are tried in the order of `alternatives`, and values nearest to the incumbent's first: memory grows in small
+    steps, so the first configuration that does not fit comes late and cheaply.
+    """
+    done = {_key(values) for values in seen}
+    for name, values in alternatives.items():
+        current = incumbent.get(name)
+        for value in sorted(values, key=lambda v: _distance(values, v, current)):
+            candidate = {**incumbent, name: value}
+            if _key(candidate) not in done:
+                return candidate
+    return None
+
+
+def _distance(values: Sequence[Scalar], value: Scalar, current: Scalar | None) -> int:
+    ordered = list(values)
+    return abs(ordered.index(value) - ordered.index(current)) if current in ordered else ordered.index(value)
+
+
+def _key(values: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
+    full = Knobs.of(values)
+    active = full.as_dict()
+    if full.num_workers == 0:  # without workers these two do nothing
+        active.update(prefetch_factor=2, persistent_workers=False)
+    return tuple(sorted(active.items()))

@@ -1,0 +1,113 @@
+"""python -m tuning.run: the main job. Reads the command line, then, once it is known to be right, runs the study."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+HELP = """\
+Finds the fastest configuration of a PyTorch training loop that keeps its accuracy and fits its card.
+
+  python -m tuning.run workload=nli
+  python -m tuning.run workload=nli card=rtx3090 search.trials=40 knobs.num_workers=[0,2,4]
+  python -m tuning.run workload=path/to/mine.py 'knobs.learning_rate={low: 1e-4, high: 1e-2, log: true}'
+  python -m tuning.run resume=20261121-103412-3f2a
+
+settings (key=value, in any order)
+  workload=NAME|FILE.py    what to train: nli, or a file of your own with a WORKLOAD
+  workload.OPTION=VALUE    the workload's own settings, such as workload.data=PATH workload.model=PATH
+  card=NAME                auto, cpu, rtx3090, rtx3090ti, rtx4060, t4; a card that is not here is emulated in memory
+  budget=quick|full        how much to spend                                                     [quick]
+  preset=NAME              knobs fixed to a known set, such as rtx3090_max_perf
+  knobs.NAME=VALUE         fixes a knob; a list searches its values, {low, high, log} a range
+  search.trials=N          most trials                                                           [of the budget]
+  search.max_time=4m       most wall time of the whole study                                     [of the budget]
+  search.strategy=staged   staged: probe speed, train for quality; joint: one flat space         [staged]
+  search.seed=N            seed of everything                                                    [0]
+  concurrency=auto|N       search trials at once                                                 [auto]
+  pick.tolerance=X         quality the fastest configuration may give up                         [0.01]
+  dashboard=true           start the Ray dashboard on this machine and print how to log in
+  resume=ID                go on with a run that was interrupted
+  runs_dir=PATH name=ID    where the run is written                                              [runs]
+
+options
+  -q, --quiet    warnings and the result only        -v, --verbose   every probe and trial, tracebacks
+  -h, --help     this text                           --validate      check the configuration and stop
+
+exit codes
+  0 done   1 no usable trial   2 wrong command line or configuration   3 this machine cannot run it
+  4 stopped early, can be resumed   130 interrupted   143 terminated
+
+other commands: python -m tuning --help
+"""
+
+
+class Interrupted(BaseException):
+    """SIGINT, SIGTERM or SIGHUP arrived; what has finished is on the disk already."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit code of one study."""
+    started = time.monotonic()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "-h" in arguments or "--help" in arguments:
+        print(HELP, end="")
+        return 0
+    flags = [a for a in arguments if a.startswith("-")]
+    overrides = [a for a in arguments if not a.startswith("-")]
+    # Imported late, so that --help answers at once: these bring Hydra, pydantic and rich.
+    from tuning.config import load
+    from tuning.errors import ConfigError, TuningError
+    from tuning.terminal import Terminal
+
+    verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
+    terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
+    try:
+        unknown = [f for f in flags if f not in ("-q", "--quiet", "-v", "--verbose", "--validate")]
+        if unknown:
+            raise ConfigError(
+                f"{unknown[0]} is no option", allowed="-h -q -v --validate", remedy="settings are key=value"
+            )
+        config = load(overrides)
+        if "--validate" in flags:
+            terminal.note("the configuration is valid")
+            return 0
+        _listen()
+        from tuning import study  # torch and Ray, only now
+
+        study.run(config, terminal, started)
+    except TuningError as error:
+        if verbose:
+            terminal.traceback(error)
+        terminal.error(error)
+        return error.exit_code
+    except Interrupted as interrupted:
+        terminal.interrupted(interrupted.signum)
+        return 128 + interrupted.signum
+    return 0
+
+
+def _listen() -> None:
+    """The first signal ends the run in order; a second ends the process at once."""
+
+    def first(signum: int, frame: FrameType | None) -> None:
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, second)
+        raise Interrupted(signum)
+
+    def second(signum: int, frame: FrameType | None) -> None:
+        os._exit(128 + signum)
+
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, first)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

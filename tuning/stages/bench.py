@@ -1,0 +1,79 @@
+"""What a stage needs from whoever does the work: a bench to measure on alone, and a crew that runs trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainables.knobs import Scalar
+
+
+class Bench(Protocol):
+    """One warm process that has the device to itself; every method returns plain values (`backends.session`)."""
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns parameter, gradient and optimiser bytes and the measured peak by micro-batch."""
+        ...
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns the speed of the knobs, in samples a second."""
+        ...
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the speed of one window."""
+        ...
+
+    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+        """Returns the result of training on `samples` samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial to run: its id, its knobs, and the seed of its weights and batches."""
+
+    trial: str
+    knobs: Mapping[str, Scalar]
+    seed: int
+
+
+class Desk(Protocol):
+    """Hands out trials and hears of them; the backend calls it from one thread."""
+
+    def next_trial(self) -> Assignment | None:
+        """Returns the next trial, or None when there will be no more."""
+        ...
+
+    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Returns whether the trial goes on after this rung."""
+        ...
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Takes the last result of a trial; None when its process was lost."""
+        ...
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How every trial of a search stage is run.
+
+    `milestones` are samples seen, the last of them the horizon `samples`; `shrink` halves the micro-batch on an OOM.
+    """
+
+    samples: int
+    milestones: tuple[int, ...]
+    shrink: bool
+    concurrency: int
+    threads: int
+    warm_knobs: Mapping[str, Scalar]
+
+
+class Crew(Protocol):
+    """Runs the trials a desk hands out until it has no more."""
+
+    def run(self, desk: Desk, orders: Orders) -> None:
+        """Returns when every trial has ended."""
+        ...

@@ -1,0 +1,165 @@
+"""Stage 2: the speed of system knobs, in seconds each, in one warm process that has the device to itself."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from trainables.knobs import Knobs, Scalar, is_active
+from tuning.memory.frontier import Frontier
+from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, neighbour
+from tuning.records import Journal, Record
+from tuning.searchers import Observation, OptunaSearcher
+from tuning.sections import ProbeSection
+from tuning.space import Choice, Space
+from tuning.stages.bench import Bench
+from tuning.stages.estimate import key_of, learn
+
+Told = Callable[[Record], None]
+"""Hears of every probe as it is written."""
+
+
+def probed(records: Sequence[Record]) -> list[Probed]:
+    """Returns the probes that succeeded, as the throughput model takes them."""
+    return [
+        Probed(r["config"], r["micro_step_s"], r["optimizer_step_s"], r["samples_per_s"])
+        for r in records
+        if r.event == "probe" and r["outcome"] == "ok"
+    ]
+
+
+class ProbeStage:
+    """Measures the named configurations, then searches the system knobs for each coupling of the "both" knobs.
+
+    From the best so far, each knob is changed alone, until no neighbour is left; then Optuna proposes, until the
+    stage's time is spent. Each coupling gets an equal share of the time, the first starting from the space's defaults,
+    the others from the best system knobs found so far.
+    """
+
+    def __init__(
+        self, bench: Bench, space: Space, journal: Journal, frontier: Frontier, budget: ProbeSection, seed: int
+    ) -> None:
+        self._bench, self._space, self._journal, self._frontier = bench, space, journal, frontier
+        self._budget, self._seed = budget, seed
+        self._batch_size = reference_batch_size(space)
+
+    def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
+        """Measures until the stage's time is spent; what earlier records hold is not measured again."""
+        deadline = time.monotonic() + self._budget.max_time_s
+        have = {r["name"] for r in self._journal.records if r.event == "probe" and r["name"]}
+        for name, knobs in named.items():
+            if name not in have:
+                told(self._measure(dict(knobs), name=name))
+        pairs = list(speed_couplings(self._space))
+        for number, coupling in enumerate(pairs):
+            share = (deadline - time.monotonic()) / (len(pairs) - number)
+            self._sweep(coupling, time.monotonic() + share, told)
+
+    def _sweep(self, coupling: Mapping[str, Scalar], until: float, told: Told) -> None:
+        system = self._space.subset({"system"})
+        searcher = OptunaSearcher(system, {"samples_per_s": "max"}, self._seed)
+        alternatives = {n: p.values for n, p in system.parameters.items() if isinstance(p, Choice)}
+        first = True
+        while time.monotonic() < until or first:
+            done = [r for r in self._journal.records if r.event in ("probe", "refused") and self._of(r, coupling)]
+            incumbent = self._incumbent(coupling)
+            usable = {n: v for n, v in alternatives.items() if is_active(n, incumbent)}
+            number = None
+            if first:
+                candidate: dict[str, Scalar] | None = incumbent
+            else:
+                candidate = neighbour(incumbent, usable, [r["config"] for r in done])
+            first = False
+            if candidate is None:  # every neighbour of the best is slower
+                proposal = searcher.suggest()
+                if proposal is None:
+                    return
+                number = proposal.number
+                candidate = {**incumbent, **proposal.values}
+            candidate = self._clipped({**candidate, **coupling})
+            record = self._refuse(candidate) or self._measure(candidate)
+            told(record)
+            seen = Observation(str(record.get("outcome", "refused")), {"samples_per_s": record.get("samples_per_s")})
+            if number is None:
+                searcher.replay({n: candidate[n] for n in system.parameters if n in candidate}, seen)
+            else:
+                searcher.observe(number, seen)
+
+    def _measure(self, knobs: dict[str, Scalar], name: str | None = None) -> Record:
+        budget = self._budget
+        rivals = [] if name else [p.samples_per_s for p in self._rivals(knobs)]
+        found = self._bench.probe(knobs, budget.probe_time_s, budget.spread_frac, max(rivals, default=0.0))
+        record = self._journal.append("probe", name=name, config=knobs, **found)
+        learn(self._frontier, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
+        return record
+
+    def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
+        micro = min(int(knobs.get("micro_batch_size", Knobs().micro_batch_size)), int(knobs["batch_size"]))
+        verdict = self._frontier.judge(key_of(knobs), micro)
+        if verdict.fits:
+            return None
+        return self._journal.append(
+            "refused",
+            config=knobs,
+            predicted_bytes=verdict.predicted_bytes,
+            cap_bytes=self._frontier.cap_bytes,
+            reason=verdict.reason,
+            stage="probe",
+        )
+
+    def _rivals(self, knobs: Mapping[str, Scalar]) -> list[Probed]:
+        return [p for p in probed(self._journal.records) if coupling_of(p.knobs) == coupling_of(knobs)]
+
+    def _of(self, record: Record, coupling: Mapping[str, Scalar]) -> bool:
+        return coupling_of(record["config"]) == coupling_of({**self._space.fixed, **coupling})
+
+    def _incumbent(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns the best configuration so far under this coupling, else the best under any, else the defaults."""
+        here = {**self._space.fixed, **coupling}
+        everything = [p for p in probed(self._journal.records) if self._in_space(p)]
+        own = [p for p in everything if coupling_of(p.knobs) == coupling_of(here)]
+        best = max(own or everything, key=lambda p: p.samples_per_s, default=None)
+        base = defaults(self._space) if best is None else dict(best.knobs)
+        system = {n: v for n, v in base.items() if n in SYSTEM}
+        return self._clipped({**here, **system})
+
+    def _in_space(self, probe: Probed) -> bool:
+        choices = self._space.parameters.items()
+        held = all(probe.knobs.get(n, v) == v for n, v in self._space.fixed.items() if n in SYSTEM)
+        return held and all(
+            n not in SYSTEM or n not in probe.knobs or not isinstance(p, Choice) or probe.knobs[n] in p.values
+            for n, p in choices
+        )
+
+    def _clipped(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
+        knobs = {"learning_rate": Knobs().learning_rate, **knobs, "batch_size": self._batch_size}
+        return {n: v for n, v in knobs.items() if is_active(n, knobs)}
+
+
+def speed_couplings(space: Space) -> list[dict[str, Scalar]]:
+    """Returns every combination of the searched "both" knobs."""
+    names = [n for n in COUPLING if isinstance(space.parameters.get(n), Choice)]
+    values = [p.values for n in names if isinstance(p := space.parameters[n], Choice)]
+    return [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
+
+
+def reference_batch_size(space: Space) -> int:
+    """Returns the batch size probes run at: the largest the space allows, so that every micro-batch size can be seen."""
+    parameter = space.parameters.get("batch_size")
+    if parameter is None:
+        return int(space.fixed.get("batch_size", Knobs().batch_size))
+    return int(max(parameter.values)) if isinstance(parameter, Choice) else int(parameter.high)
+
+
+def defaults(space: Space) -> dict[str, Scalar]:
+    """Returns a starting point: the fixed knobs, and for each searched one its own default where the space has it."""
+    plain = Knobs().as_dict()
+    start: dict[str, Scalar] = dict(space.fixed)
+    for name, parameter in space.parameters.items():
+        if isinstance(parameter, Choice):
+            start[name] = plain[name] if plain[name] in parameter.values else parameter.values[0]
+        else:
+            inside = parameter.low <= float(plain[name]) <= parameter.high
+            start[name] = plain[name] if inside else parameter.low
+    return {n: v for n, v in start.items() if is_active(n, start)}

@@ -1,0 +1,239 @@
+"""Stage 3: trials that train. The desk proposes, judges at rungs, and writes every ending down before anyone is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainables.knobs import Knobs, Scalar
+from tuning.memory.frontier import Frontier
+from tuning.policies import throughput
+from tuning.policies.oom import Outcome, halve
+from tuning.policies.rungs import Rungs
+from tuning.policies.throughput import Probed
+from tuning.records import Journal, Record, trials, unfinished
+from tuning.searchers import Observation, OptunaSearcher
+from tuning.space import Space
+from tuning.stages.bench import Assignment, Orders
+from tuning.stages.estimate import key_of, learn
+from tuning.stages.probe import defaults, probed
+
+SAMPLES_PER_S = "samples_per_s"
+THROUGHPUT_TOLERANCE = 0.03
+"""Two throughputs closer than this are equal at a rung: a probe's own interval is no narrower."""
+Told = Callable[[Record], None]
+
+
+@dataclass(frozen=True)
+class SearchTerms:
+    """What the search may do: its trials, its last moment (monotonic seconds, None for no limit), its seed."""
+
+    strategy: Literal["staged", "joint"]
+    trials: int
+    deadline: float | None
+    seed: int
+    eta: int
+    objectives: Mapping[str, Literal["min", "max"]]
+
+
+class SearchDesk:
+    """Hands out trials, decides at rungs, records endings. Everything it knows it can read back from the records.
+
+    Staged: only learning and "both" knobs are proposed, the system knobs come from the probes, and so does the
+    throughput. Joint: every knob is proposed in one space, and the throughput is what the trial measures itself.
+    """
+
+    def __init__(
+        self, journal: Journal, space: Space, frontier: Frontier, terms: SearchTerms, orders: Orders, told: Told
+    ) -> None:
+        self._journal, self._space, self._frontier = journal, space, frontier
+        self._terms, self._orders, self._told = terms, orders, told
+        self._staged = terms.strategy == "staged"
+        self._probed = probed(journal.records)
+        searched = space.subset({"learning", "both"}) if self._staged else space
+        self._names = tuple(searched.parameters)
+        objectives = {SAMPLES_PER_S: "max", **terms.objectives}
+        start = defaults(space)
+        first = {n: start[n] for n in self._names if n in start}
+        self._searcher = OptunaSearcher(searched, objectives, terms.seed, initial=[first])
+        tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
+        self._rungs = Rungs(orders.milestones[:-1], terms.eta, objectives, terms.seed, tolerances=tolerances)
+        self._again: list[Assignment] = []
+        self._numbers: dict[str, int] = {}
+        self._live: dict[str, dict[str, Any]] = {}
+        self._full_trial_s: list[float] = []
+        self.stop_reason = ""
+        self._restore()
+
+    # -- what the backend calls --------------------------------------------------------------------------------------
+
+    def next_trial(self) -> Assignment | None:
+        """Returns the next trial to run: an interrupted one first, else a new proposal that fits; None at the end."""
+        if self._again:
+            return self._begin(self._again.pop(0))
+        while not self._is_over():
+            proposal = self._searcher.suggest()
+            if proposal is None:
+                self.stop_reason = "every configuration of the space was tried"
+                break
+            trial = f"t{self._started:03d}"
+            knobs = self._knobs(proposal.values)
+            fitting = self._fitting(knobs)
+            if isinstance(fitting, Record):
+                overshoot = int(fitting["predicted_bytes"] or 0) - int(fitting["cap_bytes"] or 0)
+                self._searcher.observe(proposal.number, Observation(str(Outcome.REFUSED), {}, max(1, overshoot)))
+                self._told(fitting)
+                self._refused += 1
+                continue
+            self._numbers[trial] = proposal.number
+            self._started += 1
+            return self._begin(Assignment(trial, fitting, self._terms.seed))
+        return None
+
+    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Returns whether the trial goes on; the rung is written first."""
+        samples, values = int(result["samples"]), dict(result["values"])
+        record = self._journal.append("rung", trial=trial, samples=samples, values=values)
+        milestone = max(m for m in self._orders.milestones if m <= samples)
+        rate = self._rate(trial, result)
+        decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
+        if not decision.go_on:
+            self._live[trial]["stopped_at"] = samples
+            self._live[trial]["reason"] = decision.reason
+        self._told(record)
+        return decision.go_on
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Writes the ending, then teaches searcher and frontier. A lost process is the outcome `killed`."""
+        live = self._live.pop(trial, {})
+        found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
+        for failed in found.get("ooms", []):
+            self._journal.append("oom", trial=trial, config=failed["knobs"], message=failed["message"])
+            learn(self._frontier, failed["knobs"], str(Outcome.OOM), 0)
+        outcome = str(found["outcome"])
+        if outcome == Outcome.OK and "stopped_at" in live:
+            outcome = str(Outcome.STOPPED)
+        knobs = dict(found.get("knobs") or live.get("knobs") or {})
+        kept = ("samples", "spans", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
+        more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s")
+        record = self._journal.append(
+            "trial",
+            trial=trial,
+            config=knobs,
+            outcome=outcome,
+            stopped_at=live.get("stopped_at"),
+            reason=live.get("reason", ""),
+            values=dict(found["values"]),
+            samples_per_s=self._rate_of(knobs, found),
+            seed=self._terms.seed,
+            **{n: found.get(n) for n in (*kept, *more) if n in found},
+        )
+        self._learn(record)
+        self._told(record)
+
+    # -- proposals ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, assignment: Assignment) -> Assignment:
+        attempt = sum(1 for r in self._journal.records if r.event == "trial_start" and r["trial"] == assignment.trial)
+        self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
+        self._journal.append("trial_start", trial=assignment.trial, config=dict(assignment.knobs), attempt=attempt + 1)
+        return assignment
+
+    def _is_over(self) -> bool:
+        if self._started + self._refused >= self._terms.trials:
+            self.stop_reason = f"all {self._terms.trials} trials were proposed"
+        elif self._terms.deadline is not None:
+            # A trial begun now would end after the deadline more often than not: most are stopped half way.
+            typical_s = sorted(self._full_trial_s)[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
+            if time.monotonic() + typical_s / 2 > self._terms.deadline:
+                self.stop_reason = "the search's share of search.max_time was spent"
+        return bool(self.stop_reason)
+
+    def _knobs(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        asked = self._space.complete(values)
+        if not self._staged:
+            return asked
+        choice = throughput.choose(self._probed, asked)
+        if choice is None:  # no probe of this coupling succeeded: the plain defaults, and the frontier's judgement
+            return self._space.complete({**defaults(self._space), **values})
+        return {**asked, **choice.system}
+
+    def _fitting(self, knobs: dict[str, Scalar]) -> dict[str, Scalar] | Record:
+        """Returns the knobs with the largest micro-batch that is expected to fit, or the record of the refusal.
+
+        In the joint strategy the micro-batch is what is searched, so it is judged as proposed.
+        """
+        full = Knobs.of(knobs)
+        micro: int | None = min(full.micro_batch_size, full.batch_size)
+        verdict = first = self._frontier.judge(key_of(knobs), micro or 1)
+        while not verdict.fits and self._staged and micro is not None:
+            micro = halve(micro)
+            if micro is not None:
+                verdict = self._frontier.judge(key_of(knobs), micro)
+        if verdict.fits and micro is not None:
+            return {**knobs, "micro_batch_size": micro}
+        return self._journal.append(
+            "refused",
+            config=knobs,
+            predicted_bytes=first.predicted_bytes,
+            cap_bytes=self._frontier.cap_bytes,
+            reason=first.reason,
+            stage="search",
+        )
+
+    # -- what was learned --------------------------------------------------------------------------------------------
+
+    def _rate(self, trial: str, result: Mapping[str, Any]) -> float:
+        return self._rate_of(self._live[trial]["knobs"], result) or 0.0
+
+    def _rate_of(self, knobs: Mapping[str, Scalar], result: Mapping[str, Any]) -> float | None:
+        choice = throughput.choose(self._probed, knobs) if self._staged else None
+        measured = result.get("measured_samples_per_s")
+        return choice.samples_per_s if choice is not None else measured
+
+    def _learn(self, record: Record) -> None:
+        peak = int(record.get("peak_allocated_bytes") or 0)
+        learn(self._frontier, record["config"], str(record["outcome"]), peak)
+        if record["outcome"] == Outcome.OK:
+            took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
+            self._full_trial_s.append(took)
+        seen = self._observation(record)
+        number = self._numbers.pop(record["trial"], None)
+        if number is not None:
+            self._searcher.observe(number, seen)
+        else:
+            self._searcher.replay({n: v for n, v in record["config"].items() if n in self._names}, seen)
+
+    def _observation(self, record: Record) -> Observation:
+        values = {SAMPLES_PER_S: record.get("samples_per_s"), **dict(record["values"])}
+        cap = self._frontier.cap_bytes or 0
+        predicted = self._frontier.judge(key_of(record["config"]), _micro(record["config"])).predicted_bytes
+        overshoot = max(1, (predicted or 0) - cap) if record["outcome"] == Outcome.OOM else 0
+        return Observation(str(record["outcome"]), values, overshoot)
+
+    def _restore(self) -> None:
+        """Brings searcher, rungs and counters to where the records left them."""
+        records = self._journal.records
+        self._started = len({r["trial"] for r in records if r.event == "trial_start"})
+        self._refused = sum(1 for r in records if r.event == "refused" and r["stage"] == "search")
+        rates = {t.id: t.samples_per_s or 0.0 for t in trials(records)}
+        for record in records:
+            if record.event == "rung" and record["trial"] in rates:
+                milestone = max(m for m in self._orders.milestones if m <= record["samples"])
+                values = {SAMPLES_PER_S: rates[record["trial"]], **record["values"]}
+                self._rungs.decide(record["trial"], milestone, values)
+            elif record.event == "trial":
+                self._learn(record)
+        self._again = [Assignment(trial, knobs, self._terms.seed) for trial, knobs in unfinished(records)]
+
+
+def _micro(knobs: Mapping[str, Scalar]) -> int:
+    full = Knobs.of(knobs)
+    return min(full.micro_batch_size, full.batch_size)
+
+
+def finished(records: Sequence[Record]) -> int:
+    """Returns how many trials have ended."""
+    return sum(1 for r in records if r.event == "trial")

@@ -1,0 +1,364 @@
+"""One study, from a checked configuration to its exported pick: the stages in order, each a function of the records.
+
+    preflight -> estimate -> probe -> search -> confirm -> export, report, summary
+
+`trials.jsonl` is the only truth: a resumed study opens it and calls the same stages, which leave out what it holds.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from trainables import workload
+from trainables.knobs import Scalar
+from tuning import __version__, doctor, export, report, summary
+from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
+from tuning.backends.session import Setting
+from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
+from tuning.errors import ConfigError, NoUsableTrial
+from tuning.policies.pick import Pick
+from tuning.policies.rungs import milestones
+from tuning.runs import JOURNAL, find_run
+from tuning.records import Journal, Record, last, read, stage_done, trials
+from tuning.stages import confirm, estimate
+from tuning.stages.bench import Orders
+from tuning.stages.probe import ProbeStage, probed
+from tuning.stages.search import SearchDesk, SearchTerms
+from tuning.terminal import Terminal
+
+RAM_FRAC = 0.8
+"""Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
+
+
+def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
+    """Returns the folder of the finished study; `started` is the monotonic time at which its wall time began.
+
+    Raises ConfigError before anything is written, PreflightError where the machine cannot run it, NoUsableTrial where
+    nothing can be picked.
+    """
+    folder: Path | None = None
+    if config.resume is not None:
+        folder, config = _resumed(config)
+    else:
+        config = _complete(config)
+    cuda = config.card.device == "cuda"
+    checks = doctor.preflight(config, config.card.device)
+    terminal.checks(checks)
+    doctor.require(checks)
+    setting = _setting(config)
+    with RayCluster(
+        cores=doctor.cores(), gpus=len(doctor.gpus()) if cuda else 0, dashboard=config.dashboard
+    ) as cluster:
+        if cluster.dashboard_url:
+            terminal.dashboard(cluster.dashboard_url, cluster.token_path)
+        bench = RayBench(setting, {})
+        facts = bench.describe()
+        folder = folder or _new_folder(config)
+        with Journal.open(folder / JOURNAL, create=True) as journal:
+            for text in journal.warnings:
+                terminal.warning(text)
+            study = _Study(config, terminal, journal, folder, started)
+            study.open(facts, setting)
+            study.measure(bench)
+            study.search(RayCrew(setting, f"{config.workload.name}_trials"))
+            study.confirm(bench)
+            study.publish()
+    return folder
+
+
+class _Study:
+    """The stages over one journal."""
+
+    def __init__(self, config: StudyConfig, terminal: Terminal, journal: Journal, folder: Path, started: float) -> None:
+        self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
+        self._used_s = used_s(journal.records)
+        self._started = started
+
+    def open(self, facts: Mapping[str, Any], setting: Setting) -> None:
+        """Writes who we are and what we run, or that we go on."""
+        if last(self._journal.records, "study") is None:
+            self._journal.append("study", **_study_fields(self._config, facts, setting, self._folder.name))
+            write_resolved(self._config, self._folder / "config.yaml")
+        else:
+            self._journal.append("resume", command=_command(self._config))
+            self._same_code(facts)
+        self._facts = last(self._journal.records, "study") or {}
+        for text in self._config.dropped:
+            self._note(text)
+        self._terminal.plan(self._config, self._facts, self._folder)
+
+    def measure(self, bench: RayBench) -> None:
+        """Stages 1 and 2: what fits, and how fast the system knobs are."""
+        cap_bytes = self._cap_bytes()
+        with self._stage("estimate") as needed:
+            if needed:
+                estimate.estimate(bench, self._config.space, self._journal, cap_bytes)
+        staged = self._config.search.strategy == "staged"
+        with self._stage("probe") as needed:
+            if needed and staged:
+                learned = estimate.frontier(self._journal.records, cap_bytes)
+                stage = ProbeStage(
+                    bench,
+                    self._config.space,
+                    self._journal,
+                    learned,
+                    self._config.budget.probe,
+                    self._config.search.seed,
+                )
+                stage.run(self._config.named, self._terminal.record)
+
+    def search(self, crew: RayCrew) -> None:
+        """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
+        with self._stage("search") as needed:
+            if not needed:
+                return
+            desk = SearchDesk(
+                self._journal,
+                self._config.space,
+                estimate.frontier(self._journal.records, self._cap_bytes()),
+                self._terms(),
+                self._orders(),
+                self._terminal.record,
+            )
+            crew.run(desk, self._orders())
+            self._note(f"the search ended: {desk.stop_reason}")
+
+    def confirm(self, bench: RayBench) -> None:
+        """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
+        picked = self._pick()
+        if picked is None:
+            raise NoUsableTrial(
+                f"no trial reached its end in {self._folder}",
+                remedy="search.max_time=10m, or look at the outcomes in trials.jsonl",
+            )
+        budget, told = self._config.budget.confirm, self._terminal.record
+        configs = {t.id: dict(t.config) for t in trials(self._journal.records)}
+        with self._stage("confirm") as needed:
+            if not needed:
+                return
+            best = picked.best
+            rivals = self._rivals(picked)
+            if len(rivals) > 1:
+                confirm.measure_windows(bench, self._journal, {t: configs[t] for t in rivals}, budget, told)
+                best = max(rivals, key=lambda t: confirm.median_rate(self._journal.records, t) or 0.0)
+            named = {**self._config.named, "best": configs[best]}
+            confirm.measure_windows(bench, self._journal, named, budget, told)
+            seed = self._config.search.seed
+            seeds = [seed + 1 + n for n in range(budget.seeds)]
+            confirm.train_again(bench, self._journal, "best", configs[best], self._orders(), seeds, told)
+            self._journal.append(
+                "pick",
+                best=best,
+                knee=picked.knee,
+                most_accurate=picked.most_accurate,
+                rule=picked.rule,
+                front=list(picked.front),
+            )
+
+    def publish(self) -> None:
+        """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""
+        with self._stage("export"):
+            found = summary.from_records(self._journal.records)
+            paths = export.write_all(found, self._folder)
+            report.write_report(found, self._folder / "report.html")
+        self._journal.append("stop", reason="finished", resumable=False)
+        found = summary.from_records(self._journal.records)
+        self._terminal.summary(found, self._folder, paths)
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[bool]:
+        """Marks a stage in the records; yields False where they hold its end already."""
+        if stage_done(self._journal.records, name):
+            yield False
+            return
+        self._journal.append("stage", stage=name, state="start")
+        self._terminal.stage(name)
+        begun = time.monotonic()
+        yield True
+        self._journal.append("stage", stage=name, state="end", wall_s=time.monotonic() - begun)
+
+    def _orders(self) -> Orders:
+        budget = self._config.budget
+        samples = max(1, round(budget.train_epochs * int(self._facts["train_samples"])))
+        first = max(1, round(samples * budget.rungs.first_frac))
+        slots = concurrency(self._config)
+        return Orders(
+            samples=samples,
+            milestones=(*milestones(first, samples, budget.rungs.eta), samples),
+            shrink=self._config.search.strategy == "staged",
+            concurrency=slots,
+            threads=max(1, doctor.cores() // slots),
+            warm_knobs={},
+        )
+
+    def _terms(self) -> SearchTerms:
+        search = self._config.search
+        deadline = None
+        if search.max_time_s is not None:
+            rate = max((p.samples_per_s for p in probed(self._journal.records)), default=0.0)
+            reserve_s = 0.0
+            if rate:
+                named = len(self._config.named) + 1
+                reserve_s = confirm.expected_s(self._config.budget.confirm, named, self._orders().samples, rate)
+            deadline = self._started + search.max_time_s - self._used_s - reserve_s
+        return SearchTerms(
+            strategy=search.strategy,
+            trials=search.trials,
+            deadline=deadline,
+            seed=search.seed,
+            eta=self._config.budget.rungs.eta,
+            objectives=self._facts["objectives"],
+        )
+
+    def _pick(self) -> Pick | None:
+        objective, mode = next(iter(self._facts["objectives"].items()))
+        return confirm.choose(self._journal.records, objective, mode, self._config.pick.tolerance)
+
+    def _rivals(self, picked: Pick) -> list[str]:
+        """Returns the pick and the next fastest of the front, as many as the budget confirms."""
+        rates = {t.id: t.samples_per_s or 0.0 for t in trials(self._journal.records)}
+        others = sorted((t for t in picked.front if t != picked.best), key=lambda t: -rates[t])
+        slower = [t for t in others if rates[t] <= rates[picked.best]]
+        return (
+            [picked.best, *slower[: self._config.budget.confirm.top - 1]]
+            if self._config.pick.tolerance
+            else [picked.best]
+        )
+
+    def _cap_bytes(self) -> int | None:
+        card = self._config.card
+        if card.cap_bytes is not None:
+            return card.cap_bytes
+        if card.device == "cuda":
+            return int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes
+        return int(psutil.virtual_memory().available * RAM_FRAC) // concurrency(self._config)
+
+    def _note(self, text: str) -> None:
+        if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
+            self._journal.append("note", text=text)
+            self._terminal.note(text)
+
+    def _same_code(self, facts: Mapping[str, Any]) -> None:
+        study = last(self._journal.records, "study")
+        before = (study or {}).get("workload_sha256")
+        if before and before != facts["workload_sha256"]:
+            self._note(
+                "the workload's source has changed since this study began; its older trials ran the older source"
+            )
+
+
+def concurrency(config: StudyConfig) -> int:
+    """Returns how many search trials run at once: as asked, else one a card, or one a core up to four."""
+    if isinstance(config.concurrency, int):
+        return config.concurrency
+    return 1 if config.card.device == "cuda" else min(doctor.cores(), 4)
+
+
+def used_s(records: list[Record]) -> float:
+    """Returns the seconds earlier sessions of the study spent, the time between them left out."""
+    spent, before = 0.0, None
+    for record in records:
+        now = datetime.fromisoformat(record.t).timestamp()
+        if before is not None and record.event != "resume":
+            spent += max(0.0, now - before)
+        before = now
+    return spent
+
+
+def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
+    folder = find_run(config.runs_dir, str(config.resume))
+    records, _ = read(folder / JOURNAL)
+    study = last(records, "study")
+    if study is None:
+        raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
+    before = from_resolved(study["config"])
+    changes = {"resume": config.resume, "runs_dir": config.runs_dir, "dashboard": config.dashboard}
+    return folder, before.model_copy(update=changes)
+
+
+def _complete(config: StudyConfig) -> StudyConfig:
+    """Returns the configuration with the workload's own defaults and the device settled."""
+    if config.workload.ref not in workload.BUILT_IN:
+        try:
+            own = workload.load(config.workload.ref)
+        except workload.WorkloadError as error:
+            raise ConfigError(f"workload={config.workload.ref}: {error}", remedy="see examples in README.md") from error
+        options = dict(getattr(own, "options", {}))
+        config = with_workload_defaults(config, own.default_space, options)
+    card = config.card
+    if card.device == "auto":
+        card = card.on("cuda" if doctor.gpus() else "cpu")
+    return apply_card(config, card)
+
+
+def _setting(config: StudyConfig) -> Setting:
+    device = config.card.device
+    return Setting(
+        workload=config.workload.ref,
+        options=dict(config.workload.options),
+        device=device,
+        threads=doctor.cores(),
+        cap_bytes=config.card.cap_bytes,
+        seed=config.search.seed,
+    )
+
+
+def _new_folder(config: StudyConfig) -> Path:
+    now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = Path(config.runs_dir) / config.workload.name / (config.name or f"{now}-{secrets.token_hex(2)}")
+    if (folder / JOURNAL).exists():
+        raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Setting, run_id: str) -> dict[str, Any]:
+    card = config.card
+    device_memory = int(facts["device"]["memory_bytes"])
+    virtual = card.memory_bytes is not None and (card.device == "cpu" or card.memory_bytes < 0.9 * device_memory)
+    return {
+        "id": run_id,
+        "schema": 1,
+        "workload": config.workload.ref,
+        "workload_sha256": facts["workload_sha256"],
+        "command": _command(config),
+        "versions": versions(),
+        "device": facts["device"],
+        "card": {"name": card.name, "cap_bytes": card.cap_bytes, "virtual": virtual},
+        "seed": config.search.seed,
+        "objectives": facts["objectives"],
+        "baselines": facts["baselines"],
+        "train_samples": facts["train_samples"],
+        "val_samples": facts["val_samples"],
+        "horizon_samples": max(1, round(config.budget.train_epochs * int(facts["train_samples"]))),
+        "concurrency": concurrency(config),
+        "threads": setting.threads,
+        "config": resolved(config),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that decide what a run does."""
+    found = {"cardtune": __version__, "python": platform.python_version()}
+    for name in ("torch", "ray", "optuna", "transformers", "peft"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _command(config: StudyConfig) -> str:
+    return " ".join(["python -m tuning.run", *config.overrides])

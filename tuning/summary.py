@@ -1,0 +1,361 @@
+"""What a run found, as one value computed from its records: terminal, report and export print it and compute nothing.
+
+Pure, so a run that is still going, was cut off or was recorded long ago is summed up by the same code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tuning import timeline, uncertainty
+from tuning.records import Record
+from tuning.timeline import Interval, Times
+from tuning.uncertainty import Gain, Quality, Throughput
+
+SAMPLES_PER_S = "samples_per_s"
+PICKS = ("best", "knee", "most_accurate")
+_REFUSED, _LOST = "refused", "lost"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The device everything was measured on, and the card it was measured for.
+
+    `virtual` is True where the card was emulated: memory was held to `cap_bytes`, and speed is the device's own.
+    """
+
+    device: str = "unknown device"
+    type: str = ""
+    cores: int | None = None
+    threads: int | None = None
+    memory_bytes: int | None = None
+    card: str = ""
+    cap_bytes: int | None = None
+    virtual: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One trial that ended, or one probe (`trial` is then its name, if any); values are None where there is none."""
+
+    trial: str
+    outcome: str
+    config: Mapping[str, Any]
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    samples: int | None = None
+    stopped_at: int | None = None
+    samples_per_s: float | None = None
+    measured_samples_per_s: float | None = None
+    spread_frac: float | None = None
+    data_wait_frac: float | None = None
+    peak_allocated_bytes: int | None = None
+    seed: int | None = None
+    message: str = ""
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class Named:
+    """One configuration that is spoken of by name: those of `PICKS`, and before, after and the like.
+
+    `throughput` is None where no windows of the confirm stage exist; `probed_samples_per_s` then stands in, unconfirmed.
+    `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
+    """
+
+    name: str
+    trial: str
+    outcome: str
+    config: Mapping[str, Any]
+    throughput: Throughput | None
+    probed_samples_per_s: float | None
+    data_wait_frac: float | None
+    quality: Mapping[str, Quality]
+    peak_allocated_bytes: int | None
+    seed: int | None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The confirmed throughput, else the probed one, else None."""
+        return self.throughput.median if self.throughput else self.probed_samples_per_s
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed for `after` over `before`: the whole text, its first "N x" as a number, and where it was seen."""
+
+    text: str
+    ratio: float | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Everything there is to say about a run; figures in the units of the records (seconds, bytes, fractions)."""
+
+    id: str
+    workload: str
+    ref: str
+    options: Mapping[str, Any]
+    horizon_samples: int | None
+    study: Mapping[str, Any]
+    place: Place
+    objectives: Mapping[str, str]
+    baselines: Mapping[str, Mapping[str, float]]
+    trials: tuple[Candidate, ...]
+    probes: tuple[Candidate, ...]
+    trial_counts: Mapping[str, int]
+    probe_counts: Mapping[str, int]
+    named: Mapping[str, Named]
+    gains: tuple[Gain, ...]
+    claim: Claim | None
+    rule: str
+    times: Times
+    intervals: tuple[Interval, ...]
+    notes: tuple[str, ...]
+    stop_reason: str
+    resumable: bool
+
+    @property
+    def best(self) -> Named | None:
+        """The picked configuration, None before the pick."""
+        return self.named.get("best")
+
+    @property
+    def objective(self) -> str:
+        """The workload's first objective, "" where the study names none."""
+        return next(iter(self.objectives), "")
+
+    def gain(self, of: str, over: str) -> Gain | None:
+        """Returns the gain of one named configuration over another, None where either was not measured."""
+        return next((g for g in self.gains if (g.of, g.over) == (of, over)), None)
+
+    def given(self) -> tuple[Named, ...]:
+        """Returns the configurations that were named by hand, in the order in which they were measured."""
+        return tuple(n for n in self.named.values() if n.name not in PICKS)
+
+    def alternatives(self) -> tuple[Named, ...]:
+        """Returns the knee point and the most accurate, without those that are the best itself or each other."""
+        seen = {self.best.trial} if self.best else set()
+        found = []
+        for name in ("knee", "most_accurate"):
+            other = self.named.get(name)
+            if other is not None and other.trial not in seen:
+                seen.add(other.trial)
+                found.append(other)
+        return tuple(found)
+
+
+def from_records(records: Sequence[Record]) -> Summary:
+    """Returns the summary of a run, whole or cut off at any record; empty records give an empty summary."""
+    study = _last(records, "study")
+    pick, stop = _last(records, "pick"), _last(records, "stop")
+    objectives = {k: str(v) for k, v in _mapping(study.get("objectives")).items() if k != SAMPLES_PER_S}
+    front = {str(t) for t in pick.get("front") or ()}
+    trials = tuple(replace(t, on_front=t.trial in front) for t in _trials(records, objectives))
+    probes = tuple(_candidate(r, objectives, "name") for r in records if r.event == "probe")
+    refused = Counter(_refusals(records, {t.trial for t in trials}))
+    named = _named(records, pick, trials, probes, objectives, _whole(study.get("val_samples")))
+    running = not (pick or stop)
+    workload = _mapping(_mapping(study.get("config")).get("workload"))
+    return Summary(
+        id=str(study.get("id", "")),
+        workload=str(study.get("workload", "")),
+        ref=str(workload.get("ref") or study.get("workload", "")),
+        options=_mapping(workload.get("options")),
+        horizon_samples=_whole(study.get("horizon_samples")),
+        study=study,
+        place=_place(study),
+        objectives=objectives,
+        baselines={str(k): _numbers(v) for k, v in _mapping(study.get("baselines")).items()},
+        trials=trials,
+        probes=probes,
+        trial_counts=_counts(trials, refused["search"], 0 if running else _lost(records)),
+        probe_counts=_counts(probes, refused["probe"], 0),
+        named=named,
+        gains=_gains(records, named),
+        claim=_claim(study),
+        rule=str(pick.get("rule", "")),
+        times=timeline.times(records),
+        intervals=tuple(timeline.intervals(records)),
+        notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
+        stop_reason=str(stop.get("reason", "")),
+        resumable=bool(stop.get("resumable", False)),
+    )
+
+
+def _named(
+    records: Sequence[Record],
+    pick: Mapping[str, Any],
+    trials: Sequence[Candidate],
+    probes: Sequence[Candidate],
+    objectives: Mapping[str, str],
+    val_samples: int | None,
+) -> dict[str, Named]:
+    by_id = {t.trial: t for t in trials}
+    sources = {name: by_id.get(str(pick.get(name, ""))) for name in PICKS}
+    sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
+    return {
+        name: _one_named(name, source, records, objectives, val_samples)
+        for name, source in sources.items()
+        if source is not None
+    }
+
+
+def _one_named(
+    name: str, source: Candidate, records: Sequence[Record], objectives: Mapping[str, str], val_samples: int | None
+) -> Named:
+    windows = [r for r in records if r.event == "window" and r.get("name") == name]
+    rates = [x for r in windows if (x := _number(r.get(SAMPLES_PER_S)))]
+    waits = [x for r in windows if (x := _number(r.get("data_wait_frac"))) is not None]
+    confirmed = [r for r in records if r.event == "confirmed" and r.get("name") == name]
+    quality = {}
+    for objective in objectives:
+        by_seed = {
+            _whole(r.get("seed")) or 0: value
+            for r in confirmed
+            if (value := _number(_mapping(r.get("values")).get(objective))) is not None
+        }
+        own = source.values.get(objective)
+        share_of = val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
+        if by_seed:
+            quality[objective] = uncertainty.quality(by_seed, proportion_of=share_of)
+        elif own is not None:
+            quality[objective] = uncertainty.quality({source.seed or 0: own}, proportion_of=share_of, confirmed=False)
+    return Named(
+        name=name,
+        trial=source.trial if name in PICKS else "",
+        outcome=source.outcome,
+        config=source.config,
+        throughput=uncertainty.throughput(rates),
+        probed_samples_per_s=source.samples_per_s,
+        data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
+        quality=quality,
+        peak_allocated_bytes=source.peak_allocated_bytes,
+        seed=source.seed,
+    )
+
+
+def _gains(records: Sequence[Record], named: Mapping[str, Named]) -> tuple[Gain, ...]:
+    """Gains from the rounds in which both were measured; from the two separate figures where there are none."""
+    found = []
+    for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
+        if of not in named or over not in named:
+            continue
+        ours, theirs = _by_round(records, of), _by_round(records, over)
+        gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
+        a, b = named[of].samples_per_s, named[over].samples_per_s
+        if gain is None and a and b:
+            gain = Gain(of, over, a / b, None, 0)
+        if gain is not None:
+            found.append(gain)
+    return tuple(found)
+
+
+def _by_round(records: Sequence[Record], name: str) -> dict[int, float]:
+    rates: dict[int, list[float]] = {}
+    for record in records:
+        if record.event == "window" and record.get("name") == name and (rate := _number(record.get(SAMPLES_PER_S))):
+            rates.setdefault(_whole(record.get("round")) or 0, []).append(rate)
+    return {key: statistics.median(values) for key, values in rates.items()}
+
+
+def _trials(records: Sequence[Record], objectives: Mapping[str, str]) -> list[Candidate]:
+    """Each trial once, with its last record: a resumed run may have tried again what was cut off."""
+    last = {str(r.get("trial", "")): r for r in records if r.event == "trial"}
+    return [_candidate(r, objectives, "trial") for r in last.values()]
+
+
+def _candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candidate:
+    values = _mapping(record.get("values"))
+    return Candidate(
+        trial=str(record.get(key) or ""),
+        outcome=str(record.get("outcome", "")),
+        config=_mapping(record.get("config")),
+        values={name: _number(values.get(name)) for name in objectives},
+        samples=_whole(record.get("samples")),
+        stopped_at=_whole(record.get("stopped_at")),
+        samples_per_s=_number(record.get(SAMPLES_PER_S)),
+        measured_samples_per_s=_number(record.get("measured_samples_per_s")),
+        spread_frac=_number(record.get("spread_frac")),
+        data_wait_frac=_number(record.get("data_wait_frac")),
+        peak_allocated_bytes=_whole(record.get("peak_allocated_bytes")),
+        seed=_whole(record.get("seed")),
+        message=str(record.get("message") or ""),
+    )
+
+
+def _refusals(records: Sequence[Record], ended: set[str]) -> Iterator[str]:
+    """Yields the stage of each refusal that is not also the record of a trial; by where it stands if it has none."""
+    searching = False
+    for record in records:
+        if record.event == "stage" and record.get("stage") == "search":
+            searching = record.get("state") == "start"
+        elif record.event == "refused" and str(record.get("trial", "")) not in ended:
+            yield str(record.get("stage") or ("search" if searching else "probe"))
+
+
+def _lost(records: Sequence[Record]) -> int:
+    started = {str(r.get("trial", "")) for r in records if r.event == "trial_start"}
+    return len(started - {str(r.get("trial", "")) for r in records if r.event == "trial"})
+
+
+def _counts(candidates: Sequence[Candidate], refused: int, lost: int) -> dict[str, int]:
+    """Outcomes with how many had each: the usual ones first, even at 0, then what else happened."""
+    counts = Counter({"ok": 0, "stopped": 0, "oom": 0, _REFUSED: 0})
+    counts.update(c.outcome for c in candidates)
+    counts[_REFUSED] += refused
+    counts[_LOST] += lost
+    return dict(counts)
+
+
+def _place(study: Mapping[str, Any]) -> Place:
+    device, card = _mapping(study.get("device")), _mapping(study.get("card"))
+    return Place(
+        device=str(device.get("name") or "unknown device"),
+        type=str(device.get("type", "")),
+        cores=_whole(device.get("cores")),
+        threads=_whole(device.get("threads")),
+        memory_bytes=_whole(device.get("memory_bytes")),
+        card=str(card.get("name", "")),
+        cap_bytes=_whole(card.get("cap_bytes")),
+        virtual=bool(card.get("virtual", False)),
+    )
+
+
+def _claim(study: Mapping[str, Any]) -> Claim | None:
+    named = _mapping(_mapping(study.get("config")).get("named"))
+    text = str(named.get("claims") or "")
+    if not text:
+        return None
+    factor = re.search(r"(\d+(?:\.\d+)?)x\b", text)
+    return Claim(text, float(factor[1]) if factor else None, str(named.get("source") or ""))
+
+
+def _last(records: Sequence[Record], event: str) -> Mapping[str, Any]:
+    return next((r.fields for r in reversed(records) if r.event == event), {})
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _numbers(value: object) -> dict[str, float]:
+    return {str(k): number for k, v in _mapping(value).items() if (number := _number(v)) is not None}
+
+
+def _number(value: object) -> float | None:
+    """A finite number, or None for anything else: a record of an older version or a damaged one still sums up."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)

@@ -1,0 +1,131 @@
+"""How far a measured figure may be trusted: spread of a throughput, range of the next run's quality, gain with spread.
+
+Student's t throughout: with 3 to 8 windows or 2 to 5 seeds a bootstrap of the sample is too narrow (it cannot draw
+what it has not seen), and it would need a seed of its own. All intervals are 95 %.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+# fmt: off
+_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+          2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+# fmt: on
+_Z_975 = 1.959964
+
+
+def t_975(degrees: int) -> float:
+    """Returns the 97.5 % quantile of Student's t; raises ValueError below one degree of freedom.
+
+    A table to 30, then the first term of Cornish and Fisher's expansion (within 0.003).
+    """
+    if degrees < 1:
+        raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")
+    if degrees <= len(_T_975):
+        return _T_975[degrees - 1]
+    return _Z_975 + (_Z_975**3 + _Z_975) / (4 * degrees)
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Samples a second over the windows of one configuration.
+
+    `half_width` is that of the 95 % interval of the windows' mean, None below two windows.
+    """
+
+    median: float
+    half_width: float | None
+    windows: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """One objective of one configuration: its mean, and where one new run is expected, with 95 %.
+
+    `low` and `high` are None where there is no ground for them; `method` says in words what they rest on. `confirmed`
+    is False for a value of the search itself, which was chosen for being good and so is likely to flatter.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    by_seed: Mapping[int, float]
+    method: str
+    confirmed: bool = True
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How many times faster `of` is than `over`: geometric mean over rounds in which both were measured.
+
+    `half_width` is None below two such rounds; `rounds` is 0 where the two were never measured side by side and the
+    ratio is that of two separate figures.
+    """
+
+    of: str
+    over: str
+    ratio: float
+    half_width: float | None
+    rounds: int
+
+
+def throughput(windows: Sequence[float]) -> Throughput | None:
+    """Returns median and spread of the windows, or None where there are none."""
+    if not windows:
+        return None
+    half_width = None
+    if len(windows) > 1:
+        half_width = t_975(len(windows) - 1) * statistics.stdev(windows) / math.sqrt(len(windows))
+    return Throughput(statistics.median(windows), half_width, tuple(windows))
+
+
+def quality(by_seed: Mapping[int, float], *, proportion_of: int | None = None, confirmed: bool = True) -> Quality:
+    """Returns the mean over the seeds and the interval of one new run.
+
+    Two seeds and more: Student's prediction interval, mean +- t s sqrt(1 + 1/n), which holds the chance of training
+    and not that of the validation set. One seed: Wilson's interval of a share of `proportion_of` samples, which holds
+    only the latter; none where the objective is not a share of samples. Raises ValueError without a value.
+    """
+    if not by_seed:
+        raise ValueError("quality needs the value of at least one seed, got none")
+    values = list(by_seed.values())
+    mean, count = statistics.fmean(values), len(values)
+    low: float | None = None
+    high: float | None = None
+    method = "one seed, no interval"
+    if count > 1:
+        reach = t_975(count - 1) * statistics.stdev(values) * math.sqrt(1 + 1 / count)
+        low, high = mean - reach, mean + reach
+        method = f"95 % prediction interval of one new run, from {count} seeds"
+    elif proportion_of:
+        low, high = _wilson(mean, proportion_of)
+        method = f"95 % binomial interval of {proportion_of} validation samples, one seed"
+    if proportion_of and low is not None and high is not None:
+        low, high = max(low, 0.0), min(high, 1.0)
+    return Quality(mean, low, high, dict(by_seed), method, confirmed)
+
+
+def gain(of: str, over: str, pairs: Sequence[tuple[float, float]]) -> Gain | None:
+    """Returns how many times faster `of` is, from (rate of `of`, rate of `over`) of each round; None without a pair.
+
+    The interval is Student's, of the mean of the logarithms; what is returned is half its width on the ratio's scale.
+    """
+    logs = [math.log(a / b) for a, b in pairs if a > 0 and b > 0]
+    if not logs:
+        return None
+    ratio = math.exp(statistics.fmean(logs))
+    if len(logs) == 1:
+        return Gain(of, over, ratio, None, 1)
+    reach = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Gain(of, over, ratio, ratio * math.sinh(min(reach, 50.0)), len(logs))
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    z2 = _Z_975**2
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    reach = _Z_975 * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2)) / (1 + z2 / count)
+    return centre - reach, centre + reach

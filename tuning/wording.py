@@ -1,0 +1,225 @@
+"""Figures and findings in words, for terminal and report alike: GiB, minutes, percent, and the sentences that carry them.
+
+Returns plain text; whoever prints it escapes it for their medium.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainables.knobs import Knobs, is_active
+from tuning.summary import Claim, Named, Place, Summary
+from tuning.timeline import Times
+from tuning.uncertainty import Gain, Quality
+
+GIB_BYTES = 2**30
+MIB_BYTES = 2**20
+
+OUTCOME_WORDS = {
+    "ok": "ok",
+    "stopped": "stopped",
+    "oom": "oom",
+    "host_oom": "host oom",
+    "shm": "out of shared memory",
+    "no_result": "without a result",
+    "crash": "crashed",
+    "timeout": "timed out",
+    "data": "data error",
+}
+
+MASK = "***"
+# "max_tokens" is no secret and "hf_token" is one: the word must end the name or stand before a separator.
+_SECRET = re.compile(r"tokens?($|[_.-])|secret|password|key$", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>\S+)")
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def plain(value: object) -> str:
+    """Returns `value` as one line of text without control characters; those become their escapes, such as `\\x1b`."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    if isinstance(value, float):
+        return number(value)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Returns a number in at most `digits` significant digits, as one would type it: 0.0006 is 6e-4."""
+    if not math.isfinite(value):
+        return "n/a"
+    if value and abs(value) < 1e-2:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+
+
+def rate(value: float | None, half_width: float | None = None) -> str:
+    """Returns samples a second with their spread, "61.2 ± 0.9"; decimals follow the spread's first digit."""
+    if value is None:
+        return "-"
+    if half_width is None:
+        return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+    decimals = 0 if half_width >= 10 else 1 if half_width >= 0.1 or value >= 100 else 2
+    return f"{value:,.{decimals}f} ± {half_width:,.{decimals}f}"
+
+
+def named_rate(named: Named) -> str:
+    """Returns a configuration's samples a second, saying so where only its probe measured them."""
+    if named.throughput is not None:
+        return rate(named.throughput.median, named.throughput.half_width)
+    return f"{rate(named.probed_samples_per_s)} (probed)" if named.probed_samples_per_s else "-"
+
+
+def ratio(gain: Gain) -> str:
+    """Returns a gain with its spread, "1.84 ± 0.05"."""
+    return f"{gain.ratio:.2f}" + (f" ± {gain.half_width:.2f}" if gain.half_width is not None else "")
+
+
+def gain_sentence(gain: Gain) -> str:
+    """Returns what a gain means: faster, slower, or no difference that the windows can tell."""
+    if gain.half_width is not None and abs(gain.ratio - 1) <= gain.half_width:
+        return f"as fast as {gain.over}, as far as the windows tell: {ratio(gain)} times"
+    grounds = "" if gain.rounds else " (from probes, not side by side)"
+    if gain.ratio >= 1:
+        return f"{ratio(gain)} times faster than {gain.over}{grounds}"
+    spread = None if gain.half_width is None else gain.half_width / gain.ratio**2
+    slower = Gain(gain.of, gain.over, 1 / gain.ratio, spread, gain.rounds)
+    return f"{ratio(slower)} times slower than {gain.over}{grounds}"
+
+
+def claim_sentence(claim: Claim | None, measured: Gain | None) -> str:
+    """Returns "after was claimed 4.0x before; measured 1.52 ± 0.02x here", or "" where nothing was claimed."""
+    if claim is None or claim.ratio is None:
+        return ""
+    here = f"{ratio(measured)}x here" if measured else "not measured here"
+    return f"after over before: claimed {claim.ratio:.1f}x, measured {here}"
+
+
+def quality(found: Quality) -> str:
+    """Returns a quality with where the next run is expected, "0.906 (0.893 .. 0.919)"."""
+    if found.low is None or found.high is None:
+        return f"{found.mean:.3f}"
+    return f"{found.mean:.3f} ({found.low:.3f} .. {found.high:.3f})"
+
+
+def size(bytes_count: float | None) -> str:
+    """Returns bytes as GiB, or as MiB below a tenth of one."""
+    if bytes_count is None:
+        return "-"
+    if bytes_count < GIB_BYTES / 10:
+        return f"{bytes_count / MIB_BYTES:.0f} MiB"
+    return f"{bytes_count / GIB_BYTES:.1f} GiB"
+
+
+def duration(seconds: float | None) -> str:
+    """Returns seconds as people say them: 0.9s, 58s, 4m12s, 1h02m."""
+    if seconds is None:
+        return "-"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def percent(frac: float | None) -> str:
+    """Returns a fraction as whole percent, with "<1 %" for what is not nothing."""
+    if frac is None:
+        return "-"
+    return "<1 %" if 0 < frac < 0.005 else f"{frac * 100:.0f} %"
+
+
+def counts(found: Mapping[str, int], *, always: tuple[str, ...] = ("ok", "stopped", "oom", "refused", "lost")) -> str:
+    """Returns "12: 5 ok, 4 stopped, ..."; outcomes that did not happen are left out unless in `always`."""
+    order = [*(k for k in always if k != "lost"), *sorted(k for k in found if k not in always)]
+    order += ["lost"] if "lost" in always else []
+    parts = [f"{found.get(k, 0)} {OUTCOME_WORDS.get(k, plain(k))}" for k in order if k in always or found[k]]
+    return f"{sum(found.values())}: " + ", ".join(parts)
+
+
+def shares(times: Times) -> list[tuple[str, float]]:
+    """Returns the activities with their seconds, the longest first; what took no time is left out."""
+    parts = [
+        ("training", times.training_s),
+        ("evaluating", times.evaluating_s),
+        ("probing", times.probing_s),
+        ("confirming", times.confirming_s),
+        ("start-up", times.startup_s),
+        ("waiting", times.waiting_s),
+    ]
+    return sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])
+
+
+def place_sentence(place: Place) -> str:
+    """Returns what it ran on, and whose throughput it is where the card was emulated."""
+    cores = f", {place.cores} cores" if place.cores else ""
+    threads = f", {place.threads} threads" if place.threads and place.threads != place.cores else ""
+    device = f"{plain(place.device)}{cores}{threads}"
+    if not place.virtual:
+        return f"Measured on {device}."
+    cap = f"; memory was held to its {size(place.cap_bytes)}" if place.cap_bytes else ""
+    return f"Throughput is that of {device}, not of card {plain(place.card)}, which was emulated{cap}."
+
+
+def complete(config: Mapping[str, object]) -> dict[str, object]:
+    """Returns every knob of a configuration with the defaults filled in, less those without effect in it."""
+    try:
+        full: dict[str, object] = dict(Knobs.of(config).as_dict())
+    except ValueError:  # a run of another version: what it recorded is all there is to say
+        full = dict(config)
+    return {name: value for name, value in full.items() if is_active(name, full)}
+
+
+def differing(config: Mapping[str, object], other: Mapping[str, object] | None) -> dict[str, object]:
+    """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all it names without an other."""
+    if other is None:
+        return dict(config)
+    ours, theirs = complete(config), complete(other)
+    return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
+
+
+def knobs(config: Mapping[str, object]) -> list[str]:
+    """Returns "name=value" for each knob."""
+    return [f"{plain(name)}={plain(value)}" for name, value in config.items()]
+
+
+def next_commands(summary: Summary, folder: str) -> list[str]:
+    """Returns the three commands that are of use next; `folder` is the run's, as one would type it."""
+    if summary.best is None:
+        again = f"python -m tuning.run resume={summary.id}" if summary.resumable else "python -m tuning doctor"
+        return [again, f"python -m tuning show {folder}", f"python -m tuning report {folder}"]
+    return [
+        f"python -m tuning train --from {folder}/best.yaml",
+        f"python -m tuning report {folder}",
+        f"python -m tuning show {folder}",
+    ]
+
+
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether an option of this name holds what must not be passed on."""
+    return _SECRET.search(name) is not None
+
+
+def shareable(text: str) -> str:
+    """Returns `text` without secrets given as name=value, without users in URLs, and with the home folder as ~."""
+    home = home_folder()
+    if len(home) > 1:
+        text = re.sub(rf"{re.escape(home)}(?=/|\s|$)", "~", text)
+    text = _ASSIGNED.sub(lambda m: f"{m['name']}={MASK}" if is_secret(m["name"]) else m[0], text)
+    return _USER_IN_URL.sub(MASK, text)
+
+
+def home_folder() -> str:
+    """Returns the user's home folder, "" where there is none."""
+    try:
+        return str(Path.home())
+    except RuntimeError:  # no HOME, and no entry for the user
+        return ""
