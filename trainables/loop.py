@@ -195,9 +195,10 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
 
 
 def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
-    """Returns the most live bytes of two optimiser steps on the `micro_batch` longest samples of the training split.
+    """Returns the most live bytes of training on the `micro_batch` longest samples of the training split.
 
-    The second step holds the optimiser's state and, from the first of its two micro-batches, the gradients.
+    The second forward pass meets what a long run holds at its peak: the optimiser's state, and the gradients of the
+    micro-batches before it.
     """
     state = prepare(resident, config, Plan(samples=1_000_000, cap_bytes=_NO_CAP))
     dataset, lengths = resident.dataset(config, "train"), resident.lengths(config, "train")
@@ -208,10 +209,10 @@ def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
     batch = batches.to_device(batch, state.device)
     with precision.checkpointed(blocks(resident.workload, state.model), config.knobs.activation_checkpointing):
         state.model.train()
-        for _ in range(2):
-            for _ in range(2):
-                _forward_backward(state, state.model, batch, 0.5)
-            _optimizer_step(state)
+        _forward_backward(state, state.model, batch, 1.0)
+        with _counted(state):
+            state.scaler.step(state.optimizer)
+        _forward_backward(state, state.model, batch, 1.0)
     return state.peak_allocated_bytes
 
 

@@ -33,8 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbs: dict[str, Callable[[Sequence[str]], int]] = {
         "run": lambda rest: int(importlib.import_module("tuning.run").main(list(rest))),
-        # Its own import: it brings torch, which the other verbs answer without.
-        "train": lambda rest: int(importlib.import_module("tuning.train").main(rest)),
+        "train": _train,
         "list": _list,
         "show": _show,
         "report": _report,
@@ -54,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def _train(arguments: Sequence[str]) -> int:
+    importlib.import_module("tuning.backends")  # sets what torch reads when it is loaded
+    return int(importlib.import_module("tuning.train").main(arguments))  # brings torch; the other verbs do without
 
 
 def _list(arguments: Sequence[str]) -> int:

@@ -16,7 +16,9 @@ def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
     Raises ConfigError where `path` is a symbolic link or a folder, exists and `overwrite` is False, or cannot be written.
     """
     if path.is_symlink():
-        raise ConfigError(f"{path} is a symbolic link, which is not written through", remedy="remove it, or name a file")
+        raise ConfigError(
+            f"{path} is a symbolic link, which is not written through", remedy="remove it, or name a file"
+        )
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", allowed="a file", remedy=f"write to {path / 'best.yaml'}")
     if path.exists() and not overwrite:
@@ -35,5 +37,7 @@ def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
             raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigError(f"{path} cannot be written: {reason}", remedy="name a file in a folder you may write") from None
+        raise ConfigError(
+            f"{path} cannot be written: {reason}", remedy="name a file in a folder you may write"
+        ) from None
     return path

@@ -11,7 +11,7 @@ from trainables.knobs import Knobs, Scalar
 from tuning.errors import ConfigError
 
 SCHEMA = 1
-REMEDY = "undo the edit, or export it again: python -m tuning export RUN"
+REMEDY = "undo the edit, or export it again: python -m tuning report ID"
 
 
 class _Part(BaseModel):
@@ -110,7 +110,7 @@ def check(raw: Mapping[str, Any], source: str) -> BestFile:
     """Returns `raw` with its types checked; raises ConfigError for the first fault, with its key and value."""
     version = raw.get("schema")
     if version is not None and (isinstance(version, bool) or version != SCHEMA):
-        remedy = "export the run again with this version: python -m tuning export RUN"
+        remedy = "export the run again with this version: python -m tuning report ID"
         raise ConfigError(f"{source}: schema={version!r} is not read here", allowed=f"schema: {SCHEMA}", remedy=remedy)
     try:
         return BestFile.model_validate(raw)

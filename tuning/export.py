@@ -54,7 +54,9 @@ def write_best(
     """
     named = summary.named.get(name)
     if named is None:
-        raise NoUsableTrial(f"run {summary.id} has no {name} configuration", remedy=f"python -m tuning show {summary.id}")
+        raise NoUsableTrial(
+            f"run {summary.id} has no {name} configuration", remedy=f"python -m tuning show {summary.id}"
+        )
     body = _body(summary, named, created or datetime.now(UTC))
     best_file.check({**body, "sha256": ""}, str(path))  # what is written can be read
     head = f"# The {name.replace('_', ' ')} configuration of run {wording.plain(summary.id)}; it trains as it stands:\n"
@@ -225,7 +227,11 @@ def _shown(value: Any) -> Any:
 
 
 def _at_home(value: object) -> object:
-    return wording.home_folder() + value[1:] if isinstance(value, str) and (value == "~" or value.startswith("~/")) else value
+    return (
+        wording.home_folder() + value[1:]
+        if isinstance(value, str) and (value == "~" or value.startswith("~/"))
+        else value
+    )
 
 
 def _cell(value: object) -> str:

@@ -32,7 +32,7 @@ def non_dominated_ranks(points: Floats, tolerances: Sequence[float] | None = Non
     """Returns each row's rank, shape (points,): 0 for the front, 1 for the front of the others, and so on.
 
     `tolerances`, one an objective, makes two values equal whose difference is at most that share of the larger
-    magnitude. At most one may be above 0: with two, points can dominate each other in a circle. O(points^2) a front.
+    magnitude. At most one may be above 0: with two, points can dominate each other in a circle. O(points^2).
     """
     points = _checked(points)
     equal = np.zeros(points.shape[1]) if tolerances is None else np.asarray(tolerances, dtype=np.float64)
@@ -40,13 +40,16 @@ def non_dominated_ranks(points: Floats, tolerances: Sequence[float] | None = Non
         raise ValueError(f"tolerances {equal.tolist()}: expected {points.shape[1]}, none below 0, at most one above")
     ranks = np.full(len(points), -1, dtype=np.int64)
     finite = np.isfinite(points).all(axis=1)
-    left = np.flatnonzero(finite)
+    dominated_by = _dominance(points[finite], equal)
+    above = dominated_by.sum(axis=1)  # how many of the rows without a rank dominate each
+    found = np.full(len(above), -1, dtype=np.int64)
     rank = 0
-    while len(left):
-        dominated = _dominated(points[left], equal)
-        ranks[left[~dominated]] = rank
-        left = left[dominated]
+    while (found < 0).any():
+        peers = (found < 0) & (above == 0)
+        found[peers] = rank
+        above -= dominated_by[:, peers].sum(axis=1)
         rank += 1
+    ranks[finite] = found
     ranks[~finite] = max(rank, 1)
     return ranks
 
@@ -115,14 +118,14 @@ def spread_order(points: Floats) -> NDArray[np.intp]:
     return np.array(order, dtype=np.intp)
 
 
-def _dominated(points: Floats, equal: Floats) -> NDArray[np.bool_]:
-    """For each row whether another is no worse in every objective and better in one; `equal` as in the ranks."""
+def _dominance(points: Floats, equal: Floats) -> NDArray[np.bool_]:
+    """Whether row i is dominated by row j: j is no worse in every objective and better in one; shape (rows, rows)."""
     ours, theirs = points[:, None, :], points[None, :, :]
     same = np.abs(ours - theirs) <= equal * np.maximum(np.abs(ours), np.abs(theirs))
     better = (theirs < ours) & ~same
     no_worse = (theirs <= ours) | same
-    dominated: NDArray[np.bool_] = np.any(np.all(no_worse, axis=2) & np.any(better, axis=2), axis=1)
-    return dominated
+    dominated_by: NDArray[np.bool_] = np.all(no_worse, axis=2) & np.any(better, axis=2)
+    return dominated_by
 
 
 def _scaled(points: Floats) -> Floats:

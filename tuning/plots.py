@@ -54,18 +54,23 @@ def front(summary: Summary) -> Figure | None:
         stopped = [t for t in points if t.outcome == "stopped"]
         others = [t for t in points if t.outcome != "stopped" and not t.on_front]
         best = sorted((t for t in points if t.on_front), key=lambda t: t.samples_per_s or 0.0)
-        axes.scatter(*place(stopped), s=14, facecolors=RULE, edgecolors="none")
+        axes.scatter(*place(stopped), s=16, facecolors=SOFT, edgecolors="none")
         axes.scatter(*place(others), s=22, facecolors=PAPER, edgecolors=MUTED, linewidths=0.9)
         axes.plot(*place(best), color=ACCENT, linewidth=1.2, zorder=2)
         axes.scatter(*place(best), s=24, facecolors=PAPER, edgecolors=ACCENT, linewidths=1.2, zorder=3)
         for named in [*summary.given(), *([summary.best] if summary.best else [])]:
             _mark(axes, named, objective)
         axes.set_xlabel("samples a second (higher is better)")
-        axes.set_ylabel(f"{objective} ({'lower' if summary.objectives[objective] == 'min' else 'higher'} is better)")
+        axes.set_ylabel(
+            f"{wording.plain(objective)} ({'lower' if summary.objectives[objective] == 'min' else 'higher'} is better)"
+        )
         axes.margins(x=0.08, y=0.1)
 
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
-    caption = f"{objective} over throughput: {counted}. Faint dots are trials that a rung stopped, at their last value."
+    caption = (
+        f"{wording.plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
+        "their last value; filled dots are what was confirmed, with the range of one new run."
+    )
     return _figure("front", 3.3, draw, caption)
 
 
@@ -168,7 +173,9 @@ def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], capti
         FigureCanvasSVG(canvas)
         draw(canvas.subplots())
         out = io.StringIO()
-        canvas.savefig(out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        canvas.savefig(
+            out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     return Figure(_inline(out.getvalue(), name, caption), caption)
 
 
@@ -182,7 +189,9 @@ def _inline(svg: str, name: str, caption: str) -> str:
     for colour, css_property in _PROPERTIES.items():
         svg = svg.replace(colour, f"var(--{css_property})")
     label = html.escape(caption, quote=True)
-    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', rf'<svg role="img" aria-label="{label}" \1', svg, count=1)
+    return re.sub(
+        r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', rf'<svg role="img" aria-label="{label}" \1', svg, count=1
+    )
 
 
 def _mark(axes: Axes, named: Named, objective: str) -> None:

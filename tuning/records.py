@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -21,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -32,8 +32,8 @@ FAILPOINT = "TUNING_FAILPOINT"
 """Environment variable for crash tests: `after_write:probe:3` ends the process once its third probe is on disk."""
 
 _OWN_KEYS = ("seq", "t", "event", "crc")
+_MARK_LENGTH = len(b',"crc":"89abcdef"}')
 _WHOLE = re.compile(rb'\{"seq":.*?,"crc":"[0-9a-f]{8}"\}')
-_CRC_LENGTH = len(b',"crc":"89abcdef"}')
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,15 @@ class Journal:
             raise ConfigError(f"{path}: no such file", remedy="start a new run, or name another with resume=ID")
         lock = _lock(path)
         try:
-            if create and not path.exists():
-                os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+            if not path.exists():
+                path.touch()
                 _sync_folder(path)
             found = _Scan(path.read_bytes())
             _heal(path, found)
-            return cls(path, lock, found.records, found.warnings)
+            journal = cls(path, lock, found.records, found.warnings)
+            if found.lacks_newline:
+                journal._write(b"\n")
+            return journal
         except OSError as error:
             os.close(lock)
             raise _unwritable(path, error) from error
@@ -124,9 +127,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, line: bytes) -> None:
@@ -155,9 +156,6 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
     return found.records, found.warnings + tail
 
 
-# -- lines -------------------------------------------------------------------------------------------------------------
-
-
 class _Scan:
     """A journal's bytes taken apart: good records, warnings of damage inside, the bytes after the last good line."""
 
@@ -182,15 +180,15 @@ class _Scan:
 
 def _parse(line: bytes) -> Record | None:
     """Returns the record of a whole line, or None where bytes of it are missing or changed."""
-    body, mark = line[:-_CRC_LENGTH], line[-_CRC_LENGTH:]
+    body, mark = line[:-_MARK_LENGTH], line[-_MARK_LENGTH:]
     if mark != _mark(body):
         return None
     try:
         raw = json.loads(line)
-        own = [raw.pop(key) for key in _OWN_KEYS]
-    except (ValueError, KeyError, AttributeError, RecursionError):
+        seq, t, event, _ = (raw.pop(key) for key in _OWN_KEYS)
+    except (ValueError, KeyError, RecursionError):
         return None
-    return Record(own[0], own[1], own[2], raw)
+    return Record(seq, t, event, raw)
 
 
 def _line(record: Record) -> bytes:
@@ -211,9 +209,8 @@ def _plain(value: Any, where: str) -> Any:
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    for kind in (str, int):  # of an enumeration, its value
-        if isinstance(value, kind):
-            return kind(value)
+    if isinstance(value, str | int):
+        return str(value) if isinstance(value, str) else int(value)  # of an enumeration, its value
     if isinstance(value, Mapping):
         return {str(k): _plain(v, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -223,26 +220,19 @@ def _plain(value: Any, where: str) -> Any:
     raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold: {value!r}")
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 def _heal(path: Path, found: _Scan) -> None:
-    """Leaves the file ending with a whole line; what came after it is kept aside and named in the warnings."""
-    if found.lacks_newline:
-        with path.open("ab") as file:
-            file.write(b"\n")
-            os.fsync(file.fileno())
+    """Cuts the file after its last good record; what came after is kept aside and named in the warnings."""
     if not found.tail:
         return
-    aside = next(p for n in range(1_000_000) if not (p := path.with_name(f"{path.name}.corrupt-{n}")).exists())
+    aside = next(p for n in itertools.count() if not (p := path.with_name(f"{path.name}.corrupt-{n}")).exists())
     with aside.open("xb") as file:
         file.write(found.tail)
         file.flush()
         os.fsync(file.fileno())
+    _sync_folder(path)  # kept aside for certain before it is cut off
     with path.open("r+b") as file:
         file.truncate(found.good_bytes)
         os.fsync(file.fileno())
-    _sync_folder(path)
     size = len(found.tail)
     found.warnings.append(f"the last {size} bytes were no whole record; they were moved to {aside.name}")
 
@@ -288,10 +278,10 @@ def _sync_folder(path: Path) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> StoppedEarly:
+    room = f"make room in {path.parent} (1 MB holds about 1000 records)"
     return StoppedEarly(
-        f"{path} cannot be written: {error.strerror or error}",
-        allowed="every record before it is safe on disk",
-        remedy=f"make room in {path.parent} (1 MB holds about 1000 records), then go on with resume={path.parent.name}",
+        f"{path} cannot be written: {error.strerror or error}; what it holds is safe",
+        remedy=f"{room}, then go on with resume={path.parent.name}",
     )
 
 

@@ -19,6 +19,7 @@ from tuning import atomic, plots, wording
 from tuning.plots import Figure
 from tuning.summary import PICKS, Candidate, Named, Summary
 
+_SHORT = {"learning_rate": "rate", "batch_size": "batch", "micro_batch_size": "micro", "amp_dtype": "type"}
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
 
 
@@ -67,8 +68,10 @@ def render(summary: Summary) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Control characters as their escapes: HTML has no way to hold them."""
-    return wording.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Control characters as their escapes, as HTML has no way to hold them; a figure stays in one line with its spread."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return wording.plain(value).replace(" ± ", "\u00a0±\u00a0")
 
 
 def _figures(summary: Summary) -> tuple[dict[str, tuple[Markup, str]], str]:
@@ -101,7 +104,9 @@ def _lede(summary: Summary) -> str:
         return "This run has picked no configuration: it was cut off before its end, or no trial reached its end."
     gains = [wording.gain_sentence(g) for g in summary.gains if g.of == "best"]
     than = ", ".join(gains)
-    return f"The best configuration trains {wording.named_rate(best)} samples a second" + (f": {than}." if than else ".")
+    return f"The best configuration trains {wording.named_rate(best)} samples a second" + (
+        f": {than}." if than else "."
+    )
 
 
 def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
@@ -131,7 +136,7 @@ def _compared(summary: Summary) -> Table | None:
     if summary.best is not None:
         gains = {g.over: g for g in summary.gains if g.of == "best"}
         than = [wording.ratio(gains[n.name]) if n.name in gains else "" for n in columns]
-        rows.append(["best is faster by", *(f"{text}x" if text else "-" for text in than)])
+        rows.append(["best is faster by", *(f"{text}x" if text else "" for text in than)])
     for objective in summary.objectives:
         found = [n.quality.get(objective) for n in columns]
         rows.append([objective, *(wording.quality(q) if q else "not trained" for q in found)])
@@ -175,7 +180,14 @@ def _alternatives(summary: Summary) -> Table | None:
 def _probes(summary: Summary) -> Table | None:
     if not summary.probes:
         return None
-    shown = ("micro_batch_size", "num_workers", "amp_dtype", "activation_checkpointing", "length_bucketing", "ram_cache")
+    shown = (
+        "micro_batch_size",
+        "num_workers",
+        "amp_dtype",
+        "activation_checkpointing",
+        "length_bucketing",
+        "ram_cache",
+    )
     keys = [k for k in shown if len({str(p.config.get(k)) for p in summary.probes}) > 1]
     rows = []
     for number, probe in enumerate(sorted(summary.probes, key=lambda p: -(p.samples_per_s or 0.0)), start=1):
@@ -189,16 +201,16 @@ def _trials(summary: Summary) -> Table | None:
     if not summary.trials:
         return None
     picks = {n.trial: name.replace("_", " ") for name, n in reversed(summary.named.items()) if name in PICKS}
-    keys = [k for k in _varied(summary.trials) if k in ("learning_rate", "batch_size", "micro_batch_size", "amp_dtype")]
+    keys = [k for k in _varied(summary.trials) if k in _SHORT]
     rows = []
     for trial in sorted(summary.trials, key=lambda t: t.trial):
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in summary.objectives]
         cells = [wording.plain(trial.config.get(k, "-")) for k in keys]
-        marks = ", ".join(filter(None, [picks.get(trial.trial, ""), "front" if trial.on_front else ""]))
-        speed, peak = wording.rate(trial.samples_per_s), wording.size(trial.peak_allocated_bytes)
-        rows.append([trial.trial, _outcome(trial), *values, speed, peak, *cells, marks or trial.message[:60]])
-    head = ["", "outcome", *summary.objectives, "samples a second", "peak memory"]
-    return Table([*head, *(k.replace("_", " ") for k in keys), ""], rows)
+        marks = picks.get(trial.trial, "front" if trial.on_front else "")
+        trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
+        speed, peak = wording.rate(trial.samples_per_s if trained else None), wording.size(trial.peak_allocated_bytes)
+        rows.append([trial.trial, _outcome(trial), *values, speed, peak, *cells, marks])
+    return Table(["", "outcome", *summary.objectives, "samples/s", "peak", *(_SHORT[k] for k in keys), ""], rows)
 
 
 def _outcome(trial: Candidate) -> str:
@@ -228,13 +240,18 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
     versions = study.get("versions")
     if isinstance(versions, Mapping):
         yield "versions", ", ".join(f"{k} {v}" for k, v in versions.items())
-    samples = [f"{study[k]} {word}" for k, word in (("train_samples", "training"), ("val_samples", "validation")) if k in study]
+    samples = [
+        f"{study[k]} {word}" for k, word in (("train_samples", "training"), ("val_samples", "validation")) if k in study
+    ]
     if samples:
         yield "samples", ", ".join(samples)
     for name, values in summary.baselines.items():
         yield f"baseline {name}", ", ".join(f"{k} {wording.number(v)}" for k, v in values.items())
     if summary.claim is not None:
-        yield "claimed for after", f"{summary.claim.text} ({summary.claim.source})" if summary.claim.source else summary.claim.text
+        yield (
+            "claimed for after",
+            f"{summary.claim.text} ({summary.claim.source})" if summary.claim.source else summary.claim.text,
+        )
     yield "probes", wording.counts(summary.probe_counts, always=("ok", "oom", "refused"))
     if summary.stop_reason:
         yield "ended", summary.stop_reason

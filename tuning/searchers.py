@@ -63,9 +63,9 @@ class Proposal:
 class OptunaSearcher:
     """Proposes configurations of a space by TPE (multivariate, grouped, constrained), none of them twice.
 
-    Optuna hears of `ok` as COMPLETE and of everything else as PRUNED: FAIL would teach it nothing. What did not fit has
-    the constraint `memory` in GiB over the cap, what failed otherwise the constraint `failed`; a trial stopped at a rung
-    has neither, and no values, since those of a low rung are not those of a whole trial.
+    Optuna hears of `ok` as COMPLETE and of everything else as PRUNED: FAIL would teach it nothing. What did not fit
+    violates the constraint `memory` by the GiB over the cap, what failed otherwise the constraint `failed`; a trial
+    stopped at a rung violates none, and has no values: those of a low rung are not those of a whole trial.
     """
 
     def __init__(
@@ -195,14 +195,14 @@ class OptunaSearcher:
         return tuple(sorted(self._settled(values).items()))
 
     def _params(self, values: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns the values as their distributions have them; a micro-batch that was cut is the least that is cut so."""
+        """Returns the values as their distributions have them; of a cut micro-batch, the least that is cut to it."""
         params: dict[str, Any] = {}
         for name in self._names:
             if name not in values:
                 continue
             value, parameter = values[name], self._space.parameters[name]
             if name == "micro_batch_size" and isinstance(parameter, Choice):
-                value = min((v for v in parameter.values if v >= value), default=value)  # type: ignore[operator]
+                value = min((v for v in parameter.values if float(v) >= float(value)), key=float, default=value)
             if _allows(parameter, value):
                 params[name] = int(value) if isinstance(self._distributions[name], IntDistribution) else value
         return params

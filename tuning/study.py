@@ -11,7 +11,7 @@ import importlib.metadata
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,16 +20,15 @@ from typing import Any
 import psutil
 
 from trainables import workload
-from trainables.knobs import Scalar
-from tuning import __version__, doctor, export, report, summary
+from tuning import __version__, doctor, export, report, summary, timeline
 from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial
 from tuning.policies.pick import Pick
 from tuning.policies.rungs import milestones
-from tuning.runs import JOURNAL, find_run
 from tuning.records import Journal, Record, last, read, stage_done, trials
+from tuning.runs import JOURNAL, find_run
 from tuning.stages import confirm, estimate
 from tuning.stages.bench import Orders
 from tuning.stages.probe import ProbeStage, probed
@@ -81,18 +80,20 @@ class _Study:
 
     def __init__(self, config: StudyConfig, terminal: Terminal, journal: Journal, folder: Path, started: float) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
-        self._used_s = used_s(journal.records)
+        self._used_s = timeline.times(journal.records).wall_s  # by earlier sessions
         self._started = started
 
     def open(self, facts: Mapping[str, Any], setting: Setting) -> None:
         """Writes who we are and what we run, or that we go on."""
         if last(self._journal.records, "study") is None:
-            self._journal.append("study", **_study_fields(self._config, facts, setting, self._folder.name))
+            fields = _study_fields(self._config, facts, setting, self._folder.name)
+            self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
             write_resolved(self._config, self._folder / "config.yaml")
         else:
-            self._journal.append("resume", command=_command(self._config))
+            startup_s = time.monotonic() - self._started
+            self._journal.append("resume", command=_command(self._config), startup_s=startup_s)
             self._same_code(facts)
-        self._facts = last(self._journal.records, "study") or {}
+        self._facts = self._opening()
         for text in self._config.dropped:
             self._note(text)
         self._terminal.plan(self._config, self._facts, self._folder)
@@ -245,14 +246,18 @@ class _Study:
             return int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes
         return int(psutil.virtual_memory().available * RAM_FRAC) // concurrency(self._config)
 
+    def _opening(self) -> Record:
+        opening = last(self._journal.records, "study")
+        assert opening is not None, "open() wrote it, or the journal was not resumed"
+        return opening
+
     def _note(self, text: str) -> None:
         if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
             self._journal.append("note", text=text)
             self._terminal.note(text)
 
     def _same_code(self, facts: Mapping[str, Any]) -> None:
-        study = last(self._journal.records, "study")
-        before = (study or {}).get("workload_sha256")
+        before = self._opening().get("workload_sha256")
         if before and before != facts["workload_sha256"]:
             self._note(
                 "the workload's source has changed since this study began; its older trials ran the older source"
@@ -264,17 +269,6 @@ def concurrency(config: StudyConfig) -> int:
     if isinstance(config.concurrency, int):
         return config.concurrency
     return 1 if config.card.device == "cuda" else min(doctor.cores(), 4)
-
-
-def used_s(records: list[Record]) -> float:
-    """Returns the seconds earlier sessions of the study spent, the time between them left out."""
-    spent, before = 0.0, None
-    for record in records:
-        now = datetime.fromisoformat(record.t).timestamp()
-        if before is not None and record.event != "resume":
-            spent += max(0.0, now - before)
-        before = now
-    return spent
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:

@@ -6,10 +6,11 @@ work wins over preparation, so the parts add up to the wall time and nothing is 
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from datetime import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from tuning.records import Record
@@ -58,7 +59,7 @@ def intervals(records: Sequence[Record]) -> list[Interval]:
     """Returns what happened when, in the order of the records; waiting is what is left between them."""
     if not records:
         return []
-    origin = _seconds(records[0])
+    origin = _began(records[0])
     found = [Interval("startup", 0.0, max(0.0, _first_stage(records) - origin), "start")]
     for record in records:
         end = _seconds(record) - origin
@@ -71,7 +72,7 @@ def times(records: Sequence[Record]) -> Times:
     if not records:
         return Times(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None)
     away = _away(records)
-    origin = _seconds(records[0])
+    origin = _began(records[0])
     end_s = max(_seconds(r) for r in records) - origin
     painted = _paint(intervals(records), end_s, away)
     wall_s = end_s - sum(b - a for a, b in away)
@@ -90,7 +91,9 @@ def times(records: Sequence[Record]) -> Times:
 
 def _of_record(record: Record, origin: float, end: float) -> Iterator[Interval]:
     label = str(record.get("name") or record.get("trial") or "")
-    if record.event == "probe":
+    if record.event == "resume":
+        yield Interval("startup", end - _number(record, "startup_s"), end, "resume")
+    elif record.event == "probe":
         yield Interval("probing", end - _number(record, "wall_s"), end, label)
     elif record.event == "window":
         yield Interval("confirming", end - _number(record, "wall_s"), end, label)
@@ -123,7 +126,7 @@ def _paint(found: Sequence[Interval], end_s: float, away: Sequence[tuple[float, 
     edges |= {min(max(t, 0.0), end_s) for i in found for t in (i.start_s, i.end_s)}
     cuts = sorted(edges)
     total: dict[Activity, float] = dict.fromkeys(_PRIORITY, 0.0)
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         middle = (start + end) / 2
         if any(a <= middle < b for a, b in away):
             continue
@@ -135,10 +138,10 @@ def _paint(found: Sequence[Interval], end_s: float, away: Sequence[tuple[float, 
 
 
 def _away(records: Sequence[Record]) -> list[tuple[float, float]]:
-    """The spans between a session's last record and the `resume` that followed it, seconds since the run began."""
-    origin = _seconds(records[0])
-    pairs = zip(records, records[1:], strict=False)
-    return [(_seconds(a) - origin, _seconds(b) - origin) for a, b in pairs if b.event == "resume"]
+    """The spans between a session's last record and the start of the next session, seconds since the run began."""
+    origin = _began(records[0])
+    pairs = itertools.pairwise(records)
+    return [(_seconds(a) - origin, max(_seconds(a), _began(b)) - origin) for a, b in pairs if b.event == "resume"]
 
 
 def _first_stage(records: Sequence[Record]) -> float:
@@ -175,6 +178,11 @@ def _busy_steps(record: Record) -> tuple[float, float]:
 def _number(record: Record, key: str) -> float:
     value = record.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+
+
+def _began(record: Record) -> float:
+    """When the session began that opened with this record: it starts Ray and loads the workload before it writes."""
+    return _seconds(record) - _number(record, "startup_s")
 
 
 def _seconds(record: Record) -> float:

@@ -115,7 +115,7 @@ def size(bytes_count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Returns seconds as people say them: 0.9s, 58s, 4m12s, 1h02m."""
+    """Returns seconds as people say them: 0.9s, 58s, 4m, 4m12s, 1h02m."""
     if seconds is None:
         return "-"
     if seconds < 9.95:
@@ -124,7 +124,7 @@ def duration(seconds: float | None) -> str:
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
+        return f"{whole // 60}m" + (f"{whole % 60:02d}s" if whole % 60 else "")
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
@@ -189,18 +189,13 @@ def knobs(config: Mapping[str, object]) -> list[str]:
     return [f"{plain(name)}={plain(value)}" for name, value in config.items()]
 
 
-def next_commands(summary: Summary, folder: str) -> list[str]:
-    """Returns the three commands that are of use next; `folder` is the run's, as one would type it."""
-    if summary.best is None:
-        again = f"python -m tuning.run resume={summary.id}" if summary.resumable else "python -m tuning doctor"
-        return [again, f"python -m tuning show {folder}", f"python -m tuning report {folder}"]
-    return [
-        f"python -m tuning train --from {folder}/best.yaml",
-        f"python -m tuning report {folder}",
-        f"python -m tuning show {folder}",
-    ]
-
-
+def next_commands(summary: Summary, folder: str, runs_dir: str = "") -> list[str]:
+    """Returns the three commands that are of use next; `folder` is the run's, `runs_dir` an option to find it by."""
+    report, show = f"python -m tuning report {summary.id}{runs_dir}", f"python -m tuning show {summary.id}{runs_dir}"
+    if summary.best is not None:
+        return [f"python -m tuning train --from {folder}/best.yaml", show, report]
+    again = f"python -m tuning.run resume={summary.id}{runs_dir.replace('--runs-dir ', 'runs_dir=')}"
+    return [again if summary.resumable else "python -m tuning doctor", show, report]
 
 
 def is_secret(name: str) -> bool:

@@ -52,7 +52,11 @@ TRIALS: list[tuple[int, float, int, int, str, float | None, float]] = [
     (0, 1.0e-3, 12, 8, "ok", 0.915, 21.6),
     (1, 1.6e-3, 32, 8, "stopped", 0.800, 5.3),
 ]
-CONFIRMED = {"best": (61.2, {11: 0.905, 12: 0.909, 13: 0.904}), "after": (50.6, {11: 0.884}), "before": (33.2, {11: 0.887})}
+CONFIRMED = {
+    "best": (61.2, {11: 0.905, 12: 0.909, 13: 0.904}),
+    "after": (50.6, {11: 0.884}),
+    "before": (33.2, {11: 0.887}),
+}
 
 
 class Script:
@@ -86,7 +90,7 @@ def study(script: Script) -> None:
         objectives={"accuracy": "max", "samples_per_s": "max"},
         config={"workload": {"ref": "nli", "name": "nli", "options": {"model": None, "layers": 3}}, "named": named},
         baselines={"majority": {"accuracy": 0.5}, "hypothesis-only": {"accuracy": 0.57}},
-        train_samples=1200, val_samples=300, horizon_samples=1200,
+        train_samples=1200, val_samples=300, horizon_samples=1200, concurrency=2, threads=2,
     )  # fmt: skip
     script.add("note", 0.05, text=SYNTHETIC)
     script.add("stage", 4.4, stage="estimate", state="start")

@@ -1,13 +1,13 @@
 """Sentence pairs of the public entailment sets, as published, and what a guesser scores on them.
 
-| set                                   | file                              | read as                                     |
-|---------------------------------------|-----------------------------------|---------------------------------------------|
-| SNLI (Bowman et al., 1508.05326)      | snli_1.0_train.jsonl or .txt      | JSON lines, or tab-separated with a header  |
-| MultiNLI (Williams et al., 1704.05426)| multinli_1.0_train.jsonl or .txt  | the same                                    |
-| SciTail (Khot et al., AAAI 2018)      | snli_format/scitail_1.0_train.txt | JSON lines, in spite of its name            |
-|                                       | tsv_format/scitail_1.0_train.tsv  | premise, hypothesis, label; no header       |
-| GLUE RTE, MNLI (Wang et al., 1804.07461) | train.tsv                      | tab-separated with a header, no quoting     |
-| SuperGLUE RTE (Wang et al., 1905.00537) | train.jsonl                     | JSON lines: premise, hypothesis, label      |
+| set                                 | file                              | read as                                    |
+|-------------------------------------|-----------------------------------|--------------------------------------------|
+| SNLI (Bowman, 1508.05326)           | snli_1.0_train.jsonl or .txt      | JSON lines, or tab-separated with a header |
+| MultiNLI (Williams, 1704.05426)     | multinli_1.0_train.jsonl or .txt  | the same                                   |
+| SciTail (Khot, AAAI 2018)           | snli_format/scitail_1.0_train.txt | JSON lines, in spite of its name           |
+|                                     | tsv_format/scitail_1.0_train.tsv  | premise, hypothesis, label; no header      |
+| GLUE RTE and MNLI (Wang, 1804.07461)| train.tsv                         | tab-separated with a header, no quoting    |
+| SuperGLUE RTE (Wang, 1905.00537)    | train.jsonl                       | JSON lines: premise, hypothesis, label     |
 
 Each may be gzipped. Labels are taken by name, for their numbers differ from one publisher to another.
 """
@@ -23,10 +23,11 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NoReturn
 
+SAMPLE = Path(__file__).parent / "samples" / "epistemic_snli_format.jsonl.gz"
 MAX_LINE_BYTES = 1_000_000
 SUFFIXES = (".jsonl", ".tsv", ".txt")
 """In order of preference where a folder holds the same split more than once, as SNLI's does."""
@@ -152,7 +153,7 @@ def _wrong(path: Path, found: str, allowed: str, *, line: int | None = None, fie
 
 def _terms(text: str) -> list[str]:
     words = re.findall(r"\w+", text.lower())
-    return words + [f"{a} {b}" for a, b in zip(words, words[1:], strict=False)]
+    return words + [f"{a} {b}" for a, b in pairwise(words)]
 
 
 def _file_of(folder: Path, *words: str) -> Path | None:
@@ -201,7 +202,8 @@ def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Pair]:
         try:
             record = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            raise _wrong(path, f"{text[:60]!r} ({error})", "one whole JSON object a line", line=number) from None
+            why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            raise _wrong(path, f"{text[:60]!r} ({why})", "one whole JSON object a line", line=number) from None
         if not isinstance(record, dict):
             raise _wrong(path, f"{text[:60]!r}", "one whole JSON object a line", line=number)
         if any(field in record for field in _LABEL_FIELDS):

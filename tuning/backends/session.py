@@ -6,6 +6,7 @@ Nothing that happens inside a trial is raised: how it ended is the `outcome` of 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import statistics
@@ -195,7 +196,8 @@ class _Attempt:
         if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
             return False
         outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
-        self._found.update(outcome=str(outcome), message=f"{type(error).__name__}: {error}"[:500])
+        message = f"{type(error).__name__}: {error}"[:500]
+        self._found.update(outcome=str(outcome), message=message, failed_at=time.time())
         if outcome is Outcome.CRASH:
             self._found["traceback"] = "".join(traceback.format_exception(error))[-4000:]
         if oom.poisoned(error):
@@ -307,7 +309,8 @@ def spread(rates: Sequence[float]) -> float:
     """Returns the half-width of a 95 % interval of the mean over the mean (normal, 1.96 standard errors); 1 below 3."""
     if len(rates) < 3:
         return 1.0
-    return 1.96 * statistics.stdev(rates) / len(rates) ** 0.5 / statistics.fmean(rates)
+    standard_error = statistics.stdev(rates) / math.sqrt(len(rates))
+    return 1.96 * standard_error / statistics.fmean(rates)
 
 
 def device_facts(device: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuning.pareto import Mode, front, knee
+from tuning.pareto import front, knee
 
 _ROUNDING = 1e-9
 """0.91 - 0.90 is 0.010000000000000009: a difference this much over the tolerance is still within it."""
@@ -34,12 +34,14 @@ class Pick:
     rule: str
 
 
-def pick(candidates: Sequence[Candidate], objective: str, mode: Mode, tolerance: float) -> Pick:
-    """Returns the pick over quality (`objective`, `mode`) and speed; `tolerance` is in the objective's own unit.
+def pick(candidates: Sequence[Candidate], objective: str, mode: str, tolerance: float) -> Pick:
+    """Returns the pick over quality (`objective`, min or max) and speed; `tolerance` is in the objective's own unit.
 
     Of equally fast ones the better, then the earlier is taken. Candidates whose quality or speed is not finite are left
     out; raises ValueError where none remain, or for an objective that a candidate lacks.
     """
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode must be min or max, got {mode!r}")
     if tolerance < 0:
         raise ValueError(f"tolerance must be at least 0, got {tolerance}")
     for candidate in candidates:

@@ -69,6 +69,7 @@ class Rungs:
         self._min_at_rung = eta if min_at_rung is None else min_at_rung
         self._tolerances = [float((tolerances or {}).get(name, 0.0)) for name in objectives]
         self._seen: dict[int, dict[str, Floats]] = {m: {} for m in milestones}
+        self._priorities: dict[str, tuple[float, str]] = {}
 
     def decide(self, trial_id: str, milestone: int, values: Mapping[str, float | None]) -> Decision:
         """Returns whether the trial goes on from this milestone.
@@ -86,10 +87,13 @@ class Rungs:
             return Decision(False, f"{bad} is {values[bad]} at {milestone} samples")
         rung = self._seen[milestone]
         rung[trial_id] = row
+        # Of the id, not of the order of arrival, so that a resumed search decides as the first one did.
+        draw = np.random.default_rng([self._seed, zlib.crc32(trial_id.encode())])
+        self._priorities[trial_id] = (float(draw.random()), trial_id)
         seen = len(rung)
         if seen < self._min_at_rung:
             return Decision(True, f"{seen} of the {self._min_at_rung} that are compared at {milestone} samples")
-        ids = sorted(rung, key=self._priority)
+        ids = sorted(rung, key=self._priorities.__getitem__)
         points = np.array([rung[i] for i in ids])
         ranks = non_dominated_ranks(points, self._tolerances)
         mine = int(ranks[ids.index(trial_id)])
@@ -111,7 +115,3 @@ class Rungs:
         peers = np.flatnonzero(ranks == ranks[index])
         order = peers[spread_order(points[peers])]
         return int((ranks < ranks[index]).sum() + np.flatnonzero(order == index)[0]) + 1
-
-    def _priority(self, trial_id: str) -> tuple[float, str]:
-        # Of the id, not of the order of arrival, so that a resumed search decides as the first one did.
-        return float(np.random.default_rng([self._seed, zlib.crc32(trial_id.encode())]).random()), trial_id

@@ -24,6 +24,12 @@ def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
     return tuple((name, full[name]) for name in MEMORY_KNOBS)
 
 
+def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
+    """Returns the samples of a configuration's micro-step: no more than its batch has."""
+    full = Knobs.of(knobs)
+    return min(full.micro_batch_size, full.batch_size)
+
+
 def couplings(space: Space) -> list[dict[str, Scalar]]:
     """Returns every combination of memory knobs the space can ask for."""
     values = [p.values if isinstance(p := space.parameters.get(n), Choice) else (None,) for n in MEMORY_KNOBS]
@@ -79,8 +85,7 @@ def frontier(records: list[Record], cap_bytes: int | None) -> Frontier:
 
 def learn(learned: Frontier, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int) -> None:
     """Adds one observation to the frontier."""
-    full = Knobs.of(knobs)
-    micro_batch = min(full.micro_batch_size, full.batch_size)
+    micro_batch = micro_batch_of(knobs)
     if outcome == "oom":
         learned.observe_oom(key_of(knobs), micro_batch)
     elif outcome in ("ok", "stopped") and peak_bytes > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,9 +13,9 @@ from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, ne
 from tuning.records import Journal, Record
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
-from tuning.space import Choice, Space
+from tuning.space import Choice, Range, Space
 from tuning.stages.bench import Bench
-from tuning.stages.estimate import key_of, learn
+from tuning.stages.estimate import key_of, learn, micro_batch_of
 
 Told = Callable[[Record], None]
 """Hears of every probe as it is written."""
@@ -60,17 +61,14 @@ class ProbeStage:
         system = self._space.subset({"system"})
         searcher = OptunaSearcher(system, {"samples_per_s": "max"}, self._seed)
         alternatives = {n: p.values for n, p in system.parameters.items() if isinstance(p, Choice)}
-        first = True
-        while time.monotonic() < until or first:
-            done = [r for r in self._journal.records if r.event in ("probe", "refused") and self._of(r, coupling)]
+        for record in self._under(coupling):
+            searcher.replay(_only(system, record["config"]), self._observation(record))
+        while time.monotonic() < until or not self._under(coupling):
+            seen = [r["config"] for r in self._under(coupling)]
             incumbent = self._incumbent(coupling)
             usable = {n: v for n, v in alternatives.items() if is_active(n, incumbent)}
+            candidate = neighbour(incumbent, usable, seen) if seen else incumbent
             number = None
-            if first:
-                candidate: dict[str, Scalar] | None = incumbent
-            else:
-                candidate = neighbour(incumbent, usable, [r["config"] for r in done])
-            first = False
             if candidate is None:  # every neighbour of the best is slower
                 proposal = searcher.suggest()
                 if proposal is None:
@@ -80,11 +78,26 @@ class ProbeStage:
             candidate = self._clipped({**candidate, **coupling})
             record = self._refuse(candidate) or self._measure(candidate)
             told(record)
-            seen = Observation(str(record.get("outcome", "refused")), {"samples_per_s": record.get("samples_per_s")})
             if number is None:
-                searcher.replay({n: candidate[n] for n in system.parameters if n in candidate}, seen)
+                searcher.replay(_only(system, candidate), self._observation(record))
             else:
-                searcher.observe(number, seen)
+                searcher.observe(number, self._observation(record))
+
+    def _observation(self, record: Record) -> Observation:
+        verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
+        outcome = "refused" if record.event == "refused" else str(record["outcome"])
+        overshoot_bytes = max(1, self._frontier.overshoot_bytes(verdict))
+        return Observation(outcome, {"samples_per_s": record.get("samples_per_s")}, overshoot_bytes)
+
+    def _under(self, coupling: Mapping[str, Scalar]) -> list[Record]:
+        """Returns what was probed or refused under the coupling, the named configurations left out."""
+        wanted = coupling_of({**self._space.fixed, **coupling})
+        return [
+            r
+            for r in self._journal.records
+            if (r.event == "probe" and not r["name"] or r.event == "refused" and r["stage"] == "probe")
+            and coupling_of(r["config"]) == wanted
+        ]
 
     def _measure(self, knobs: dict[str, Scalar], name: str | None = None) -> Record:
         budget = self._budget
@@ -95,8 +108,7 @@ class ProbeStage:
         return record
 
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
-        micro = min(int(knobs.get("micro_batch_size", Knobs().micro_batch_size)), int(knobs["batch_size"]))
-        verdict = self._frontier.judge(key_of(knobs), micro)
+        verdict = self._frontier.judge(key_of(knobs), micro_batch_of(knobs))
         if verdict.fits:
             return None
         return self._journal.append(
@@ -110,9 +122,6 @@ class ProbeStage:
 
     def _rivals(self, knobs: Mapping[str, Scalar]) -> list[Probed]:
         return [p for p in probed(self._journal.records) if coupling_of(p.knobs) == coupling_of(knobs)]
-
-    def _of(self, record: Record, coupling: Mapping[str, Scalar]) -> bool:
-        return coupling_of(record["config"]) == coupling_of({**self._space.fixed, **coupling})
 
     def _incumbent(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns the best configuration so far under this coupling, else the best under any, else the defaults."""
@@ -137,6 +146,10 @@ class ProbeStage:
         return {n: v for n, v in knobs.items() if is_active(n, knobs)}
 
 
+def _only(space: Space, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {n: knobs[n] for n in space.parameters if n in knobs}
+
+
 def speed_couplings(space: Space) -> list[dict[str, Scalar]]:
     """Returns every combination of the searched "both" knobs."""
     names = [n for n in COUPLING if isinstance(space.parameters.get(n), Choice)]
@@ -145,11 +158,18 @@ def speed_couplings(space: Space) -> list[dict[str, Scalar]]:
 
 
 def reference_batch_size(space: Space) -> int:
-    """Returns the batch size probes run at: the largest the space allows, so that every micro-batch size can be seen."""
-    parameter = space.parameters.get("batch_size")
-    if parameter is None:
-        return int(space.fixed.get("batch_size", Knobs().batch_size))
-    return int(max(parameter.values)) if isinstance(parameter, Choice) else int(parameter.high)
+    """Returns the batch size probes run at: the middle of the space's, but no less than its largest micro-batch."""
+    batch = _values(space, "batch_size")
+    return max(batch[len(batch) // 2], min(max(_values(space, "micro_batch_size")), max(batch)))
+
+
+def _values(space: Space, name: str) -> list[int]:
+    parameter = space.parameters.get(name, space.fixed.get(name, Knobs().as_dict()[name]))
+    if isinstance(parameter, Choice):
+        return sorted(int(v) for v in parameter.values)
+    if isinstance(parameter, Range):
+        return [int(parameter.low), round(math.sqrt(parameter.low * parameter.high)), int(parameter.high)]
+    return [int(parameter)]
 
 
 def defaults(space: Space) -> dict[str, Scalar]:

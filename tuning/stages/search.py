@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainables.knobs import Knobs, Scalar
+from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier
 from tuning.policies import throughput
 from tuning.policies.oom import Outcome, halve
@@ -17,7 +17,7 @@ from tuning.records import Journal, Record, trials, unfinished
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import key_of, learn
+from tuning.stages.estimate import key_of, learn, micro_batch_of
 from tuning.stages.probe import defaults, probed
 
 SAMPLES_PER_S = "samples_per_s"
@@ -82,8 +82,7 @@ class SearchDesk:
             knobs = self._knobs(proposal.values)
             fitting = self._fitting(knobs)
             if isinstance(fitting, Record):
-                overshoot = int(fitting["predicted_bytes"] or 0) - int(fitting["cap_bytes"] or 0)
-                self._searcher.observe(proposal.number, Observation(str(Outcome.REFUSED), {}, max(1, overshoot)))
+                self._searcher.observe(proposal.number, self._observation(fitting))
                 self._told(fitting)
                 self._refused += 1
                 continue
@@ -165,8 +164,7 @@ class SearchDesk:
 
         In the joint strategy the micro-batch is what is searched, so it is judged as proposed.
         """
-        full = Knobs.of(knobs)
-        micro: int | None = min(full.micro_batch_size, full.batch_size)
+        micro: int | None = micro_batch_of(knobs)
         verdict = first = self._frontier.judge(key_of(knobs), micro or 1)
         while not verdict.fits and self._staged and micro is not None:
             micro = halve(micro)
@@ -204,14 +202,16 @@ class SearchDesk:
         if number is not None:
             self._searcher.observe(number, seen)
         else:
-            self._searcher.replay({n: v for n, v in record["config"].items() if n in self._names}, seen)
+            self._searcher.replay(self._searched(record["config"]), seen)
+
+    def _searched(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        return {n: v for n, v in knobs.items() if n in self._names}
 
     def _observation(self, record: Record) -> Observation:
-        values = {SAMPLES_PER_S: record.get("samples_per_s"), **dict(record["values"])}
-        cap = self._frontier.cap_bytes or 0
-        predicted = self._frontier.judge(key_of(record["config"]), _micro(record["config"])).predicted_bytes
-        overshoot = max(1, (predicted or 0) - cap) if record["outcome"] == Outcome.OOM else 0
-        return Observation(str(record["outcome"]), values, overshoot)
+        outcome = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
+        values = {SAMPLES_PER_S: record.get("samples_per_s"), **dict(record.get("values") or {})}
+        verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
+        return Observation(outcome, values, max(1, self._frontier.overshoot_bytes(verdict)))
 
     def _restore(self) -> None:
         """Brings searcher, rungs and counters to where the records left them."""
@@ -226,14 +226,6 @@ class SearchDesk:
                 self._rungs.decide(record["trial"], milestone, values)
             elif record.event == "trial":
                 self._learn(record)
+            elif record.event == "refused" and record["stage"] == "search":
+                self._searcher.replay(self._searched(record["config"]), self._observation(record))
         self._again = [Assignment(trial, knobs, self._terms.seed) for trial, knobs in unfinished(records)]
-
-
-def _micro(knobs: Mapping[str, Scalar]) -> int:
-    full = Knobs.of(knobs)
-    return min(full.micro_batch_size, full.batch_size)
-
-
-def finished(records: Sequence[Record]) -> int:
-    """Returns how many trials have ended."""
-    return sum(1 for r in records if r.event == "trial")

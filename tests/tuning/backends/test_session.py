@@ -65,7 +65,11 @@ def test_a_trial_reports_at_each_milestone_and_is_done_at_the_last(broken: Any) 
 
 @pytest.mark.parametrize(
     ("poison", "outcome", "says"),
-    [("nan", "diverged", "loss is nan"), ("value", "crash", "ValueError: shapes do not match"), ("oom", "oom", "2.00 GiB")],
+    [
+        ("nan", "diverged", "loss is nan"),
+        ("value", "crash", "ValueError: shapes do not match"),
+        ("oom", "oom", "2.00 GiB"),
+    ],
 )
 def test_an_error_is_a_result_and_the_next_trial_is_unharmed(broken: Any, poison: str, outcome: str, says: str) -> None:
     session = broken(poison)

