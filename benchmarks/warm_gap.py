@@ -13,6 +13,7 @@ The last line of stdout is one JSON document. Tune's own loggers are off and its
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -64,7 +65,9 @@ class Keep(tune.Callback):
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         """Takes one result."""
         self.found.append(result[REPORT][0])
 
@@ -122,7 +125,7 @@ def ours(count: int, *, ooms: bool) -> list[dict[str, Any]]:
 
 def gaps(found: list[dict[str, Any]], *, after: str) -> list[float]:
     """Returns seconds from the end of each trial of that outcome to the first step of the next."""
-    pairs = [(a, b) for a, b in zip(found, found[1:], strict=False) if a["outcome"] == after and b["first_step_at"]]
+    pairs = [(a, b) for a, b in itertools.pairwise(found) if a["outcome"] == after and b["first_step_at"]]
     return [b["first_step_at"] - (a["failed_at"] if after == "oom" else a["returned_at"]) for a, b in pairs]
 
 

@@ -1,1 +1,1 @@
-"""Training: the one loop, its knobs, and the five workloads. Needs torch; knows nothing of Ray, Optuna, Hydra or `tuning`."""
+"""Training: the one loop, its knobs, and the workloads. Needs torch; knows nothing of Ray, Optuna or `tuning`."""

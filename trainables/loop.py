@@ -33,7 +33,6 @@ from trainables.resident import Resident
 from trainables.stopwatch import Stopwatch, Window
 from trainables.workload import Config, blocks, collate_of, parameter_groups
 
-
 _NO_CAP = 1 << 62
 """A cap nothing reaches: counts all through a run, and never raises."""
 

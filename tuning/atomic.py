@@ -13,7 +13,8 @@ from tuning.errors import ConfigError
 def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
     """Returns `path`, which now holds `text` and was at no moment half written (draft, fsync, rename).
 
-    Raises ConfigError where `path` is a symbolic link or a folder, exists and `overwrite` is False, or cannot be written.
+    Raises ConfigError where `path` is a symbolic link or a folder, cannot be written, or exists and is not to be
+    overwritten.
     """
     if path.is_symlink():
         raise ConfigError(
@@ -31,10 +32,9 @@ def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
                 out.flush()
                 os.fsync(out.fileno())
             Path(draft).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
+        finally:
+            with contextlib.suppress(OSError):  # renamed, as a rule
                 Path(draft).unlink()
-            raise
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(

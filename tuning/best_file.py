@@ -99,7 +99,7 @@ class BestFile(_Part):
     sha256: str
 
     def checked_knobs(self, source: str) -> dict[str, Scalar]:
-        """Returns every knob, those not named at their defaults; raises ConfigError for one that is none or out of range."""
+        """Returns every knob, those not named at their defaults; raises ConfigError for a bad name or value."""
         try:
             return Knobs.of(self.knobs).as_dict()
         except ValueError as error:

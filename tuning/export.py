@@ -120,9 +120,9 @@ def read_best(path: Path) -> Best:
 
 
 def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path:
-    """Returns `path`, a CSV with a row for each trial that ended: outcome, objectives, speed, memory, then its knobs."""
+    """Returns `path`, a CSV with a row for each trial that ended: outcome, objectives, speed, memory, knobs."""
     knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
-    picks = {named.trial: name for name, named in reversed(summary.named.items()) if named.trial}
+    picks = {named.trial: name for name, named in reversed(list(summary.named.items())) if named.trial}
     objectives = list(summary.objectives)
     figures = (SAMPLES_PER_S, "measured_samples_per_s", "peak_allocated_bytes", "samples", "stopped_at", "seed")
     out = io.StringIO()
@@ -235,7 +235,7 @@ def _at_home(value: object) -> object:
 
 
 def _cell(value: object) -> str:
-    """A CSV cell that a spreadsheet takes as what it is: text that would be read as a formula gets a quote before it."""
+    """A CSV cell that a spreadsheet takes as what it is: text that reads as a formula gets a quote before it."""
     if isinstance(value, float):
         return repr(value)
     text = "" if value is None else wording.plain(value)

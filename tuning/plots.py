@@ -1,4 +1,4 @@
-"""The report's figures as SVG text that takes its colours from the page, so that one drawing is right in light and dark.
+"""The report's figures as SVG that takes its colours from the page, so that one drawing suits light and dark.
 
 The only module that imports matplotlib, and only when a figure is drawn: it takes 0.5 s and `--help` must not.
 """
@@ -68,14 +68,14 @@ def front(summary: Summary) -> Figure | None:
 
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
     caption = (
-        f"{wording.plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
-        "their last value; filled dots are what was confirmed, with the range of one new run."
+        f"{wording.plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and "
+        "stand at their last value; filled dots are what was confirmed, with the range of one new run."
     )
     return _figure("front", 3.3, draw, caption)
 
 
 def probes(summary: Summary) -> Figure | None:
-    """Returns throughput by micro-batch size, a tint for each number of workers; None without a probe that succeeded."""
+    """Returns throughput by micro-batch size, a mark for each number of workers; None where no probe succeeded."""
     good = [p for p in summary.probes if p.samples_per_s and _micro(p)]
     if not good:
         return None
@@ -164,11 +164,12 @@ def timeline(summary: Summary) -> Figure | None:
 
 
 def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], caption: str) -> Figure:
-    import matplotlib as mpl  # noqa: PLC0415  (see the module's first lines)
-    from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415
-    from matplotlib.figure import Figure as Canvas  # noqa: PLC0415
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure as Canvas
 
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    style: Any = {**_STYLE, "svg.hashsalt": name}
+    with mpl.rc_context(style):
         canvas = Canvas(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
         FigureCanvasSVG(canvas)
         draw(canvas.subplots())

@@ -68,7 +68,7 @@ def render(summary: Summary) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """Control characters as their escapes, as HTML has no way to hold them; a figure stays in one line with its spread."""
+    """Control characters as their escapes, as HTML cannot hold them; a figure stays in one line with its spread."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return wording.plain(value).replace(" ± ", "\u00a0±\u00a0")
@@ -200,7 +200,7 @@ def _probes(summary: Summary) -> Table | None:
 def _trials(summary: Summary) -> Table | None:
     if not summary.trials:
         return None
-    picks = {n.trial: name.replace("_", " ") for name, n in reversed(summary.named.items()) if name in PICKS}
+    picks = {n.trial: name.replace("_", " ") for name, n in reversed(list(summary.named.items())) if name in PICKS}
     keys = [k for k in _varied(summary.trials) if k in _SHORT]
     rows = []
     for trial in sorted(summary.trials, key=lambda t: t.trial):

@@ -248,7 +248,8 @@ class _Study:
 
     def _opening(self) -> Record:
         opening = last(self._journal.records, "study")
-        assert opening is not None, "open() wrote it, or the journal was not resumed"
+        if opening is None:
+            raise RuntimeError(f"{self._journal.path} has no study record; open() writes it first")
         return opening
 
     def _note(self, text: str) -> None:

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ from tuning.uncertainty import Gain, Quality, Throughput
 
 SAMPLES_PER_S = "samples_per_s"
 PICKS = ("best", "knee", "most_accurate")
-_REFUSED, _LOST = "refused", "lost"
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Candidate:
 class Named:
     """One configuration that is spoken of by name: those of `PICKS`, and before, after and the like.
 
-    `throughput` is None where no windows of the confirm stage exist; `probed_samples_per_s` then stands in, unconfirmed.
+    `throughput` is None where the confirm stage has no windows of it; `probed_samples_per_s` then stands in.
     `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
     """
 
@@ -159,7 +158,7 @@ def from_records(records: Sequence[Record]) -> Summary:
     front = {str(t) for t in pick.get("front") or ()}
     trials = tuple(replace(t, on_front=t.trial in front) for t in _trials(records, objectives))
     probes = tuple(_candidate(r, objectives, "name") for r in records if r.event == "probe")
-    refused = Counter(_refusals(records, {t.trial for t in trials}))
+    refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")
     named = _named(records, pick, trials, probes, objectives, _whole(study.get("val_samples")))
     running = not (pick or stop)
     workload = _mapping(_mapping(study.get("config")).get("workload"))
@@ -290,16 +289,6 @@ def _candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candi
     )
 
 
-def _refusals(records: Sequence[Record], ended: set[str]) -> Iterator[str]:
-    """Yields the stage of each refusal that is not also the record of a trial; by where it stands if it has none."""
-    searching = False
-    for record in records:
-        if record.event == "stage" and record.get("stage") == "search":
-            searching = record.get("state") == "start"
-        elif record.event == "refused" and str(record.get("trial", "")) not in ended:
-            yield str(record.get("stage") or ("search" if searching else "probe"))
-
-
 def _lost(records: Sequence[Record]) -> int:
     started = {str(r.get("trial", "")) for r in records if r.event == "trial_start"}
     return len(started - {str(r.get("trial", "")) for r in records if r.event == "trial"})
@@ -307,10 +296,10 @@ def _lost(records: Sequence[Record]) -> int:
 
 def _counts(candidates: Sequence[Candidate], refused: int, lost: int) -> dict[str, int]:
     """Outcomes with how many had each: the usual ones first, even at 0, then what else happened."""
-    counts = Counter({"ok": 0, "stopped": 0, "oom": 0, _REFUSED: 0})
+    counts = Counter({"ok": 0, "stopped": 0, "oom": 0, "refused": 0})
     counts.update(c.outcome for c in candidates)
-    counts[_REFUSED] += refused
-    counts[_LOST] += lost
+    counts["refused"] += refused
+    counts["lost"] += lost
     return dict(counts)
 
 

@@ -10,10 +10,9 @@ import os
 import signal
 import statistics
 import sys
-import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -21,30 +20,27 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from tuning import wording
+from tuning import lines, wording
 from tuning.records import Record
 from tuning.sections import StudyConfig
-from tuning.summary import SAMPLES_PER_S, Named, Summary
+from tuning.summary import SAMPLES_PER_S, Summary
 
-WIDTH = 80
 MIN_WIDTH = 40
 REFRESH_PER_S = 4
 MIN_TRIALS_FOR_ETA = 3
-_LABEL = 8  # columns of "best    ", "trials  " and the like
-_MAX_VALUE = 36
 
 
 class Finding(Protocol):
     """A preflight check, as `tuning.doctor` makes them."""
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str: ...
     @property
-    def state(self) -> str: ...  # noqa: D102
+    def state(self) -> str: ...
     @property
-    def detail(self) -> str: ...  # noqa: D102
+    def detail(self) -> str: ...
     @property
-    def remedy(self) -> str: ...  # noqa: D102
+    def remedy(self) -> str: ...
 
 
 class Terminal:
@@ -77,19 +73,19 @@ class Terminal:
             if found.state == "WARN":
                 self.warning(text)
             elif self._verbosity > 0:
-                self._say(f"{found.state.lower():<{_LABEL}}{text}")
+                self._say(f"{found.state.lower():<{lines.LABEL}}{text}")
 
     def plan(self, config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> None:
-        """Says what will be done, before it is: where, how much, for how long, and how to go on after an interruption."""
-        self._resume = f"python -m tuning.run resume={folder.name}{_runs_dir(folder, 'runs_dir=')}"
+        """Says what will be done, before it is: where, how much, for how long, and how to go on if interrupted."""
+        self._resume = f"python -m tuning.run resume={folder.name}{lines.runs_dir_option(folder, 'runs_dir=')}"
         self._progress = Progress(facts, config.search.trials)
-        for line in plan_lines(config, facts, folder):
+        for line in lines.plan(config, facts, folder):
             self._say(line)
-        self._say(f"{'resume':<{_LABEL}}{self._resume}")
+        self._say(f"{'resume':<{lines.LABEL}}{self._resume}")
 
     def dashboard(self, url: str, token_path: Path) -> None:
         """Says where Ray's dashboard is and how to log in; it answers 401 without the token."""
-        self._say(f"{'ray':<{_LABEL}}{url}  log in with the token: cat {token_path}")
+        self._say(f"{'ray':<{lines.LABEL}}{url}  log in with the token: cat {token_path}")
 
     def stage(self, name: str, detail: str = "") -> None:
         """Says that a stage begins."""
@@ -97,26 +93,28 @@ class Terminal:
         if self._drawn:
             self._start_live()
         else:
-            self._say(f"{'stage':<{_LABEL}}{wording.plain(name)}" + (f"  {wording.plain(detail)}" if detail else ""))
+            self._say(
+                f"{'stage':<{lines.LABEL}}{wording.plain(name)}" + (f"  {wording.plain(detail)}" if detail else "")
+            )
 
     def record(self, record: Record) -> None:
         """Takes a probe, trial, refusal, rung, window or confirmation as it is written."""
-        line = event_line(record, self._progress.reference)
+        line = lines.event(record, self._progress.reference)
         self._progress.take(record)
         told = record.event not in ("rung", "window") and not self._drawn
         if line and (told or self._verbosity > 0):
-            self._say(_fit(line, WIDTH - 1))
+            self._say(lines.fit(line, lines.WIDTH - 1))
 
     def note(self, text: str) -> None:
         """Says something a person should know."""
-        for line in _wrapped("note", wording.plain(text).split(" "), WIDTH, " "):
+        for line in lines.wrapped("note", wording.plain(text).split(" "), lines.WIDTH, " "):
             self._say(line)
 
     def warning(self, text: str) -> None:
         """Says what may be wrong, once for the same text, also when quiet."""
         if text not in self._warned:
             self._warned.add(text)
-            for line in _wrapped("warning", wording.plain(text).split(" "), WIDTH, " "):
+            for line in lines.wrapped("warning", wording.plain(text).split(" "), lines.WIDTH, " "):
                 self._print(self._err, line, "yellow" if line.startswith("warning") else "")
 
     # -- at the end -------------------------------------------------------------------------------------------------
@@ -124,10 +122,10 @@ class Terminal:
     def summary(self, summary: Summary, folder: Path, paths: Sequence[Path] = ()) -> None:
         """Prints the result to stdout, in at most 80 columns."""
         self._stop_live()
-        for line in summary_lines(summary, folder, max(MIN_WIDTH, min(WIDTH, self._out.width))):
+        for line in lines.summary(summary, folder, max(MIN_WIDTH, min(lines.WIDTH, self._out.width))):
             self._print(self._out, line, "bold" if line.startswith("best ") else "")
         if paths:
-            self._say(f"{'wrote':<{_LABEL}}{', '.join(p.name for p in paths)}, report.html in {folder}")
+            self._say(f"{'wrote':<{lines.LABEL}}{', '.join(p.name for p in paths)}, report.html in {folder}")
 
     def error(self, error: BaseException) -> None:
         """Prints an error as it describes itself; the run's own log lines stay above it."""
@@ -167,7 +165,7 @@ class Terminal:
     def _start_live(self) -> None:
         if self._live is None:
             self._live = Live(
-                get_renderable=lambda: Text(_fit(self._progress.line(self._clock()), self._err.width - 1)),
+                get_renderable=lambda: Text(lines.fit(self._progress.line(self._clock()), self._err.width - 1)),
                 console=self._err,
                 refresh_per_second=REFRESH_PER_S,
                 transient=True,
@@ -243,149 +241,6 @@ class Progress:
         return "  ".join(part for part in parts if part)
 
 
-def plan_lines(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yields the plan: what, on what, how much, until when, where to."""
-    device = facts.get("device") or {}
-    card = facts.get("card") or {}
-    emulated = ", emulated" if card.get("virtual") else ""
-    what = f"{config.workload.name} on card {card.get('name') or config.card.name}{emulated}, device {device.get('name', 'unknown')}"
-    slots = facts.get("concurrency") or config.concurrency
-    confirm = config.budget.confirm
-    limit = f"at most {wording.duration(config.search.max_time_s)}" if config.search.max_time_s else "no time limit"
-    steps = (
-        [f"probes for {wording.duration(config.budget.probe.max_time_s)},"]
-        if config.search.strategy == "staged"
-        else []
-    )
-    steps += [f"{config.search.trials} trials ({slots} at a time),"]
-    steps += [f"{confirm.windows} windows and {confirm.seeds} seeds to confirm"]
-    rows = [
-        ("run", [folder.name]),
-        ("what", what.split(" ")),
-        ("plan", steps),
-        ("budget", [f"{config.budget.name}, {limit},", f"{facts.get('horizon_samples') or '?'} samples a trial,"]
-         + [f"seed {config.search.seed}"]),
-        ("writes", [f"{folder}/trials.jsonl"]),
-    ]  # fmt: skip
-    for label, parts in rows:
-        yield from _wrapped(label, [wording.plain(p) for p in parts], WIDTH, " ")
-
-
-def event_line(record: Record, reference: Mapping[str, Any] | None) -> str:
-    """Returns what happened in a line, "" for events that are not told; knobs are those other than in `reference`."""
-    config = record.get("config") or {}
-    differing = wording.differing(config, reference)
-    first = {k: differing[k] for k in ("learning_rate", "batch_size") if k in differing}
-    knobs = " ".join(wording.knobs({**first, **differing}))
-    name = wording.plain(record.get("trial") or record.get("name") or "")
-    speed = record.get(SAMPLES_PER_S)
-    rate = f"{wording.rate(speed)} samples/s" if speed else ""
-    outcome = wording.plain(record.get("outcome") or "ok")
-    if record.event == "probe":
-        told = rate if speed else outcome
-        return f"{'probe':<{_LABEL}}{name:<8}{told:<16}{wording.size(record.get('peak_allocated_bytes')):<10}{knobs}"
-    values = " ".join(f"{wording.plain(k)} {v:.3f}" for k, v in (record.get("values") or {}).items() if v is not None)
-    if record.event == "trial":
-        told = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
-        rate = rate if values else ""  # of one that failed it is only what was expected
-        return f"{'trial':<{_LABEL}}{name:<6}{told:<16}{values:<16}{rate.replace(' samples', ''):<8}{knobs}"
-    if record.event == "rung":
-        return f"{'rung':<{_LABEL}}{name:<6}{record.get('samples')} samples  {values}"
-    if record.event == "refused":
-        return f"{'refused':<{_LABEL}}{wording.plain(record.get('reason') or '')}  {knobs}"
-    if record.event == "window":
-        return f"{'window':<{_LABEL}}{name:<8}{rate or outcome}"
-    if record.event == "confirmed":
-        return f"{'again':<{_LABEL}}{name:<8}seed {record.get('seed')}  {values or outcome}  {rate}"
-    return ""
-
-
-def summary_lines(summary: Summary, folder: Path, width: int = WIDTH) -> list[str]:
-    """Returns the result in hyperfine's manner: the best, what it gains, what was tried, where the time went, what next.
-
-    No line but a command or a path that cannot be cut is longer than `width` columns.
-    """
-    lines = _best_lines(summary, width)
-    if summary.baselines:
-        texts = [
-            f"{wording.plain(name)} {', '.join(f'{v:.3f}' for v in values.values())}"
-            for name, values in summary.baselines.items()
-        ]
-        lines += _wrapped("without training:", [f"{t}," for t in texts[:-1]] + texts[-1:], width, " ")
-    lines += _wrapped("trials", wording.counts(summary.trial_counts).split(" "), width, " ")
-    if summary.probes:
-        probes = wording.counts(summary.probe_counts, always=("ok", "oom", "refused"))
-        lines += _wrapped("probes", probes.split(" "), width, " ")
-    times = summary.times
-    shares = [f"{name} {wording.percent(seconds / times.wall_s)}" for name, seconds in wording.shares(times)]
-    told = [f"{wording.duration(times.wall_s)}:", *(f"{share}," for share in shares[:-1]), *shares[-1:]]
-    lines += _wrapped("time", told, width, " ")
-    if summary.stop_reason and summary.stop_reason != "finished":
-        lines += _wrapped("ended", wording.plain(summary.stop_reason).split(" "), width, " ")
-    commands = wording.next_commands(summary, str(folder), _runs_dir(folder, "--runs-dir "))
-    for number, command in enumerate(commands):
-        lines += _wrapped("next" if number == 0 else "", command.split(" "), width, " ", broken=" \\")
-    return lines
-
-
-def _best_lines(summary: Summary, width: int) -> list[str]:
-    best = summary.best
-    if best is None:
-        return ["no configuration was picked"]
-    segments = [best.trial, f"{wording.named_rate(best)} samples/s"]
-    segments += [f"{wording.plain(name)} {wording.quality(found)}" for name, found in best.quality.items()]
-    segments += [wording.size(best.peak_allocated_bytes)] if best.peak_allocated_bytes else []
-    lines = _wrapped("best", segments, width, "   ")
-    lines += _wrapped("", _knob_texts(summary, best), width, " ")
-    for gain in summary.gains:
-        if gain.of == "best":
-            lines += textwrap.wrap(wording.gain_sentence(gain), width)
-    claim = wording.claim_sentence(summary.claim, summary.gain("after", "before"))
-    lines += textwrap.wrap(claim, width) if claim else []
-    if summary.place.virtual:
-        lines += textwrap.wrap(wording.place_sentence(summary.place), width)
-    return lines
-
-
-def _knob_texts(summary: Summary, best: Named) -> list[str]:
-    """The knobs that are otherwise than in `before`, each cut in its middle where its value is long."""
-    before = summary.named.get("before")
-    differing = wording.differing(best.config, before.config if before else None)
-    texts = [f"{wording.plain(k)}={_cut(wording.plain(v), _MAX_VALUE)}" for k, v in differing.items()]
-    return texts or (["the knobs of before"] if before else [])
-
-
-def _wrapped(label: str, parts: Sequence[str], width: int, between: str, broken: str = "") -> list[str]:
-    """`parts` after a label, in as many lines as it takes; a part that is too long has a line of its own."""
-    indent = max(_LABEL, len(label) + 1) if label else _LABEL
-    lines = [f"{label:<{indent}}"]
-    room = width - len(broken)
-    for number, part in enumerate(parts):
-        start = number == 0 or len(lines[-1]) <= indent
-        if not start and len(lines[-1]) + len(between) + len(part) > room:
-            lines[-1] += broken
-            lines.append(" " * indent)
-            start = True
-        lines[-1] += part if start else between + part
-    return [line.rstrip() for line in lines] if parts else []
-
-
-def _cut(text: str, limit: int) -> str:
-    half = (limit - 1) // 2
-    return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
-
-
-def _fit(line: str, width: int) -> str:
-    line = line.rstrip()
-    return line if len(line) <= width else f"{line[: max(1, width - 1)]}…"
-
-
-def _runs_dir(folder: Path, option: str) -> str:
-    """The option that says where runs are, where that is not the default."""
-    runs_dir = folder.parent.parent
-    return "" if runs_dir == Path("runs") else f" {option}{runs_dir}"
-
-
 def _console(stream: TextIO, env: Mapping[str, str]) -> Console:
     """A console without any escape code, colour and weight included, unless a person looks at a capable terminal."""
     if isinstance(stream, io.TextIOWrapper):
@@ -395,7 +250,7 @@ def _console(stream: TextIO, env: Mapping[str, str]) -> Console:
         file=stream,
         force_terminal=shown,
         color_system="auto" if shown else None,
-        width=None if stream.isatty() else WIDTH,
+        width=None if stream.isatty() else lines.WIDTH,
         markup=False,
         highlight=False,
         emoji=False,

@@ -7,6 +7,7 @@ work wins over preparation, so the parts add up to the wall time and nothing is 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Times:
     `training_s` is the union of the trials' intervals, so two trials side by side count once; `evaluating_s` is the
     share of that union which the trials spent on validation. `confirming_s` is windows and trainings of the confirm
     stage. `gap_s` is the median time from one trial's last step to the next one's first step in the same slot; slots
-    are not recorded, so each trial is put after the one that had ended most recently when it began.
+    are not recorded, so each trial is put after the one that had ended most recently when it began. A session's time
+    before its first record counts as start-up where that record (`study`, `resume`) has it as `setup_s`.
     """
 
     wall_s: float
@@ -64,7 +66,15 @@ def intervals(records: Sequence[Record]) -> list[Interval]:
     for record in records:
         end = _seconds(record) - origin
         found += [i for i in _of_record(record, origin, end) if i.end_s > i.start_s]
-    return found
+    return found + _crews(records, origin)
+
+
+def _crews(records: Sequence[Record], origin: float) -> list[Interval]:
+    """From the start of a search to the first step of its first trial: processes start, data and model are loaded."""
+    steps = sorted(_number(r, "first_step_at") for r in records if r.event == "trial" and _number(r, "first_step_at"))
+    begun = [_seconds(r) for r in records if r.event == "stage" and (r["stage"], r["state"]) == ("search", "start")]
+    firsts = [(start, next((t for t in steps if t > start), start)) for start in begun]
+    return [Interval("startup", a - origin, b - origin, "search") for a, b in firsts if b > a]
 
 
 def times(records: Sequence[Record]) -> Times:
@@ -177,7 +187,8 @@ def _busy_steps(record: Record) -> tuple[float, float]:
 
 def _number(record: Record, key: str) -> float:
     value = record.get(key)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else 0.0
 
 
 def _began(record: Record) -> float:

@@ -21,7 +21,7 @@ _Z_975 = 1.959964
 def t_975(degrees: int) -> float:
     """Returns the 97.5 % quantile of Student's t; raises ValueError below one degree of freedom.
 
-    A table to 30, then the first term of Cornish and Fisher's expansion (within 0.003).
+    A table to 30, then the first term of Cornish and Fisher's expansion (within 0.004).
     """
     if degrees < 1:
         raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")

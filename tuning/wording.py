@@ -1,4 +1,4 @@
-"""Figures and findings in words, for terminal and report alike: GiB, minutes, percent, and the sentences that carry them.
+"""Figures and findings in words, for terminal and report alike: GiB, minutes, percent, and their sentences.
 
 Returns plain text; whoever prints it escapes it for their medium.
 """
@@ -177,7 +177,7 @@ def complete(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def differing(config: Mapping[str, object], other: Mapping[str, object] | None) -> dict[str, object]:
-    """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all it names without an other."""
+    """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`."""
     if other is None:
         return dict(config)
     ours, theirs = complete(config), complete(other)

@@ -1,4 +1,4 @@
-"""Writes `sample_run/trials.jsonl`: a made-up run that holds every event and most outcomes, for tests of what prints runs.
+"""Writes `sample_run/trials.jsonl`: a made-up run with every event and most outcomes, for tests of what prints runs.
 
     python tests/data/make_sample_run.py
 
@@ -65,7 +65,7 @@ class Script:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.now = START
-        self.random = random.Random(7)
+        self.random = random.Random(7)  # noqa: S311  (noise, no secret)
 
     def add(self, event: str, after_s: float = 0.0, **fields: Any) -> None:
         """Appends an event `after_s` seconds later."""

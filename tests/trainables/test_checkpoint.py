@@ -67,7 +67,7 @@ def truncate(path: Path) -> None:
 def test_a_damaged_state_is_refused(tmp_path: Path, damage: object) -> None:
     path = checkpoint.save(stop_after(begin(), 32), tmp_path, identity="a")
     damage(path)  # type: ignore[operator]
-    with pytest.raises(checkpoint.CheckpointError, match="is damaged: its sha256 is not the one in checkpoint.json"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"is damaged: its sha256 is not the one in checkpoint\.json"):
         checkpoint.load(begin(), tmp_path, identity="a")
 
 

@@ -126,7 +126,7 @@ def test_a_cap_raises_the_type_a_card_raises_and_the_next_run_is_unharmed() -> N
     list(train(free))
     assert free.peak_allocated_bytes > 0
     capped = prepare(resident, config, Plan(samples=64, cap_bytes=free.peak_allocated_bytes // 2))
-    with pytest.raises(torch.OutOfMemoryError, match="virtual card out of memory. Tried to allocate"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"virtual card out of memory\. Tried to allocate"):
         list(train(capped))
     again = prepare(resident, config, Plan(samples=64, cap_bytes=2 * free.peak_allocated_bytes))
     assert list(train(again))

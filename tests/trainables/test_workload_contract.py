@@ -1,7 +1,7 @@
-"""What every workload must hold to, ours and a user's: pytest tests/trainables/test_workload_contract.py --workload=mine.py
+"""What every workload must hold to, ours and a user's: pytest THIS_FILE --workload=path/to/mine.py
 
-Covered: shapes and kinds of what the four methods return, same seed same weights, same data at every call, that the loss
-falls, that evaluation leaves no gradients and does not depend on the batch size, and that samples reach loader workers.
+Covered: what the four methods return, same seed same weights, same data at every call, that the loss falls, that
+evaluation does not depend on the batch size, and that samples reach loader workers.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ _RAY_ENVIRONMENT = {
     # Ray's default of 15 lets any other process of the machine distort the throughput.
     "RAY_worker_niceness": "0",
     "RAY_DEDUP_LOGS": "0",
-    # Threads that wait by spinning take the cores from loader workers and from the trial beside them: with any other
-    # load a 2-thread step on 2 cores was seen to take 10 to 40 times its time.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # How long OpenMP's threads spin before they sleep. By default so long that any other load on the cores makes a
+    # 2-thread step take 10 to 40 times its time; never spinning (OMP_WAIT_POLICY=PASSIVE) costs a quarter of the speed.
+    "GOMP_SPINCOUNT": "1000",
     "TOKENIZERS_PARALLELISM": "false",
 }
 

@@ -121,7 +121,7 @@ class RayBench:
         except ray.exceptions.RayTaskError as error:
             raise PreflightError(
                 f"the workload failed while it was measured: {type(error.cause).__name__}: {error.cause}",
-                remedy="run the workload contract suite: pytest tests/trainables/test_workload_contract.py --workload=...",
+                remedy="run the workload contract suite on it, see README.md",
             ) from error
         except ray.exceptions.ActorDiedError as error:
             cause = str(error).strip().splitlines()[-1]
@@ -222,8 +222,7 @@ class _Deciding(FIFOScheduler):
         self._desk: Desk | None = desk
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
-        assert self._desk is not None
-        if result.get("done"):
+        if result.get("done") or self._desk is None:
             return str(TrialScheduler.CONTINUE)
         goes_on = self._desk.at_rung(trial.config["trial"], result[REPORT][0])
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)

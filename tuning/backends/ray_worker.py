@@ -14,7 +14,7 @@ from tuning.backends.session import Session, Setting, Trial
 REPORT = "report"
 
 _WARM: dict[str, Session] = {}
-"""The session of this process, by setting. A Tune actor is reset from trial to trial; its process keeps what it loaded."""
+"""The session of this process, by setting: a Tune actor is reset for every trial, its process keeps what it loaded."""
 
 
 def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
@@ -78,7 +78,8 @@ class TrialRunner(tune.Trainable):
 
         The rest travels in a list of one: Tune flattens dictionaries, and mixes its own keys with ours.
         """
-        assert self._trial is not None
+        if self._trial is None:
+            raise RuntimeError("Tune asked for a step of a trial that was never prepared")
         found = self._trial.advance()
         return {"done": found["done"], "samples": found["samples"], REPORT: [found]}
 

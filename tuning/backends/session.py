@@ -1,6 +1,6 @@
-"""One warm process's work, as plain values: measure a footprint, probe, train a trial. No Ray here, so it runs anywhere.
+"""One warm process's work, as plain values: measure a footprint, probe, train a trial. No Ray here.
 
-Nothing that happens inside a trial is raised: how it ended is the `outcome` of what is returned (docs/design.md section 5).
+What happens inside a trial is not raised: how it ended is the `outcome` of what is returned (docs/design.md section 5).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -254,8 +255,7 @@ class Trial:
         self._events = self._state = None
 
     def _to_milestone(self) -> dict[str, Any]:
-        assert self._events is not None
-        for event in self._events:
+        for event in self._events or ():
             if isinstance(event, loop.Evaluation):
                 self._evaluate_s += event.wall_s
                 return {"values": event.values}
@@ -333,7 +333,7 @@ def device_facts(device: str) -> dict[str, Any]:
 
 def _cpu_name() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
             for line in lines:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()

@@ -1,4 +1,4 @@
-"""Stage 4: the pick and the named configurations measured again, alone and in turns, and the pick trained on new seeds."""
+"""Stage 4: the pick and the named configurations measured again, in turns; the pick trained on new seeds."""
 
 from __future__ import annotations
 

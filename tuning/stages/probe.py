@@ -95,7 +95,7 @@ class ProbeStage:
         return [
             r
             for r in self._journal.records
-            if (r.event == "probe" and not r["name"] or r.event == "refused" and r["stage"] == "probe")
+            if ((r.event == "probe" and not r["name"]) or (r.event == "refused" and r["stage"] == "probe"))
             and coupling_of(r["config"]) == wanted
         ]
 

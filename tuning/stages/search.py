@@ -1,4 +1,4 @@
-"""Stage 3: trials that train. The desk proposes, judges at rungs, and writes every ending down before anyone is told."""
+"""Stage 3: trials that train. The desk proposes, judges at rungs, and writes every ending before anyone is told."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tuning.memory.frontier import Frontier
 from tuning.policies import throughput
 from tuning.policies.oom import Outcome, halve
 from tuning.policies.rungs import Rungs
-from tuning.policies.throughput import Probed
 from tuning.records import Journal, Record, trials, unfinished
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.space import Space
@@ -143,7 +142,7 @@ class SearchDesk:
     def _is_over(self) -> bool:
         if self._started + self._refused >= self._terms.trials:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
-        elif self._terms.deadline is not None:
+        elif self._terms.deadline is not None and self._started >= self._orders.concurrency:
             # A trial begun now would end after the deadline more often than not: most are stopped half way.
             typical_s = sorted(self._full_trial_s)[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
             if time.monotonic() + typical_s / 2 > self._terms.deadline:

@@ -90,7 +90,7 @@ def test_an_oom_halves_the_micro_batch_and_keeps_the_batch(broken: Any) -> None:
     assert found["outcome"] == "ok"
     assert found["knobs"]["micro_batch_size"] < 16
     assert found["knobs"]["batch_size"] == 16
-    assert [o["knobs"]["micro_batch_size"] for o in found["ooms"]][0] == 16
+    assert found["ooms"][0]["knobs"]["micro_batch_size"] == 16
 
 
 def test_a_trial_that_fits_at_no_micro_batch_ends_as_oom(broken: Any) -> None:

@@ -1,0 +1,78 @@
+"""Figures as people write them."""
+
+import pytest
+
+from tuning import wording
+from tuning.uncertainty import Gain
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m"),
+        (252, "4m12s"),
+        (3600, "1h00m"),
+        (None, "-"),
+    ],
+)
+def test_duration(seconds, text):
+    assert wording.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(6.1e-4, "6.1e-4"), (1e-5, "1e-5"), (0.01, "0.01"), (0.0, "0"), (12345.0, "12,345"), (float("nan"), "n/a")],
+)
+def test_number(value, text):
+    assert wording.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "half_width", "text"),
+    [(61.23, 0.93, "61.2 ± 0.9"), (412.3, 9.2, "412.3 ± 9.2"), (412.3, 19, "412 ± 19"), (3.3, 0.04, "3.30 ± 0.04"),
+     (1500.0, None, "1,500"), (None, None, "-")],
+)  # fmt: skip
+def test_rate(value, half_width, text):
+    assert wording.rate(value, half_width) == text
+
+
+@pytest.mark.parametrize(
+    ("frac", "text"), [(0.0, "0 %"), (0.004, "<1 %"), (0.615, "62 %"), (1.0, "100 %"), (None, "-")]
+)
+def test_percent(frac, text):
+    assert wording.percent(frac) == text
+
+
+def test_size():
+    assert (wording.size(50 * 2**20), wording.size(int(1.2 * 2**30)), wording.size(None)) == ("50 MiB", "1.2 GiB", "-")
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"),
+    [
+        (Gain("best", "before", 1.84, 0.05, 5), "1.84 ± 0.05 times faster than before"),
+        (Gain("best", "after", 0.5, 0.01, 5), "2.00 ± 0.04 times slower than after"),
+        (Gain("best", "after", 1.01, 0.04, 5), "as fast as after, as far as the windows tell: 1.01 ± 0.04 times"),
+        (Gain("best", "after", 1.5, None, 0), "1.50 times faster than after (from probes, not side by side)"),
+    ],
+)
+def test_a_gain_in_words(gain, text):
+    assert wording.gain_sentence(gain) == text
+
+
+def test_knobs_without_effect_are_no_difference():
+    assert wording.differing({"num_workers": 0, "prefetch_factor": 4}, {"prefetch_factor": 2}) == {}
+    assert wording.differing({"num_workers": 2}, {}) == {
+        "num_workers": 2,
+        "prefetch_factor": 2,
+        "persistent_workers": False,
+    }
+
+
+def test_a_text_is_one_line_without_control_characters():
+    assert wording.plain("a\nb\x1b[2J\u202e") == "a\\nb\\x1b[2J\\u202e"
+    assert (wording.plain(True), wording.plain(None), wording.plain(5e-4)) == ("true", "null", "5e-4")

@@ -1,0 +1,159 @@
+"""A run in lines of at most 80 columns: plan, events, and the result in hyperfine's manner. Plain text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuning import wording
+from tuning.records import Record
+from tuning.sections import StudyConfig
+from tuning.summary import SAMPLES_PER_S, Named, Summary
+
+WIDTH = 80
+LABEL = 8  # columns of "best    ", "trials  " and the like
+_MAX_VALUE = 36
+
+
+def plan(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yields the plan: what, on what, how much, until when, where to."""
+    device = facts.get("device") or {}
+    card = facts.get("card") or {}
+    emulated = ", emulated" if card.get("virtual") else ""
+    card_name, device_name = card.get("name") or config.card.name, device.get("name") or "unknown"
+    what = f"{config.workload.name} on card {card_name}{emulated}, device {device_name}"
+    slots = facts.get("concurrency") or config.concurrency
+    confirm = config.budget.confirm
+    limit = f"at most {wording.duration(config.search.max_time_s)}" if config.search.max_time_s else "no time limit"
+    probes = f"probes for {wording.duration(config.budget.probe.max_time_s)},"
+    trials = f"{config.search.trials} trials ({slots} at a time),"
+    confirmed = f"{confirm.windows} windows and {confirm.seeds} seeds to confirm"
+    steps = [probes, trials, confirmed] if config.search.strategy == "staged" else [trials, confirmed]
+    horizon = facts.get("horizon_samples") or "?"
+    rows = [
+        ("run", [folder.name]),
+        ("what", what.split(" ")),
+        ("plan", steps),
+        ("budget", [f"{config.budget.name}, {limit},", f"{horizon} samples a trial,", f"seed {config.search.seed}"]),
+        ("writes", [f"{folder}/trials.jsonl"]),
+    ]  # fmt: skip
+    for label, parts in rows:
+        yield from wrapped(label, [wording.plain(p) for p in parts], WIDTH, " ")
+
+
+def event(record: Record, reference: Mapping[str, Any] | None) -> str:
+    """Returns what happened in a line, "" for events that are not told; knobs are those unlike in `reference`."""
+    config = record.get("config") or {}
+    differing = wording.differing(config, reference)
+    first: dict[str, object] = {k: differing[k] for k in ("learning_rate", "batch_size") if k in differing}
+    knobs = " ".join(wording.knobs({**first, **differing}))
+    name = wording.plain(record.get("trial") or record.get("name") or "")
+    speed = record.get(SAMPLES_PER_S)
+    rate = f"{wording.rate(speed)} samples/s" if speed else ""
+    outcome = wording.plain(record.get("outcome") or "ok")
+    if record.event == "probe":
+        told = rate if speed else outcome
+        return f"{'probe':<{LABEL}}{name:<8}{told:<16}{wording.size(record.get('peak_allocated_bytes')):<10}{knobs}"
+    values = " ".join(f"{wording.plain(k)} {v:.3f}" for k, v in (record.get("values") or {}).items() if v is not None)
+    if record.event == "trial":
+        told = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
+        rate = rate if values else ""  # of one that failed it is only what was expected
+        return f"{'trial':<{LABEL}}{name:<6}{told:<16}{values:<16}{rate.replace(' samples', ''):<8}{knobs}"
+    if record.event == "rung":
+        return f"{'rung':<{LABEL}}{name:<6}{record.get('samples')} samples  {values}"
+    if record.event == "refused":
+        return f"{'refused':<{LABEL}}{wording.plain(record.get('reason') or '')}  {knobs}"
+    if record.event == "window":
+        return f"{'window':<{LABEL}}{name:<8}{rate or outcome}"
+    if record.event == "confirmed":
+        return f"{'again':<{LABEL}}{name:<8}seed {record.get('seed')}  {values or outcome}  {rate}"
+    return ""
+
+
+def summary(found: Summary, folder: Path, width: int = WIDTH) -> list[str]:
+    """Returns the result: the best, what it gains, what was tried, where the time went, what next.
+
+    No line but a command or a path that cannot be cut is longer than `width` columns.
+    """
+    lines = _best_lines(found, width)
+    if found.baselines:
+        texts = [
+            f"{wording.plain(name)} {', '.join(f'{v:.3f}' for v in values.values())}"
+            for name, values in found.baselines.items()
+        ]
+        lines += wrapped("without training:", [f"{t}," for t in texts[:-1]] + texts[-1:], width, " ")
+    lines += wrapped("trials", wording.counts(found.trial_counts).split(" "), width, " ")
+    if found.probes:
+        probes = wording.counts(found.probe_counts, always=("ok", "oom", "refused"))
+        lines += wrapped("probes", probes.split(" "), width, " ")
+    times = found.times
+    shares = [f"{name} {wording.percent(seconds / times.wall_s)}" for name, seconds in wording.shares(times)]
+    told = [f"{wording.duration(times.wall_s)}:", *(f"{share}," for share in shares[:-1]), *shares[-1:]]
+    lines += wrapped("time", told, width, " ")
+    if found.stop_reason and found.stop_reason != "finished":
+        lines += wrapped("ended", wording.plain(found.stop_reason).split(" "), width, " ")
+    commands = wording.next_commands(found, str(folder), runs_dir_option(folder, "--runs-dir "))
+    for number, command in enumerate(commands):
+        lines += wrapped("next" if number == 0 else "", command.split(" "), width, " ", broken=" \\")
+    return lines
+
+
+def _best_lines(summary: Summary, width: int) -> list[str]:
+    best = summary.best
+    if best is None:
+        return ["no configuration was picked"]
+    segments = [best.trial, f"{wording.named_rate(best)} samples/s"]
+    segments += [f"{wording.plain(name)} {wording.quality(found)}" for name, found in best.quality.items()]
+    segments += [wording.size(best.peak_allocated_bytes)] if best.peak_allocated_bytes else []
+    lines = wrapped("best", segments, width, "   ")
+    lines += wrapped("", _knob_texts(summary, best), width, " ")
+    for gain in summary.gains:
+        if gain.of == "best":
+            lines += textwrap.wrap(wording.gain_sentence(gain), width)
+    claim = wording.claim_sentence(summary.claim, summary.gain("after", "before"))
+    lines += textwrap.wrap(claim, width) if claim else []
+    if summary.place.virtual:
+        lines += textwrap.wrap(wording.place_sentence(summary.place), width)
+    return lines
+
+
+def _knob_texts(summary: Summary, best: Named) -> list[str]:
+    """The knobs that are otherwise than in `before`, each cut in its middle where its value is long."""
+    before = summary.named.get("before")
+    differing = wording.differing(best.config, before.config if before else None)
+    texts = [f"{wording.plain(k)}={_cut(wording.plain(v), _MAX_VALUE)}" for k, v in differing.items()]
+    return texts or (["the knobs of before"] if before else [])
+
+
+def wrapped(label: str, parts: Sequence[str], width: int, between: str, broken: str = "") -> list[str]:
+    """Returns `parts` after a label, in as many lines as it takes; a part that is too long has a line of its own."""
+    indent = max(LABEL, len(label) + 1) if label else LABEL
+    lines = [f"{label:<{indent}}"]
+    room = width - len(broken)
+    for number, part in enumerate(parts):
+        start = number == 0 or len(lines[-1]) <= indent
+        if not start and len(lines[-1]) + len(between) + len(part) > room:
+            lines[-1] += broken
+            lines.append(" " * indent)
+            start = True
+        lines[-1] += part if start else between + part
+    return [line.rstrip() for line in lines] if parts else []
+
+
+def _cut(text: str, limit: int) -> str:
+    half = (limit - 1) // 2
+    return text if len(text) <= limit else f"{text[:half]}…{text[-half:]}"
+
+
+def fit(line: str, width: int) -> str:
+    """Returns `line`, cut to `width` columns."""
+    line = line.rstrip()
+    return line if len(line) <= width else f"{line[: max(1, width - 1)]}…"
+
+
+def runs_dir_option(folder: Path, option: str) -> str:
+    """Returns the option that says where runs are, "" where that is the default."""
+    runs_dir = folder.parent.parent
+    return "" if runs_dir == Path("runs") else f" {option}{runs_dir}"
