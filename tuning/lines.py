@@ -55,12 +55,12 @@ def event(record: Record, reference: Mapping[str, Any] | None) -> str:
     outcome = wording.plain(record.get("outcome") or "ok")
     if record.event == "probe":
         told = rate if speed else outcome
-        return f"{'probe':<{LABEL}}{name:<8}{told:<16}{wording.size(record.get('peak_allocated_bytes')):<10}{knobs}"
+        return f"{'probe':<{LABEL}}{name:<8}{told:<17} {wording.size(record.get('peak_allocated_bytes')):<9} {knobs}"
     values = " ".join(f"{wording.plain(k)} {v:.3f}" for k, v in (record.get("values") or {}).items() if v is not None)
     if record.event == "trial":
         told = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
         rate = rate if values else ""  # of one that failed it is only what was expected
-        return f"{'trial':<{LABEL}}{name:<6}{told:<16}{values:<16}{rate.replace(' samples', ''):<8}{knobs}"
+        return f"{'trial':<{LABEL}}{name:<6}{told:<16}{values:<15} {rate.replace(' samples', ''):<9} {knobs}"
     if record.event == "rung":
         return f"{'rung':<{LABEL}}{name:<6}{record.get('samples')} samples  {values}"
     if record.event == "refused":
@@ -91,6 +91,7 @@ def summary(found: Summary, folder: Path, width: int = WIDTH) -> list[str]:
     times = found.times
     shares = [f"{name} {wording.percent(seconds / times.wall_s)}" for name, seconds in wording.shares(times)]
     told = [f"{wording.duration(times.wall_s)}:", *(f"{share}," for share in shares[:-1]), *shares[-1:]]
+    told[-1] += f" ({wording.percent(times.overhead_frac)} neither measured nor trained)"
     lines += wrapped("time", told, width, " ")
     if found.stop_reason and found.stop_reason != "finished":
         lines += wrapped("ended", wording.plain(found.stop_reason).split(" "), width, " ")

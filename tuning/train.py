@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 def train(job: Job, session: Session, messages: Console, *, resume: bool) -> dict[str, Any]:
     """Returns the result after training to the end, going on from a checkpoint if asked; raises StoppedEarly on OOM."""
-    plan = loop.Plan(samples=job.samples, milestones=(job.samples,), window_s=1.0)
+    plan = loop.Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
     state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
     if resume:
         try:

@@ -106,11 +106,11 @@ def quality(found: Quality) -> str:
 
 
 def size(bytes_count: float | None) -> str:
-    """Returns bytes as GiB, or as MiB below a tenth of one."""
+    """Returns bytes as GiB, or as MiB below a tenth of one, and so on to KiB."""
     if bytes_count is None:
         return "-"
     if bytes_count < GIB_BYTES / 10:
-        return f"{bytes_count / MIB_BYTES:.0f} MiB"
+        return f"{bytes_count / MIB_BYTES:.0f} MiB" if bytes_count >= MIB_BYTES else f"{bytes_count / 1024:.0f} KiB"
     return f"{bytes_count / GIB_BYTES:.1f} GiB"
 
 

@@ -1,0 +1,46 @@
+"""Our commands as a person runs them: own process, own folder, and a way to wait for a condition."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MINE = ROOT / "tests" / "data" / "mine.py"
+
+
+def start(module: str, arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
+    """Returns the running command, its output in `folder`/out and /err, in a process group of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    with (folder / "out").open("a") as out, (folder / "err").open("a") as err:
+        command = [sys.executable, "-m", module, *arguments]
+        return subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=out, stderr=err, text=True, start_new_session=True
+        )
+
+
+def run(module: str, arguments: Sequence[str], folder: Path, timeout_s: float = 280.0) -> int:
+    """Returns the exit code of a whole command; what it printed is in `folder`/out and /err."""
+    process = start(module, arguments, folder)
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 120.0) -> bool:
+    """Returns True once the condition holds, False when the process ended before; raises TimeoutError."""
+    pause, deadline = threading.Event(), time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        if process.poll() is not None:
+            return condition()
+        pause.wait(0.005)
+    raise TimeoutError(f"nothing came of it in {timeout_s:.0f} s")
