@@ -198,6 +198,9 @@ def _named(
 ) -> dict[str, Named]:
     by_id = {t.trial: t for t in trials}
     sources = {name: by_id.get(str(pick.get(name, ""))) for name in PICKS}
+    # A joint search probes nothing: its named configurations are known from their windows alone.
+    windowed = [r for r in records if r.event == "window" and r.get("config") and r["name"] not in (*PICKS, *by_id)]
+    sources |= {r["name"]: Candidate(r["name"], "ok", r["config"]) for r in windowed}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
     return {
         name: _one_named(name, source, records, objectives, val_samples)

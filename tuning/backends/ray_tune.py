@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ class RayCluster:
         self.token_path.write_text(secrets.token_hex(32), encoding="utf-8")
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(self.token_path)
         os.environ.pop("RAY_ADDRESS", None)  # a foreign cluster is joined only on request
+        terminated = signal.getsignal(signal.SIGTERM)
         try:
             context = ray.init(
                 address="local",
@@ -65,6 +67,7 @@ class RayCluster:
         except (OSError, RuntimeError, TimeoutError) as error:
             self._folder.cleanup()
             raise PreflightError(f"Ray did not start: {error}", remedy="free a port and 1 GB of memory") from error
+        signal.signal(signal.SIGTERM, terminated)  # ray.init puts its own in place, which exits with code 15
         url = context.dashboard_url or ""
         self.dashboard_url = f"http://{url}" if url and "://" not in url else url
         return self
