@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import platform
 import statistics
 import subprocess
@@ -136,6 +137,7 @@ def main() -> None:
     asked.add_argument("--out", type=Path)
     arguments = asked.parse_args()
     count = arguments.trials
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)  # it misses the log files that are switched off
     with RayCluster(cores=2, gpus=0, dashboard=False):
         rows = {
             "fresh": gaps(plain(count, reuse=False), after="ok"),

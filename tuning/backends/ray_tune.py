@@ -66,7 +66,8 @@ class RayCluster:
             )
         except (OSError, RuntimeError, TimeoutError) as error:
             self._folder.cleanup()
-            raise PreflightError(f"Ray did not start: {error}", remedy="free a port and 1 GB of memory") from error
+            first = str(error).strip().splitlines()[0]
+            raise PreflightError(f"Ray did not start: {first}", remedy="free 1 GB of memory; -v shows all of it") from error
         signal.signal(signal.SIGTERM, terminated)  # ray.init puts its own in place, which exits with code 15
         url = context.dashboard_url or ""
         self.dashboard_url = f"http://{url}" if url and "://" not in url else url
