@@ -51,9 +51,9 @@ class Domain:
                 if type(value) is type(allowed) and value == allowed:
                     return allowed
             raise ValueError(f"expected {self.describe()}, got {value!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or (self.type is int and int(value) != value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"expected {self.describe()}, got {value!r}")
-        outside = not math.isfinite(value) or value < self.low or value > self.high
+        outside = value < self.low or value > self.high or (self.type is int and int(value) != value)
         if outside or (self.low_excluded and value <= self.low):
             raise ValueError(f"expected {self.describe()}, got {value!r}")
         return int(value) if self.type is int else float(value)
@@ -71,7 +71,7 @@ class Knobs:
     """The knobs of one trial. Defaults are the plain PyTorch way, so every gain has something to be measured against.
 
     Kinds (docs/design.md section 3): *system* knobs change speed and memory only, *learning* knobs change what is
-    learned, *both* change both. `tests/trainables/test_knob_kinds.py` holds the system ones to their word.
+    learned, *both* change both. `tests/trainables/test_loop.py` holds the system ones to their word.
     """
 
     # -- batches.py ------------------------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ class State:
     samples: int = 0
     steps: int = 0
     epoch: int = 0
+    batch_samples: int = 0
+    """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
     micro_batches_done: int = 0
     """Within the epoch."""
     first_step_at: float = 0.0
@@ -143,13 +145,16 @@ def train(state: State) -> Iterator[Window | Evaluation]:
                 watch.lap("data_wait")
                 batch = batches.to_device(host_batch, device, non_blocking=knobs.non_blocking)
                 watch.lap("transfer")
-                loss = _forward_backward(state, model, batch, micro.share)
+                # Compiling under the byte counter would leave the model uncompiled for good, so the counted step is not.
+                called = state.model if _counting(state) else model
+                loss = _forward_backward(state, called, batch, micro.share)
                 loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples
                 if knobs.sync_every_step:
                     loss.item()
                 watch.lap("forward_backward")
                 state.micro_batches_done += 1
                 state.samples += len(micro.indices)
+                state.batch_samples = round(len(micro.indices) / micro.share) if micro.ends_batch else 0
                 watch.samples += len(micro.indices)
                 watch.micro_steps += 1
                 if not micro.ends_batch:
@@ -181,7 +186,8 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     start = time.perf_counter()
     model.eval()
     resident, config = state.resident, state.config
-    with torch.no_grad(), _counted(state), precision.arithmetic(config.knobs, state.device):
+    knobs, device = config.knobs, state.device
+    with torch.no_grad(), _counted(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
         on_device = (batches.to_device(b, state.device) for b in resident.validation(config))
         values = {name: float(v) for name, v in resident.workload.evaluate(model, on_device).items()}
     missing = [name for name in resident.workload.objectives if name not in values]
@@ -210,27 +216,29 @@ def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
         state.model.train()
         _forward_backward(state, state.model, batch, 1.0)
         with _counted(state):
-            state.scaler.step(state.optimizer)
+            state.optimizer.step()  # not through the scaler, which skips a step whose fp16 gradients overflow
         _forward_backward(state, state.model, batch, 1.0)
     return state.peak_allocated_bytes
 
 
 def _forward_backward(state: State, model: nn.Module, batch: Any, share: float) -> Tensor:
     """Returns the micro-batch's mean loss times its share of the batch, detached; its gradients are added."""
+    knobs = state.config.knobs
     with _counted(state):
         if state.meter is not None:
             state.meter.adopt(batches.tensors_of(batch))
-        with precision.arithmetic(state.config.knobs, state.device):
-            loss = state.resident.workload.loss(model, batch) * share
-        state.scaler.scale(loss).backward()
+        with precision.kernels(knobs, state.device):
+            with precision.autocast(knobs, state.device):
+                loss = state.resident.workload.loss(model, batch) * share
+            state.scaler.scale(loss).backward()
     return loss.detach()
 
 
 def _optimizer_step(state: State) -> None:
     knobs = state.config.knobs
-    rate = knobs.learning_rate * optim.schedule(
-        min(1.0, max(0.0, (state.samples - knobs.batch_size / 2) / state.plan.samples)), knobs.warmup_frac
-    )
+    # The middle of the step, in samples seen: neither the first nor the last step is then taken at rate 0.
+    progress = (state.samples - state.batch_samples / 2) / state.plan.samples
+    rate = knobs.learning_rate * optim.schedule(min(1.0, progress), knobs.warmup_frac)
     optim.set_rate(state.optimizer, rate)
     with _counted(state):
         state.scaler.step(state.optimizer)
@@ -249,9 +257,12 @@ def _close(watch: Stopwatch, loss_sum: Tensor, samples: int) -> Window:
 @contextmanager
 def _counted(state: State) -> Iterator[None]:
     """Counts live bytes inside the block on a CPU: all through a run with a cap, else in the first optimiser step."""
-    meter = state.meter
-    if meter is None or (state.steps > 0 and meter.cap_bytes is None):
-        yield
-    else:
-        with meter:
+    if state.meter is not None and _counting(state):
+        with state.meter:
             yield
+    else:
+        yield
+
+
+def _counting(state: State) -> bool:
+    return state.meter is not None and (state.steps == 0 or state.meter.cap_bytes is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -22,12 +22,19 @@ _SDPA = {
 }
 
 
+def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[object]:
+    """Returns the context of a forward pass: autocast to amp_dtype, nothing for fp32."""
+    return torch.autocast(device.type, dtype=_DTYPES.get(knobs.amp_dtype), enabled=knobs.amp_dtype in _DTYPES)
+
+
 @contextmanager
-def arithmetic(knobs: Knobs, device: torch.device) -> Iterator[None]:
-    """Applies amp_dtype, tf32 and sdpa_backend inside the block; restores the process's settings after it."""
+def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
+    """Applies tf32 and sdpa_backend inside the block and restores the process's settings after it.
+
+    It has to be around forward *and* backward pass: products of the backward pass are two thirds of all, and a
+    checkpointed block must be recomputed with the kernels it was computed with.
+    """
     with ExitStack() as stack:
-        if knobs.amp_dtype in _DTYPES:
-            stack.enter_context(torch.autocast(device.type, dtype=_DTYPES[knobs.amp_dtype]))
         if knobs.sdpa_backend in _SDPA:
             stack.enter_context(sdpa_kernel(_SDPA[knobs.sdpa_backend], set_priority=True))
         if device.type == "cuda":
@@ -53,7 +60,7 @@ def grad_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
 @contextmanager
 def checkpointed(modules: Sequence[nn.Module], on: bool) -> Iterator[None]:
     """Inside the block each module recomputes its activations in the backward pass (Chen et al., arXiv 1604.06174)."""
-    wrapped = list(modules) if on else []
+    wrapped = list(dict.fromkeys(modules)) if on else []  # a block that is used twice is wrapped once
     for module in wrapped:
         # An attribute of the instance shadows the class's forward; deleting it brings the class's back.
         module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)

@@ -37,6 +37,12 @@ class Card:
         """The bytes a configuration may use at its peak, None for no limit."""
         return None if self.memory_bytes is None else self.memory_bytes - self.reserve_bytes
 
+    def emulated_on(self, device_memory_bytes: int | None) -> bool:
+        """Returns whether the card is a smaller one than the device, or has no device (None) at all."""
+        if self.memory_bytes is None:
+            return False
+        return device_memory_bytes is None or device_memory_bytes * 0.9 > self.memory_bytes
+
     def on(self, device: DeviceType) -> Card:
         """Returns the card as emulated on `device`: its memory and types, with what `device` can do."""
         return replace(self, device=device)

@@ -17,6 +17,8 @@ from tuning.config import StudyConfig
 from tuning.errors import PreflightError
 
 State = Literal["OK", "WARN", "FAIL"]
+SAME_CARD_FRAC = 0.9
+"""A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16."""
 MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**30
 
 
@@ -40,7 +42,8 @@ class Gpu:
 
 def gpus() -> list[Gpu]:
     """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
         return []
     import pynvml  # the module of nvidia-ml-py; needed here only
 
@@ -49,8 +52,14 @@ def gpus() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        indices = list(range(pynvml.nvmlDeviceGetCount()))
+        if visible is not None:  # names by UUID count in the order given, as far as devices go
+            asked = [part.strip() for part in visible.split(",")]
+            indices = [int(a) if a.isdigit() else n for n, a in enumerate(asked) if not a.isdigit() or int(a) in indices]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
         return [Gpu(str(pynvml.nvmlDeviceGetName(h)), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+    except pynvml.NVMLError:
+        return []
     finally:
         pynvml.nvmlShutdown()
 
@@ -77,7 +86,10 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
     card = config.card
     if device == "cuda" and not found:
         yield Check("card", "FAIL", f"card={card.name} needs a CUDA device and there is none", "card=cpu, or card=auto")
-    elif card.memory_bytes is not None and (device == "cpu" or found[0].memory_bytes < card.memory_bytes):
+    elif device == "cuda" and card.memory_bytes and found[0].memory_bytes < SAME_CARD_FRAC * card.memory_bytes:
+        less = f"card={card.name} has {card.memory_bytes / 2**30:.0f} GiB and {found[0].name} less"
+        yield Check("card", "FAIL", less, "card=auto, or the card that is there")
+    elif card.emulated_on(found[0].memory_bytes if device == "cuda" else None):
         where = "the CPU" if device == "cpu" else found[0].name
         yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")
     else:

@@ -45,8 +45,11 @@ other commands: python -m tuning --help
 """
 
 
-class Interrupted(BaseException):
-    """SIGINT, SIGTERM or SIGHUP arrived; what has finished is on the disk already."""
+class Interrupted(KeyboardInterrupt):
+    """SIGINT, SIGTERM or SIGHUP arrived; what has finished is on the disk already.
+
+    A KeyboardInterrupt, since Ray's waits let no other exception of a signal handler through.
+    """
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)

@@ -98,10 +98,15 @@ class OptunaSearcher:
         values = next((found for source in sources if (found := source(number)) is not None), None)
         if values is None:
             return None
+        return Proposal(self.adopt(values), values)
+
+    def adopt(self, values: Mapping[str, Scalar]) -> int:
+        """Returns the number of a configuration that is under way already, as when a search goes on after a crash."""
+        number = len(self._finished) + len(self._live)
         self._seen.add(self._key(values))
         params = self._params(values)
         self._live[number] = create_trial(state=TrialState.RUNNING, params=params, distributions=self._only(params))
-        return Proposal(number, values)
+        return number
 
     def observe(self, number: int, observation: Observation) -> None:
         """Takes how a proposal ended. The first observation stands; raises KeyError for what was never proposed."""

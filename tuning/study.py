@@ -321,8 +321,7 @@ def _new_folder(config: StudyConfig) -> Path:
 
 def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Setting, run_id: str) -> dict[str, Any]:
     card = config.card
-    device_memory = int(facts["device"]["memory_bytes"])
-    virtual = card.memory_bytes is not None and (card.device == "cpu" or card.memory_bytes < 0.9 * device_memory)
+    virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)
     return {
         "id": run_id,
         "schema": 1,

@@ -63,14 +63,17 @@ class TrialRunner(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Loads workload, data and model into the process, and prepares the first trial."""
+        """Keeps what the first trial is; loading is left to its first step, where a failure is a result."""
         self._trial: Trial | None = None
-        self._begin(config)
+        self._asked = config
+        self._poisoned = False
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Ends what is left of the last trial and prepares the next; always succeeds."""
+        """Ends what is left of the last trial and keeps the next."""
         self._end()
-        self._begin(new_config)
+        if self._poisoned:
+            raise RuntimeError("the device context of this process is lost")  # Tune starts the trial in a new one
+        self._asked = new_config
         return True
 
     def step(self) -> dict[str, Any]:
@@ -78,18 +81,17 @@ class TrialRunner(tune.Trainable):
 
         The rest travels in a list of one: Tune flattens dictionaries, and mixes its own keys with ours.
         """
+        config = self._asked
         if self._trial is None:
-            raise RuntimeError("Tune asked for a step of a trial that was never prepared")
+            own = session(config["setting"], config["knobs"])
+            self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
         found = self._trial.advance()
+        self._poisoned = bool(found.get("poisoned"))
         return {"done": found["done"], "samples": found["samples"], REPORT: [found]}
 
     def cleanup(self) -> None:
         """Lets go of the trial when Tune ends the actor."""
         self._end()
-
-    def _begin(self, config: dict[str, Any]) -> None:
-        own = session(config["setting"], config["knobs"])
-        self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
 
     def _end(self) -> None:
         if self._trial is not None:

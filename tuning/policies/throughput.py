@@ -10,7 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainables.knobs import NAMES, Knobs, Scalar, kind_of
+from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
+from tuning.space import Choice as SpaceChoice
+from tuning.space import Space
 
 COUPLING = tuple(n for n in NAMES if kind_of(n) == "both")
 """Knobs that change speed and learning: a probe answers only for trials that share their values."""
@@ -62,6 +64,29 @@ def choose(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> Choice | No
     return best
 
 
+def rate_of(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> float | None:
+    """Returns the samples a second probed for exactly these system knobs and micro-batch, None where nobody did."""
+    full = Knobs.of(trial)
+    wanted = _key({**full.as_dict(), "micro_batch_size": min(full.micro_batch_size, full.batch_size)}, SYSTEM)
+    for probe in probes:
+        own = _key({**probe.knobs, "micro_batch_size": probe.micro_batch_size}, SYSTEM)
+        if own == wanted and coupling_of(probe.knobs) == coupling_of(trial):
+            return probe.at_batch_size(full.batch_size)
+    return None
+
+
+def inside(space: Space, probe: Probed) -> bool:
+    """Returns whether the space allows the probe's system knobs: a configuration named beside it need not be."""
+    full = Knobs.of(probe.knobs).as_dict()
+    for name in SYSTEM:
+        parameter = space.parameters.get(name)
+        if parameter is None and name in space.fixed and full[name] != space.fixed[name]:
+            return is_active(name, full) is False
+        if isinstance(parameter, SpaceChoice) and full[name] not in parameter.values and is_active(name, full):
+            return False
+    return True
+
+
 def coupling_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
     """Returns the values of the knobs that tie a probe to a trial, defaults filled in."""
     full = Knobs.of(knobs).as_dict()
@@ -91,9 +116,9 @@ def _distance(values: Sequence[Scalar], value: Scalar, current: Scalar | None) -
     return abs(ordered.index(value) - ordered.index(current)) if current in ordered else ordered.index(value)
 
 
-def _key(values: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
+def _key(values: Mapping[str, Scalar], names: Sequence[str] = NAMES) -> tuple[tuple[str, Scalar], ...]:
     full = Knobs.of(values)
     active = full.as_dict()
     if full.num_workers == 0:  # without workers these two do nothing
         active.update(prefetch_factor=2, persistent_workers=False)
-    return tuple(sorted(active.items()))
+    return tuple((name, active[name]) for name in names)

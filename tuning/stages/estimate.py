@@ -78,7 +78,9 @@ def frontier(records: list[Record], cap_bytes: int | None) -> Frontier:
     }
     learned = Frontier(cap_bytes, footprints)
     for record in records:
-        if record.event in ("probe", "trial"):
+        if record.event == "oom":
+            learn(learned, record["config"], "oom", 0)
+        elif record.event in ("probe", "trial"):
             learn(learned, record["config"], str(record["outcome"]), int(record.get("peak_allocated_bytes") or 0))
     return learned
 

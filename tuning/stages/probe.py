@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.frontier import Frontier
-from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, neighbour
+from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour
 from tuning.records import Journal, Record
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
@@ -126,20 +126,12 @@ class ProbeStage:
     def _incumbent(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns the best configuration so far under this coupling, else the best under any, else the defaults."""
         here = {**self._space.fixed, **coupling}
-        everything = [p for p in probed(self._journal.records) if self._in_space(p)]
+        everything = [p for p in probed(self._journal.records) if inside(self._space, p)]
         own = [p for p in everything if coupling_of(p.knobs) == coupling_of(here)]
         best = max(own or everything, key=lambda p: p.samples_per_s, default=None)
         base = defaults(self._space) if best is None else dict(best.knobs)
         system = {n: v for n, v in base.items() if n in SYSTEM}
         return self._clipped({**here, **system})
-
-    def _in_space(self, probe: Probed) -> bool:
-        choices = self._space.parameters.items()
-        held = all(probe.knobs.get(n, v) == v for n, v in self._space.fixed.items() if n in SYSTEM)
-        return held and all(
-            n not in SYSTEM or n not in probe.knobs or not isinstance(p, Choice) or probe.knobs[n] in p.values
-            for n, p in choices
-        )
 
     def _clipped(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
         knobs = {"learning_rate": Knobs().learning_rate, **knobs, "batch_size": self._batch_size}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier
 from tuning.policies import throughput
-from tuning.policies.oom import Outcome, halve
+from tuning.policies.oom import Outcome, halve, requested_bytes
 from tuning.policies.rungs import Rungs
 from tuning.records import Journal, Record, trials, unfinished
 from tuning.searchers import Observation, OptunaSearcher
@@ -50,7 +50,7 @@ class SearchDesk:
         self._journal, self._space, self._frontier = journal, space, frontier
         self._terms, self._orders, self._told = terms, orders, told
         self._staged = terms.strategy == "staged"
-        self._probed = probed(journal.records)
+        self._probed = [p for p in probed(journal.records) if throughput.inside(space, p)]
         searched = space.subset({"learning", "both"}) if self._staged else space
         self._names = tuple(searched.parameters)
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
@@ -186,9 +186,9 @@ class SearchDesk:
         return self._rate_of(self._live[trial]["knobs"], result) or 0.0
 
     def _rate_of(self, knobs: Mapping[str, Scalar], result: Mapping[str, Any]) -> float | None:
-        choice = throughput.choose(self._probed, knobs) if self._staged else None
-        measured = result.get("measured_samples_per_s")
-        return choice.samples_per_s if choice is not None else measured
+        """Returns what a probe found for these very knobs, else what the trial measured beside its neighbours."""
+        known = throughput.rate_of(self._probed, knobs) if self._staged else None
+        return known if known is not None else result.get("measured_samples_per_s")
 
     def _learn(self, record: Record) -> None:
         peak = int(record.get("peak_allocated_bytes") or 0)
@@ -210,7 +210,9 @@ class SearchDesk:
         outcome = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
         values = {SAMPLES_PER_S: record.get("samples_per_s"), **dict(record.get("values") or {})}
         verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
-        return Observation(outcome, values, max(1, self._frontier.overshoot_bytes(verdict)))
+        # A launched OOM was predicted to fit: what it asked for last is the least it was over.
+        asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
+        return Observation(outcome, values, max(asked_bytes, self._frontier.overshoot_bytes(verdict)))
 
     def _restore(self) -> None:
         """Brings searcher, rungs and counters to where the records left them."""
@@ -227,4 +229,6 @@ class SearchDesk:
                 self._learn(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))
-        self._again = [Assignment(trial, knobs, self._terms.seed) for trial, knobs in unfinished(records)]
+        for trial, knobs in unfinished(records):
+            self._numbers[trial] = self._searcher.adopt(self._searched(knobs))
+            self._again.append(Assignment(trial, knobs, self._terms.seed))
