@@ -1,3 +1,3 @@
-"""Measurements: each program writes the `.jsonl` its table was drawn from. Imports what sets Ray's environment first."""
+"""Measurements; each program writes the `.jsonl` its table was drawn from. Sets Ray's environment before Ray is."""
 
 import tuning.backends  # noqa: F401

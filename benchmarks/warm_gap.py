@@ -119,7 +119,7 @@ def ours(count: int, *, ooms: bool) -> list[dict[str, Any]]:
     """Returns the reports of `count` trials by our crew, in order."""
     desk = Desk(count, ooms)
     setting = Setting("nli", OPTIONS, "cpu", 1, CAP_BYTES) if ooms else SETTING
-    orders = Orders(64, (64,), shrink=False, concurrency=1, threads=1, warm_knobs={})
+    orders = Orders(64, (64,), shrink=False, concurrency=1, threads=1)
     RayCrew(setting, "gap").run(desk, orders)
     return desk.found
 

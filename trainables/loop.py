@@ -145,7 +145,7 @@ def train(state: State) -> Iterator[Window | Evaluation]:
                 watch.lap("data_wait")
                 batch = batches.to_device(host_batch, device, non_blocking=knobs.non_blocking)
                 watch.lap("transfer")
-                # Compiling under the byte counter would leave the model uncompiled for good, so the counted step is not.
+                # What is compiled under the byte counter stays uncompiled for good, so a counted step is not.
                 called = state.model if _counting(state) else model
                 loss = _forward_backward(state, called, batch, micro.share)
                 loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples

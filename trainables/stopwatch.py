@@ -44,17 +44,6 @@ class Window:
         """Returns the share of the window in which the loop waited for the next micro-batch, 0 to 1."""
         return self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
 
-    @property
-    def micro_step_s(self) -> float:
-        """Returns the seconds of one micro-step: data, transfer, forward and backward."""
-        spent = self.data_wait_s + self.transfer_s + self.forward_backward_s
-        return spent / self.micro_steps if self.micro_steps else 0.0
-
-    @property
-    def optimizer_step_s(self) -> float:
-        """Returns the seconds of one optimiser step alone."""
-        return self.optimizer_s / self.steps if self.steps else 0.0
-
 
 class Stopwatch:
     """Splits the time since the last reading into spans; `lap(span)` ends one and starts the next."""
@@ -71,12 +60,6 @@ class Stopwatch:
         self.steps = self.micro_steps = self.samples = 0
         self._opened = self._last = time.perf_counter()
         self._last_event = self._record() if self._cuda else None
-
-    def skip(self) -> None:
-        """Leaves the time since the last lap out of every span, though not out of the window's wall time."""
-        self._last = time.perf_counter()
-        if self._cuda:
-            self._last_event = self._record()
 
     def lap(self, span: Span) -> None:
         """Adds the time since the last lap to `span`. On CUDA, idle time of the device before a wait has no span."""

@@ -55,7 +55,9 @@ def gpus() -> list[Gpu]:
         indices = list(range(pynvml.nvmlDeviceGetCount()))
         if visible is not None:  # names by UUID count in the order given, as far as devices go
             asked = [part.strip() for part in visible.split(",")]
-            indices = [int(a) if a.isdigit() else n for n, a in enumerate(asked) if not a.isdigit() or int(a) in indices]
+            indices = [
+                int(a) if a.isdigit() else n for n, a in enumerate(asked) if not a.isdigit() or int(a) in indices
+            ]
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
         return [Gpu(str(pynvml.nvmlDeviceGetName(h)), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
     except pynvml.NVMLError:

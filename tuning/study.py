@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from trainables import workload
+from trainables.knobs import kind_of
 from tuning import __version__, doctor, export, report, summary, timeline
 from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
@@ -29,6 +30,7 @@ from tuning.policies.pick import Pick
 from tuning.policies.rungs import milestones
 from tuning.records import Journal, Record, last, read, stage_done, trials
 from tuning.runs import JOURNAL, find_run
+from tuning.space import Range
 from tuning.stages import confirm, estimate
 from tuning.stages.bench import Orders
 from tuning.stages.probe import ProbeStage, probed
@@ -60,7 +62,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     ) as cluster:
         if cluster.dashboard_url:
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
-        bench = RayBench(setting, {})
+        bench = RayBench(setting)
         facts = bench.describe()
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
@@ -69,6 +71,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting)
             study.measure(bench)
+            bench.release()
             study.search(RayCrew(setting, f"{config.workload.name}_trials"))
             study.confirm(bench)
             study.publish()
@@ -162,7 +165,7 @@ class _Study:
                 best=best,
                 knee=picked.knee,
                 most_accurate=picked.most_accurate,
-                rule=picked.rule,
+                rule=picked.rule if best == picked.best else f"{picked.rule}; {best} was faster when measured again",
                 front=list(picked.front),
             )
 
@@ -201,7 +204,6 @@ class _Study:
             shrink=self._config.search.strategy == "staged",
             concurrency=slots,
             threads=max(1, doctor.cores() // slots),
-            warm_knobs={},
         )
 
     def _terms(self) -> SearchTerms:
@@ -243,7 +245,7 @@ class _Study:
         if card.cap_bytes is not None:
             return card.cap_bytes
         if card.device == "cuda":
-            return int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes
+            return (int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes) // concurrency(self._config)
         return int(psutil.virtual_memory().available * RAM_FRAC) // concurrency(self._config)
 
     def _opening(self) -> Record:
@@ -266,7 +268,7 @@ class _Study:
 
 
 def concurrency(config: StudyConfig) -> int:
-    """Returns how many search trials run at once: as asked, else one a card, or one a core up to four."""
+    """Returns how many search trials run at once: as asked, else one on a card, and one a core up to four without."""
     if isinstance(config.concurrency, int):
         return config.concurrency
     return 1 if config.card.device == "cuda" else min(doctor.cores(), 4)
@@ -279,6 +281,13 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     if study is None:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
     before = from_resolved(study["config"])
+    asked = [o for o in config.overrides if o.split("=")[0] not in ("resume", "runs_dir", "dashboard")]
+    if asked:
+        raise ConfigError(
+            f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
+            allowed="resume=ID with dashboard=true or runs_dir=PATH",
+            remedy="leave it out, or start a new run",
+        )
     changes = {"resume": config.resume, "runs_dir": config.runs_dir, "dashboard": config.dashboard}
     return folder, before.model_copy(update=changes)
 
@@ -289,9 +298,23 @@ def _complete(config: StudyConfig) -> StudyConfig:
         try:
             own = workload.load(config.workload.ref)
         except workload.WorkloadError as error:
-            raise ConfigError(f"workload={config.workload.ref}: {error}", remedy="see examples in README.md") from error
+            raise ConfigError(
+                f"workload={config.workload.ref}: {error}", remedy="see the example in README.md"
+            ) from error
+        except Exception as error:  # whatever a user's file raises when it is imported
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"workload={config.workload.ref} cannot be imported: {said}", remedy="-v says where"
+            ) from error
         options = dict(getattr(own, "options", {}))
         config = with_workload_defaults(config, own.default_space, options)
+    ranges = [n for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"]
+    if ranges and config.search.strategy == "staged":
+        raise ConfigError(
+            f"knobs.{ranges[0]} is a range, and the staged search probes each of its values",
+            allowed="a list of values for adapter_rank and its like",
+            remedy=f"knobs.{ranges[0]}=[8,16,32], or search.strategy=joint",
+        )
     card = config.card
     if card.device == "auto":
         card = card.on("cuda" if doctor.gpus() else "cpu")

@@ -87,6 +87,8 @@ def main(argv: Sequence[str]) -> int:
     job = _job(asked, best, session, device)
     _check_folder(job.out, resume=asked.resume, force=asked.force)
     job.out.mkdir(parents=True, exist_ok=True)
+    if asked.force:
+        checkpoint.clear(job.out)
     result = train(job, session, messages, resume=asked.resume)
     if asked.json:
         print(json.dumps(result))
@@ -98,7 +100,13 @@ def main(argv: Sequence[str]) -> int:
 def train(job: Job, session: Session, messages: Console, *, resume: bool) -> dict[str, Any]:
     """Returns the result after training to the end, going on from a checkpoint if asked; raises StoppedEarly on OOM."""
     plan = loop.Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
-    state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
+    try:
+        state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
+        session.resident.dataset(state.config, "train")
+    except (WorkloadError, OSError, RuntimeError, MemoryError, ValueError) as error:
+        raise PreflightError(
+            f"{job.best.ref} cannot start: {error}"[:300], remedy="put its data and model back"
+        ) from error
     if resume:
         try:
             checkpoint.load(state, job.out, identity=job.identity)
@@ -119,7 +127,7 @@ def train(job: Job, session: Session, messages: Console, *, resume: bool) -> dic
                 if time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples:
                     checkpoint.save(state, job.out, identity=job.identity)
                     saved = time.monotonic()
-        except (RuntimeError, MemoryError, loop.Diverged) as error:
+        except (RuntimeError, MemoryError, OSError, loop.Diverged) as error:
             raise _ended(error, job) from error
     steady = windows[1:] or windows
     rates = [w.samples_per_s for w in steady]
@@ -148,8 +156,8 @@ def _session(best: Best, device: str) -> Session:
     setting = Setting(best.ref, dict(best.options), device, doctor.cores(), None, best.seed)
     try:
         return Session(setting)
-    except WorkloadError as error:
-        raise ConfigError(f"{best.path}: workload {error}", remedy="put the workload's file where it was") from None
+    except Exception as error:  # whatever a user's file raises when it is imported
+        raise ConfigError(f"{best.path}: workload {error}", remedy="put the workload's file where it was") from error
 
 
 def _job(asked: argparse.Namespace, best: Best, session: Session, device: str) -> Job:

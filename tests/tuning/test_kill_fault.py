@@ -84,13 +84,17 @@ def test_a_killed_training_goes_on_and_ends_where_an_unbroken_one_does(tmp_path:
     assert not (broken / "checkpoint.json").exists()
 
 
-def test_sigterm_ends_in_order_says_how_to_go_on_and_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("moment", [b'"event":"probe"', b'"event":"trial_start"'])
+def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(
+    tmp_path: Path, number: signal.Signals, code: int, moment: bytes
+) -> None:
     journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
     process = start("tuning.run", STUDY, tmp_path)
-    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
+    assert wait_for(lambda: journal.exists() and moment in journal.read_bytes(), process)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 143
+    process.send_signal(number)
+    assert process.wait(timeout=20) == code
     assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left

@@ -101,12 +101,12 @@ def test_one_cluster_is_on_loopback_asks_for_its_token_and_keeps_its_actors_thro
             assert status(f"{cluster.dashboard_url}/api/jobs/", token) == code
 
         wide = {"hidden": 2048, "noise": 0.15}  # 8 KiB of activations a sample, a layer
-        bench = RayBench(Setting(str(MINE), wide), {})
+        bench = RayBench(Setting(str(MINE), wide))
         knobs = {"micro_batch_size": 4, "batch_size": 64}
         need = bench.train(knobs, 64, (64,), 0)["peak_allocated_bytes"]
         desk = OneSlot()
         setting = Setting(str(MINE), wide, cap_bytes=need + 400 * 1024)
-        RayCrew(setting, "mine_trials").run(desk, Orders(256, (256,), False, 1, 1, {}))
+        RayCrew(setting, "mine_trials").run(desk, Orders(256, (256,), False, 1, 1))
     assert [f["outcome"] for f in desk.found] == ["oom", "ok", "oom", "ok", "ok", "ok"]
     gaps = [b["first_step_at"] - a["returned_at"] for a, b in zip(desk.found[1:], desk.found[2:], strict=False)]  # type: ignore[operator]
     assert max(gaps) < 0.5, "a fresh actor takes 1 to 3 seconds"

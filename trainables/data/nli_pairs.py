@@ -55,7 +55,7 @@ class Pair:
     entails: bool
 
 
-class DataError(Exception):
+class DataError(ValueError):
     """A file that cannot be read as pairs: which file and line, which field, what was found and what is allowed."""
 
 

@@ -6,9 +6,9 @@ desk ends the search by having no next trial.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
+import math
 import os
 import secrets
 import signal
@@ -28,7 +28,7 @@ from trainables.knobs import Scalar
 from trainables.loop import Plan
 from tuning.backends.ray_worker import REPORT, Laboratory, TrialRunner
 from tuning.backends.session import Setting
-from tuning.errors import PreflightError
+from tuning.errors import PreflightError, StoppedEarly, TuningError
 from tuning.stages.bench import Desk, Orders
 
 LABORATORY_GPU = 0.1
@@ -64,10 +64,12 @@ class RayCluster:
                 _temp_dir=self._folder.name,
                 object_store_memory=256 * 2**20,
             )
-        except (OSError, RuntimeError, TimeoutError) as error:
+        except (OSError, RuntimeError, TimeoutError, ValueError) as error:
             self._folder.cleanup()
             first = str(error).strip().splitlines()[0]
-            raise PreflightError(f"Ray did not start: {first}", remedy="free 1 GB of memory; -v shows all of it") from error
+            raise PreflightError(
+                f"Ray did not start: {first}", remedy="free 1 GB of memory; -v shows all of it"
+            ) from error
         signal.signal(signal.SIGTERM, terminated)  # ray.init puts its own in place, which exits with code 15
         url = context.dashboard_url or ""
         self.dashboard_url = f"http://{url}" if url and "://" not in url else url
@@ -83,12 +85,12 @@ class RayCluster:
 class RayBench:
     """The laboratory actor, as a stage sees it."""
 
-    def __init__(self, setting: Setting, warm_knobs: Mapping[str, Scalar], *, start_timeout_s: float = 180.0) -> None:
+    def __init__(self, setting: Setting, *, start_timeout_s: float = 180.0) -> None:
         # No cores are asked for: the stages never overlap, and the trials' actors need them all.
         gpus = LABORATORY_GPU if setting.device == "cuda" else 0
         remote = ray.remote(num_cpus=0, num_gpus=gpus)(Laboratory)
         self._setting = setting
-        self._actor = cast(Any, remote).remote(setting, dict(warm_knobs))
+        self._actor = cast(Any, remote).remote(setting)
         self._timeout_s = start_timeout_s
 
     def describe(self) -> dict[str, Any]:
@@ -114,10 +116,9 @@ class RayBench:
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
         return self._get(self._actor.train.remote(dict(knobs), plan, seed))
 
-    def close(self) -> None:
-        """Ends the process."""
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(self._actor)
+    def release(self) -> None:
+        """Leaves the device's memory to the trials."""
+        self._get(self._actor.release.remote())
 
     def _get(self, reference: Any, timeout_s: float | None = None) -> dict[str, Any]:
         try:
@@ -127,13 +128,15 @@ class RayBench:
                 f"the workload failed while it was measured: {type(error.cause).__name__}: {error.cause}",
                 remedy="run the workload contract suite on it, see README.md",
             ) from error
-        except ray.exceptions.ActorDiedError as error:
-            cause = str(error).strip().splitlines()[-1]
-            raise PreflightError(f"the measuring process died: {cause}", remedy="look for what killed it") from error
         except ray.exceptions.GetTimeoutError as error:
             raise PreflightError(
                 f"the measuring process was not ready after {timeout_s:.0f} s", remedy="look at the machine's load"
             ) from error
+        except ray.exceptions.RayError as error:  # died in its creation task, was killed, lost its node
+            cause = str(error).strip().splitlines()[-1]
+            name, _, text = cause.partition(": ")
+            said = text if name.endswith("Error") and text else cause
+            raise PreflightError(said, remedy="mend what it names; -v shows where it was raised") from error
 
 
 class RayCrew:
@@ -147,18 +150,19 @@ class RayCrew:
         slots = orders.concurrency
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
         if self._setting.device == "cuda":
-            resources["GPU"] = round((1.0 - LABORATORY_GPU) / slots, 3)
+            resources["GPU"] = math.floor((1.0 - LABORATORY_GPU) / slots * 1000) / 1000
         shared = {
             "setting": dataclasses.replace(self._setting, threads=orders.threads),
             "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=self._setting.cap_bytes),
             "shrink": orders.shrink,
         }
+        asking = _Asking(desk, shared)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 tune.with_resources(_named_runner(self._name), resources),
                 tune_config=tune.TuneConfig(
-                    search_alg=_Asking(desk, shared),
-                    scheduler=_Deciding(desk),
+                    search_alg=asking,
+                    scheduler=_Deciding(desk, asking),
                     num_samples=NO_LIMIT,
                     max_concurrent_trials=slots,
                     reuse_actors=True,
@@ -175,7 +179,14 @@ class RayCrew:
             )
             # Tune would warn once a trial that its own log files, which we switch off, are not there.
             logging.getLogger("ray.tune").setLevel(logging.ERROR)
-            tuner.fit()
+            try:
+                tuner.fit()
+            except (ray.exceptions.RayError, RuntimeError) as error:
+                if asking.failed is not None:
+                    raise asking.failed from None
+                raise StoppedEarly(f"Ray ended the search: {error}"[:400], remedy="go on with resume=") from error
+        if asking.failed is not None:
+            raise asking.failed
 
 
 class _Asking(Searcher):
@@ -185,12 +196,18 @@ class _Asking(Searcher):
         super().__init__(metric="samples", mode="max")
         self._desk, self._shared = desk, dict(shared)
         self._trials: dict[str, str] = {}
+        self.failed: TuningError | None = None
+        """What the desk raised, such as a full disk; Tune would wrap it in a traceback of its own."""
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         return True
 
     def suggest(self, trial_id: str) -> Any:
-        assignment = self._desk.next_trial()
+        assignment = None
+        try:
+            assignment = self._desk.next_trial() if self.failed is None else None
+        except TuningError as error:
+            self.failed = error
         if assignment is None:
             return Searcher.FINISHED
         self._trials[trial_id] = assignment.trial
@@ -203,8 +220,12 @@ class _Asking(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         trial = self._trials.pop(trial_id, None)
-        if trial is not None:
+        if trial is None or self.failed is not None:
+            return
+        try:
             self._desk.ended(trial, None if error or not result or REPORT not in result else result[REPORT][0])
+        except TuningError as failure:
+            self.failed = failure
 
     def save(self, checkpoint_path: str) -> None:
         """Writes nothing: a study is resumed from its own records, never from Tune's."""
@@ -221,18 +242,22 @@ class _Deciding(FIFOScheduler):
 
     _supports_buffered_results = False
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, asking: _Asking) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._desk: Desk | None = desk
+        self._asking: _Asking | None = asking
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
-        if result.get("done") or self._desk is None:
+        if result.get("done") or self._desk is None or self._asking is None:
             return str(TrialScheduler.CONTINUE)
-        goes_on = self._desk.at_rung(trial.config["trial"], result[REPORT][0])
+        try:
+            goes_on = self._asking.failed is None and self._desk.at_rung(trial.config["trial"], result[REPORT][0])
+        except TuningError as error:
+            self._asking.failed, goes_on = error, False
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_desk": None}
+        return {**self.__dict__, "_desk": None, "_asking": None}
 
 
 def _named_runner(name: str) -> type[TrialRunner]:

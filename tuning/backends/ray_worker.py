@@ -30,8 +30,8 @@ def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
 class Laboratory:
     """An actor that has the machine to itself while it measures: footprints, probes, windows, confirmations."""
 
-    def __init__(self, setting: Setting, knobs: Mapping[str, Scalar]) -> None:
-        self._session = session(setting, knobs)
+    def __init__(self, setting: Setting) -> None:
+        self._session = session(setting, {})
 
     def describe(self) -> dict[str, Any]:
         """Returns `Session.describe`."""
@@ -50,6 +50,10 @@ class Laboratory:
     def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
         """Returns `Session.window`."""
         return self._session.window(knobs, window_s, seed)
+
+    def release(self) -> None:
+        """Does `Session.release`."""
+        self._session.release()
 
     def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
         """Returns `Session.train`."""

@@ -68,7 +68,6 @@ class Orders:
     shrink: bool
     concurrency: int
     threads: int
-    warm_knobs: Mapping[str, Scalar]
 
 
 class Crew(Protocol):

@@ -31,7 +31,7 @@ def choose(records: Sequence[Record], objective: str, mode: str, tolerance: floa
 def expected_s(budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float) -> float:
     """Returns about how long the stage will take, so that the search can leave it that much."""
     windows = budget.windows * configurations * (budget.window_s + SETTLE_S)
-    return windows + budget.seeds * horizon / max(samples_per_s, 1e-9) * 1.15
+    return 1.15 * (windows + budget.seeds * horizon / max(samples_per_s, 1e-9) * 1.15)
 
 
 def measure_windows(

@@ -11,7 +11,7 @@ from tuning.stages.bench import Orders
 from tuning.stages.confirm import choose, expected_s, measure_windows, median_rate, train_again
 
 BUDGET = ConfirmSection(windows=5, window_s=0.1, seeds=2, top=1)
-ORDERS = Orders(100, (100,), True, 1, 1, {})
+ORDERS = Orders(100, (100,), True, 1, 1)
 NAMED = {"before": {"micro_batch_size": 4}, "after": {"micro_batch_size": 8}, "best": {"micro_batch_size": 32}}
 
 

@@ -27,14 +27,20 @@ SPACE = Space.of(
         "learning_rate": {"low": 1e-3, "high": 1.0, "log": True},
     }
 )
-ORDERS = Orders(samples=800, milestones=(200, 400, 800), shrink=True, concurrency=1, threads=1, warm_knobs={})
+ORDERS = Orders(samples=800, milestones=(200, 400, 800), shrink=True, concurrency=1, threads=1)
 
 
 class Office:
     """A desk over a journal in a folder, a bench of formulas, and a crew of one."""
 
     def __init__(
-        self, folder: Path, *, strategy: Any = "staged", count: int = 12, cap_bytes: int | None = None
+        self,
+        folder: Path,
+        *,
+        strategy: Any = "staged",
+        count: int = 12,
+        cap_bytes: int | None = None,
+        named: Any = None,
     ) -> None:
         self.bench = FormulaBench(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
@@ -42,7 +48,7 @@ class Office:
         learned = frontier(self.journal.records, cap_bytes)
         if strategy == "staged":
             section = ProbeSection(max_time_s=0.3, probe_time_s=1, spread_frac=0.03)
-            ProbeStage(self.bench, SPACE, self.journal, learned, section, 0).run({}, lambda r: None)
+            ProbeStage(self.bench, SPACE, self.journal, learned, section, 0).run(named or {}, lambda r: None)
         terms = SearchTerms(strategy, count, None, 0, 2, {"error": "min"})
         self.desk = SearchDesk(self.journal, SPACE, learned, terms, ORDERS, lambda r: None)
 
@@ -136,6 +142,31 @@ def test_a_crash_loses_no_finished_trial_and_runs_none_again(tmp_path: Path, aft
     assert begun[0] == interrupted.trial
     assert not set(begun) & set(done)
     assert len(trials(resumed.journal.records)) == 12
+
+
+def test_trials_in_flight_at_a_crash_run_once_more_and_are_not_proposed_again(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.work(3)
+    flying = [office.desk.next_trial(), office.desk.next_trial()]
+    office.journal.close()
+    begun = Office(tmp_path).work()
+    assert [a.trial for a in begun[:2]] == [a.trial for a in flying if a is not None]
+    every = [tuple(sorted(a.knobs.items())) for a in begun]
+    assert len(every) == len(set(every)) == 9
+
+
+def test_trials_keep_to_the_space_whatever_is_measured_beside_it(tmp_path: Path) -> None:
+    office = Office(tmp_path, named={"after": {"batch_size": 64, "micro_batch_size": 64, "num_workers": 8}})
+    assert all(a.knobs["num_workers"] in (0, 2) for a in office.work())
+
+
+def test_a_trial_that_shrank_is_not_credited_with_the_speed_of_what_did_not_fit(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    first = office.desk.next_trial()
+    assert first is not None
+    shrunk = {**first.knobs, "micro_batch_size": 3}
+    office.desk.ended(first.trial, {**office.result(first, 800), "knobs": shrunk, "measured_samples_per_s": 7.0})
+    assert trials(office.journal.records)[0].samples_per_s == 7.0
 
 
 def test_a_resumed_search_proposes_what_the_unbroken_one_does(tmp_path: Path) -> None:
