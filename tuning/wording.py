@@ -115,9 +115,11 @@ def size(bytes_count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Returns seconds as people say them: 0.9s, 58s, 4m, 4m12s, 1h02m."""
+    """Returns seconds as people say them: 17ms, 0.9s, 58s, 4m, 4m12s, 1h02m."""
     if seconds is None:
         return "-"
+    if 0 < seconds < 0.095:
+        return f"{seconds * 1000:.0f}ms"
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     whole = round(seconds)
