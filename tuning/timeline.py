@@ -36,7 +36,7 @@ class Times:
 
     `training_s` is the union of the trials' intervals, so two trials side by side count once; `evaluating_s` is the
     share of that union which the trials spent on validation. `confirming_s` is windows and trainings of the confirm
-    stage. `gap_s` is the median time from one trial's last evaluation to the next one's first step in the same slot; slots
+    stage. `gap_s` is the median time from one trial's end to the next one's first step in the same slot; slots
     are not recorded, so each trial is put after the one that had ended most recently when it began. A session's time
     before its first record counts as start-up where that record (`study`, `resume`) has it as `startup_s`.
     """

@@ -12,7 +12,7 @@ from tuning.sections import ConfirmSection
 from tuning.stages.bench import Bench, Orders
 
 Told = Callable[[Record], None]
-SETTLE_S = 1.0
+SETTLE_S = 1.5
 """About what a window costs beside its own length: the first step, and starting workers."""
 
 
