@@ -19,19 +19,20 @@ Finds the fastest configuration of a PyTorch training loop that keeps its accura
 settings (key=value, in any order)
   workload=NAME|FILE.py    what to train: nli, or a file of your own with a WORKLOAD
   workload.OPTION=VALUE    the workload's own settings, such as workload.data=PATH workload.model=PATH
-  card=NAME                auto, cpu, rtx3090, rtx3090ti, rtx4060, t4; a card that is not here is emulated in memory
-  budget=quick|full        how much to spend                                                     [quick]
+  card=NAME                auto, cpu, rtx3090, rtx3090ti, rtx4060, t4; memory of a card that is not
+                           here is emulated                                          [auto]
+  budget=quick|full        how much to spend                                          [quick]
   preset=NAME              knobs fixed to a known set, such as rtx3090_max_perf
   knobs.NAME=VALUE         fixes a knob; a list searches its values, {low, high, log} a range
-  search.trials=N          most trials                                                           [of the budget]
-  search.max_time=4m       most wall time of the whole study                                     [of the budget]
-  search.strategy=staged   staged: probe speed, train for quality; joint: one flat space         [staged]
-  search.seed=N            seed of everything                                                    [0]
-  concurrency=auto|N       search trials at once                                                 [auto]
-  pick.tolerance=X         quality the fastest configuration may give up                         [0.01]
+  search.trials=N          most trials                                                [of the budget]
+  search.max_time=4m       most wall time of the whole study                          [of the budget]
+  search.strategy=staged   staged: probe speed, train for quality; joint: one flat space  [staged]
+  search.seed=N            seed of everything                                         [0]
+  concurrency=auto|N       search trials at once                                      [auto]
+  pick.tolerance=X         quality the fastest configuration may give up              [0.01]
   dashboard=true           start the Ray dashboard on this machine and print how to log in
   resume=ID                go on with a run that was interrupted
-  runs_dir=PATH name=ID    where the run is written                                              [runs]
+  runs_dir=PATH name=ID    where the run is written                                   [runs]
 
 options
   -q, --quiet    warnings and the result only        -v, --verbose   every probe and trial, tracebacks

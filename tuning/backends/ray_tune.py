@@ -159,7 +159,7 @@ class RayCrew:
         asking = _Asking(desk, shared)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
-                tune.with_resources(_named_runner(self._name), resources),
+                _named_runner(self._name, resources),
                 tune_config=tune.TuneConfig(
                     search_alg=asking,
                     scheduler=_Deciding(desk, asking),
@@ -260,9 +260,17 @@ class _Deciding(FIFOScheduler):
         return {**self.__dict__, "_desk": None, "_asking": None}
 
 
-def _named_runner(name: str) -> type[TrialRunner]:
-    """Returns the trainable under a name that says in Ray's dashboard what its actors do."""
-    return cast(type[TrialRunner], type(name, (TrialRunner,), {}))
+def _named_runner(name: str, resources: dict[str, float]) -> type[TrialRunner]:
+    """Returns the trainable under a name that says in Ray's dashboard what its actors do, and what each is given.
+
+    `tune.with_resources` would do the second, and call every actor ResourceTrainable.
+    """
+
+    def request(cls: type[TrialRunner], config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        return tune.PlacementGroupFactory([resources])
+
+    members = {"default_resource_request": classmethod(request)}
+    return cast(type[TrialRunner], type(name, (TrialRunner,), members))
 
 
 def _trial_name(trial: TuneTrial) -> str:

@@ -1,0 +1,77 @@
+"""The command line itself: --help at once and without torch, one clear error for bad input, documented exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT
+from tuning import __main__, run
+
+
+def test_help_answers_at_once_and_imports_neither_torch_nor_ray() -> None:
+    code = "import sys; from tuning import run; run.main(['--help']); print(*sorted(sys.modules), file=sys.stderr)"
+    spent = []
+    for _ in range(3):  # the machine may be busy: the quickest of three is the command's own time
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+        spent.append(time.perf_counter() - start)
+    assert not {"torch", "ray", "hydra", "pydantic", "optuna"} & set(done.stderr.split())
+    assert min(spent) < 0.6
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+    assert done.stdout.splitlines()[2].strip().startswith("python -m tuning.run")
+
+
+def test_help_names_every_exit_code() -> None:
+    assert all(f"  {code} " in run.HELP.replace("codes\n", "") for code in ("0", "1", "2", "3", "4", "130"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["workloda=nli"], "workload"),
+        (["--frobnicate"], "--frobnicate is no option"),
+        (["knobs.batch_size=inf"], "knobs.batch_size"),
+        (["knobs.adapter_rank={low: 4, high: 64}"], "adapter_rank"),
+        (["resume=none-such"], "none-such"),
+    ],
+)
+def test_bad_input_is_one_error_with_code_2_and_writes_nothing(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 8
+    assert not list(tmp_path.iterdir())
+
+
+def test_validate_runs_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["workload=nli", "search.trials=3", "--validate"]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_workload_that_cannot_be_imported_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.py").write_text("WORKLOAD = undefined\n")
+    assert run.main(["workload=broken.py"]) == 2
+    err = capsys.readouterr().err
+    assert "NameError: name 'undefined' is not defined" in err
+    assert "Traceback" not in err
+
+
+def test_other_verbs_list_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["list", "--runs-dir", str(tmp_path)]) == 0
+    assert __main__.main(["show", "nothing", "--runs-dir", str(tmp_path)]) == 2
+    assert __main__.main(["frobnicate"]) == 2
+    assert __main__.main([]) == 0
+    assert "python -m tuning train --from" in capsys.readouterr().out
