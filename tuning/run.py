@@ -9,11 +9,11 @@ import time
 from types import FrameType
 
 HELP = """\
-Finds the fastest configuration of a PyTorch training loop that keeps its accuracy and fits its card.
+Finds the fastest configuration of a training loop that keeps its accuracy and fits its card.
 
   python -m tuning.run workload=nli
   python -m tuning.run workload=nli card=rtx3090 search.trials=40 knobs.num_workers=[0,2,4]
-  python -m tuning.run workload=path/to/mine.py 'knobs.learning_rate={low: 1e-4, high: 1e-2, log: true}'
+  python -m tuning.run workload=mine.py 'knobs.learning_rate={low: 1e-4, high: 1e-2, log: true}'
   python -m tuning.run resume=20261121-103412-3f2a
 
 settings (key=value, in any order)
@@ -26,7 +26,7 @@ settings (key=value, in any order)
   knobs.NAME=VALUE         fixes a knob; a list searches its values, {low, high, log} a range
   search.trials=N          most trials                                                [of the budget]
   search.max_time=4m       most wall time of the whole study                          [of the budget]
-  search.strategy=staged   staged: probe speed, train for quality; joint: one flat space  [staged]
+  search.strategy=staged   staged: probe, then train; joint: one flat space   [staged]
   search.seed=N            seed of everything                                         [0]
   concurrency=auto|N       search trials at once                                      [auto]
   pick.tolerance=X         quality the fastest configuration may give up              [0.01]
