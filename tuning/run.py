@@ -18,7 +18,7 @@ Finds the fastest configuration of a training loop that keeps its accuracy and f
 
 settings (key=value, in any order)
   workload=NAME|FILE.py    what to train: nli, or a file of your own with a WORKLOAD
-  workload.OPTION=VALUE    the workload's own settings, such as workload.data=PATH workload.model=PATH
+  workload.OPTION=VALUE    the workload's own settings, such as workload.data=PATH
   card=NAME                auto, cpu, rtx3090, rtx3090ti, rtx4060, t4; memory of a card that is not
                            here is emulated                                          [auto]
   budget=quick|full        how much to spend                                          [quick]
@@ -35,8 +35,8 @@ settings (key=value, in any order)
   runs_dir=PATH name=ID    where the run is written                                   [runs]
 
 options
-  -q, --quiet    warnings and the result only        -v, --verbose   every probe and trial, tracebacks
-  -h, --help     this text                           --validate      check the configuration and stop
+  -q, --quiet    warnings and the result only      -v, --verbose   every event, tracebacks
+  -h, --help     this text                         --validate      check the configuration and stop
 
 exit codes
   0 done   1 no usable trial   2 wrong command line or configuration   3 this machine cannot run it
