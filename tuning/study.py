@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.metadata
 import platform
 import secrets
@@ -141,9 +142,14 @@ class _Study:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
         picked = self._pick()
         if picked is None:
+            failed = [t for t in trials(self._journal.records) if t.message]
+            common = collections.Counter(f"{t.outcome}: {t.message}" for t in failed).most_common(1)
             raise NoUsableTrial(
-                f"no trial reached its end in {self._folder}",
-                remedy="search.max_time=10m, or look at the outcomes in trials.jsonl",
+                f"no trial reached its end in {self._folder}"
+                + (f"; {common[0][1]} of them: {common[0][0][:200]}" if common else ""),
+                remedy="mend what it names; the workload contract suite finds such faults in seconds"
+                if common
+                else "search.max_time=10m",
             )
         budget, told = self._config.budget.confirm, self._terminal.record
         configs = {t.id: dict(t.config) for t in trials(self._journal.records)}
@@ -316,7 +322,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
             remedy=f"knobs.{ranges[0]}=[8,16,32], or search.strategy=joint",
         )
     card = config.card
-    if card.device == "auto":
+    if card.device != "cpu":  # a named card that is not here is emulated on what is
         card = card.on("cuda" if doctor.gpus() else "cpu")
     return apply_card(config, card)
 

@@ -93,6 +93,8 @@ def quality(by_seed: Mapping[int, float], *, proportion_of: int | None = None, c
     if not by_seed:
         raise ValueError("quality needs the value of at least one seed, got none")
     values = list(by_seed.values())
+    if not all(0.0 <= value <= 1.0 for value in values):
+        proportion_of = None  # in percent, or no share at all
     mean, count = statistics.fmean(values), len(values)
     low: float | None = None
     high: float | None = None

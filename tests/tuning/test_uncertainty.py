@@ -83,3 +83,8 @@ def test_drift_of_the_machine_does_not_touch_a_paired_gain():
 def test_a_gain_needs_a_pair_of_rates_above_0():
     assert uncertainty.gain("a", "b", []) is None
     assert uncertainty.gain("a", "b", [(0.0, 5.0)]) is None
+
+
+def test_an_accuracy_in_percent_is_no_share_and_gets_no_interval():
+    found = uncertainty.quality({0: 78.05}, proportion_of=256)
+    assert (found.mean, found.low, found.high) == (78.05, None, None)
