@@ -31,7 +31,15 @@ def resident(workload_ref: str) -> Resident:
 @pytest.fixture(scope="module")
 def config(resident: Resident, workload_ref: str) -> Config:
     options = {**dict(getattr(resident.workload, "options", {})), **SMALL.get(workload_ref, {})}
-    return Config(Knobs(batch_size=8, micro_batch_size=4, dropout=0.0, learning_rate=1e-3), options)
+    rate = typical_rate(resident.workload.default_space.get("learning_rate", 1e-3))
+    return Config(Knobs(batch_size=8, micro_batch_size=4, dropout=0.0, learning_rate=rate), options)
+
+
+def typical_rate(searched: Any) -> float:
+    """Returns the middle of what the workload searches: what lowers one loss in twenty steps does nothing to another."""
+    if isinstance(searched, dict):
+        return float(math.sqrt(searched["low"] * searched["high"]))
+    return float(searched[len(searched) // 2]) if isinstance(searched, list) else float(searched)
 
 
 def first_batch(resident: Resident, config: Config, count: int = 4) -> Any:
