@@ -36,7 +36,7 @@ def config(resident: Resident, workload_ref: str) -> Config:
 
 
 def typical_rate(searched: Any) -> float:
-    """Returns the middle of what the workload searches: what lowers one loss in twenty steps does nothing to another."""
+    """Returns the middle of what the workload searches: what lowers one loss does nothing to another."""
     if isinstance(searched, dict):
         return float(math.sqrt(searched["low"] * searched["high"]))
     return float(searched[len(searched) // 2]) if isinstance(searched, list) else float(searched)
