@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from trainables import draws
 from trainables.knobs import Knobs, Scalar
 from trainables.workload import Config, Split
 
@@ -66,6 +67,25 @@ class Sums:
             total += float((model(batch["values"]) - batch["target"]).square().sum())
             count += len(batch["target"])
         return {"error": math.sqrt(total / count)}
+
+
+class Noisy(Sums):
+    """Sums with an augmentation, and with two phases: the first learns nothing but counts its batches."""
+
+    def augment(self, batch: dict[str, Tensor], keys: Tensor, config: Config, phase: str) -> dict[str, Tensor]:
+        """Returns the batch with noise on its values, and on which phase it belongs to."""
+        values = batch["values"]
+        noise = 0.1 * config.knobs.augmentation * draws.normal(keys, values.shape[1:], stream=0) * (values != 0)
+        values = values.add_(noise) if config.knobs.inplace_augmentation else values + noise
+        return {**batch, "values": values, "first": torch.tensor(float(phase == "first"))}
+
+    def phases(self, config: Config) -> dict[str, float]:
+        """Returns a first phase of the length of the knob."""
+        return {"first": config.knobs.encoder_frac, "second": 1.0 - config.knobs.encoder_frac}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Returns the mean squared error, times 1,000 in the first phase, so that it shows in the windows."""
+        return super().loss(model, batch) * (1.0 + 999.0 * batch["first"])
 
 
 class Adder(nn.Module):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from trainables import draws
 from trainables.knobs import Knobs
-from trainables.workload import Batch
+from trainables.workload import Augment, Batch, Config
 
 WORKER_TIMEOUT_S = 120.0
 """A loader worker silent for so long is taken for hung; without a limit the loop would wait for ever."""
@@ -28,11 +29,21 @@ class MicroBatch:
     indices: tuple[int, ...]
     share: float
     ends_batch: bool
+    epoch: int = 0
+    phase: str = ""
 
 
-def plan_epoch(count: int, knobs: Knobs, seed: int, epoch: int, lengths: Sequence[int] | None) -> list[MicroBatch]:
+def plan_epoch(
+    count: int,
+    knobs: Knobs,
+    seed: int,
+    epoch: int,
+    lengths: Sequence[int] | None,
+    phase_at: Callable[[int], str] = lambda start: "",
+) -> list[MicroBatch]:
     """Returns one epoch over `count` samples as micro-batches, in the order they are to be trained on.
 
+    `phase_at(start)` is the phase of the batch that begins after `start` samples of the epoch.
     With `lengths` and the bucketing knob the samples of a batch are sorted by length before the batch is cut; the batch
     as a whole is the same set of samples either way. The last batch of an epoch may be smaller.
     """
@@ -46,18 +57,65 @@ def plan_epoch(count: int, knobs: Knobs, seed: int, epoch: int, lengths: Sequenc
         cuts = range(0, len(batch), knobs.micro_batch_size)
         for cut in cuts:
             part = tuple(batch[cut : cut + knobs.micro_batch_size])
-            plan.append(MicroBatch(part, len(part) / len(batch), cut + knobs.micro_batch_size >= len(batch)))
+            ends = cut + knobs.micro_batch_size >= len(batch)
+            plan.append(MicroBatch(part, len(part) / len(batch), ends, epoch, phase_at(start)))
     return plan
 
 
-class _Planned(Sampler[list[int]]):
-    """Hands the micro-batches of the epoch at hand to the DataLoader."""
+class Keyed(NamedTuple):
+    """A collated batch that is still to be augmented, and its samples' keys, int64, shape (batch,)."""
 
-    def __init__(self) -> None:
+    batch: Batch
+    keys: Tensor
+
+
+class _Item(NamedTuple):
+    """What the sampler asks of a data set whose samples are augmented."""
+
+    sample: int
+    key: int
+    phase: str
+
+
+class _WithKeys(Dataset[Any]):
+    """Samples with their key and phase, which a worker could not know: its copy of everything is as old as it is."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return size_of(self._dataset)
+
+    def __getitem__(self, item: _Item) -> tuple[_Item, Any]:
+        return item, self._dataset[item.sample]
+
+
+class _Augmenting:
+    """Collates, then augments on the host, or leaves that to the device."""
+
+    def __init__(self, collate: Callable[[list[Any]], Batch], augment: Augment, config: Config) -> None:
+        self._collate, self._augment, self._config = collate, augment, config
+
+    def __call__(self, samples: list[tuple[_Item, Any]]) -> Batch:
+        keyed = Keyed(self._collate([sample for _, sample in samples]), torch.tensor([item.key for item, _ in samples]))
+        if self._config.knobs.device_augmentation:
+            return keyed
+        return self._augment(keyed.batch, keyed.keys, self._config, samples[0][0].phase)
+
+
+class _Planned(Sampler[list[Any]]):
+    """Hands the micro-batches of the epoch at hand to the DataLoader: indices, or items where samples have keys."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
         self.micro_batches: Sequence[MicroBatch] = ()
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (list(m.indices) for m in self.micro_batches)
+    def __iter__(self) -> Iterator[list[Any]]:
+        for m in self.micro_batches:
+            if self._seed is None:
+                yield list(m.indices)
+            else:
+                yield [_Item(i, draws.key(self._seed, m.epoch, i), m.phase) for i in m.indices]
 
     def __len__(self) -> int:
         return len(self.micro_batches)
@@ -67,10 +125,13 @@ class Loader:
     """A DataLoader over planned micro-batches, with the loader knobs applied."""
 
     def __init__(
-        self, dataset: Dataset[Any], knobs: Knobs, collate: Callable[[list[Any]], Batch], device: torch.device
+        self, dataset: Dataset[Any], config: Config, collate: Callable[[list[Any]], Batch], augment: Augment | None
     ) -> None:
+        knobs = config.knobs
         workers = knobs.num_workers
-        self._plan = _Planned()
+        self._plan = _Planned(config.seed if augment is not None else None)
+        if augment is not None:
+            dataset, collate = _WithKeys(dataset), _Augmenting(collate, augment, config)
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=self._plan,
@@ -78,7 +139,7 @@ class Loader:
             num_workers=workers,
             prefetch_factor=knobs.prefetch_factor if workers else None,
             persistent_workers=knobs.persistent_workers and workers > 0,
-            pin_memory=knobs.pin_memory and device.type == "cuda",
+            pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
             timeout=WORKER_TIMEOUT_S if workers else 0,
             # Its own, since every epoch draws the workers' seeds from it: the process's generator is dropout's, and a
             # run that goes on in the middle of an epoch would find it one draw further.
@@ -86,7 +147,7 @@ class Loader:
         )
 
     def epoch(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
-        """Yields one collated batch for each micro-batch of the plan, on the host."""
+        """Yields one collated batch for each micro-batch of the plan, on the host; a `Keyed` one if yet to augment."""
         self._plan.micro_batches = plan
         return iter(self._loader)
 
@@ -122,6 +183,31 @@ def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = False)
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(v, device, non_blocking=non_blocking) for v in batch)
     return batch
+
+
+class Transfer:
+    """Takes batches from the host to the device, on a stream of its own where the knob says so."""
+
+    def __init__(self, knobs: Knobs, device: torch.device) -> None:
+        self._device, self._non_blocking = device, knobs.non_blocking
+        beside = knobs.device_prefetch and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if beside else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Returns the batch on the device.
+
+        The host runs ahead of the device: when it asks for this batch, the step before it is still being computed.
+        A copy on the device's own stream would queue behind that step; on another it runs beside it.
+        """
+        if self._stream is None:
+            return to_device(batch, self._device, non_blocking=self._non_blocking)
+        with torch.cuda.stream(self._stream):
+            moved = to_device(batch, self._device, non_blocking=True)
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in tensors_of(moved):
+            tensor.record_stream(current)  # or its memory would be given away while this stream still reads it
+        return moved
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:

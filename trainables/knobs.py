@@ -110,6 +110,22 @@ class Knobs:
     non_blocking: bool = _knob(
         False, "system", _FLAG, "Copy to the device without waiting; of use with pinned memory on CUDA. [batches]"
     )
+    device_prefetch: bool = _knob(
+        False,
+        "system",
+        _FLAG,
+        "Copy the next micro-batch on a stream of its own while the device still computes; CUDA, needs pinned memory. "
+        "[batches]",
+    )
+    device_augmentation: bool = _knob(
+        False,
+        "system",
+        _FLAG,
+        "Augment on the device after the transfer, not in the loader's processes. [batches, loop]",
+    )
+    inplace_augmentation: bool = _knob(
+        False, "system", _FLAG, "Augmentations write into the batch instead of making new tensors. [workload]"
+    )
     # -- precision.py ----------------------------------------------------------------------------------------------
     amp_dtype: str = _knob(
         "fp32",
@@ -118,6 +134,12 @@ class Knobs:
         "Type of autocast; fp32 is no autocast, fp16 adds a GradScaler. [precision]",
     )
     tf32: bool = _knob(False, "both", _FLAG, "TensorFloat-32 products on Ampere and later CUDA devices. [precision]")
+    cudnn_benchmark: bool = _knob(
+        False, "system", _FLAG, "Let cuDNN time its convolutions for each shape and keep the fastest; CUDA. [precision]"
+    )
+    channels_last: bool = _knob(
+        False, "system", _FLAG, "Weights of two-dimensional convolutions in NHWC order. [precision]"
+    )
     sdpa_backend: str = _knob(
         "auto",
         "system",
@@ -136,8 +158,20 @@ class Knobs:
         _FLAG,
         "Recompute each block's activations in the backward pass instead of keeping them. [precision]",
     )
+    empty_cache: bool = _knob(
+        False, "system", _FLAG, "Hand the allocator's cached memory back before a run begins; CUDA. [loop]"
+    )
     # -- optim.py, loop.py -----------------------------------------------------------------------------------------
-    fused_optimizer: bool = _knob(False, "system", _FLAG, "One kernel for the whole AdamW step. [optim]")
+    optimizer: str = _knob(
+        "adamw",
+        "both",
+        Domain(str, values=("adamw", "adamw8bit")),
+        "AdamW with moments of 32 bits, or of 8 bits in blocks (Dettmers et al., arXiv 2110.02861) for tensors of "
+        "4,096 numbers and more; the second needs the package bitsandbytes. [optim]",
+    )
+    fused_optimizer: bool = _knob(
+        False, "system", _FLAG, "One kernel for the whole AdamW step; needs optimizer=adamw. [optim]"
+    )
     set_to_none: bool = _knob(
         True, "system", _FLAG, "Drop gradients after a step instead of filling them with zeros. [loop]"
     )
@@ -159,7 +193,36 @@ class Knobs:
         Domain(float, low=0.0, high=1.0),
         "Share of the steps over which the rate rises from 0; it then falls linearly to 0. [optim]",
     )
-    # -- the workload's model --------------------------------------------------------------------------------------
+    # -- the workload's model and data -----------------------------------------------------------------------------
+    architecture: str = _knob(
+        "lstm",
+        "both",
+        Domain(str, values=("lstm", "transformer", "mlp")),
+        "Kind of network, where the workload has several. [workload]",
+        model=True,
+    )
+    hidden_size: int = _knob(
+        128, "both", Domain(int, low=4, high=16_384), "Width of the network's hidden layers. [workload]", model=True
+    )
+    sequence_packing: bool = _knob(
+        False,
+        "both",
+        _FLAG,
+        "Compute on packed sequences, without their padding. [workload]",
+        model=True,
+    )
+    encoder_frac: float = _knob(
+        0.0,
+        "learning",
+        Domain(float, low=0.0, high=0.9),
+        "Share of the training samples spent on the encoder alone, before the classifier. [workload, loop]",
+    )
+    augmentation: float = _knob(
+        1.0,
+        "learning",
+        Domain(float, low=0.0, high=2.0),
+        "Strength of the augmentation, as a multiple of the workload's own; 0 is none. [workload]",
+    )
     dropout: float = _knob(
         0.1,
         "learning",
@@ -203,6 +266,7 @@ class Knobs:
 
 
 NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Knobs))
+_DEFAULTS: dict[str, Scalar] = {f.name: cast(Scalar, f.default) for f in dataclasses.fields(Knobs)}
 _META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in dataclasses.fields(Knobs)}
 
 
@@ -230,6 +294,8 @@ def shapes_model(name: str) -> bool:
 REQUIRES: dict[str, tuple[str, str]] = {
     "prefetch_factor": ("num_workers", "> 0"),
     "persistent_workers": ("num_workers", "> 0"),
+    "device_prefetch": ("pin_memory", "true"),
+    "fused_optimizer": ("optimizer", "adamw"),
 }
 
 
@@ -237,5 +303,13 @@ def is_active(name: str, values: Mapping[str, object]) -> bool:
     """Returns False for a knob whose precondition in `REQUIRES` does not hold, such as prefetch without workers."""
     if name not in REQUIRES:
         return True
-    workers = values.get(REQUIRES[name][0], 0)
-    return isinstance(workers, int) and workers > 0
+    other = REQUIRES[name][0]
+    return meets(name, values.get(other, _DEFAULTS[other]))
+
+
+def meets(name: str, value: object) -> bool:
+    """Returns whether `value`, of the knob that `name` requires, is one under which `name` has an effect."""
+    test = REQUIRES[name][1]
+    if test == "> 0":
+        return isinstance(value, int) and value > 0
+    return value is True if test == "true" else value == test

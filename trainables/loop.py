@@ -7,6 +7,7 @@
     for each epoch:                                   batches.plan_epoch
         for each micro-batch:                         batches.Loader            data_wait
             move it to the device                                               transfer
+            augment it there, if the loader did not
             loss = workload.loss(...) * its share of the batch; backward        forward_backward
             at the end of a batch: step, schedule, drop the gradients           optimizer
             yield a Window when one is full, an Evaluation at a milestone
@@ -17,9 +18,10 @@ is not finite then raises Diverged.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,10 +33,14 @@ from trainables import batches, optim, precision
 from trainables.live_bytes import LiveBytes
 from trainables.resident import Resident
 from trainables.stopwatch import Stopwatch, Window
-from trainables.workload import Config, blocks, collate_of, parameter_groups
+from trainables.workload import Config, augment_of, blocks, collate_of, parameter_groups, phases
 
 _NO_CAP = 1 << 62
 """A cap nothing reaches: counts all through a run, and never raises."""
+
+
+GOLDEN_RATIO = 0.6180339887498949
+"""Its multiples fall evenly on [0, 1), however few of them there are."""
 
 
 class Diverged(Exception):
@@ -53,6 +59,8 @@ class Plan:
     milestones: tuple[int, ...] = ()
     window_s: float = 1.0
     cap_bytes: int | None = None
+    mixed_phases: bool = False
+    """Batches of all phases in turns, each as often as its share, so that seconds show the speed of a whole run."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class State:
     config: Config
     plan: Plan
     model: nn.Module
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     samples: int = 0
     steps: int = 0
@@ -102,7 +110,10 @@ class State:
 def prepare(resident: Resident, config: Config, plan: Plan) -> State:
     """Returns a run that has not begun: first weights, a fresh optimiser, torch's generators seeded."""
     device = torch.device(config.device)
+    if config.knobs.empty_cache and device.type == "cuda":
+        torch.cuda.empty_cache()
     model = resident.model(config)
+    precision.set_memory_format(model, config.knobs)
     groups = parameter_groups(resident.workload, model, config)
     optimizer = optim.adamw(groups, config.knobs)
     torch.manual_seed(config.seed)
@@ -128,7 +139,9 @@ def train(state: State) -> Iterator[Window | Evaluation]:
     workload, device = resident.workload, state.device
     dataset = resident.dataset(config, "train")
     lengths = resident.lengths(config, "train") if knobs.length_bucketing else None
-    loader = batches.Loader(dataset, knobs, collate_of(workload), device)
+    loader = batches.Loader(dataset, config, collate_of(workload), augment_of(workload))
+    transfer = batches.Transfer(knobs, device)
+    timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
     milestones = [m for m in plan.milestones if m > state.samples]
     watch = Stopwatch(device)
     first_step = state.steps
@@ -139,15 +152,18 @@ def train(state: State) -> Iterator[Window | Evaluation]:
         state.first_step_at = state.first_step_at or time.time()
         watch.restart()
         while state.samples < plan.samples:
-            todo = batches.plan_epoch(batches.size_of(dataset), knobs, config.seed, state.epoch, lengths)
+            count = batches.size_of(dataset)
+            before = state.epoch * count
+            phase_at = functools.partial(timetable.phase, before)
+            todo = batches.plan_epoch(count, knobs, config.seed, state.epoch, lengths, phase_at)
             todo = todo[state.micro_batches_done :]
             for micro, host_batch in zip(todo, loader.epoch(todo), strict=True):
                 watch.lap("data_wait")
-                batch = batches.to_device(host_batch, device, non_blocking=knobs.non_blocking)
+                batch = transfer(host_batch)
                 watch.lap("transfer")
                 # What is compiled under the byte counter stays uncompiled for good, so a counted step is not.
                 called = state.model if _counting(state) else model
-                loss = _forward_backward(state, called, batch, micro.share)
+                loss = _forward_backward(state, called, batch, micro.share, micro.phase)
                 loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples
                 if knobs.sync_every_step:
                     loss.item()
@@ -159,7 +175,7 @@ def train(state: State) -> Iterator[Window | Evaluation]:
                 watch.micro_steps += 1
                 if not micro.ends_batch:
                     continue
-                _optimizer_step(state)
+                _optimizer_step(state, timetable)
                 watch.steps += 1
                 watch.lap("optimizer")
                 state.steps += 1
@@ -210,23 +226,36 @@ def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
     order = list(range(batches.size_of(dataset)))
     if lengths is not None:
         order.sort(key=lambda index: -lengths[index])
-    batch = collate_of(resident.workload)([dataset[i] for i in order[:micro_batch]])
-    batch = batches.to_device(batch, state.device)
+    samples = [dataset[i] for i in order[:micro_batch]]
+    keys = torch.arange(len(samples))
+
+    def batch() -> Any:
+        collated = collate_of(resident.workload)(samples)
+        return batches.to_device(batches.Keyed(collated, keys) if augment else collated, state.device)
+
+    augment = augment_of(resident.workload)
+    names = list(phases(resident.workload, config))
     with precision.checkpointed(blocks(resident.workload, state.model), config.knobs.activation_checkpointing):
         state.model.train()
-        _forward_backward(state, state.model, batch, 1.0)
+        for phase in names:
+            _forward_backward(state, state.model, batch(), 1.0, phase)
         with _counted(state):
             state.optimizer.step()  # not through the scaler, which skips a step whose fp16 gradients overflow
-        _forward_backward(state, state.model, batch, 1.0)
+        for phase in names:
+            _forward_backward(state, state.model, batch(), 1.0, phase)
     return state.peak_allocated_bytes
 
 
-def _forward_backward(state: State, model: nn.Module, batch: Any, share: float) -> Tensor:
+def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, phase: str) -> Tensor:
     """Returns the micro-batch's mean loss times its share of the batch, detached; its gradients are added."""
     knobs = state.config.knobs
     with _counted(state):
         if state.meter is not None:
             state.meter.adopt(batches.tensors_of(batch))
+        if isinstance(batch, batches.Keyed):
+            augment = augment_of(state.resident.workload)
+            if augment is not None:
+                batch = augment(batch.batch, batch.keys, state.config, phase)
         with precision.kernels(knobs, state.device):
             with precision.autocast(knobs, state.device):
                 loss = state.resident.workload.loss(model, batch) * share
@@ -234,11 +263,40 @@ def _forward_backward(state: State, model: nn.Module, batch: Any, share: float) 
     return loss.detach()
 
 
-def _optimizer_step(state: State) -> None:
+class Timetable:
+    """Which phase a sample belongs to, and how far the phase has come."""
+
+    def __init__(self, shares: Mapping[str, float], plan: Plan, batch_size: int) -> None:
+        self._plan, self._batch_size = plan, batch_size
+        self._ends: list[tuple[str, float, float]] = []
+        begin = 0.0
+        for name, share in shares.items():
+            self._ends.append((name, begin, share))
+            begin += share
+
+    def phase(self, before: int, start: int) -> str:
+        """Returns the phase of the batch that begins after `before` + `start` samples of the run."""
+        if self._plan.mixed_phases:
+            number = (before + start) // self._batch_size
+            return self._at(number * GOLDEN_RATIO % 1.0)[0]
+        return self._at((before + start) / self._plan.samples)[0]
+
+    def progress(self, samples: float) -> float:
+        """Returns the share of its phase that is done after so many samples of the run, 0 to 1."""
+        done = samples / self._plan.samples
+        _, begin, share = self._at(done)
+        return min(1.0, (done - begin) / share)
+
+    def _at(self, done: float) -> tuple[str, float, float]:
+        passed = [phase for phase in self._ends if phase[1] <= done + 1e-9]
+        return passed[-1]
+
+
+def _optimizer_step(state: State, timetable: Timetable) -> None:
     knobs = state.config.knobs
     # The middle of the step, in samples seen: neither the first nor the last step is then taken at rate 0.
-    progress = (state.samples - state.batch_samples / 2) / state.plan.samples
-    rate = knobs.learning_rate * optim.schedule(min(1.0, progress), knobs.warmup_frac)
+    progress = timetable.progress(state.samples - state.batch_samples / 2)
+    rate = knobs.learning_rate * optim.schedule(progress, knobs.warmup_frac)
     optim.set_rate(state.optimizer, rate)
     with _counted(state):
         state.scaler.step(state.optimizer)

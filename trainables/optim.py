@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from trainables.knobs import Knobs
+from trainables.workload import WorkloadError
 
 
-def adamw(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.AdamW:
+def adamw(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimizer:
     """Returns AdamW (Loshchilov and Hutter, arXiv 1711.05101) over the groups, at learning rate 0 until scheduled.
 
     A group's `lr_scale` multiplies the knob's rate for its parameters and `weight_decay` replaces the knob's. Unfused,
-    the CPU steps through the parameters one by one and CUDA takes the foreach kernels, as torch chooses.
+    the CPU steps through the parameters one by one and CUDA takes the foreach kernels, as torch chooses. Raises
+    WorkloadError where optimizer=adamw8bit is asked for and bitsandbytes is not installed.
     """
     ready = [{"lr_scale": 1.0, "weight_decay": knobs.weight_decay, **group} for group in groups]
+    if knobs.optimizer == "adamw8bit":
+        try:
+            import bitsandbytes  # an extra of 125 MB, for this one knob
+        except ImportError:
+            raise WorkloadError(
+                "knobs.optimizer=adamw8bit needs the package bitsandbytes: pip install 'cardtune[quant]'"
+            ) from None
+        return cast(torch.optim.Optimizer, bitsandbytes.optim.AdamW8bit(ready, lr=0.0))
     return torch.optim.AdamW(ready, lr=0.0, fused=True if knobs.fused_optimizer else None)
 
 

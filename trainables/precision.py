@@ -29,7 +29,7 @@ def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[objec
 
 @contextmanager
 def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
-    """Applies tf32 and sdpa_backend inside the block and restores the process's settings after it.
+    """Applies tf32, cudnn_benchmark and sdpa_backend inside the block and restores the process's settings after it.
 
     It has to be around forward *and* backward pass: products of the backward pass are two thirds of all, and a
     checkpointed block must be recomputed with the kernels it was computed with.
@@ -38,18 +38,28 @@ def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
         if knobs.sdpa_backend in _SDPA:
             stack.enter_context(sdpa_kernel(_SDPA[knobs.sdpa_backend], set_priority=True))
         if device.type == "cuda":
-            stack.enter_context(_tf32(knobs.tf32))
+            stack.enter_context(_cuda_settings(knobs.tf32, knobs.cudnn_benchmark))
         yield
 
 
 @contextmanager
-def _tf32(on: bool) -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on
+def _cuda_settings(tf32: bool, benchmark: bool) -> Iterator[None]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+    cudnn.benchmark = benchmark
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+
+
+def set_memory_format(model: nn.Module, knobs: Knobs) -> None:
+    """Lays out the weights of two-dimensional convolutions as the knob says; the same model serves many trials."""
+    if any(p.dim() == 4 for p in model.parameters()):
+        # Activations follow the weights: a convolution whose weight is NHWC computes and returns NHWC.
+        wanted = torch.channels_last if knobs.channels_last else torch.contiguous_format
+        cast(Any, model).to(memory_format=wanted)
 
 
 def grad_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:

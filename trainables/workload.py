@@ -52,6 +52,12 @@ class Workload(Protocol):
       `options: dict[str, Scalar | None]`   the workload's own settings and their defaults;
       `collate(samples) -> Batch`           default: `torch.utils.data.default_collate`;
       `length(sample) -> int`               for length bucketing; default: all equal, bucketing then changes nothing;
+      `augment(batch, keys, config, phase) -> Batch`   for training batches: in the loader's processes, or on the device
+                                            (knob `device_augmentation`); all randomness by `trainables.draws` from
+                                            `keys`, int64, (batch,), one for each sample in the order of `collate`,
+                                            which depend on seed, epoch and the sample's index alone;
+      `phases(config) -> Mapping[str, float]`   phases of a run in order -> share of its training samples; the rate's
+                                            schedule starts anew in each; default: one, "";
       `parameter_groups(model, config)`     AdamW's groups, as torch takes them; default: one group of all trainable;
       `blocks(model) -> Sequence[Module]`   what activation checkpointing wraps; default: members of every ModuleList;
       `baselines(config) -> dict[str, dict[str, float]]`   what no training reaches, such as the majority class:
@@ -78,11 +84,14 @@ class Workload(Protocol):
         ...
 
 
+Augment = Callable[[Batch, Tensor, Config, str], Batch]
+
+
 class WorkloadError(Exception):
     """A workload that cannot be found, or that does not keep the contract."""
 
 
-BUILT_IN = ("nli",)
+BUILT_IN = ("nli", "pointer", "headpose", "temporal", "signals")
 
 
 def load(ref: str) -> Workload:
@@ -140,6 +149,23 @@ def _module(ref: str) -> Any:
 def collate_of(workload: Workload) -> Callable[[list[Any]], Batch]:
     """Returns how the workload makes a batch of samples."""
     return cast(Callable[[list[Any]], Batch], getattr(workload, "collate", default_collate))
+
+
+def augment_of(workload: Workload) -> Augment | None:
+    """Returns the workload's augmentation, or None where it has none."""
+    return cast("Augment | None", getattr(workload, "augment", None))
+
+
+def phases(workload: Workload, config: Config) -> dict[str, float]:
+    """Returns the phases of a run in order with their shares, which sum to 1; those of share 0 are left out.
+
+    Raises WorkloadError for shares that are negative or do not sum to 1.
+    """
+    own = getattr(workload, "phases", None)
+    found = dict(own(config)) if own is not None else {"": 1.0}
+    if min(found.values(), default=-1.0) < 0 or abs(sum(found.values()) - 1.0) > 1e-6:
+        raise WorkloadError(f"phases() returned {found}; expected names with shares that sum to 1")
+    return {name: share for name, share in found.items() if share > 0}
 
 
 def length_of(workload: Workload) -> Callable[[Any], int] | None:

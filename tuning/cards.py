@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,11 @@ GIB_BYTES = 2**30
 
 DeviceType = Literal["auto", "cpu", "cuda"]
 AMP_DTYPES = ("fp32", "bf16", "fp16")
+_CUDA_ONLY = {
+    "device_prefetch": "a stream of its own is a thing of CUDA devices",
+    "cudnn_benchmark": "cuDNN computes on CUDA devices only",
+    "empty_cache": "only the allocator of a CUDA device keeps memory back",
+}
 _AMPERE = (8, 0)  # the first compute capability with bfloat16 and TensorFloat-32 arithmetic
 
 
@@ -108,6 +114,10 @@ def _reason(card: Card, name: str, value: object) -> str | None:
         return f"tf32 needs compute capability 8.0, and {card.name} has {_capability(card)}"
     if name == "pin_memory" and value is True and card.device == "cpu":
         return "page-locked memory speeds copies to a CUDA device, and this runs on the cpu"
+    if name in _CUDA_ONLY and value is True and card.device == "cpu":
+        return f"{_CUDA_ONLY[name]}, and this runs on the cpu"
+    if name == "optimizer" and value == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
+        return "it needs the package bitsandbytes, pip install 'cardtune[quant]'"
     if name == "non_blocking" and value is True and card.device == "cpu":
         return "there is no copy to a device to wait for, as this runs on the cpu"
     return None

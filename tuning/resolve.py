@@ -158,7 +158,8 @@ def drop_idle(knobs: Tree, origins: Mapping[str, str]) -> list[str]:
     So `knobs.num_workers=0` is enough: nobody has to take back the prefetch depths of the workload's file.
     """
     idle = [n for n in parsed_space(knobs, origins).without_effect() if origins.get(f"knobs.{n}") != COMMAND_LINE]
-    return [f"knobs.{n}={shown(knobs.pop(n))} is left out: num_workers can only be 0 here" for n in idle]
+    space = parsed_space(knobs, origins)
+    return [f"knobs.{n}={shown(knobs.pop(n))} is left out: {space.unmet(n)}" for n in idle]
 
 
 def check_whole(space: Space) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainables.knobs import NAMES, REQUIRES, Kind, Knobs, Scalar, domain_of, is_active, kind_of
+from trainables.knobs import NAMES, REQUIRES, Kind, Knobs, Scalar, domain_of, is_active, kind_of, meets
 from tuning.errors import ConfigError
 
 MAX_CHOICES = 10_000
@@ -94,16 +94,25 @@ class Space:
         for name in space.without_effect():
             other, test = REQUIRES[name]
             raise ConfigError(
-                f"knobs.{name}={shown(raw[name])} has no effect: it needs {other} {test}, which can only be 0 here",
-                remedy=f"add knobs.{other}=[0,2,4], or leave out knobs.{name}",
+                f"knobs.{name}={shown(raw[name])} has no effect: {space.unmet(name)}",
+                remedy=f"add {_MET_BY[test].format(other)}, or leave out knobs.{name}",
             )
         return space
 
     def without_effect(self) -> tuple[str, ...]:
         """Returns the knobs that were given a value or a search, and whose precondition no configuration here meets."""
-        given = {**self.parameters, **self.fixed}
-        asked = (n for n in REQUIRES if n in given and given[n] != _DEFAULTS[n])
-        return tuple(n for n in asked if not _can_exceed_zero(given.get(REQUIRES[n][0], _DEFAULTS[REQUIRES[n][0]])))
+        asked = (n for n in REQUIRES if n in {**self.parameters, **self.fixed} and self.given(n) != _DEFAULTS[n])
+        return tuple(n for n in asked if not any(meets(n, v) for v in _values(self.given(REQUIRES[n][0]))))
+
+    def given(self, name: str) -> Parameter | Scalar:
+        """Returns what the knob may be here: its parameter, its fixed value, or its default."""
+        return self.parameters.get(name, self.fixed.get(name, _DEFAULTS[name]))
+
+    def unmet(self, name: str) -> str:
+        """Returns in words what a knob of `without_effect` needs, and what there is instead."""
+        other, test = REQUIRES[name]
+        values = " or ".join(shown(v) for v in _values(self.given(other)))
+        return f"it needs {other} {test if test == '> 0' else '= ' + test}, which can only be {values} here"
 
     def as_raw(self) -> dict[str, Any]:
         """Returns knob name -> scalar, list or mapping, as YAML has it; `Space.parse` reads it back."""
@@ -148,12 +157,16 @@ class Space:
 
         A knob without effect is not counted; configurations that differ only before the micro-batch is cut are.
         """
-        free = [n for n in self.parameters if n not in REQUIRES and n != "num_workers"]
-        conditional = math.prod(_count(self.parameters[n]) for n in self.parameters if n in REQUIRES)
-        workers = self.parameters.get("num_workers", self.fixed.get("num_workers", _DEFAULTS["num_workers"]))
-        return math.prod(_count(self.parameters[n]) for n in free) * (
-            (1 if _includes_zero(workers) else 0) + _count_positive(workers) * conditional
-        )
+        others = {other for other, _ in REQUIRES.values()}
+        free = math.prod(_count(p) for n, p in self.parameters.items() if n not in REQUIRES and n not in others)
+        for other in others:
+            needing = [n for n in self.parameters if n in REQUIRES and REQUIRES[n][0] == other]
+            counts = {n: _count(self.parameters[n]) for n in needing}
+            free *= sum(
+                math.prod(count for n, count in counts.items() if meets(n, value))
+                for value in _values(self.given(other))
+            )
+        return free
 
     def grid(self, name: str) -> tuple[Scalar, ...]:
         """Returns every value of a choice, or the one of a fixed knob; raises ValueError for a range, KeyError else."""
@@ -282,22 +295,13 @@ def _range_example(name: str) -> str:
     return f"'knobs.{name}={{low: {low:g}, high: {min(high, domain.high):g}, log: true}}'"
 
 
-def _can_exceed_zero(parameter: object) -> bool:
-    return _count_positive(parameter) > 0
+_MET_BY = {"> 0": "knobs.{}=[0,2,4]", "true": "knobs.{}=[false,true]", "adamw": "knobs.{}=adamw"}
 
 
-def _includes_zero(parameter: object) -> bool:
-    return any(v == 0 for v in _values(parameter))
-
-
-def _count_positive(parameter: object) -> int:
-    return sum(v > 0 for v in _values(parameter))
-
-
-def _values(workers: object) -> tuple[Any, ...] | range:
-    if isinstance(workers, Range):
-        return range(int(workers.low), int(workers.high) + 1)
-    return workers.values if isinstance(workers, Choice) else (workers,)
+def _values(parameter: Parameter | Scalar) -> tuple[Any, ...] | range:
+    if isinstance(parameter, Range):
+        return range(int(parameter.low), int(parameter.high) + 1)
+    return parameter.values if isinstance(parameter, Choice) else (parameter,)
 
 
 def _count(parameter: Parameter) -> float:

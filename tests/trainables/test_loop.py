@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.fakes import Sums
+from tests.fakes import Noisy, Sums
 from trainables import loop
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, Plan, prepare, train
@@ -75,6 +75,59 @@ def test_system_knobs_do_not_change_what_is_learned(change: dict[str, object]) -
     changed, _ = run(plan, **change)
     # Sums of the same gradients in another order: equal to the last few bits of a float32.
     assert weights(changed) == pytest.approx(weights(plain), rel=2e-5)
+
+
+def noisy(plan: Plan, **knobs: object) -> tuple[loop.State, list[Window | Evaluation]]:
+    """Returns the state after a whole run on the workload with an augmentation and phases, and its events."""
+    knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4, **knobs}
+    state = prepare(Resident(Noisy()), Config(Knobs.of(knobs)), plan)
+    return state, list(train(state))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
+        {"micro_batch_size": 16},
+        {"length_bucketing": True},
+        {"ram_cache": True},
+        {"device_augmentation": True},
+        {"device_augmentation": True, "num_workers": 1},
+        {"inplace_augmentation": True},
+        {"inplace_augmentation": True, "ram_cache": True},
+    ],
+    ids=str,
+)
+def test_an_augmented_sample_is_the_same_wherever_it_is_augmented(change: dict[str, object]) -> None:
+    plan = Plan(samples=192)  # three epochs
+    assert weights(noisy(plan, **change)[0]) == pytest.approx(weights(noisy(plan)[0]), rel=2e-5)
+
+
+def test_an_augmentation_changes_what_is_learned_and_0_is_none() -> None:
+    plan = Plan(samples=128)
+    plain = weights(run(plan)[0])
+    assert weights(noisy(plan, augmentation=0.0)[0]) == pytest.approx(plain, rel=1e-6)
+    assert weights(noisy(plan)[0]) != pytest.approx(plain, rel=1e-6)
+
+
+def test_phases_come_one_after_the_other_each_with_its_own_schedule() -> None:
+    state, events = noisy(Plan(samples=256, window_s=0.0), encoder_frac=0.5, learning_rate=1e-9, warmup_frac=0.0)
+    losses = [e.loss for e in events if isinstance(e, Window)]
+    assert min(losses[:8]) > 100 > 10 > max(losses[8:])
+    table = loop.Timetable({"first": 0.5, "second": 0.5}, Plan(samples=256), 16)
+    assert [table.progress(s) for s in (0, 64, 128, 192, 256)] == [0.0, 0.5, 0.0, 0.5, 1.0]
+    assert state.samples == 256
+
+
+def test_mixed_phases_come_as_often_as_their_shares() -> None:
+    _, events = noisy(
+        Plan(samples=1600, window_s=0.0, mixed_phases=True), encoder_frac=0.3, learning_rate=1e-9, warmup_frac=0.0
+    )
+    first = [e.loss > 100 for e in events if isinstance(e, Window)]
+    assert sum(first) == pytest.approx(0.3 * len(first), abs=2)
+    assert any(first[:10])
+    assert not all(first[:10])
 
 
 def test_same_seed_same_weights_other_seed_other_weights() -> None:

@@ -122,7 +122,10 @@ def test_names_are_text_even_when_they_look_like_numbers():
 def test_no_workers_leaves_out_what_needs_workers():
     config = load(["knobs.num_workers=0"])
     assert not {"prefetch_factor", "persistent_workers"} & {*config.space.parameters, *config.space.fixed}
-    assert config.dropped[0] == "knobs.prefetch_factor=[2,4] is left out: num_workers can only be 0 here"
+    assert (
+        config.dropped[0]
+        == "knobs.prefetch_factor=[2,4] is left out: it needs num_workers > 0, which can only be 0 here"
+    )
 
 
 def test_cpu_card_drops_what_a_cpu_cannot_honour_and_says_so():

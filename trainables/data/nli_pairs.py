@@ -27,6 +27,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import NoReturn
 
+from trainables.data.errors import DataError
+
 SAMPLE = Path(__file__).parent / "samples" / "epistemic_snli_format.jsonl.gz"
 MAX_LINE_BYTES = 1_000_000
 SUFFIXES = (".jsonl", ".tsv", ".txt")
@@ -53,10 +55,6 @@ class Pair:
     premise: str
     hypothesis: str
     entails: bool
-
-
-class DataError(ValueError):
-    """A file that cannot be read as pairs: which file and line, which field, what was found and what is allowed."""
 
 
 def read(path: Path) -> list[Pair]:

@@ -126,7 +126,7 @@ class Session:
         start = time.perf_counter()
         found: dict[str, Any] = {"windows": [], "samples_per_s": None}
         with self._attempt(found):
-            plan = loop.Plan(samples=1_000_000_000, window_s=WINDOW_S, cap_bytes=self.setting.cap_bytes)
+            plan = self._endless(WINDOW_S)
             state = loop.prepare(self.resident, self.config(knobs), plan)
             windows: list[Window] = []
             for window in _windows(state):
@@ -149,7 +149,7 @@ class Session:
         start = time.perf_counter()
         found: dict[str, Any] = {"samples_per_s": None}
         with self._attempt(found):
-            plan = loop.Plan(samples=1_000_000_000, window_s=min(SETTLE_S, window_s), cap_bytes=self.setting.cap_bytes)
+            plan = self._endless(min(SETTLE_S, window_s))
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
             state = loop.prepare(self.resident, self.config(knobs), plan)
             state.epoch = 1 + seed
@@ -193,6 +193,9 @@ class Session:
             self._settled = True
         if self.setting.device == "cuda":
             torch.cuda.empty_cache()
+
+    def _endless(self, window_s: float) -> loop.Plan:
+        return loop.Plan(samples=1_000_000_000, window_s=window_s, cap_bytes=self.setting.cap_bytes, mixed_phases=True)
 
     def _attempt(self, found: dict[str, Any]) -> _Attempt:
         return _Attempt(self, found)

@@ -17,6 +17,7 @@ from tuning.space import Space
 COUPLING = tuple(n for n in NAMES if kind_of(n) == "both")
 """Knobs that change speed and learning: a probe answers only for trials that share their values."""
 SYSTEM = tuple(n for n in NAMES if kind_of(n) == "system")
+_DEFAULTS = Knobs().as_dict()
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,6 @@ def _distance(values: Sequence[Scalar], value: Scalar, current: Scalar | None) -
 
 
 def _key(values: Mapping[str, Scalar], names: Sequence[str] = NAMES) -> tuple[tuple[str, Scalar], ...]:
-    full = Knobs.of(values)
-    active = full.as_dict()
-    if full.num_workers == 0:  # without workers these two do nothing
-        active.update(prefetch_factor=2, persistent_workers=False)
-    return tuple((name, active[name]) for name in names)
+    full = Knobs.of(values).as_dict()
+    # What has no effect, such as prefetch without workers, tells two configurations apart no more than its default.
+    return tuple((name, full[name] if is_active(name, full) else _DEFAULTS[name]) for name in names)
