@@ -159,7 +159,7 @@ def test_constraints_cover_what_pyproject_names() -> None:
     wanted = [entry for group in [*groups, *project["dependency-groups"].values()] for entry in group]
     names = {re.split(r"[^\w-]", entry)[0].lower() for entry in wanted if isinstance(entry, str)}
     pins = (ROOT / "constraints" / "py311-cpu.txt").read_text(encoding="utf-8").lower()
-    assert not [name for name in sorted(names) if f"\n{name}==" not in pins]
+    assert not [name for name in sorted(names - {"cardtune"}) if f"\n{name}==" not in pins]
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
