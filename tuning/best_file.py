@@ -33,10 +33,15 @@ class TrainPart(_Part):
 
 
 class SpeedPart(_Part):
-    """Samples a second; `spread` is the half-width of the 95 % interval, None with fewer than two windows."""
+    """Samples a second of whole trainings, or of windows where there are none, or of a probe.
+
+    `spread` is the half-width of the 95 % interval of their mean, None with fewer than two. The windows are those in
+    which configurations took turns: for comparing them, not for what a training will show.
+    """
 
     median: float | None = Field(ge=0)
     spread: float | None = Field(ge=0)
+    trainings: list[float] = []
     windows: list[float]
     status: Literal["confirmed", "probed"]
 
@@ -68,7 +73,8 @@ class ComparedPart(_Part):
     """How many times faster than a configuration named by hand."""
 
     ratio: float = Field(gt=0)
-    spread: float | None = Field(ge=0)
+    low: float | None = Field(ge=0)
+    high: float | None = Field(ge=0)
     rounds: int = Field(ge=0)
 
 

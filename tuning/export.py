@@ -152,7 +152,12 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
         "measured": _measured(summary, named),
         "compared": {
-            gain.over: {"ratio": _short(gain.ratio), "spread": _short(gain.half_width), "rounds": gain.rounds}
+            gain.over: {
+                "ratio": _short(gain.ratio),
+                "low": _short(gain.low),
+                "high": _short(gain.high),
+                "rounds": gain.rounds,
+            }
             for gain in summary.gains
             if gain.of == named.name
         },
@@ -182,12 +187,13 @@ def _every_knob(named: Named) -> dict[str, Scalar]:
 
 
 def _measured(summary: Summary, named: Named) -> dict[str, Any]:
-    place, speed = summary.place, named.throughput
+    place, speed, windows = summary.place, named.trained or named.throughput, named.throughput
     return {
         SAMPLES_PER_S: {
             "median": _short(named.samples_per_s),
             "spread": _short(speed.half_width) if speed else None,
-            "windows": [_short(rate) for rate in speed.windows] if speed else [],
+            "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],
+            "windows": [_short(rate) for rate in windows.windows] if windows else [],
             "status": "confirmed" if speed else "probed",
         },
         "quality": {name: _quality(found) for name, found in named.quality.items()},

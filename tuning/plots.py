@@ -197,7 +197,7 @@ def _inline(svg: str, name: str, caption: str) -> str:
 
 def _mark(axes: Axes, named: Named, objective: str) -> None:
     """A named configuration at what was confirmed; a line at its speed where its quality is not known."""
-    speed, quality = named.samples_per_s, named.quality.get(objective)
+    speed, quality = named.beside_others, named.quality.get(objective)
     if not speed:
         return
     if quality is None:

@@ -113,8 +113,7 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
     """Figure, what it is, and what stands behind it."""
     best = summary.best
     if best is not None:
-        windows = f"{len(best.throughput.windows)} windows" if best.throughput else "one probe, not confirmed"
-        yield wording.named_rate(best).removesuffix(" (probed)"), "samples a second", windows
+        yield wording.named_rate(best).removesuffix(" (probed)"), "samples a second", _grounds(best)
         for name, found in best.quality.items():
             reach = wording.quality(found).removeprefix(f"{found.mean:.3f}").strip(" ()")
             yield f"{found.mean:.3f}", name, f"next run {reach}" if reach else "one seed"
@@ -122,6 +121,12 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
             cap = f"of {wording.size(summary.place.cap_bytes)}" if summary.place.cap_bytes else "no cap"
             yield wording.size(best.peak_allocated_bytes), "peak memory", cap
     yield wording.duration(summary.times.wall_s), "whole run", f"{sum(summary.trial_counts.values())} trials"
+
+
+def _grounds(best: Named) -> str:
+    if best.trained:
+        return f"{len(best.trained.windows)} whole training{'s' * (len(best.trained.windows) > 1)}"
+    return f"{len(best.throughput.windows)} windows" if best.throughput else "one probe, not confirmed"
 
 
 def _columns(summary: Summary) -> list[Named]:
@@ -132,11 +137,17 @@ def _compared(summary: Summary) -> Table | None:
     columns = _columns(summary)
     if not columns:
         return None
-    rows = [["samples a second", *(wording.named_rate(n) if n.samples_per_s else n.outcome for n in columns)]]
+    rows = [["samples a second", *(wording.window_rate(n) if n.beside_others else n.outcome for n in columns)]]
+    if any(n.trained for n in columns):
+        rows.append(["in whole trainings", *(wording.named_rate(n) if n.trained else "not trained" for n in columns)])
     if summary.best is not None:
         gains = {g.over: g for g in summary.gains if g.of == "best"}
-        than = [wording.ratio(gains[n.name]) if n.name in gains else "" for n in columns]
-        rows.append(["best is faster by", *(f"{text}x" if text else "" for text in than)])
+        than = [f"{gains[n.name].ratio:.2f}x" if n.name in gains else "" for n in columns]
+        rows.append(["best is faster by", *than])
+        within = [gains.get(n.name) for n in columns]
+        ends = [f"{g.low:.2f} to {g.high:.2f}" if g and g.low and g.high else "" for g in within]
+        if any(ends):
+            rows.append(["95 % interval", *ends])
     for objective in summary.objectives:
         found = [n.quality.get(objective) for n in columns]
         rows.append([objective, *(wording.quality(q) if q else "not trained" for q in found)])

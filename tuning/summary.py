@@ -63,7 +63,8 @@ class Candidate:
 class Named:
     """One configuration that is spoken of by name: those of `PICKS`, and before, after and the like.
 
-    `throughput` is None where the confirm stage has no windows of it; `probed_samples_per_s` then stands in.
+    `trained` is over the confirm stage's whole trainings, `throughput` over its windows, in which configurations took
+    turns; each is None where there are none.
     `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
     """
 
@@ -71,6 +72,7 @@ class Named:
     trial: str
     outcome: str
     config: Mapping[str, Any]
+    trained: Throughput | None
     throughput: Throughput | None
     probed_samples_per_s: float | None
     data_wait_frac: float | None
@@ -80,7 +82,16 @@ class Named:
 
     @property
     def samples_per_s(self) -> float | None:
-        """The confirmed throughput, else the probed one, else None."""
+        """What a training of this configuration can be expected to show, as far as it is known.
+
+        Windows of a second and a half came out 5 to 30 % below trainings of 17 s (docs/log.md), so trainings go first.
+        """
+        found = self.trained or self.throughput
+        return found.median if found else self.probed_samples_per_s
+
+    @property
+    def beside_others(self) -> float | None:
+        """What to compare with other configurations: windows measured in turns, else probes."""
         return self.throughput.median if self.throughput else self.probed_samples_per_s
 
 
@@ -234,6 +245,7 @@ def _one_named(
         trial=source.trial if name in PICKS else "",
         outcome=source.outcome,
         config=source.config,
+        trained=uncertainty.throughput([x for r in confirmed if (x := _number(r.get(SAMPLES_PER_S)))]),
         throughput=uncertainty.throughput(rates),
         probed_samples_per_s=source.samples_per_s,
         data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
@@ -251,9 +263,9 @@ def _gains(records: Sequence[Record], named: Mapping[str, Named]) -> tuple[Gain,
             continue
         ours, theirs = _by_round(records, of), _by_round(records, over)
         gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
-        a, b = named[of].samples_per_s, named[over].samples_per_s
+        a, b = named[of].beside_others, named[over].beside_others
         if gain is None and a and b:
-            gain = Gain(of, over, a / b, None, 0)
+            gain = Gain(of, over, a / b, None, None, 0)
         if gain is not None:
             found.append(gain)
     return tuple(found)

@@ -32,9 +32,9 @@ def t_975(degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Samples a second over the windows of one configuration.
+    """Samples a second of one configuration, over short windows or over whole trainings.
 
-    `half_width` is that of the 95 % interval of the windows' mean, None below two windows.
+    `half_width` is that of the 95 % interval of their mean, None below two.
     """
 
     median: float
@@ -62,15 +62,26 @@ class Quality:
 class Gain:
     """How many times faster `of` is than `over`: geometric mean over rounds in which both were measured.
 
-    `half_width` is None below two such rounds; `rounds` is 0 where the two were never measured side by side and the
-    ratio is that of two separate figures.
+    `low` and `high` are the ends of its 95 % interval, None below two such rounds; `rounds` is 0 where the two were
+    never measured side by side and the ratio is that of two separate figures.
     """
 
     of: str
     over: str
     ratio: float
-    half_width: float | None
+    low: float | None
+    high: float | None
     rounds: int
+
+    @property
+    def is_told(self) -> bool:
+        """Returns whether the rounds tell the two apart: False where the interval holds 1."""
+        return self.low is None or self.high is None or not self.low <= 1.0 <= self.high
+
+    def inverse(self) -> Gain:
+        """Returns how many times slower `of` is than `over`."""
+        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
+        return Gain(self.of, self.over, 1 / self.ratio, low, high, self.rounds)
 
 
 def throughput(windows: Sequence[float]) -> Throughput | None:
@@ -114,16 +125,16 @@ def quality(by_seed: Mapping[int, float], *, proportion_of: int | None = None, c
 def gain(of: str, over: str, pairs: Sequence[tuple[float, float]]) -> Gain | None:
     """Returns how many times faster `of` is, from (rate of `of`, rate of `over`) of each round; None without a pair.
 
-    The interval is Student's, of the mean of the logarithms; what is returned is half its width on the ratio's scale.
+    The interval is Student's, of the mean of the logarithms.
     """
     logs = [math.log(a / b) for a, b in pairs if a > 0 and b > 0]
     if not logs:
         return None
     ratio = math.exp(statistics.fmean(logs))
     if len(logs) == 1:
-        return Gain(of, over, ratio, None, 1)
-    reach = t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Gain(of, over, ratio, ratio * math.sinh(min(reach, 50.0)), len(logs))
+        return Gain(of, over, ratio, None, None, 1)
+    reach = min(50.0, t_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs)))
+    return Gain(of, over, ratio, ratio * math.exp(-reach), ratio * math.exp(reach), len(logs))
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

@@ -67,34 +67,42 @@ def rate(value: float | None, half_width: float | None = None) -> str:
 
 
 def named_rate(named: Named) -> str:
-    """Returns a configuration's samples a second, saying so where only its probe measured them."""
+    """Returns a configuration's samples a second: of whole trainings, else of windows, else of its probe, said so."""
+    found = named.trained or named.throughput
+    if found is not None:
+        return rate(found.median, found.half_width)
+    return f"{rate(named.probed_samples_per_s)} (probed)" if named.probed_samples_per_s else "-"
+
+
+def window_rate(named: Named) -> str:
+    """Returns a configuration's samples a second in the windows that it shares with others, or in its probe."""
     if named.throughput is not None:
         return rate(named.throughput.median, named.throughput.half_width)
     return f"{rate(named.probed_samples_per_s)} (probed)" if named.probed_samples_per_s else "-"
 
 
-def ratio(gain: Gain) -> str:
-    """Returns a gain with its spread, "1.84 ± 0.05"."""
-    return f"{gain.ratio:.2f}" + (f" ± {gain.half_width:.2f}" if gain.half_width is not None else "")
+def ratio(gain: Gain, sign: str = "") -> str:
+    """Returns a gain with its interval, "1.84 (1.79 to 1.89)"."""
+    if gain.low is None or gain.high is None:
+        return f"{gain.ratio:.2f}{sign}"
+    return f"{gain.ratio:.2f}{sign} ({gain.low:.2f} to {gain.high:.2f})"
 
 
 def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means: faster, slower, or no difference that the windows can tell."""
-    if gain.half_width is not None and abs(gain.ratio - 1) <= gain.half_width:
+    if not gain.is_told:
         return f"as fast as {gain.over}, as far as the windows tell: {ratio(gain)} times"
     grounds = "" if gain.rounds else " (from probes, not side by side)"
     if gain.ratio >= 1:
         return f"{ratio(gain)} times faster than {gain.over}{grounds}"
-    spread = None if gain.half_width is None else gain.half_width / gain.ratio**2
-    slower = Gain(gain.of, gain.over, 1 / gain.ratio, spread, gain.rounds)
-    return f"{ratio(slower)} times slower than {gain.over}{grounds}"
+    return f"{ratio(gain.inverse())} times slower than {gain.over}{grounds}"
 
 
 def claim_sentence(claim: Claim | None, measured: Gain | None) -> str:
-    """Returns "after was claimed 4.0x before; measured 1.52 ± 0.02x here", or "" where nothing was claimed."""
+    """Returns "after was claimed 4.0x before; measured 1.52x (1.50 to 1.54) here", or "" where nothing was claimed."""
     if claim is None or claim.ratio is None:
         return ""
-    here = f"{ratio(measured)}x here" if measured else "not measured here"
+    here = f"{ratio(measured, 'x')} here" if measured else "not measured here"
     return f"after over before: claimed {claim.ratio:.1f}x, measured {here}"
 
 

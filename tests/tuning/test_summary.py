@@ -43,7 +43,9 @@ def test_the_best_has_its_windows_and_its_seeds(records):
     assert (best.trial, best.config["batch_size"]) == ("t007", 32)
     assert best.throughput is not None
     assert len(best.throughput.windows) == 5
-    assert best.samples_per_s == best.throughput.median == pytest.approx(61.1, abs=0.1)
+    assert best.beside_others == best.throughput.median == pytest.approx(61.1, abs=0.1)
+    assert best.trained is not None
+    assert best.samples_per_s == best.trained.median == pytest.approx(1.036 * 61.2, abs=0.01)
     assert dict(best.quality["accuracy"].by_seed) == {11: 0.905, 12: 0.909, 13: 0.904}
     assert best.quality["accuracy"].confirmed
 
@@ -63,7 +65,7 @@ def test_gains_come_from_the_rounds(records):
 def test_without_rounds_the_gain_is_of_probes_and_has_no_spread(records):
     gain = summary.from_records([r for r in records if r.event != "window"]).gain("best", "before")
     assert gain is not None
-    assert (gain.rounds, gain.half_width) == (0, None)
+    assert (gain.rounds, gain.low) == (0, None)
     assert gain.ratio == pytest.approx(61.0 / 33.06, abs=0.01)
 
 

@@ -54,10 +54,13 @@ def test_size():
 @pytest.mark.parametrize(
     ("gain", "text"),
     [
-        (Gain("best", "before", 1.84, 0.05, 5), "1.84 ± 0.05 times faster than before"),
-        (Gain("best", "after", 0.5, 0.01, 5), "2.00 ± 0.04 times slower than after"),
-        (Gain("best", "after", 1.01, 0.04, 5), "as fast as after, as far as the windows tell: 1.01 ± 0.04 times"),
-        (Gain("best", "after", 1.5, None, 0), "1.50 times faster than after (from probes, not side by side)"),
+        (Gain("best", "before", 1.84, 1.79, 1.89, 5), "1.84 (1.79 to 1.89) times faster than before"),
+        (Gain("best", "after", 0.5, 0.4, 0.625, 5), "2.00 (1.60 to 2.50) times slower than after"),
+        (
+            Gain("best", "after", 1.01, 0.97, 1.05, 5),
+            "as fast as after, as far as the windows tell: 1.01 (0.97 to 1.05) times",
+        ),
+        (Gain("best", "after", 1.5, None, None, 0), "1.50 times faster than after (from probes, not side by side)"),
     ],
 )
 def test_a_gain_in_words(gain, text):
