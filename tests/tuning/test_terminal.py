@@ -50,7 +50,7 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
 def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
     out, err = play(records, study)
     assert out.startswith("best    t007   63.4 ± 0.9 samples/s   accuracy 0.906 (0.893 .. 0.919)   1.2 GiB\n")
-    assert "after over before: claimed 4.0x, measured 1.51x (1.49 to 1.53) here" in out
+    assert "after over before: claimed 4.0x, measured 1.51x (1.50 to 1.53) here" in out
     assert "trials  12: 5 ok, 4 stopped, 1 oom, 1 refused, 1 diverged, 0 lost" in out
     assert "Throughput is that of Example CPU" in out
     assert out.endswith("python -m tuning report 20261121-103412-3f2a\n")
