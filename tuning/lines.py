@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuning import wording
+from tuning.receipts import Receipt
 from tuning.records import Record
 from tuning.sections import StudyConfig
 from tuning.summary import SAMPLES_PER_S, Named, Summary
@@ -15,6 +16,7 @@ from tuning.summary import SAMPLES_PER_S, Named, Summary
 WIDTH = 80
 LABEL = 8  # columns of "best    ", "trials  " and the like
 _MAX_VALUE = 36
+_RECEIPT_LABEL = 40
 
 
 def plan(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> Iterator[str]:
@@ -70,6 +72,39 @@ def event(record: Record, reference: Mapping[str, Any] | None) -> str:
     if record.event == "confirmed":
         return f"{'again':<{LABEL}}{name:<8}seed {record.get('seed')}  {values or outcome}  {rate}"
     return ""
+
+
+def receipt(record: Record) -> str:
+    """Returns one measured pair of an ablation as it is written."""
+    rates = [record.get(f"{side}_samples_per_s") for side in ("with", "without")]
+    told = [
+        f"{r:.1f}" if r else str(record.get(f"{s}_outcome")) for s, r in zip(("with", "without"), rates, strict=True)
+    ]
+    what = f"{record['base']}, {record['knobs']}={record['value']}"
+    return f"round {int(record['round']) + 1}  {what}: {told[0]} samples/s, with {record['instead_of']} {told[1]}"
+
+
+def receipts(found: Sequence[Receipt], width: int = WIDTH) -> list[str]:
+    """Returns what each optimisation bought: its knob, speed with it over without it, memory likewise, the claim."""
+    lines: list[str] = []
+    for base, title in (("best", "at the best: with it, over the best without it"), ("before", "added to before")):
+        own = [r for r in found if r.base == base]
+        lines += [title] * bool(own)
+        for one in own:
+            label = f"  {one.knobs}={one.value} ({one.instead_of})"
+            bought = wording.ratio(one.gain, "x") if one.gain else one.why
+            memory = f"memory {one.memory_ratio:.2f}x" if one.memory_ratio else ""
+            claim = f"claimed {wording.plain(one.claim)}" if one.claim else ""
+            figures = f"{bought:<22} {memory:<13} {claim}".rstrip()
+            if len(label) > _RECEIPT_LABEL:
+                lines += [label, " " * _RECEIPT_LABEL + figures]
+            else:
+                lines.append(f"{label:<{_RECEIPT_LABEL}}{figures}")
+    untold = sum(1 for r in found if r.gain and not r.gain.is_told)
+    if untold:
+        said = f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told."
+        lines += textwrap.wrap(said, width)
+    return lines
 
 
 def summary(found: Summary, folder: Path, width: int = WIDTH) -> list[str]:

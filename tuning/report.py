@@ -54,6 +54,7 @@ def render(summary: Summary) -> str:
         compared=_compared(summary),
         knobs=_knobs(summary),
         alternatives=_alternatives(summary),
+        receipts=_receipts(summary),
         probes=_probes(summary),
         trials=_trials(summary),
         times=_times(summary),
@@ -127,6 +128,20 @@ def _grounds(best: Named) -> str:
     if best.trained:
         return f"{len(best.trained.windows)} whole training{'s' * (len(best.trained.windows) > 1)}"
     return f"{len(best.throughput.windows)} windows" if best.throughput else "one probe, not confirmed"
+
+
+def _receipts(summary: Summary) -> Table | None:
+    """What each optimisation bought at the best, and added to `before`."""
+    if not summary.receipts:
+        return None
+    rows = []
+    for one in summary.receipts:
+        where = "the best without it" if one.base == "best" else "before"
+        bought = wording.ratio(one.gain, "x") if one.gain else one.why
+        memory = f"{one.memory_ratio:.2f}x" if one.memory_ratio else "-"
+        changed = f"{one.value}, not {one.instead_of}"
+        rows.append([one.knobs, changed, where, bought, one.verdict, memory, one.claim or "-"])
+    return Table(["knob", "", "over", "speed", "", "peak memory", "claimed"], rows)
 
 
 def _columns(summary: Summary) -> list[Named]:

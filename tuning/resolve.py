@@ -41,6 +41,7 @@ def checked(
         "space": parsed_space(tree["knobs"], origins),
         "source": named.pop("source", ""),
         "claims": named.pop("claims", ""),
+        "claims_of": named.pop("claims_of", {}),
         "named": {name: _named(f"named.{name}", values, origins) for name, values in named.items()},
         "origins": origins,
         "dropped": dropped,
@@ -92,11 +93,12 @@ def with_workload_defaults(
 
 def resolved(config: StudyConfig) -> Tree:
     """Returns the configuration as plain scalars, lists and dicts, as a journal records it."""
-    tree: Tree = config.model_dump(exclude={"card", "space", "named", "claims", "source"}, by_alias=True)
+    tree: Tree = config.model_dump(exclude={"card", "space", "named", "claims", "claims_of", "source"}, by_alias=True)
     tree["overrides"] = list(config.overrides)
     tree["card"] = card_as_raw(config.card)
     tree["knobs"] = config.space.as_raw()
-    tree["named"] = {"source": config.source, "claims": config.claims, **copy.deepcopy(config.named)}
+    said = {"source": config.source, "claims": config.claims, "claims_of": config.claims_of}
+    tree["named"] = copy.deepcopy({**said, **config.named})
     order = ("workload", "card", "budget", "search", "pick", "knobs", "named")
     return {**{key: tree[key] for key in order}, **tree}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tuning.errors import ConfigError
 
-JOURNAL = "trials.jsonl"
+JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
 
 
 def known_runs(runs_dir: str) -> list[Path]:

@@ -172,7 +172,8 @@ class PickSection(Section):
 class StudyConfig(Section):
     """Everything a study is told. `tuning.config` makes it, from the command line or from a journal.
 
-    `named` are configurations measured beside the search, `claims` and `source` what is said of them and where;
+    `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
+    `claims_of` what is said of single knobs;
     `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
     `overrides` is the command line as typed.
     """
@@ -186,6 +187,7 @@ class StudyConfig(Section):
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]
     claims: str
+    claims_of: dict[str, str]
     source: str
     dashboard: bool
     runs_dir: Annotated[str, AfterValidator(_folder)]

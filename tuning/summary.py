@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tuning import timeline, uncertainty
+from tuning import receipts, timeline, uncertainty
+from tuning.receipts import Receipt
 from tuning.records import Record
 from tuning.timeline import Interval, Times
 from tuning.uncertainty import Gain, Quality, Throughput
@@ -124,6 +125,7 @@ class Summary:
     named: Mapping[str, Named]
     gains: tuple[Gain, ...]
     claim: Claim | None
+    receipts: tuple[Receipt, ...]
     rule: str
     times: Times
     intervals: tuple[Interval, ...]
@@ -190,6 +192,9 @@ def from_records(records: Sequence[Record]) -> Summary:
         named=named,
         gains=_gains(records, named),
         claim=_claim(study),
+        receipts=receipts.receipts(
+            records, _texts(_mapping(_mapping(study.get("config")).get("named")).get("claims_of"))
+        ),
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
@@ -351,6 +356,10 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _numbers(value: object) -> dict[str, float]:
     return {str(k): number for k, v in _mapping(value).items() if (number := _number(v)) is not None}
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {str(k): str(v) for k, v in _mapping(value).items()}
 
 
 def _number(value: object) -> float | None:

@@ -9,7 +9,15 @@ from typing import Any, Protocol
 from trainables.knobs import Scalar
 
 
-class Bench(Protocol):
+class Windows(Protocol):
+    """What measures the speed of a configuration for a moment."""
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the speed of one window."""
+        ...
+
+
+class Bench(Windows, Protocol):
     """One warm process that has the device to itself; every method returns plain values (`backends.session`)."""
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
@@ -20,10 +28,6 @@ class Bench(Protocol):
         self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
     ) -> dict[str, Any]:
         """Returns the speed of the knobs, in samples a second."""
-        ...
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns the speed of one window."""
         ...
 
     def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:

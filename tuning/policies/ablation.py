@@ -1,0 +1,72 @@
+"""Which pairs of configurations tell what each optimisation buys: the best minus one, and `before` plus one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
+
+Base = Literal["best", "before"]
+BATCHES = ("batch_size", "micro_batch_size")
+"""Two knobs that documents speak of as one; they are also changed together."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two configurations that differ in `knobs` only: `with_` has what the best has, `without` what `before` has.
+
+    `base` says which of the two is the whole configuration the other was made from.
+    """
+
+    base: Base
+    knobs: tuple[str, ...]
+    with_: Mapping[str, Scalar]
+    without: Mapping[str, Scalar]
+
+    @property
+    def label(self) -> str:
+        """Returns the knobs' names, joined by " + "."""
+        return " + ".join(self.knobs)
+
+    def values(self) -> tuple[str, str]:
+        """Returns what the knobs are with and without the optimisation, in words."""
+        with_, without = Knobs.of(self.with_).as_dict(), Knobs.of(self.without).as_dict()
+        return tuple("/".join(_word(side[n]) for n in self.knobs) for side in (with_, without))  # type: ignore[return-value]
+
+
+def pairs(best: Mapping[str, Scalar], before: Mapping[str, Scalar]) -> tuple[list[Pair], dict[str, str]]:
+    """Returns the pairs to measure, and for each knob of which one side cannot be measured, the reason in words.
+
+    Knobs that change what is learned and not how fast are left out; the batch size changes both.
+    """
+    full_best, full_before = Knobs.of(best).as_dict(), Knobs.of(before).as_dict()
+    differing = [n for n in NAMES if full_best[n] != full_before[n] and (kind_of(n) != "learning" or n in BATCHES)]
+    groups: list[tuple[str, ...]] = [(n,) for n in differing]
+    if all(n in differing for n in BATCHES):
+        groups.append(BATCHES)
+    found, idle = list[Pair](), dict[str, str]()
+    for names in groups:
+        less = settled({**full_best, **{n: full_before[n] for n in names}})
+        more = settled({**full_before, **{n: full_best[n] for n in names}})
+        for pair in (
+            Pair("best", names, settled(full_best), less),
+            Pair("before", names, more, settled(full_before)),
+        ):
+            if pair.with_ == pair.without:
+                idle[f"{pair.base}: {pair.label}"] = "changes nothing there, beside its other knobs"
+            else:
+                found.append(pair)
+    return found, idle
+
+
+def settled(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Returns the knobs as a run takes them: none without effect, the micro-batch no larger than the batch."""
+    full = Knobs.of(knobs).as_dict()
+    full["micro_batch_size"] = min(int(full["micro_batch_size"]), int(full["batch_size"]))
+    return {name: value for name, value in full.items() if is_active(name, full)}
+
+
+def _word(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
