@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainables.knobs import Scalar
+from trainables.knobs import Scalar, domain_of
 from tuning.errors import ConfigError
 from tuning.space import Choice, Space
 
@@ -20,6 +20,7 @@ _CUDA_ONLY = {
     "cudnn_benchmark": "cuDNN computes on CUDA devices only",
     "empty_cache": "only the allocator of a CUDA device keeps memory back",
 }
+_VOLTA = (7, 0)  # the first that Triton, hence torch.compile, has code for
 _AMPERE = (8, 0)  # the first compute capability with bfloat16 and TensorFloat-32 arithmetic
 
 
@@ -114,6 +115,12 @@ def _reason(card: Card, name: str, value: object) -> str | None:
         return f"tf32 needs compute capability 8.0, and {card.name} has {_capability(card)}"
     if name == "pin_memory" and value is True and card.device == "cpu":
         return "page-locked memory speeds copies to a CUDA device, and this runs on the cpu"
+    if name == "sdpa_backend" and value == "flash" and card.device != "cpu" and _older(card):
+        return f"flash attention needs compute capability 8.0, and {card.name} has {_capability(card)}"
+    if name == "compile" and value != "off" and card.capability is not None and card.capability < _VOLTA:
+        return f"torch.compile needs compute capability 7.0, and {card.name} has {_capability(card)}"
+    if name == "compile" and value == "reduce-overhead" and card.device == "cpu":
+        return "it is CUDA graphs that reduce the overhead, and this runs on the cpu"
     if name in _CUDA_ONLY and value is True and card.device == "cpu":
         return f"{_CUDA_ONLY[name]}, and this runs on the cpu"
     if name == "optimizer" and value == "adamw8bit" and importlib.util.find_spec("bitsandbytes") is None:
@@ -124,7 +131,7 @@ def _reason(card: Card, name: str, value: object) -> str | None:
 
 
 def _honoured(card: Card, name: str, values: tuple[object, ...]) -> list[object]:
-    known: tuple[object, ...] = AMP_DTYPES if name == "amp_dtype" else (False, True)
+    known: tuple[object, ...] = domain_of(name).values
     return [v for v in dict.fromkeys((*values, *known)) if _reason(card, name, v) is None]
 
 

@@ -30,6 +30,12 @@ def test_cap_is_memory_less_reserve_and_none_without_memory():
         (CPU, {"pin_memory": True}, "page-locked memory"),
         (CPU, {"batch_size": 8, "non_blocking": True}, "no copy to a device"),
         (RTX3090.on("cpu"), {"pin_memory": True}, "page-locked memory"),
+        (CPU, {"device_prefetch": True}, "a stream of its own"),
+        (CPU, {"cudnn_benchmark": True}, "cuDNN computes on CUDA devices only"),
+        (CPU, {"empty_cache": True}, "the allocator of a CUDA device"),
+        (CPU, {"compile": "reduce-overhead"}, "CUDA graphs"),
+        (T4, {"sdpa_backend": "flash"}, "flash attention needs compute capability 8.0, and t4 has 7.5"),
+        (Card("p100", capability=(6, 0), device="cuda"), {"compile": "default"}, "needs compute capability 7.0"),
     ],
 )
 def test_refuse_says_why(card, values, reason):

@@ -238,7 +238,9 @@ def test_written_configuration_names_origins_and_loads_back(tmp_path):
 
 
 def test_available_lists_what_groups_take():
-    assert available("card") == ("auto", "cpu", "rtx3090", "rtx3090ti", "rtx4060", "t4")
+    assert available("card") == (
+        "a100", "auto", "cpu", "h100", "h200", "p100", "rtx3090", "rtx3090ti", "rtx4060", "rtx4090", "t4",
+    )  # fmt: skip
     assert available("budget") == ("full", "quick")
 
 
