@@ -28,6 +28,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables.data.nli_pairs import SAMPLE, Pair, balanced, hypothesis_only_accuracy, majority_accuracy, read_splits
+from trainables.knobs import Knobs
+from trainables.packing import Packed, Packing, plan
 from trainables.workload import Config, Split, WorkloadError
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parallel work is the loader's, which forks
@@ -77,11 +79,11 @@ class Pairs(Dataset[Sample]):
 class Classifier(nn.Module):
     """A pretrained backbone, its pooled output, and a head of two logits, no and yes."""
 
-    def __init__(self, backbone: nn.Module, width: int, decoder: bool, dropout: float) -> None:
+    def __init__(self, backbone: nn.Module, width: int, decoder: bool, knobs: Knobs) -> None:
         super().__init__()
-        self.backbone, self.decoder = backbone, decoder
+        self.backbone, self.decoder, self.packs = backbone, decoder, knobs.sequence_packing
         combine = [] if decoder else [nn.Linear(4 * width, 128), nn.ReLU()]
-        self.head = nn.Sequential(*combine, nn.Dropout(dropout), nn.Linear(width if decoder else 128, 2))
+        self.head = nn.Sequential(*combine, nn.Dropout(knobs.dropout), nn.Linear(width if decoder else 128, 2))
 
     def train(self, mode: bool = True) -> Classifier:
         """Returns itself; the backbone's own dropout stays off.
@@ -92,15 +94,30 @@ class Classifier(nn.Module):
         self.backbone.eval()
         return self
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Returns logits, (batch, 2), of tokens (rows, time); an encoder has 2 * batch rows, premises first."""
-        hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, packing: Packing | None = None) -> Tensor:
+        """Returns logits, (batch, 2), of tokens (rows, time); an encoder has 2 * batch rows, premises first.
+
+        With `packing` and the knob the backbone computes on packed rows; the logits are the same.
+        """
+        if packing is not None and self.packs:
+            hidden = self._packed(Packed(input_ids, attention_mask, packing))
+        else:
+            hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.decoder:
             return cast(Tensor, self.head(last_token(hidden, attention_mask)))
         weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
         u, v = (4.0 * F.normalize(mean, dim=-1)).chunk(2)
         return cast(Tensor, self.head(torch.cat([u, v, (u - v).abs(), u * v], dim=-1)))
+
+    def _packed(self, packed: Packed) -> Tensor:
+        config = self.backbone.config
+        mask: Any = packed.mask(causal=self.decoder)
+        window = getattr(config, "sliding_window", None)
+        if window is not None:  # such models take a mask for each kind of layer
+            mask = {"full_attention": mask, "sliding_attention": packed.mask(causal=self.decoder, window=window)}
+        found = self.backbone(input_ids=packed.input_ids, attention_mask=mask, position_ids=packed.position_ids)
+        return packed.unpack(found.last_hidden_state)
 
 
 def last_token(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -153,8 +170,10 @@ class Nli:
         return Pairs(self.pairs(config)[split], tokenizer, options["max_length"], joined)
 
     @staticmethod
-    def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    def collate(samples: Sequence[Sample]) -> dict[str, Any]:
         """Returns input_ids and attention_mask, (rows, longest), and labels, (batch,); premises first, then hypotheses.
+
+        `packing` says how the rows can share longer ones.
 
         Padding is token 0, on the right. Behind the mask no model sees it, so a tokenizer needs no token for it.
         """
@@ -163,6 +182,7 @@ class Nli:
             "input_ids": nn.utils.rnn.pad_sequence(rows, batch_first=True),
             "attention_mask": nn.utils.rnn.pad_sequence([torch.ones_like(r) for r in rows], batch_first=True),
             "labels": torch.tensor([s.label for s in samples]),
+            "packing": plan([len(row) for row in rows]),
         }
 
     @staticmethod
@@ -188,7 +208,7 @@ class Nli:
             backbone.encoder.layer = backbone.encoder.layer[: options["layers"]]
         backbone.config.use_cache = False  # a cache of keys serves generation only
         width = backbone.config.get_text_config().hidden_size
-        return Classifier(_adapted(backbone, config), width, _is_decoder(backbone.config), config.knobs.dropout)
+        return Classifier(_adapted(backbone, config), width, _is_decoder(backbone.config), config.knobs)
 
     def parameter_groups(self, model: nn.Module, config: Config) -> list[dict[str, Any]]:
         """Returns AdamW's groups: the new head at twice the rate; biases, norms and DoRA's magnitudes do not decay."""
@@ -201,13 +221,14 @@ class Nli:
                 groups.setdefault((scale, decays), new)["params"].append(parameter)
         return list(groups.values())
 
-    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> Tensor:
         """Returns the mean cross-entropy."""
-        return F.cross_entropy(model(batch["input_ids"], batch["attention_mask"]), batch["labels"])
+        logits = model(batch["input_ids"], batch["attention_mask"], batch["packing"])
+        return F.cross_entropy(logits, batch["labels"])
 
     def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
         """Returns the accuracy, 0 to 1; waits for the device once, at the end."""
-        hits = [model(b["input_ids"], b["attention_mask"]).argmax(dim=1) == b["labels"] for b in batches]
+        hits = [model(b["input_ids"], b["attention_mask"], b["packing"]).argmax(1) == b["labels"] for b in batches]
         return {"accuracy": torch.cat(hits).double().mean().item()}
 
     def baselines(self, config: Config) -> dict[str, dict[str, float]]:
