@@ -10,10 +10,9 @@ import pytest
 from tests.tuning import hostile
 from tuning import config, doctor, lines, summary
 from tuning.errors import ConfigError
-from tuning.records import Record, read
+from tuning.records import Record
 from tuning.terminal import Progress, Terminal
 
-RUN = Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl"
 FOLDER = Path("runs/nli/20261121-103412-3f2a")
 
 
@@ -22,11 +21,6 @@ class Tty(io.StringIO):
 
     def isatty(self):
         return True
-
-
-@pytest.fixture(scope="module")
-def records():
-    return read(RUN)[0]
 
 
 @pytest.fixture(scope="module")
