@@ -29,7 +29,8 @@ settings (key=value, in any order)
   search.strategy=staged   staged: probe, then train; joint: one flat space   [staged]
   search.seed=N            seed of everything                                         [0]
   concurrency=auto|N       search trials at once                                      [auto]
-  pick.tolerance=X         quality the fastest configuration may give up              [0.01]
+  pick.tolerance=X|X%      quality the fastest configuration may give up, in the
+                           objective's own unit or of the best seen                 [0.01]
   dashboard=true           start the Ray dashboard on this machine and print how to log in
   resume=ID                go on with a run that was interrupted
   runs_dir=PATH name=ID    where the run is written                                   [runs]

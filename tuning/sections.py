@@ -5,6 +5,7 @@ Defaults live in `search_spaces/`, where they can be read; here every key must b
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,6 +19,7 @@ from tuning.space import Space, shown
 
 _SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DAY_S = 86_400.0
 _PLAIN_WORDS = {
     "a valid integer": "a whole number",
@@ -63,6 +65,16 @@ def _workers(value: object) -> object:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256):
         return value
     raise ValueError("auto, or a whole number from 1 to 256")
+
+
+def _tolerance(value: object) -> float | str:
+    """Returns a number of at least 0, or a percentage as "2%"; no per cent at all is the number 0."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    share = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if share and float(share[1]) <= 100:
+        return f"{float(share[1]):g}%" if float(share[1]) else 0.0
+    raise ValueError("a number >= 0 in the objective's own unit, or a percentage of the best quality, 0% to 100%")
 
 
 Slug = Annotated[str, AfterValidator(_slug)]
@@ -164,9 +176,12 @@ class SearchSection(Section):
 
 
 class PickSection(Section):
-    """`tolerance`, in the objective's own unit, is the quality that the fastest configuration may give up."""
+    """`tolerance` is the quality that the fastest configuration may give up.
 
-    tolerance: Annotated[float, Field(ge=0, le=1)]
+    A number is in the objective's own unit, a text such as "2%" a share of the best quality seen.
+    """
+
+    tolerance: Annotated[float | str, BeforeValidator(_tolerance)]
 
 
 class StudyConfig(Section):

@@ -104,6 +104,15 @@ def test_durations(text, seconds):
     assert load([f"search.max_time={text}"]).search.max_time_s == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "tolerance"), [("0.5", 0.5), ("250", 250.0), ("2%", "2%"), ("'0.50 %'", "0.5%"), ("0%", 0.0)]
+)
+def test_a_tolerance_is_a_number_of_any_size_or_a_percentage(text, tolerance):
+    config = load([f"pick.tolerance={text}"])
+    assert config.pick.tolerance == tolerance
+    assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+
+
 @pytest.mark.parametrize("text", ["/d/x (1),y.jsonl", "~/x.jsonl", "/d/a=b", "été.jsonl", "a b", "'quoted'"])
 def test_options_without_a_default_take_any_text(text):
     assert load([f"workload.data={text}"]).workload.options["data"] == text.strip("'")
