@@ -14,21 +14,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainables.knobs import Scalar
 from tuning.cards import GIB_BYTES, Card, DeviceType
-from tuning.errors import ConfigError
+from tuning.errors import ConfigError, allowed_by
 from tuning.space import Space, shown
 
 _SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
+_DURATION = re.compile(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DAY_S = 86_400.0
-_PLAIN_WORDS = {
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid string": "text",
-    "a valid boolean": "true or false",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-}
 
 
 def duration_s(value: object) -> object:
@@ -40,10 +33,9 @@ def duration_s(value: object) -> object:
         if value and match:
             hours, minutes, seconds = (float(part or 0) for part in match.groups())
             return hours * 3600 + minutes * 60 + seconds
-        try:
-            return float(value)
-        except ValueError:
-            raise ValueError("a duration such as 90s, 4m, 1h30m, or a number of seconds") from None
+        if not _NUMBER.fullmatch(value):
+            raise ValueError("a duration such as 90s, 4m, 1h30m, or a number of seconds")
+        return float(value)
     return value
 
 
@@ -240,9 +232,6 @@ def validated(
         raise ConfigError(f"{dotted} is missing{where}", remedy=f"add {dotted}=<value>")
     if fault["type"] == "extra_forbidden":
         raise ConfigError(f"{dotted}={shown(inner)}: there is no setting {dotted}{where}", remedy=f"leave out {dotted}")
-    allowed = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    for theirs, ours in _PLAIN_WORDS.items():
-        allowed = allowed.replace(theirs, ours)
     default = remedies.get(dotted)
     remedy = f"edit {origin}" if where else f"{dotted}={shown(default)}" if dotted in remedies else f"change {dotted}"
-    raise ConfigError(f"{dotted}={shown(inner)} is not allowed{where}", allowed=allowed, remedy=remedy)
+    raise ConfigError(f"{dotted}={shown(inner)} is not allowed{where}", allowed=allowed_by(fault), remedy=remedy)

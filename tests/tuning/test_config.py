@@ -123,6 +123,16 @@ def test_options_are_typed_by_their_default():
     assert (options["val_frac"], options["max_train_samples"], options["download"]) == (0, 64, True)
 
 
+def test_a_number_with_an_exponent_is_whole_where_it_is():
+    config = load(["search.trials=1e2", "workload.max_length=1e2", "knobs.batch_size=[1e1,3e1]", "search.seed=1e+3"])
+    assert (config.search.trials, config.workload.options["max_length"], config.search.seed) == (100, 100, 1000)
+    assert config.space.parameters["batch_size"] == Choice((10, 30))
+
+
+def test_an_option_may_hold_what_looks_like_a_number_in_parts():
+    assert load(["workload.data=1_6"]).workload.options["data"] == "1_6"
+
+
 def test_names_are_text_even_when_they_look_like_numbers():
     config = load(["name=2026", "resume=20261121-103412-3f2a", "runs_dir=1"])
     assert (config.name, config.resume, config.runs_dir) == ("2026", "20261121-103412-3f2a", "1")

@@ -83,7 +83,7 @@ def test_an_alternative_of_an_earlier_export_is_removed(found, tmp_path):
         (lambda b: b["train"].update(epochs=3), r"there is no key train.epochs"),
         (
             lambda b: b["train"].update(seed="x"),
-            "train.seed='x' is not allowed\n  allowed: a valid integer\n  try: undo",
+            "train.seed='x' is not allowed\n  allowed: a whole number\n  try: undo",
         ),
         (lambda b: b["train"].update(samples=0), "train.samples=0 is not allowed"),
         (lambda b: b["measured"].pop("device"), "measured.device is missing"),
