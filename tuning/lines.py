@@ -115,7 +115,7 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
             lines += textwrap.wrap(wording.gain_sentence(gain), width)
     claim = wording.claim_sentence(summary.claim, summary.gain("after", "before"))
     lines += textwrap.wrap(claim, width) if claim else []
-    if summary.place.virtual:
+    if summary.place.virtual or wording.is_held(summary.place):
         lines += textwrap.wrap(wording.place_sentence(summary.place), width)
     return lines
 

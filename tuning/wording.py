@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainables.knobs import Knobs, is_active
+from tuning.cards import HERE
 from tuning.summary import Claim, Named, Place, Summary
 from tuning.timeline import Times
 from tuning.uncertainty import Gain, Quality
@@ -163,10 +164,17 @@ def place_sentence(place: Place) -> str:
     cores = f", {place.cores} cores" if place.cores else ""
     threads = f", {place.threads} threads" if place.threads and place.threads != place.cores else ""
     device = f"{plain(place.device)}{cores}{threads}"
-    if not place.virtual:
+    if is_held(place):
+        return f"Measured on {device}; memory was held to {size(place.cap_bytes)}."
+    if not place.virtual or place.card in HERE:
         return f"Measured on {device}."
     cap = f"; memory was held to its {size(place.cap_bytes)}" if place.cap_bytes else ""
     return f"Throughput is that of {device}, not of card {plain(place.card)}, which was emulated{cap}."
+
+
+def is_held(place: Place) -> bool:
+    """Returns whether this machine's own device was held to less memory than it has."""
+    return place.card in HERE and place.cap_bytes is not None
 
 
 def complete(config: Mapping[str, object]) -> dict[str, object]:
