@@ -5,11 +5,13 @@
     +-- PreflightError     3   this machine cannot run it: data, card, disk, ports
     +-- StoppedEarly       4   stopped before its end, and can be resumed
 
-130 and 143 are SIGINT and SIGTERM, as shells have it.
+130 and 143 are SIGINT and SIGTERM, 141 is a pipe that nobody reads any more, as shells have it.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -93,3 +95,9 @@ def allowed_by(fault: Mapping[str, Any]) -> str:
     if fault["type"] in _WORDS:
         return _WORDS[fault["type"]].format(**limits)
     return str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def reader_has_gone() -> int:
+    """Returns the exit code for a pipe whose reader has gone, as `head` does; the last flush then succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141

@@ -343,3 +343,9 @@ def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
 def stage_done(records: Sequence[Record], stage: str) -> bool:
     """Returns whether the stage has ended."""
     return any(r.event == "stage" and r["stage"] == stage and r["state"] == "end" for r in records)
+
+
+def is_finished(records: Sequence[Record]) -> bool:
+    """Returns whether the study came to its end: it says so, or its last stage has ended."""
+    stop = last(records, "stop")
+    return stage_done(records, "export") or (stop is not None and not stop["resumable"])

@@ -12,6 +12,7 @@ import dataclasses
 import importlib.metadata
 import platform
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -288,7 +289,7 @@ def concurrency(config: StudyConfig) -> int:
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
-    folder = find_run(config.runs_dir, str(config.resume))
+    folder = find_run(config.runs_dir, str(config.resume), asked=f"resume={config.resume}", option="runs_dir=PATH")
     records, _ = read(folder / JOURNAL)
     study = last(records, "study")
     if study is None:
@@ -391,4 +392,4 @@ def versions() -> dict[str, str]:
 
 
 def _command(config: StudyConfig) -> str:
-    return " ".join(["python -m tuning.run", *config.overrides])
+    return shlex.join(["python", "-m", "tuning.run", *config.overrides])
