@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from tuning import doctor, export, report, summary
+from tuning import doctor, export, report, summary, wording
 from tuning.config import load
-from tuning.errors import TuningError
-from tuning.records import last, read
+from tuning.errors import TuningError, reader_has_gone
+from tuning.records import is_finished, last, read, trials
 from tuning.runs import JOURNAL, find_run, known_runs
+from tuning.summary import Summary
 from tuning.terminal import Terminal
 
 HELP = """\
@@ -30,7 +34,15 @@ exit codes: 0 done  1 no usable trial  2 wrong command line  3 this machine cann
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code of one command."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _answered(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, and not when the interpreter ends: its reader may have gone
+    except BrokenPipeError:
+        return reader_has_gone()
+    return code
+
+
+def _answered(arguments: Sequence[str]) -> int:
     verbs: dict[str, Callable[[Sequence[str]], int]] = {
         "run": lambda rest: int(importlib.import_module("tuning.run").main(list(rest))),
         "train": _train,
@@ -44,14 +56,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     verb = verbs.get(arguments[0])
     if verb is None:
-        print(f"error: there is no command {arguments[0]!r}\n\n{HELP}", end="", file=sys.stderr)
+        near = difflib.get_close_matches(arguments[0], verbs, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        print(f"error: there is no command {arguments[0]!r}{hint}\n\n{HELP}", end="", file=sys.stderr)
         return 2
     try:
         return verb(arguments[1:])
     except TuningError as error:
         Terminal().error(error)
         return error.exit_code
+    except SystemExit as ended:  # argparse's, after its help or its error
+        return ended.code if isinstance(ended.code, int) else 0
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
 
 
@@ -61,38 +78,70 @@ def _train(arguments: Sequence[str]) -> int:
 
 
 def _list(arguments: Sequence[str]) -> int:
-    asked = _parser("list", "Lists the runs.").parse_args(arguments)
+    asked = _parser("list", "Lists the runs, newest last.").parse_args(arguments)
     rows = []
     for folder in known_runs(asked.runs_dir):
         records, _ = read(folder / JOURNAL)
-        study, stop = last(records, "study"), last(records, "stop")
+        study = last(records, "study")
         if study is not None:
-            state = "finished" if stop is not None and not stop["resumable"] else "unfinished"
-            trials = sum(1 for r in records if r.event == "trial")
-            rows.append({"id": folder.name, "workload": study["workload"], "state": state, "trials": trials})
+            state = "finished" if is_finished(records) else "unfinished"
+            ended = len(trials(records))
+            row = {"id": folder.name, "workload": folder.parent.name, "state": state, "trials": ended}
+            rows.append({**row, "began": study.t})
     if asked.json:
         print(json.dumps(rows))
-    for row in [] if asked.json else rows:
-        print(f"{row['id']}  {row['workload']}  {row['state']}  {row['trials']} trials")
+        return 0
+    if not rows:
+        print(f"no runs in {asked.runs_dir}; another place is named with --runs-dir PATH", file=sys.stderr)
+    widths = {key: max(len(str(row[key])) for row in rows) for key in ("id", "workload", "state")} if rows else {}
+    for row in rows:
+        cells = [f"{wording.plain(row[key]):<{width}}" for key, width in widths.items()]
+        print("  ".join([*cells, f"{row['trials']} trials"]))
     return 0
 
 
 def _show(arguments: Sequence[str]) -> int:
-    folder = _folder(_with_id("show", "Prints the summary of a run.").parse_args(arguments))
+    asked = _with_id("show", "Prints the summary of a run.").parse_args(arguments)
+    folder = find_run(asked.runs_dir, asked.id)
     records, warnings = read(folder / JOURNAL)
     terminal = Terminal()
     for text in warnings:
         terminal.warning(text)
-    terminal.summary(summary.from_records(records), folder)
+    found = summary.from_records(records)
+    if asked.json:
+        print(json.dumps(_as_json(found, folder, is_finished(records))))
+        return 0
+    terminal.summary(found, folder)
+    if found.best is not None and not is_finished(records):  # without a best, the summary says it
+        terminal.resume_hint(wording.resume_command(folder))
     return 0
 
 
+def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
+    """Returns what `show` prints, and each trial, as plain values in the units of the records."""
+    kept = ("id", "workload", "objectives", "baselines", "trial_counts", "probe_counts", "rule", "notes")
+    named = {n.name: {**asdict(n), "samples_per_s": n.samples_per_s} for n in found.named.values()}
+    return {
+        **{name: getattr(found, name) for name in kept},
+        "state": "finished" if finished else "unfinished",
+        "folder": str(folder),
+        "place": asdict(found.place),
+        "named": named,
+        "gains": [asdict(gain) for gain in found.gains],
+        "trials": [asdict(trial) for trial in found.trials],
+        "times": asdict(found.times),
+    }
+
+
 def _report(arguments: Sequence[str]) -> int:
-    folder = _folder(_with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments))
+    asked = _with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
+    folder = find_run(asked.runs_dir, asked.id)
     records, _ = read(folder / JOURNAL)
     found = summary.from_records(records)
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
-    for path in paths:
+    if asked.json:
+        print(json.dumps([str(path) for path in paths]))
+    for path in [] if asked.json else paths:
         print(path)
     return 0
 
@@ -120,10 +169,6 @@ def _with_id(verb: str, description: str) -> argparse.ArgumentParser:
     made = _parser(verb, description)
     made.add_argument("id", help="a run's id, as `python -m tuning list` has it")
     return made
-
-
-def _folder(asked: argparse.Namespace) -> Path:
-    return find_run(str(asked.runs_dir), str(asked.id))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainables.knobs import Knobs, Scalar
-from tuning.errors import ConfigError
+from tuning.errors import ConfigError, allowed_by
 
 SCHEMA = 1
 REMEDY = "undo the edit, or export it again: python -m tuning report ID"
@@ -127,8 +127,8 @@ def check(raw: Mapping[str, Any], source: str) -> BestFile:
         raise ConfigError(f"{source}: {key} is missing", remedy=REMEDY)
     if fault["type"] == "extra_forbidden":
         raise ConfigError(f"{source}: there is no key {key} (its value is {_text(fault['input'])})", remedy=REMEDY)
-    allowed = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    raise ConfigError(f"{source}: {key}={_text(fault['input'])} is not allowed", allowed=allowed, remedy=REMEDY)
+    what = f"{source}: {key}={_text(fault['input'])} is not allowed"
+    raise ConfigError(what, allowed=allowed_by(fault), remedy=REMEDY)
 
 
 def _text(value: object) -> str:

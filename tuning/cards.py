@@ -13,6 +13,9 @@ from tuning.space import Choice, Space
 
 GIB_BYTES = 2**30
 
+HERE = ("auto", "cpu")
+"""Cards that are this machine itself: `card.memory_gib` may hold them to less memory, and nothing is emulated."""
+
 DeviceType = Literal["auto", "cpu", "cuda"]
 AMP_DTYPES = ("fp32", "bf16", "fp16")
 _CUDA_ONLY = {
@@ -45,8 +48,11 @@ class Card:
         return None if self.memory_bytes is None else self.memory_bytes - self.reserve_bytes
 
     def emulated_on(self, device_memory_bytes: int | None) -> bool:
-        """Returns whether the card is a smaller one than the device, or has no device (None) at all."""
-        if self.memory_bytes is None:
+        """Returns whether the card is a smaller one than the device, or has no device (None) at all.
+
+        False for this machine's own, whatever `memory_bytes` hold it to.
+        """
+        if self.memory_bytes is None or self.name in HERE:
             return False
         return device_memory_bytes is None or device_memory_bytes * 0.9 > self.memory_bytes
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainables.knobs import NAMES, Knobs
+from trainables.knobs import NAMES, Knobs, domain_of
 from tuning import overrides, yaml_files
 from tuning.errors import ConfigError
 from tuning.overrides import Typed, WorkloadRef
@@ -72,12 +73,14 @@ __all__ = [
 ]
 
 _DEFAULT_GROUPS = {"workload": "nli", "card": "auto", "budget": "quick", "preset": "null"}  # as in config.yaml
+_WHOLE = re.compile(r"[-+]?[0-9]+[eE]\+?[0-9]+")
+_MAX_WHOLE = 2**53  # above, a float no longer says which whole number was meant
 _OPTIONAL_TEXT = ("name", "resume", "search.max_time")
 
 
 def load(argv: Sequence[str]) -> StudyConfig:
     """Returns the configuration that the command line asks for; raises ConfigError, having written nothing."""
-    typed = overrides.parse(argv)
+    typed = overrides.parse(argv, available("workload"))
     workload = overrides.choose_workload(
         typed.groups.get("workload", _DEFAULT_GROUPS["workload"]), available("workload")
     )
@@ -132,6 +135,12 @@ def _value(key: str, text: str) -> Any:
     said = f"{key}={shown(text)}"
     if is_option and text[0] in "[{":
         raise ConfigError(f"{said}: an option of a workload is one value", remedy=f"{key}=<value>")
+    number = next((token for token in re.split(r"[\s,:\[\]{}()]+", text) if _is_parted(token)), None)
+    if number is not None and is_option:
+        return text
+    if number is not None:
+        plain = shown(text.replace(number, number.replace("_", "")))
+        raise ConfigError(f"{said}: {number} has _ among its digits", allowed="digits alone", remedy=f"{key}={plain}")
     try:
         override = OverridesParser.create().parse_override(f"{key}={text}")
     except HydraException:
@@ -144,11 +153,36 @@ def _value(key: str, text: str) -> Any:
     if override.is_sweep_override():
         if is_option:
             return text
-        choices = "<value>,<value>" if "(" in text else shown(text)
-        raise ConfigError(f"{said} is a sweep; one study searches all its choices", remedy=f"{key}=[{choices}]")
+        raise _several(key, text)
     value = override.value()
+    if isinstance(value, float) and _WHOLE.fullmatch(text.strip()) and abs(value) < _MAX_WHOLE:
+        return int(value)  # 1e3 samples are 1000
     _refuse_odd_keys(value, said)
     return value
+
+
+def _is_parted(token: str) -> bool:
+    """Returns whether Hydra takes the token for a number although there is an underscore in it, as 1_6 for 16."""
+    if "_" not in token or token[0] == "_":
+        return False
+    try:
+        return math.isfinite(float(token.replace("_", "")))
+    except ValueError:
+        return False
+
+
+def _several(key: str, text: str) -> ConfigError:
+    """Returns the error for a comma outside brackets: a decimal comma, or what Hydra would take for a sweep."""
+    point = text.replace(",", ".") if re.fullmatch(r"[-+]?[0-9]+,[0-9]+", text.strip()) else ""
+    if not key.startswith("knobs."):
+        what = f"{key}={shown(text)}: a comma parts several values, and {key} has one"
+        return ConfigError(what, remedy=f"{key}={point if point.startswith('0.') else '<value>'}")
+    choices = "<value>,<value>" if "(" in text else shown(text)
+    name = key.removeprefix("knobs.")
+    is_decimal = point and name in NAMES and domain_of(name).type is float
+    remedy = f"{key}={point} with a decimal point, or {key}=[<value>,<value>] to search two values"
+    what = f"{key}={shown(text)} is a sweep; one study searches all its choices"
+    return ConfigError(what, remedy=remedy if is_decimal else f"{key}=[{choices}]")
 
 
 def _refuse_odd_keys(value: object, said: str) -> None:

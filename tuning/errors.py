@@ -5,14 +5,39 @@
     +-- PreflightError     3   this machine cannot run it: data, card, disk, ports
     +-- StoppedEarly       4   stopped before its end, and can be resumed
 
-130 and 143 are SIGINT and SIGTERM, as shells have it.
+130 and 143 are SIGINT and SIGTERM, 141 is a pipe that nobody reads any more, as shells have it.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 MAX_LINES = 8
+
+
+_WORDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "string_too_short": "text that is not empty",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a group of settings",
+    "mapping_type": "a group of settings",
+    "model_type": "a group of settings",
+    "none_required": "null",
+    "too_short": "{min_length} values or more",
+    "too_long": "{max_length} values or fewer",
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
 
 
 class TuningError(Exception):
@@ -60,3 +85,19 @@ class StoppedEarly(TuningError):
 
 class NoUsableTrial(TuningError):
     """Every trial failed, was refused, or diverged."""
+
+
+def allowed_by(fault: Mapping[str, Any]) -> str:
+    """Returns what is allowed where pydantic found a fault, in plain words; `fault` is one of its `errors()`."""
+    limits = {name: f"{x:g}" if isinstance(x, float) else x for name, x in fault.get("ctx", {}).items()}
+    if fault["type"] == "literal_error":
+        return str(limits["expected"]).replace("'", "")
+    if fault["type"] in _WORDS:
+        return _WORDS[fault["type"]].format(**limits)
+    return str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+
+
+def reader_has_gone() -> int:
+    """Returns the exit code for a pipe whose reader has gone, as `head` does; the last flush then succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141

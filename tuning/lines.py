@@ -19,7 +19,7 @@ _MAX_VALUE = 36
 _RECEIPT_LABEL = 40
 
 
-def plan(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> Iterator[str]:
+def plan(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path, width: int = WIDTH) -> Iterator[str]:
     """Yields the plan: what, on what, how much, until when, where to."""
     device = facts.get("device") or {}
     card = facts.get("card") or {}
@@ -42,7 +42,7 @@ def plan(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -
         ("writes", [f"{folder}/trials.jsonl"]),
     ]  # fmt: skip
     for label, parts in rows:
-        yield from wrapped(label, [wording.plain(p) for p in parts], WIDTH, " ")
+        yield from wrapped(label, [wording.plain(p) for p in parts], width, " ")
 
 
 def event(record: Record, reference: Mapping[str, Any] | None) -> str:
@@ -126,14 +126,27 @@ def summary(found: Summary, folder: Path, width: int = WIDTH) -> list[str]:
     times = found.times
     shares = [f"{name} {wording.percent(seconds / times.wall_s)}" for name, seconds in wording.shares(times)]
     told = [f"{wording.duration(times.wall_s)}:", *(f"{share}," for share in shares[:-1]), *shares[-1:]]
-    told[-1] += f" ({wording.percent(times.overhead_frac)} neither measured nor trained)"
+    told += f"({wording.percent(times.overhead_frac)} neither measured nor trained)".split(" ")
     lines += wrapped("time", told, width, " ")
     if found.stop_reason and found.stop_reason != "finished":
         lines += wrapped("ended", wording.plain(found.stop_reason).split(" "), width, " ")
-    commands = wording.next_commands(found, str(folder), runs_dir_option(folder, "--runs-dir "))
-    for number, command in enumerate(commands):
-        lines += wrapped("next" if number == 0 else "", command.split(" "), width, " ", broken=" \\")
+    for number, command in enumerate(wording.next_commands(found, folder)):
+        label = "next" if number == 0 else ""
+        lines += wrapped(label, wording.shell_words(command), width, " ", broken=" \\")
     return lines
+
+
+def trained(result: Mapping[str, Any], measured: Mapping[str, Any], model: Path) -> Iterator[str]:
+    """Yields the result of a training, each figure beside what best.yaml says was measured, and where the model is."""
+    speed, said = result[SAMPLES_PER_S], measured[SAMPLES_PER_S]["median"]
+    if speed:  # None where a resumed run had nothing left to train
+        yield f"{speed:.1f} samples/s" + (f"  (best.yaml: {said:.1f}, {speed / said - 1:+.1%})" if said else "")
+    for name, value in result["values"].items():
+        known = measured["quality"].get(name)
+        interval = known and known["interval"]
+        beside = f"  (best.yaml: {known['mean']:.4f}, {interval[0]:.4f} .. {interval[1]:.4f})" if interval else ""
+        yield f"{name} {value:.4f}{beside}"
+    yield f"model   {model}"
 
 
 def _best_lines(summary: Summary, width: int) -> list[str]:
@@ -150,7 +163,7 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
             lines += textwrap.wrap(wording.gain_sentence(gain), width)
     claim = wording.claim_sentence(summary.claim, summary.gain("after", "before"))
     lines += textwrap.wrap(claim, width) if claim else []
-    if summary.place.virtual:
+    if summary.place.virtual or wording.is_held(summary.place):
         lines += textwrap.wrap(wording.place_sentence(summary.place), width)
     return lines
 
@@ -187,9 +200,3 @@ def fit(line: str, width: int) -> str:
     """Returns `line`, cut to `width` columns."""
     line = line.rstrip()
     return line if len(line) <= width else f"{line[: max(1, width - 1)]}…"
-
-
-def runs_dir_option(folder: Path, option: str) -> str:
-    """Returns the option that says where runs are, "" where that is the default."""
-    runs_dir = folder.parent.parent
-    return "" if runs_dir == Path("runs") else f" {option}{runs_dir}"

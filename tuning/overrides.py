@@ -27,6 +27,8 @@ MAX_FILE_BYTES = 1_000_000
 # Their values are text whatever they look like: a run may be called 2026, and a path may hold spaces and brackets.
 TEXT_KEYS = ("name", "resume", "runs_dir", "search.max_time")
 
+_SECTIONS = ("knobs", "named", "search", "pick", "budget")  # groups of settings, of which none is a value itself
+
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 _CLOSING = {"[": "]", "{": "}", "(": ")"}
@@ -49,11 +51,14 @@ class WorkloadRef:
     packaged: bool
 
 
-def parse(argv: Sequence[str]) -> Typed:
-    """Returns the command line by key; raises ConfigError for the first item that no value could make right."""
+def parse(argv: Sequence[str], workloads: Collection[str] = ()) -> Typed:
+    """Returns the command line by key; raises ConfigError for the first item that no value could make right.
+
+    `workloads` are the packaged ones: who types the name of one alone is told how to ask for it.
+    """
     typed: dict[str, str] = {}
     for item in argv:
-        key, text = _split(item)
+        key, text = _split(item, workloads)
         for other in typed:
             if key == other:
                 raise ConfigError(
@@ -117,8 +122,10 @@ def unknown_key(key: str, text: str, known: Collection[str]) -> ConfigError:
     return ConfigError(what, allowed=", ".join(siblings[:20]), remedy="use one of these, or see --help")
 
 
-def _split(item: str) -> tuple[str, str]:
+def _split(item: str, workloads: Collection[str]) -> tuple[str, str]:
     """Returns key and value of one item of the command line, both as typed."""
+    if not item.strip():
+        raise ConfigError("an argument is empty", allowed="key=value", remedy="leave it out; an unset variable?")
     shown = _short(item)
     if len(item) > MAX_CHARS:
         raise ConfigError(f"{shown} has {len(item)} characters", allowed=f"at most {MAX_CHARS}", remedy="shorten it")
@@ -128,10 +135,13 @@ def _split(item: str) -> tuple[str, str]:
     key, equals, text = item.partition("=")
     bare = key.lstrip("+~").partition("@")[0]
     if bare != key:
+        whole = f"{bare}.<name>" if bare in _SECTIONS else bare
         value = text or "<value>"
-        raise ConfigError(f"{shown}: Hydra's +, ~ and @ are not used here", remedy=f"{_short(bare)}={_short(value)}")
+        raise ConfigError(f"{shown}: Hydra's +, ~ and @ are not used here", remedy=f"{_short(whole)}={_short(value)}")
     if not equals:
-        raise ConfigError(f"{shown} has no value", allowed="key=value", remedy=f"{shown}=<value>")
+        is_workload = item in workloads or item.endswith(".py")
+        remedy = f"workload={shown}" if is_workload else f"{shown}{'.<name>' * (item in _SECTIONS)}=<value>"
+        raise ConfigError(f"{shown} has no value", allowed="key=value", remedy=remedy)
     if not _KEY.fullmatch(key):
         raise ConfigError(
             f"{shown}: {key!r} is not a key", allowed="names joined by dots", remedy="such as search.trials=40"
@@ -147,10 +157,11 @@ def _split(item: str) -> tuple[str, str]:
         )
     if "_target_" in item:
         raise ConfigError(f"{shown}: _target_ is refused, as it names code to run", remedy="leave it out")
-    if not text.strip():
-        raise ConfigError(f"{key}= has no value", remedy=f"{key}=<value>, or leave it out")
+    value = _unquoted(text.strip()) if is_text(key) else text
+    if not value.strip():
+        raise ConfigError(f"{shown} has no value", remedy=f"{key}=<value>, or leave it out")
     if is_text(key):
-        return key, _unquoted(text.strip())
+        return key, value
     _check_brackets(item, len(key) + 1)
     return key, text
 

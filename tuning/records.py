@@ -324,11 +324,6 @@ def last(records: Sequence[Record], event: str) -> Record | None:
     return next((r for r in reversed(records) if r.event == event), None)
 
 
-def study(records: Sequence[Record]) -> Record | None:
-    """Returns the record that opened the study, or None where there is none."""
-    return next((r for r in records if r.event == "study"), None)
-
-
 def trials(records: Sequence[Record]) -> list[Trial]:
     """Returns each trial that ended, once, with its latest ending, in the order of the first endings."""
     return [Trial.of(r) for r in {r["trial"]: r for r in records if r.event == "trial"}.values()]
@@ -345,25 +340,12 @@ def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     return list(begun.items())
 
 
-def probes(records: Sequence[Record]) -> list[Record]:
-    """Returns the probes, whatever their outcome."""
-    return [r for r in records if r.event == "probe"]
-
-
-def windows(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Returns the samples a second of each configuration's windows, by name; windows that failed are left out."""
-    rates: dict[str, list[float]] = {}
-    for record in records:
-        if record.event == "window" and record.get("samples_per_s") is not None:
-            rates.setdefault(record["name"], []).append(float(record["samples_per_s"]))
-    return rates
-
-
-def outcome_counts(records: Sequence[Record]) -> dict[str, int]:
-    """Returns how many trials ended in each outcome, the most frequent first."""
-    return dict(Counter(t.outcome for t in trials(records)).most_common())
-
-
 def stage_done(records: Sequence[Record], stage: str) -> bool:
     """Returns whether the stage has ended."""
     return any(r.event == "stage" and r["stage"] == stage and r["state"] == "end" for r in records)
+
+
+def is_finished(records: Sequence[Record]) -> bool:
+    """Returns whether the study came to its end: it says so, or its last stage has ended."""
+    stop = last(records, "stop")
+    return stage_done(records, "export") or (stop is not None and not stop["resumable"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,10 +192,36 @@ def checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any] | None
         default = None if defaults is None else defaults[name]
         wanted = _SCALARS if default is None else (int, float) if type(default) is float else (type(default),)
         if type(value) not in wanted and (value is not None or default is not None):
-            words = ", ".join(_WORDS[t] for t in wanted if t in _WORDS)
+            words = " or ".join(_WORDS[t] for t in wanted if t is not int or float not in wanted)
             example = "<value>" if default is None else shown(default)
             raise ConfigError(f"{key}={shown(value)} is not allowed{where}", allowed=words, remedy=f"{key}={example}")
     return dict(given)
+
+
+def workload_said(cause: BaseException | None) -> str:
+    """Returns the words of the WorkloadError or DataError that ended another process, "" where none of them did.
+
+    `cause` is what was raised here: its text ends with the other process's traceback.
+    """
+    text = str(cause or "")
+    starts = [m.end() for m in re.finditer(r"^(?:[\w.]+\.)?(?:WorkloadError|DataError): ", text, re.MULTILINE)]
+    return text[starts[-1] :].strip() if starts else ""
+
+
+def option_fault(message: str, options: Mapping[str, Any]) -> ConfigError:
+    """Returns the error for what a workload says of its data and options, with the option it speaks of named first."""
+    text = " ".join(message.split())
+    what, _, allowed = text.partition("; allowed: ")
+    if not allowed and ": expected " in text:
+        what, _, allowed = text.partition(": expected ")
+        what += " is not allowed"
+    named = re.findall(r"\bworkload\.(\w+)|\b(\w+)=", text)
+    texts = [n for n, v in options.items() if isinstance(v, str) and len(v) > 1 and v in text]
+    key = next((n for n in (*(a or b for a, b in named), *texts) if n in options), "")
+    if key and f"workload.{key}" not in what:
+        what = f"workload.{key}={shown(options[key])}: {what}"
+    remedy = f"another workload.{key}, or leave it out" if key else "mend what it names"
+    return ConfigError(what[:400], allowed=allowed[:200], remedy=remedy)
 
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -8,6 +8,8 @@ import sys
 import time
 from types import FrameType
 
+from tuning.errors import ConfigError, TuningError, reader_has_gone
+
 HELP = """\
 Finds the fastest configuration of a training loop that keeps its accuracy and fits its card.
 
@@ -29,7 +31,8 @@ settings (key=value, in any order)
   search.strategy=staged   staged: probe, then train; joint: one flat space   [staged]
   search.seed=N            seed of everything                                         [0]
   concurrency=auto|N       search trials at once                                      [auto]
-  pick.tolerance=X         quality the fastest configuration may give up              [0.01]
+  pick.tolerance=X|X%      quality the fastest configuration may give up, in the
+                           objective's own unit or of the best seen                 [0.01]
   dashboard=true           start the Ray dashboard on this machine and print how to log in
   resume=ID                go on with a run that was interrupted
   runs_dir=PATH name=ID    where the run is written                                   [runs]
@@ -62,13 +65,15 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "-h" in arguments or "--help" in arguments:
-        print(HELP, end="")
+        try:
+            print(HELP, end="", flush=True)
+        except BrokenPipeError:
+            return reader_has_gone()
         return 0
     flags = [a for a in arguments if a.startswith("-")]
     overrides = [a for a in arguments if not a.startswith("-")]
     # Imported late, so that --help answers at once: these bring Hydra, pydantic and rich.
     from tuning.config import load
-    from tuning.errors import ConfigError, TuningError
     from tuning.terminal import Terminal
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
@@ -110,7 +115,8 @@ def _listen() -> None:
         os._exit(128 + signum)
 
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, first)
+        if signal.getsignal(name) != signal.SIG_IGN:  # as nohup has SIGHUP
+            signal.signal(name, first)
 
 
 if __name__ == "__main__":

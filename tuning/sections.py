@@ -5,6 +5,7 @@ Defaults live in `search_spaces/`, where they can be read; here every key must b
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,20 +14,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainables.knobs import Scalar
 from tuning.cards import GIB_BYTES, Card, DeviceType
-from tuning.errors import ConfigError
+from tuning.errors import ConfigError, allowed_by
 from tuning.space import Space, shown
 
 _SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
+_DURATION = re.compile(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DAY_S = 86_400.0
-_PLAIN_WORDS = {
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid string": "text",
-    "a valid boolean": "true or false",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-}
 
 
 def duration_s(value: object) -> object:
@@ -38,10 +33,9 @@ def duration_s(value: object) -> object:
         if value and match:
             hours, minutes, seconds = (float(part or 0) for part in match.groups())
             return hours * 3600 + minutes * 60 + seconds
-        try:
-            return float(value)
-        except ValueError:
-            raise ValueError("a duration such as 90s, 4m, 1h30m, or a number of seconds") from None
+        if not _NUMBER.fullmatch(value):
+            raise ValueError("a duration such as 90s, 4m, 1h30m, or a number of seconds")
+        return float(value)
     return value
 
 
@@ -63,6 +57,16 @@ def _workers(value: object) -> object:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256):
         return value
     raise ValueError("auto, or a whole number from 1 to 256")
+
+
+def _tolerance(value: object) -> float | str:
+    """Returns a number of at least 0, or a percentage as "2%"; no per cent at all is the number 0."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    share = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if share and float(share[1]) <= 100:
+        return f"{float(share[1]):g}%" if float(share[1]) else 0.0
+    raise ValueError("a number >= 0 in the objective's own unit, or a percentage of the best quality, 0% to 100%")
 
 
 Slug = Annotated[str, AfterValidator(_slug)]
@@ -164,9 +168,12 @@ class SearchSection(Section):
 
 
 class PickSection(Section):
-    """`tolerance`, in the objective's own unit, is the quality that the fastest configuration may give up."""
+    """`tolerance` is the quality that the fastest configuration may give up.
 
-    tolerance: Annotated[float, Field(ge=0, le=1)]
+    A number is in the objective's own unit, a text such as "2%" a share of the best quality seen.
+    """
+
+    tolerance: Annotated[float | str, BeforeValidator(_tolerance)]
 
 
 class StudyConfig(Section):
@@ -227,9 +234,6 @@ def validated(
         raise ConfigError(f"{dotted} is missing{where}", remedy=f"add {dotted}=<value>")
     if fault["type"] == "extra_forbidden":
         raise ConfigError(f"{dotted}={shown(inner)}: there is no setting {dotted}{where}", remedy=f"leave out {dotted}")
-    allowed = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    for theirs, ours in _PLAIN_WORDS.items():
-        allowed = allowed.replace(theirs, ours)
     default = remedies.get(dotted)
     remedy = f"edit {origin}" if where else f"{dotted}={shown(default)}" if dotted in remedies else f"change {dotted}"
-    raise ConfigError(f"{dotted}={shown(inner)} is not allowed{where}", allowed=allowed, remedy=remedy)
+    raise ConfigError(f"{dotted}={shown(inner)} is not allowed{where}", allowed=allowed_by(fault), remedy=remedy)

@@ -130,10 +130,6 @@ class Space:
         """Returns the space of the parameters of these kinds; the other parameters are dropped, the fixed stay."""
         return Space({n: p for n, p in self.parameters.items() if kind_of(n) in kinds}, self.fixed)
 
-    def names(self, kind: Kind) -> tuple[str, ...]:
-        """Returns the parameters of one kind, in the order they were given."""
-        return tuple(n for n in self.parameters if kind_of(n) == kind)
-
     def complete(self, values: Mapping[str, object]) -> dict[str, Scalar]:
         """Returns `values` over the fixed ones, without the knobs that have no effect beside the others.
 
@@ -144,13 +140,6 @@ class Space:
         if "micro_batch_size" in active and "batch_size" in active:
             active["micro_batch_size"] = min(active["micro_batch_size"], active["batch_size"])
         return active
-
-    def contains(self, values: Mapping[str, object]) -> bool:
-        """Returns whether `values` is one complete configuration of this space, as `complete` makes it."""
-        if any(n not in self.parameters and n not in self.fixed for n in values):
-            return False
-        wanted = (n for n in (*self.parameters, *self.fixed) if is_active(n, values))
-        return all(n in values and self._allows(n, values) for n in wanted)
 
     def size(self) -> float:
         """Returns how many configurations there are, inf where a parameter has real values.
@@ -167,32 +156,6 @@ class Space:
                 for value in _values(self.given(other))
             )
         return free
-
-    def grid(self, name: str) -> tuple[Scalar, ...]:
-        """Returns every value of a choice, or the one of a fixed knob; raises ValueError for a range, KeyError else."""
-        if name in self.fixed:
-            return (self.fixed[name],)
-        parameter = self.parameters[name]
-        if isinstance(parameter, Range):
-            raise ValueError(f"{name} is a range, which has no grid: {parameter}")
-        return parameter.values
-
-    def _allows(self, name: str, values: Mapping[str, object]) -> bool:
-        value = values[name]
-        if name == "micro_batch_size" and value == values.get("batch_size"):
-            return self._reaches(name, value)
-        if name in self.fixed:
-            return _same(value, self.fixed[name])
-        parameter = self.parameters[name]
-        return value in parameter if isinstance(parameter, Range) else any(_same(value, v) for v in parameter.values)
-
-    def _reaches(self, name: str, value: object) -> bool:
-        if name in self.fixed:
-            highest: Any = self.fixed[name]
-        else:
-            parameter = self.parameters[name]
-            highest = parameter.high if isinstance(parameter, Range) else max(parameter.values)
-        return bool(isinstance(value, int) and value <= highest)
 
 
 def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
@@ -308,10 +271,6 @@ def _count(parameter: Parameter) -> float:
     if isinstance(parameter, Choice):
         return len(parameter.values)
     return parameter.high - parameter.low + 1 if parameter.integer else math.inf
-
-
-def _same(value: object, other: object) -> bool:
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 def shown(value: object) -> str:

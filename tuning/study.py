@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import importlib.metadata
 import platform
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial
-from tuning.policies.pick import Pick
+from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
 from tuning.records import Journal, Record, last, read, stage_done, trials
 from tuning.runs import JOURNAL, find_run
@@ -233,7 +235,13 @@ class _Study:
 
     def _pick(self) -> Pick | None:
         objective, mode = next(iter(self._facts["objectives"].items()))
-        return confirm.choose(self._journal.records, objective, mode, self._config.pick.tolerance)
+        asked = self._config.pick.tolerance
+        seen = [t.values.get(objective) for t in trials(self._journal.records) if t.outcome == "ok"]
+        tolerance = absolute(asked, [value for value in seen if value is not None], mode)
+        picked = confirm.choose(self._journal.records, objective, mode, tolerance)
+        if picked is None or not isinstance(asked, str):
+            return picked
+        return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
 
     def _rivals(self, picked: Pick) -> list[str]:
         """Returns the pick and the next fastest of the front, as many as the budget confirms."""
@@ -281,7 +289,7 @@ def concurrency(config: StudyConfig) -> int:
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
-    folder = find_run(config.runs_dir, str(config.resume))
+    folder = find_run(config.runs_dir, str(config.resume), asked=f"resume={config.resume}", option="runs_dir=PATH")
     records, _ = read(folder / JOURNAL)
     study = last(records, "study")
     if study is None:
@@ -384,4 +392,4 @@ def versions() -> dict[str, str]:
 
 
 def _command(config: StudyConfig) -> str:
-    return " ".join(["python -m tuning.run", *config.overrides])
+    return shlex.join(["python", "-m", "tuning.run", *config.overrides])

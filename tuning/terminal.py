@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import signal
 import statistics
 import sys
@@ -16,18 +18,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+import rich.progress
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tuning import lines, wording
+from tuning.errors import reader_has_gone
 from tuning.records import Record
 from tuning.sections import StudyConfig
 from tuning.summary import SAMPLES_PER_S, Summary
 
-MIN_WIDTH = 40
+MIN_WIDTH, MAX_WIDTH = 40, 1000
 REFRESH_PER_S = 4
 MIN_TRIALS_FOR_ETA = 3
+PLAIN_LINE_S = 5.0
+"""Where there is no terminal to draw a training's bar on, a line this often."""
 
 
 class Finding(Protocol):
@@ -58,6 +65,7 @@ class Terminal:
         env = os.environ if env is None else env
         self._verbosity, self._clock = verbosity, clock
         self._out, self._err = _console(out or sys.stdout, env), _console(err or sys.stderr, env)
+        self._out_width, self._err_width = (_columns(console, env) for console in (self._out, self._err))
         self._drawn = self._err.is_terminal and "CI" not in env and verbosity >= 0
         self._live: Live | None = None
         self._warned: set[str] = set()
@@ -77,15 +85,15 @@ class Terminal:
 
     def plan(self, config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> None:
         """Says what will be done, before it is: where, how much, for how long, and how to go on if interrupted."""
-        self._resume = f"python -m tuning.run resume={folder.name}{lines.runs_dir_option(folder, 'runs_dir=')}"
+        self._resume = wording.resume_command(folder)
         self._progress = Progress(facts, config.search.trials)
-        for line in lines.plan(config, facts, folder):
+        for line in lines.plan(config, facts, folder, self._err_width):
             self._say(line)
         self._say(f"{'resume':<{lines.LABEL}}{self._resume}")
 
     def dashboard(self, url: str, token_path: Path) -> None:
         """Says where Ray's dashboard is and how to log in; it answers 401 without the token."""
-        self._say(f"{'ray':<{lines.LABEL}}{url}  log in with the token: cat {token_path}")
+        self._say(f"{'ray':<{lines.LABEL}}{url}  log in with the token: cat {shlex.quote(str(token_path))}")
 
     def stage(self, name: str, detail: str = "") -> None:
         """Says that a stage begins."""
@@ -103,26 +111,26 @@ class Terminal:
         self._progress.take(record)
         told = record.event not in ("rung", "window") and not self._drawn
         if line and (told or self._verbosity > 0):
-            self._say(lines.fit(line, lines.WIDTH - 1))
+            self._say(lines.fit(line, self._err_width - 1))
 
     def note(self, text: str) -> None:
         """Says something a person should know."""
-        for line in lines.wrapped("note", wording.plain(text).split(" "), lines.WIDTH, " "):
+        for line in lines.wrapped("note", wording.plain(text).split(" "), self._err_width, " "):
             self._say(line)
 
     def warning(self, text: str) -> None:
         """Says what may be wrong, once for the same text, also when quiet."""
         if text not in self._warned:
             self._warned.add(text)
-            for line in lines.wrapped("warning", wording.plain(text).split(" "), lines.WIDTH, " "):
+            for line in lines.wrapped("warning", wording.plain(text).split(" "), self._err_width, " "):
                 self._print(self._err, line, "yellow" if line.startswith("warning") else "")
 
     # -- at the end -------------------------------------------------------------------------------------------------
 
     def summary(self, summary: Summary, folder: Path, paths: Sequence[Path] = ()) -> None:
-        """Prints the result to stdout, in at most 80 columns."""
+        """Prints the result to stdout, in at most 80 columns, or in as many as the environment's COLUMNS says."""
         self._stop_live()
-        for line in lines.summary(summary, folder, max(MIN_WIDTH, min(lines.WIDTH, self._out.width))):
+        for line in lines.summary(summary, folder, self._out_width):
             self._print(self._out, line, "bold" if line.startswith("best ") else "")
         if paths:
             self._say(f"{'wrote':<{lines.LABEL}}{', '.join(p.name for p in paths)}, report.html in {folder}")
@@ -250,18 +258,63 @@ def _console(stream: TextIO, env: Mapping[str, str]) -> Console:
         file=stream,
         force_terminal=shown,
         color_system="auto" if shown else None,
-        width=None if stream.isatty() else lines.WIDTH,
+        width=_asked_columns(env) or (None if stream.isatty() else lines.WIDTH),
         markup=False,
         highlight=False,
         emoji=False,
     )
 
 
+def _asked_columns(env: Mapping[str, str]) -> int:
+    """Returns what COLUMNS asks for, 0 where it asks for nothing: a shell sets it without passing it on."""
+    text = env.get("COLUMNS", "")
+    return max(MIN_WIDTH, min(int(text), MAX_WIDTH)) if re.fullmatch("[0-9]{1,6}", text) else 0
+
+
+def _columns(console: Console, env: Mapping[str, str]) -> int:
+    return _asked_columns(env) or max(MIN_WIDTH, min(lines.WIDTH, console.width))
+
+
 class _Console(Console):
     """Ends quietly when the reader of a pipe has gone, as `head` does; 141 is the shell's code for it."""
 
     def on_broken_pipe(self) -> None:
-        """Raises SystemExit, with stdout led away so that its last flush does not fail again."""
+        """Raises SystemExit."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141)
+        raise SystemExit(reader_has_gone())
+
+
+class TrainingBar:
+    """A training on a person's terminal as a bar with speed, loss and time left; elsewhere a line every few seconds."""
+
+    def __init__(self, messages: Console, total: int, begun_at: int) -> None:
+        self._messages, self._total = messages, total
+        self._drawn = messages.is_terminal and os.environ.get("TERM") != "dumb"
+        self._said = time.monotonic()
+        columns = (
+            TextColumn("training"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f}%  {task.fields[rate]}  {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._bar = rich.progress.Progress(
+            *columns, console=messages, transient=True, refresh_per_second=REFRESH_PER_S, disable=not self._drawn
+        )
+        self._task = self._bar.add_task("", total=total, completed=begun_at, rate="", loss="")
+
+    def __enter__(self) -> TrainingBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def moved(self, samples: int, samples_per_s: float, loss: float) -> None:
+        """Shows how far it is."""
+        rate, said = f"{samples_per_s:.1f} samples/s", f"loss {loss:.3f}"
+        self._bar.update(self._task, completed=samples, rate=rate, loss=said)
+        if not self._drawn and time.monotonic() - self._said >= PLAIN_LINE_S:
+            self._said = time.monotonic()
+            self._messages.print(f"{samples}/{self._total} samples  {rate}  {said}", markup=False)

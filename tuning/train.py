@@ -6,33 +6,34 @@ import argparse
 import contextlib
 import hashlib
 import json
-import math
 import os
+import re
+import shlex
+import signal
 import statistics
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop
 from trainables.batches import size_of
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
-from tuning import doctor
+from tuning import atomic, doctor, lines
 from tuning.backends.session import Session, Setting
 from tuning.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.export import Best, read_best
 from tuning.policies import oom
+from tuning.resolve import checked_options, option_fault
+from tuning.terminal import TrainingBar
 
 MODEL, RESULT = "model.safetensors", "result.json"
-PLAIN_LINE_S = 5.0
-"""Where there is no terminal to draw a bar on, a line this often."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,13 @@ class Job:
     checkpoint_s: float
     device: str
     threads: int
+    again: str
+    """The command without --resume and --force, to be pasted into a shell."""
+
+    @property
+    def go_on(self) -> str:
+        """Returns the command that goes on from the checkpoint in `out`, or that begins again where there is none."""
+        return f"{self.again} --resume" if checkpoint.exists(self.out) else self.again
 
     @property
     def identity(self) -> str:
@@ -60,16 +68,20 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tuning train",
         description="Trains with an exported configuration, unchanged.",
         epilog="python -m tuning train --from runs/nli/ID/best.yaml --epochs 3 --out trained",
+        allow_abbrev=False,
     )
     made.add_argument("--from", dest="source", required=True, metavar="YAML", help="a best.yaml")
     length = made.add_mutually_exclusive_group()
-    length.add_argument("--samples", type=int, help="training samples seen  [as many as best.yaml was measured with]")
-    length.add_argument("--epochs", type=float, help="the same in passes over the training split")
-    made.add_argument("--seed", type=int, help="weights and order of the samples  [of best.yaml]")
+    length.add_argument(
+        "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
+    )
+    length.add_argument("--epochs", metavar="X", help="the same in passes over the training split")
+    made.add_argument("--seed", metavar="N", help="weights and order of the samples  [of best.yaml]")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
-    made.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
-    made.add_argument("--force", action="store_true", help="train again over what is in --out")
-    made.add_argument("--checkpoint-every", type=float, default=60.0, metavar="S", help="seconds  [60]")
+    over = made.add_mutually_exclusive_group()
+    over.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    over.add_argument("--force", action="store_true", help="train again over what is in --out")
+    made.add_argument("--checkpoint-every", default="60", metavar="S", help="seconds  [60]")
     made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     made.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     return made
@@ -78,175 +90,257 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
     asked = parser().parse_args(argv)
+    numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
     best = read_best(Path(asked.source))
     messages = Console(stderr=True, highlight=False)
     for warning in best.warnings:
-        messages.print(f"warning: {warning}", markup=False)
-    device = asked.device if asked.device != "auto" else "cuda" if doctor.gpus() else "cpu"
-    session = _session(best, device)
-    job = _job(asked, best, session, device)
-    _check_folder(job.out, resume=asked.resume, force=asked.force)
-    job.out.mkdir(parents=True, exist_ok=True)
-    if asked.force:
-        checkpoint.clear(job.out)
-    result = train(job, session, messages, resume=asked.resume)
+        messages.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    out = asked.out if asked.out is not None else best.path.parent / "train"
+    device = _device(asked.device)
+    _check_folder(out, resume=asked.resume, force=asked.force)
+    again = shlex.join(["python", "-m", "tuning", "train", *(a for a in argv if a not in ("--resume", "--force"))])
+    try:
+        with Signals() as signals, atomic.folder(out, "--out"):
+            session = _session(best, device)
+            samples, seed = _length(numbers, best, session), _seed(numbers, best)
+            job = Job(best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, doctor.cores(), again)
+            result = train(job, session, messages, signals, resume=asked.resume)
+    except Interrupted as interrupted:
+        typed = shlex.join(["python", "-m", "tuning", "train", *argv])
+        messages.print(f"interrupted by {interrupted}", markup=False, soft_wrap=True)
+        messages.print(interrupted.go_on or f"begin again with: {typed}", markup=False, soft_wrap=True)
+        return 128 + interrupted.signum
     if asked.json:
         print(json.dumps(result))
     else:
-        _say(result, best, job)
+        print("\n".join(lines.trained(result, best.measured, job.out / MODEL)))
     return 0
 
 
-def train(job: Job, session: Session, messages: Console, *, resume: bool) -> dict[str, Any]:
-    """Returns the result after training to the end, going on from a checkpoint if asked; raises StoppedEarly on OOM."""
-    plan = loop.Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
-    try:
-        state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
-        session.resident.dataset(state.config, "train")
-    except (WorkloadError, OSError, RuntimeError, MemoryError, ValueError) as error:
-        raise PreflightError(
-            f"{job.best.ref} cannot start: {error}"[:300], remedy="put its data and model back"
-        ) from error
-    if resume:
-        try:
-            checkpoint.load(state, job.out, identity=job.identity)
-        except checkpoint.CheckpointError as error:
-            raise ConfigError(f"--resume: {error}", remedy="--force to begin again") from None
+class Interrupted(KeyboardInterrupt):
+    """SIGINT, SIGTERM or SIGHUP ended the training: what became of it, and a line on how to go on, if it had begun."""
+
+    def __init__(self, signum: int, said: str, go_on: str = "") -> None:
+        super().__init__(f"{signal.Signals(signum).name}{said}")
+        self.signum, self.go_on = signum, go_on
+
+
+class Signals:
+    """Hears SIGINT, SIGTERM and SIGHUP: the first is kept in `signum`, a second ends the process at once.
+
+    While `at_once` holds, the first one raises Interrupted: before the first step there is nothing to save.
+    """
+
+    def __init__(self) -> None:
+        self.signum, self.at_once, self.go_on = 0, True, ""
+        self._process = os.getpid()
+
+    def __enter__(self) -> Signals:
+        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        heard = [name for name in names if signal.getsignal(name) != signal.SIG_IGN]  # nohup has one of them ignored
+        self._before = {name: signal.signal(name, self._heard) for name in heard}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+    def _heard(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A loader's worker, which inherits this. Ctrl-C reaches it too, and it must live until the checkpoint.
+            if signum != signal.SIGINT:
+                os._exit(128 + signum)
+        elif self.signum:
+            os.write(2, f"\nended at once{self.go_on and '; resume with: '}{self.go_on}\n".encode())
+            os._exit(128 + signum)
+        else:
+            self.signum = signum
+            if self.at_once:
+                raise Interrupted(signum, " before the first step")
+
+
+def train(job: Job, session: Session, messages: Console, signals: Signals, *, resume: bool) -> dict[str, Any]:
+    """Returns the result after training to the end, going on from a checkpoint if asked.
+
+    Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
+    """
+    state = _prepared(job, session, resume=resume)
     begun_at = state.samples
-    windows: list[Window] = []
-    values: dict[str, float] = {}
-    saved = time.monotonic()
-    with _progress(messages, job, state) as progress:
-        try:
-            for event in loop.train(state):
-                if isinstance(event, loop.Evaluation):
-                    values = event.values
-                    continue
-                windows.append(event)
-                progress.moved(state.samples, event)
-                if time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples:
-                    checkpoint.save(state, job.out, identity=job.identity)
-                    saved = time.monotonic()
-        except (RuntimeError, MemoryError, OSError, loop.Diverged) as error:
-            raise _ended(error, job) from error
+    with TrainingBar(messages, job.samples, state.samples) as bar:
+        windows, values = _run(job, state, signals, bar)
     steady = windows[1:] or windows
-    rates = [w.samples_per_s for w in steady]
+    wall_s = sum(w.wall_s for w in steady)
     result = {
         "samples": state.samples,
         "resumed_at": begun_at,
         "seed": job.seed,
         "values": values,
-        "samples_per_s": sum(w.samples for w in steady) / sum(w.wall_s for w in steady),
-        "window_median_samples_per_s": statistics.median(rates),
+        "samples_per_s": sum(w.samples for w in steady) / wall_s if wall_s else None,
+        "window_median_samples_per_s": statistics.median(w.samples_per_s for w in steady) if steady else None,
         "train_s": sum(w.wall_s for w in windows),
         "peak_allocated_bytes": state.peak_allocated_bytes,
-        "loss": windows[-1].loss,
+        "loss": windows[-1].loss if windows else None,
         "device": job.device,
         "threads": job.threads,
     }
     payload = save_tensors({n: t.detach().cpu().contiguous() for n, t in checkpoint.trained_tensors(state).items()})
-    checkpoint.write_atomic(job.out / MODEL, payload)
     result["model_sha256"] = hashlib.sha256(payload).hexdigest()
-    checkpoint.write_atomic(job.out / RESULT, json.dumps(result, indent=1).encode())
+    try:
+        checkpoint.write_atomic(job.out / MODEL, payload)
+        checkpoint.write_atomic(job.out / RESULT, json.dumps(result, indent=1).encode())
+    except OSError as error:
+        raise _ended(error, job) from error
     checkpoint.clear(job.out)
     return result
+
+
+def _prepared(job: Job, session: Session, *, resume: bool) -> loop.State:
+    """Returns the run before its first step, or where its checkpoint left it."""
+    plan = loop.Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
+    with _telling(job.best):
+        state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
+        session.resident.dataset(state.config, "train")
+    if not resume:
+        checkpoint.clear(job.out)
+        return state
+    try:
+        checkpoint.load(state, job.out, identity=job.identity)
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(f"--resume: {error}", remedy="--force to begin again") from None
+    return state
+
+
+def _run(job: Job, state: loop.State, signals: Signals, bar: TrainingBar) -> tuple[list[Window], dict[str, float]]:
+    """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
+    windows: list[Window] = []
+    values: dict[str, float] = {}
+    saved = time.monotonic()
+    signals.at_once, signals.go_on = False, job.go_on
+    try:
+        for event in loop.train(state):
+            if isinstance(event, loop.Evaluation):
+                values = event.values
+                continue
+            windows.append(event)
+            bar.moved(state.samples, event.samples_per_s, event.loss)
+            due = time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples
+            if due or signals.signum:
+                checkpoint.save(state, job.out, identity=job.identity)
+                saved = time.monotonic()
+                signals.go_on = job.go_on
+            if signals.signum:
+                said = f"; saved at {state.samples} of {job.samples} samples"
+                raise Interrupted(signals.signum, said, f"resume with: {job.go_on}")
+        # Nothing was left to train where the checkpoint is of the last step.
+        return windows, values or loop.evaluate(state, state.model).values
+    except (RuntimeError, MemoryError, OSError, loop.Diverged) as error:
+        if signals.signum:  # it may be the signal's doing, as where a loader's worker has taken it
+            last = "the last checkpoint stands" if checkpoint.exists(job.out) else "there is no checkpoint yet"
+            said = f", and the step could not be finished ({type(error).__name__}); {last}"
+            raise Interrupted(signals.signum, said, f"resume with: {job.go_on}") from error
+        raise _ended(error, job) from error
+
+
+@contextlib.contextmanager
+def _telling(best: Best) -> Iterator[None]:
+    """Turns what is raised inside, where data and model are loaded, into an error that says where to mend it."""
+    try:
+        yield
+    except (WorkloadError, OSError, RuntimeError, MemoryError, ValueError, AssertionError) as error:
+        outcome = oom.classify(error)
+        if isinstance(error, WorkloadError) or outcome is oom.Outcome.DATA:
+            fault = option_fault(str(error), best.options)
+            raise ConfigError(f"{best.path}: {fault.what}", allowed=fault.allowed, remedy=fault.remedy) from error
+        short = outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM)
+        remedy = "a larger card, or --device cpu" if short else "put back what it needs, or mend it"
+        raise PreflightError(f"{best.ref} cannot start: {error}"[:300], remedy=remedy) from error
+
+
+_NUMBERS: dict[str, tuple[float, float, str, str]] = {
+    "--samples": (1, 10**12, "a whole number from 1 to 1e12", "10000"),
+    "--epochs": (1e-9, 10_000, "a number above 0, at most 10000", "3"),
+    "--seed": (0, 2**32 - 1, "a whole number from 0 to 4294967295", "0"),
+    "--checkpoint-every": (1e-3, 86_400, "seconds, from 0.001 to 86400", "60"),
+}
+"""Of each number of the command line: the least and the most allowed, both in words, and an example."""
+
+
+def _number(flag: str, text: str | None) -> float | None:
+    """Returns the number of a flag, None where it was not given; raises ConfigError for one that is not allowed."""
+    if text is None:
+        return None
+    least, most, allowed, example = _NUMBERS[flag]
+    whole = allowed.startswith("a whole")
+    if re.fullmatch(r"[0-9]{1,20}" if whole else r"[0-9]{0,20}\.?[0-9]{1,20}(?:[eE][+-]?[0-9]{1,4})?", text):
+        number = int(text) if whole else float(text)
+        if least <= number <= most:
+            return number
+    raise ConfigError(f"{flag} {text[:80]}", allowed=allowed, remedy=f"{flag} {example}")
+
+
+def _device(asked: str) -> str:
+    found = doctor.gpus()
+    if asked == "cuda" and not found:
+        raise ConfigError("--device cuda: there is no CUDA device here", allowed="auto, cpu", remedy="--device cpu")
+    return asked if asked != "auto" else "cuda" if found else "cpu"
 
 
 def _session(best: Best, device: str) -> Session:
     setting = Setting(best.ref, dict(best.options), device, doctor.cores(), None, best.seed)
     try:
-        return Session(setting)
+        session = Session(setting)
     except Exception as error:  # whatever a user's file raises when it is imported
-        raise ConfigError(f"{best.path}: workload {error}", remedy="put the workload's file where it was") from error
+        said = f"{'' if isinstance(error, WorkloadError) else f'{type(error).__name__}: '}{error}"
+        what = f"{best.path}: workload.ref={best.ref}: {said}"
+        raise ConfigError(what[:400], remedy="put the workload's file back, or install what it needs") from error
+    declared = dict(getattr(session.resident.workload, "options", {}))
+    try:
+        checked_options(best.options, declared, {})
+    except ConfigError as error:
+        remedy = error.remedy.replace("workload.", "workload.options.")
+        raise ConfigError(f"{best.path}: {error.what}", allowed=error.allowed, remedy=remedy) from None
+    return session
 
 
-def _job(asked: argparse.Namespace, best: Best, session: Session, device: str) -> Job:
-    seed = best.seed if asked.seed is None else asked.seed
-    if asked.checkpoint_every <= 0:
-        raise ConfigError(f"--checkpoint-every {asked.checkpoint_every:g}", allowed="> 0 seconds")
-    samples = asked.samples if asked.epochs is None else None
-    if samples is None and asked.epochs is None:
-        samples = best.samples
-    if samples is None:
-        epochs = 1.0 if asked.epochs is None else asked.epochs
-        if not math.isfinite(epochs) or epochs <= 0:
-            raise ConfigError(f"--epochs {epochs:g}", allowed="> 0")
-        try:
-            samples = round(epochs * size_of(session.resident.dataset(session.config(best.knobs), "train")))
-        except WorkloadError as error:
-            raise PreflightError(str(error)) from None
-    if samples < 1:
-        raise ConfigError(f"--samples {samples}", allowed=">= 1")
-    out = asked.out if asked.out is not None else best.path.parent / "train"
-    return Job(best, samples, seed, out, asked.checkpoint_every, device, doctor.cores())
+def _length(numbers: dict[str, float | None], best: Best, session: Session) -> int:
+    """Returns the samples to train on: as asked, else as many as the configuration was measured with, else an epoch."""
+    with _telling(best):
+        count = size_of(session.resident.dataset(session.config(best.knobs), "train"))
+    if count == 0:
+        raise ConfigError(f"{best.path}: the training split of {best.ref} is empty", remedy="put its data back")
+    samples, epochs = numbers["--samples"] or best.samples, numbers["--epochs"]
+    if epochs is None and samples is not None:
+        return int(samples)
+    wanted = round((epochs or 1.0) * count)
+    if wanted < 1:
+        what = f"--epochs {epochs:g} is not one of {count} samples"
+        raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
+    return wanted
+
+
+def _seed(numbers: dict[str, float | None], best: Best) -> int:
+    asked = numbers["--seed"]
+    return int(asked) if asked is not None else int(_number("--seed", str(best.seed)) or 0)
 
 
 def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file", remedy="--out FOLDER")
-    if force or not out.exists():
-        return
-    if checkpoint.exists(out) and not resume:
-        raise ConfigError(f"{out} holds an unfinished run", remedy="--resume to go on, --force to begin again")
-    if (out / RESULT).exists() and not (resume and checkpoint.exists(out)):
-        raise ConfigError(f"{out} holds a finished run", remedy="--out another folder, or --force to train again")
-    if resume and not checkpoint.exists(out):
+        raise ConfigError(f"--out {out} is a file", allowed="a folder of yours", remedy="--out FOLDER")
+    unfinished = checkpoint.exists(out)
+    if resume and not unfinished:
         raise ConfigError(f"--resume: {out} holds no checkpoint", remedy="leave out --resume")
+    if resume or force:
+        return
+    if unfinished:
+        raise ConfigError(f"{out} holds an unfinished run", remedy="--resume to go on, --force to begin again")
+    if (out / RESULT).exists():
+        raise ConfigError(f"{out} holds a finished run", remedy="--out another folder, or --force to train again")
 
 
 def _ended(error: BaseException, job: Job) -> TuningError:
-    go_on = f"python -m tuning train --from {job.best.path} --out {job.out} --resume"
     outcome = oom.Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
     if outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM):
         micro = int(job.best.knobs["micro_batch_size"])
         remedy = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name}" if micro > 1 else "a larger card"
         return StoppedEarly(f"out of memory: {error}"[:300], remedy=remedy)
-    return StoppedEarly(f"{outcome}: {type(error).__name__}: {error}"[:300], remedy=go_on)
-
-
-class _progress(contextlib.AbstractContextManager["_progress"]):
-    """A bar with speed, loss and ETA on a terminal; a line every few seconds elsewhere."""
-
-    def __init__(self, messages: Console, job: Job, state: loop.State) -> None:
-        self._messages, self._job = messages, job
-        self._drawn = messages.is_terminal and os.environ.get("TERM") != "dumb"
-        self._said = time.monotonic()
-        columns = (
-            TextColumn("training"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f}%  {task.fields[rate]}  {task.fields[loss]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=messages, transient=True, refresh_per_second=4, disable=not self._drawn)
-        self._task: TaskID = self._bar.add_task("", total=job.samples, completed=state.samples, rate="", loss="")
-
-    def __enter__(self) -> _progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def moved(self, samples: int, window: Window) -> None:
-        """Shows how far it is."""
-        rate, loss = f"{window.samples_per_s:.1f} samples/s", f"loss {window.loss:.3f}"
-        self._bar.update(self._task, completed=samples, rate=rate, loss=loss)
-        if not self._drawn and time.monotonic() - self._said >= PLAIN_LINE_S:
-            self._said = time.monotonic()
-            self._messages.print(f"{samples}/{self._job.samples} samples  {rate}  {loss}", markup=False)
-
-
-def _say(result: dict[str, Any], best: Best, job: Job) -> None:
-    speed = result["samples_per_s"]
-    said = best.measured["samples_per_s"]["median"]
-    beside = f"  (best.yaml: {said:.1f}, {speed / said - 1:+.1%})" if said else ""
-    lines = [f"{speed:.1f} samples/s{beside}"]
-    for name, value in result["values"].items():
-        known = best.measured["quality"].get(name)
-        interval = known and known["interval"]
-        beside = f"  (best.yaml: {known['mean']:.4f}, {interval[0]:.4f} .. {interval[1]:.4f})" if interval else ""
-        lines.append(f"{name} {value:.4f}{beside}")
-    lines.append(f"model   {job.out / MODEL}")
-    print("\n".join(lines), file=sys.stdout)
+    return StoppedEarly(f"{outcome}: {type(error).__name__}: {error}"[:300], remedy=job.go_on)

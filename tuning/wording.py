@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from trainables.knobs import Knobs, is_active
+from tuning.cards import HERE
 from tuning.summary import Claim, Named, Place, Summary
 from tuning.timeline import Times
 from tuning.uncertainty import Gain, Quality
@@ -171,10 +173,17 @@ def place_sentence(place: Place) -> str:
     cores = f", {place.cores} cores" if place.cores else ""
     threads = f", {place.threads} threads" if place.threads and place.threads != place.cores else ""
     device = f"{plain(place.device)}{cores}{threads}"
-    if not place.virtual:
+    if is_held(place):
+        return f"Measured on {device}; memory was held to {size(place.cap_bytes)}."
+    if not place.virtual or place.card in HERE:
         return f"Measured on {device}."
     cap = f"; memory was held to its {size(place.cap_bytes)}" if place.cap_bytes else ""
     return f"Throughput is that of {device}, not of card {plain(place.card)}, which was emulated{cap}."
+
+
+def is_held(place: Place) -> bool:
+    """Returns whether this machine's own device was held to less memory than it has."""
+    return place.card in HERE and place.cap_bytes is not None
 
 
 def complete(config: Mapping[str, object]) -> dict[str, object]:
@@ -199,13 +208,49 @@ def knobs(config: Mapping[str, object]) -> list[str]:
     return [f"{plain(name)}={plain(value)}" for name, value in config.items()]
 
 
-def next_commands(summary: Summary, folder: str, runs_dir: str = "") -> list[str]:
-    """Returns the three commands that are of use next; `folder` is the run's, `runs_dir` an option to find it by."""
-    report, show = f"python -m tuning report {summary.id}{runs_dir}", f"python -m tuning show {summary.id}{runs_dir}"
-    if summary.best is not None:
-        return [f"python -m tuning train --from {folder}/best.yaml", show, report]
-    again = f"python -m tuning.run resume={summary.id}{runs_dir.replace('--runs-dir ', 'runs_dir=')}"
-    return [again if summary.resumable else "python -m tuning doctor", show, report]
+def next_commands(summary: Summary, folder: Path) -> list[str]:
+    """Returns the commands that are of use next, to be pasted into a shell; `folder` is the run's."""
+    if summary.best is None:
+        return [resume_command(folder)]
+    runs_dir = _runs_dir(folder)
+    named = [summary.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
+    rest = (["train", "--from", str(folder / "best.yaml")], ["show", *named], ["report", *named])
+    return [shlex.join(["python", "-m", "tuning", *words]) for words in rest]
+
+
+def resume_command(folder: Path) -> str:
+    """Returns the command that goes on with the run in `folder`, to be pasted into a shell."""
+    runs_dir = _runs_dir(folder)
+    elsewhere = [f"runs_dir={runs_dir}"] if runs_dir else []
+    return shlex.join(["python", "-m", "tuning.run", f"resume={folder.name}", *elsewhere])
+
+
+def shell_words(command: str) -> list[str]:
+    """Returns the words of a command as they are quoted in it, so that it can be broken between them."""
+    return [shlex.quote(word) for word in shlex.split(command)]
+
+
+def _runs_dir(folder: Path) -> str:
+    """Returns where the run's folder is looked for, "" where that is the default."""
+    runs_dir = folder.parent.parent
+    return "" if runs_dir == Path("runs") else str(runs_dir)
+
+
+def too_little_time(limit_s: float, *, passed_s: float, probing_s: float, confirming_s: float, trials: int) -> str:
+    """Returns what to say where start-up, probes and confirming alone take longer than search.max_time, else "".
+
+    `trials` are searched whatever the limit is.
+    """
+    least_s = passed_s + probing_s + confirming_s
+    if limit_s >= least_s:
+        return ""
+    probes = f", probes {duration(probing_s)}" if probing_s else ""
+    return (
+        f"search.max_time={duration(limit_s)} is too short: start-up took {duration(passed_s)}{probes} and confirming "
+        f"at least {duration(confirming_s)}, so the run will take {duration(least_s)} or more and search only "
+        f"{trials} trial{'s' if trials > 1 else ''}; give it search.max_time={math.ceil(2 * least_s / 60)}m, or lower "
+        f"{'budget.probe.max_time_s and ' if probing_s else ''}budget.confirm.windows"
+    )
 
 
 def is_secret(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuning.cards import GIB_BYTES, Card, honoured, refuse, restrict
+from tuning.cards import GIB_BYTES, HERE, Card, honoured, refuse, restrict
 from tuning.config import available, load
 from tuning.errors import ConfigError
 from tuning.space import Choice, Space
@@ -17,6 +17,15 @@ SPACE = Space.of({"amp_dtype": ["fp32", "bf16"], "pin_memory": [False, True], "t
 def test_cap_is_memory_less_reserve_and_none_without_memory():
     assert T4.cap_bytes == 15 * GIB_BYTES
     assert CPU.cap_bytes is None
+
+
+def test_a_card_that_is_not_here_is_emulated_and_this_machines_own_never_is():
+    small = Card("t4", 16 * GIB_BYTES)
+    assert small.emulated_on(None)
+    assert small.emulated_on(24 * GIB_BYTES)
+    assert not small.emulated_on(15 * GIB_BYTES)
+    assert not any(Card(name, 2 * GIB_BYTES).emulated_on(device) for name in HERE for device in (None, 24 * GIB_BYTES))
+    assert not Card("t4").emulated_on(None)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_knob_the_file_does_not_name_can_be_searched():
 def test_preset_fixes_system_knobs_and_leaves_the_card():
     config = load(["preset=rtx3090_max_perf"])
     assert config.card.name == "auto"
-    assert config.space.names("system") == ("length_bucketing", "ram_cache")
+    assert set(config.space.subset({"system"}).parameters) == {"length_bucketing", "ram_cache"}
     assert (config.space.fixed["batch_size"], config.space.fixed["amp_dtype"]) == (12, "bf16")
     assert load(["preset=rtx3090_max_perf", "knobs.batch_size=8"]).space.fixed["batch_size"] == 8
 
@@ -104,6 +104,15 @@ def test_durations(text, seconds):
     assert load([f"search.max_time={text}"]).search.max_time_s == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "tolerance"), [("0.5", 0.5), ("250", 250.0), ("2%", "2%"), ("'0.50 %'", "0.5%"), ("0%", 0.0)]
+)
+def test_a_tolerance_is_a_number_of_any_size_or_a_percentage(text, tolerance):
+    config = load([f"pick.tolerance={text}"])
+    assert config.pick.tolerance == tolerance
+    assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+
+
 @pytest.mark.parametrize("text", ["/d/x (1),y.jsonl", "~/x.jsonl", "/d/a=b", "été.jsonl", "a b", "'quoted'"])
 def test_options_without_a_default_take_any_text(text):
     assert load([f"workload.data={text}"]).workload.options["data"] == text.strip("'")
@@ -112,6 +121,16 @@ def test_options_without_a_default_take_any_text(text):
 def test_options_are_typed_by_their_default():
     options = load(["workload.val_frac=0", "workload.max_train_samples=64", "workload.download=true"]).workload.options
     assert (options["val_frac"], options["max_train_samples"], options["download"]) == (0, 64, True)
+
+
+def test_a_number_with_an_exponent_is_whole_where_it_is():
+    config = load(["search.trials=1e2", "workload.max_length=1e2", "knobs.batch_size=[1e1,3e1]", "search.seed=1e+3"])
+    assert (config.search.trials, config.workload.options["max_length"], config.search.seed) == (100, 100, 1000)
+    assert config.space.parameters["batch_size"] == Choice((10, 30))
+
+
+def test_an_option_may_hold_what_looks_like_a_number_in_parts():
+    assert load(["workload.data=1_6"]).workload.options["data"] == "1_6"
 
 
 def test_names_are_text_even_when_they_look_like_numbers():

@@ -84,6 +84,25 @@ def test_a_killed_training_goes_on_and_ends_where_an_unbroken_one_does(tmp_path:
     assert not (broken / "checkpoint.json").exists()
 
 
+def test_a_ctrl_c_that_reaches_the_loaders_workers_too_still_saves_a_checkpoint(tmp_path: Path) -> None:
+    best = tmp_path / "best.yaml"
+    text = (Path(__file__).parent.parent / "data" / "mine_best.yaml").read_text().replace("MINE", str(MINE))
+    best.write_text(text.replace("num_workers: 0", "num_workers: 2"))
+    often = ["--epochs", "10000", "--checkpoint-every", "0.05", "--out", "trained"]
+    process = start("tuning", ["train", "--from", str(best), *often], tmp_path)
+    assert wait_for(lambda: (tmp_path / "trained" / "checkpoint.json").exists(), process), (
+        tmp_path / "err"
+    ).read_text()
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    said, go_on = (tmp_path / "err").read_text().splitlines()[-2:]
+    assert "interrupted by SIGINT; saved at " in said
+    assert go_on.endswith("--out trained --resume")
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert not left
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("moment", [b'"event":"probe"', b'"event":"trial_start"'])
 def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(

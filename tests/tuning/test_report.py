@@ -7,16 +7,13 @@ import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from tests.tuning import hostile
 from tuning import plots, report, summary
 from tuning.errors import ConfigError
-from tuning.records import read
 
-RUN = Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl"
 VOID = {"meta", "br", "link", "img", "hr"}
 
 
@@ -43,16 +40,6 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         if self.open.pop() != tag:
             self.crossed.append(tag)
-
-
-@pytest.fixture(scope="module")
-def records():
-    return read(RUN)[0]
-
-
-@pytest.fixture(scope="module")
-def found(records):
-    return summary.from_records(records)
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def test_proposals_hold_what_will_run() -> None:
         values = proposed(searcher).values
         assert ("prefetch_factor" in values) is (values["num_workers"] != 0)
         assert values["micro_batch_size"] <= values["batch_size"]  # type: ignore[operator]
-        assert SMALL.contains(values)
+        assert SMALL.complete(values) == {**SMALL.fixed, **values}
 
 
 OK = {"samples_per_s": 5.0, "accuracy": 0.5}

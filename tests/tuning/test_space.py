@@ -83,7 +83,6 @@ def test_subset_keeps_fixed_and_drops_the_parameters_of_other_kinds():
     learning = space.subset({"learning"})
     assert set(learning.parameters) == {"batch_size", "learning_rate"}
     assert learning.fixed == {"adapter": "dora"}
-    assert space.names("both") == ("amp_dtype",)
 
 
 def test_complete_drops_idle_knobs_and_cuts_the_micro_batch():
@@ -97,7 +96,7 @@ def test_complete_drops_idle_knobs_and_cuts_the_micro_batch():
 def test_size_counts_the_distinct_settings_of_conditional_knobs():
     space = Space.of({n: v for n, v in SYSTEM.items() if n != "micro_batch_size"})
     names = list(space.parameters)
-    points = product(*(space.grid(n) for n in names))
+    points = product(*(p.values for p in space.parameters.values() if isinstance(p, Choice)))
     distinct = {tuple(sorted(space.complete(dict(zip(names, p, strict=True))).items())) for p in points}
     assert space.size() == len(distinct) == 3 * (1 + 2 * 2 * 2)
 
@@ -108,35 +107,15 @@ def test_size_of_ranges():
     assert Space.of({"num_workers": {"low": 0, "high": 3}, "prefetch_factor": [2, 4]}).size() == 1 + 3 * 2
 
 
-def test_grid_of_a_fixed_knob_and_of_a_range():
-    space = Space.of({"adapter": "lora", "dropout": {"low": 0, "high": 0.5}})
-    assert space.grid("adapter") == ("lora",)
-    with pytest.raises(ValueError, match="dropout is a range"):
-        space.grid("dropout")
-
-
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_every_completed_point_is_contained_and_completing_it_changes_nothing(data):
+def test_completing_a_completed_point_changes_nothing(data):
     space = Space.of({**SYSTEM, "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}})
     point = {n: data.draw(st.sampled_from(p.values)) for n, p in space.parameters.items() if isinstance(p, Choice)}
     point["learning_rate"] = data.draw(st.floats(1e-4, 1e-2))
     whole = space.complete(point)
-    assert space.contains(whole)
     assert space.complete(whole) == whole
     assert all(domain_of(n).check(v) == v for n, v in whole.items())
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"batch_size": 5}, {"adapter": "lora"}, {"dropout": 0.1}, {"micro_batch_size": 32}, {"num_workers": True}],
-)
-def test_a_point_outside_is_not_contained(change):
-    space = Space.of(SYSTEM)
-    inside = space.complete({"batch_size": 32, "micro_batch_size": 8, "num_workers": 0})
-    assert space.contains(inside)
-    assert not space.contains({**inside, **change})
-    assert not space.contains({n: v for n, v in inside.items() if n != "batch_size"})
 
 
 def test_raw_form_reads_back_as_the_same_space():

@@ -7,24 +7,17 @@ from pathlib import Path
 import pytest
 
 from tuning import summary
-from tuning.records import Record, read
+from tuning.records import Record
 
 DATA = Path(__file__).parents[1] / "data"
 RUN = DATA / "sample_run" / "trials.jsonl"
-
-
-@pytest.fixture(scope="module")
-def records():
-    found, warnings = read(RUN)
-    assert not warnings
-    return found
 
 
 def changed(record, **fields):
     return dataclasses.replace(record, fields={**record.fields, **fields})
 
 
-def test_the_sample_run_is_what_its_program_writes(tmp_path):
+def test_the_sample_run_is_what_its_program_writes(records):
     spec = importlib.util.spec_from_file_location("make_sample_run", DATA / "make_sample_run.py")
     assert spec is not None
     assert spec.loader is not None
@@ -34,7 +27,7 @@ def test_the_sample_run_is_what_its_program_writes(tmp_path):
     for part in (module.study, module.probes, module.search, module.confirm):
         part(script)
     assert "".join(module.line(fields) + "\n" for fields in script.lines) == RUN.read_text(encoding="utf-8")
-    assert "synthetic" in summary.from_records(read(RUN)[0]).notes[0]
+    assert "synthetic" in summary.from_records(records).notes[0]
 
 
 def test_the_best_has_its_windows_and_its_seeds(records):

@@ -10,10 +10,9 @@ import pytest
 from tests.tuning import hostile
 from tuning import config, doctor, lines, summary
 from tuning.errors import ConfigError
-from tuning.records import Record, read
+from tuning.records import Record
 from tuning.terminal import Progress, Terminal
 
-RUN = Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl"
 FOLDER = Path("runs/nli/20261121-103412-3f2a")
 
 
@@ -22,11 +21,6 @@ class Tty(io.StringIO):
 
     def isatty(self):
         return True
-
-
-@pytest.fixture(scope="module")
-def records():
-    return read(RUN)[0]
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +77,19 @@ def test_80_columns_with_twelve_knobs_and_long_values(records, study):
     out, err = play(widened, study, verbosity=1)
     assert max(map(len, (out + err).splitlines())) <= 80
     assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in out
+
+
+@pytest.mark.parametrize("columns", [40, 60, 120])
+@pytest.mark.parametrize("stream", [io.StringIO, Tty])
+def test_columns_of_the_environment_decide_in_a_pipe_too(records, study, stream, columns):
+    told = "".join(play(records, study, stream, COLUMNS=str(columns), NO_COLOR="1")).splitlines()
+    widths = [len(line) for line in told if FOLDER.name not in line]  # a path or an id is not cut
+    assert columns - 20 < max(widths) <= columns
+
+
+@pytest.mark.parametrize("columns", ["", "wide", "-5", "9" * 9])
+def test_what_is_no_number_of_columns_is_passed_over(records, study, columns):
+    assert play(records, study, COLUMNS=columns) == play(records, study)
 
 
 def test_hostile_text_is_printed_as_text(records, study):

@@ -3,6 +3,7 @@
 import pytest
 
 from tuning import wording
+from tuning.summary import Place
 from tuning.uncertainty import Gain
 
 
@@ -79,3 +80,24 @@ def test_knobs_without_effect_are_no_difference():
 def test_a_text_is_one_line_without_control_characters():
     assert wording.plain("a\nb\x1b[2J\u202e") == "a\\nb\\x1b[2J\\u202e"
     assert (wording.plain(True), wording.plain(None), wording.plain(5e-4)) == ("true", "null", "5e-4")
+
+
+@pytest.mark.parametrize(
+    ("card", "virtual", "cap_bytes", "text"),
+    [
+        ("cpu", False, None, "Measured on Example CPU, 2 cores."),
+        ("cpu", False, 2**31, "Measured on Example CPU, 2 cores; memory was held to 2.0 GiB."),
+        ("auto", True, 2**31, "Measured on Example CPU, 2 cores; memory was held to 2.0 GiB."),  # of an older run
+        ("rtx3090", False, 2**34, "Measured on Example CPU, 2 cores."),
+        (
+            "t4",
+            True,
+            2**34,
+            "Throughput is that of Example CPU, 2 cores, not of card t4, which was emulated; "
+            "memory was held to its 16.0 GiB.",
+        ),
+    ],
+)
+def test_only_a_card_that_is_not_here_was_emulated(card, virtual, cap_bytes, text):
+    place = Place(device="Example CPU", cores=2, threads=2, card=card, virtual=virtual, cap_bytes=cap_bytes)
+    assert wording.place_sentence(place) == text

@@ -51,16 +51,6 @@ class Footprint:
         """Returns the predicted peak of a step of `micro_batch` samples; never below 0."""
         return max(0, self._static_bytes + self.bytes_per_sample * micro_batch)
 
-    def largest_micro_batch(self, cap_bytes: int, upper: int) -> int:
-        """Returns the largest micro-batch up to `upper` whose peak is at most `cap_bytes`; 0 where not even 1 is."""
-        if upper < 1 or self.peak_bytes(1) > cap_bytes:
-            return 0
-        return (
-            upper
-            if self.bytes_per_sample == 0
-            else min(upper, (cap_bytes - self._static_bytes) // self.bytes_per_sample)
-        )
-
     @property
     def _static_bytes(self) -> int:
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.fixed_bytes

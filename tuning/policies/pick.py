@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,21 @@ class Pick:
     most_accurate: str
     front: tuple[str, ...]
     rule: str
+
+
+def absolute(asked: float | str, qualities: Iterable[float], mode: str) -> float:
+    """Returns a tolerance in the objective's own unit: a number as it is, "2%" as that share of the best quality seen.
+
+    0 where a share is asked for and none of `qualities` is finite. Raises ValueError for other text.
+    """
+    if not isinstance(asked, str):
+        return asked
+    number, sign, rest = asked.partition("%")
+    if not sign or rest:
+        raise ValueError(f"tolerance must be a number or a percentage such as 2%, got {asked!r}")
+    finite = [quality for quality in qualities if math.isfinite(quality)]
+    best = (min if mode == "min" else max)(finite, default=0.0)
+    return float(number) / 100 * abs(best)
 
 
 def pick(candidates: Sequence[Candidate], objective: str, mode: str, tolerance: float) -> Pick:

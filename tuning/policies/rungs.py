@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,11 +104,6 @@ class Rungs:
         return Decision(
             place <= places, f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
         )
-
-    def replay(self, events: Iterable[tuple[str, int, Mapping[str, float | None]]]) -> None:
-        """Takes (trial id, milestone, values) as the records have them, in their order."""
-        for trial_id, milestone, values in events:
-            self.decide(trial_id, milestone, values)
 
     def _place(self, points: Floats, ranks: NDArray[np.int64], index: int) -> int:
         """Returns the place from 1 of a row: after all of lower rank, then in the spread order of its own."""

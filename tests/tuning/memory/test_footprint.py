@@ -35,18 +35,6 @@ def test_never_below_a_measurement_and_never_falling(
     assert peaks == sorted(peaks)
 
 
-@settings(max_examples=100, deadline=None)
-@given(sizes, measurements, st.integers(0, 2 * 10**11), st.integers(0, 600))
-def test_largest_micro_batch_fits_and_the_next_does_not(
-    parts: tuple[int, int, int], measured: list[tuple[int, int]], cap_bytes: int, upper: int
-) -> None:
-    found = Footprint.from_measured(*parts, measured)
-    largest = found.largest_micro_batch(cap_bytes, upper)
-    assert 0 <= largest <= upper
-    assert largest == 0 or found.peak_bytes(largest) <= cap_bytes
-    assert largest == upper or found.peak_bytes(largest + 1) > cap_bytes
-
-
 def test_one_size_leaves_what_is_unexplained_to_the_samples() -> None:
     found = Footprint.from_measured(60 * MB, 10 * MB, 20 * MB, [(2, 100 * MB), (2, 110 * MB)])
     assert (found.fixed_bytes, found.bytes_per_sample) == (0, 10 * MB)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.policies.pick import Candidate, pick
+from tuning.policies.pick import Candidate, absolute, pick
 
 
 def candidates(*rows: tuple[float, float], objective: str = "accuracy") -> list[Candidate]:
@@ -70,6 +70,23 @@ def test_more_tolerance_is_never_slower() -> None:
     rates = {c.id: c.samples_per_s for c in rows}
     chosen = [rates[pick(rows, "accuracy", "max", t / 1000).best] for t in range(30)]
     assert chosen == sorted(chosen)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1), st.floats(0, 100), st.sampled_from(["min", "max"]))
+def test_a_percentage_is_a_share_of_the_best_quality_and_a_number_is_itself(
+    qualities: list[float], share: float, mode: str
+) -> None:
+    best = min(qualities) if mode == "min" else max(qualities)
+    found = absolute(f"{share}%", [*qualities, math.nan], mode)
+    assert found == pytest.approx(abs(best) * share / 100)
+    assert absolute(share, qualities, mode) == share
+
+
+def test_a_percentage_of_nothing_and_of_what_is_none() -> None:
+    assert absolute("2%", [], "max") == 0.0
+    for text in ("2", "2%%", "2% more"):
+        with pytest.raises(ValueError, match=f"a number or a percentage such as 2%, got '{text}'"):
+            absolute(text, [0.9], "max")
 
 
 def test_errors_say_what_is_missing() -> None:

@@ -1,0 +1,25 @@
+"""The recorded run that tests of what a run says are about: its records and their summary, read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuning import summary
+from tuning.records import Record, read
+from tuning.summary import Summary
+
+
+@pytest.fixture(scope="session")
+def records() -> list[Record]:
+    """Every record of tests/data/sample_run, which is undamaged."""
+    whole, warnings = read(Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl")
+    assert not warnings
+    return whole
+
+
+@pytest.fixture(scope="session")
+def found(records: list[Record]) -> Summary:
+    """Its summary."""
+    return summary.from_records(records)

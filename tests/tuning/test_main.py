@@ -1,0 +1,136 @@
+"""The other verbs: what they print for people and for programs, in which order, and what they say to bad input."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT
+from tuning import __main__
+from tuning.records import Journal, Record
+
+OLDEST, NEWEST = "zz-first", "20261121-103412-3f2a"
+
+
+def written(folder: Path, records: Sequence[Record]) -> Path:
+    """Returns the folder, which now holds a journal of these records at their own times."""
+    folder.mkdir(parents=True)
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        for record in records:
+            journal.append(record.event, **record.fields)
+    return folder
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, records: list[Record]) -> Path:
+    """Two runs below a path with a space: an older one that was cut off behind its pick, and a newer whole one."""
+    runs = tmp_path / "my runs"
+    cut_off = [r for r in records if r.get("stage") != "export"]
+    written(runs / "mine" / OLDEST, cut_off)
+    written(runs / "nli" / NEWEST, records)
+    return runs
+
+
+def answered(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Returns exit code, stdout and stderr of one command."""
+    code = __main__.main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_list_has_the_newest_last_whatever_the_runs_are_called(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = answered(capsys, "list", "--runs-dir", runs_dir)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [f"{OLDEST:<20}  mine  unfinished  11 trials", f"{NEWEST}  nli   finished    11 trials"]
+    rows = json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])
+    assert [row["id"] for row in rows] == [OLDEST, NEWEST]
+    assert rows[0]["began"] <= rows[1]["began"]
+
+
+def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = answered(capsys, "list", "--runs-dir", tmp_path)
+    assert (code, out) == (0, "")
+    assert f"no runs in {tmp_path}" in err
+    assert answered(capsys, "list", "--runs-dir", tmp_path, "--json") == (0, "[]\n", "")
+
+
+def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, err = answered(capsys, "show", OLDEST, "--runs-dir", runs_dir)
+    assert out.startswith("best    t007")
+    assert err == f"resume with: python -m tuning.run resume={OLDEST} {shlex.quote(f'runs_dir={runs_dir}')}\n"
+    assert answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[2] == ""
+
+
+def test_show_before_a_pick_has_the_way_on_as_the_next_command(
+    tmp_path: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "nli" / "early", records[:20])
+    _, out, err = answered(capsys, "show", "early", "--runs-dir", tmp_path)
+    assert out.startswith("no configuration was picked")
+    assert shlex.split(out[out.index("next") :].replace("\\\n", ""))[1:] == [
+        *("python", "-m", "tuning.run", "resume=early", f"runs_dir={tmp_path}")
+    ]
+    assert err == ""
+
+
+def test_every_printed_command_is_one_that_a_shell_takes(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[1]
+    commands = out[out.index("next") + 4 :].replace("\\\n", "").strip().splitlines()
+    assert shlex.split(commands[0])[-1] == str(runs_dir / "nli" / NEWEST / "best.yaml")
+    assert [shlex.split(c)[3:] for c in commands[1:]] == [
+        [verb, NEWEST, "--runs-dir", str(runs_dir)] for verb in ("show", "report")
+    ]
+
+
+def test_show_as_json_is_what_it_prints(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = answered(capsys, "show", OLDEST, "--runs-dir", runs_dir, "--json")
+    assert (code, err) == (0, "")
+    shown = json.loads(out)
+    assert (shown["state"], shown["named"]["best"]["trial"], len(shown["trials"])) == ("unfinished", "t007", 11)
+    assert shown["named"]["best"]["samples_per_s"] == pytest.approx(61.1, abs=0.1)
+    assert shown["folder"] == str(runs_dir / "mine" / OLDEST)
+
+
+def test_report_as_json_is_the_list_of_its_files(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = json.loads(answered(capsys, "report", NEWEST, "--runs-dir", runs_dir, "--json")[1])
+    assert [Path(p).name for p in paths][::4] == ["best.yaml", "report.html"]
+    assert all(Path(p).is_file() for p in paths)
+
+
+@pytest.mark.parametrize(
+    ("asked", "remedy"), [("nope", "--runs-dir PATH, if it"), (NEWEST[:-2], f"did you mean {NEWEST}?")]
+)
+def test_an_unknown_run_is_named_as_it_was_typed(
+    runs_dir: Path, asked: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = answered(capsys, "show", asked, "--runs-dir", runs_dir)
+    assert (code, out) == (2, "")
+    assert err.startswith(
+        f"error: {asked}: no run of this id in {runs_dir}\n  allowed: the latest are {OLDEST}, {NEWEST}"
+    )
+    assert f"try: {remedy}" in err
+    assert "resume=" not in err
+
+
+def test_an_unknown_command_has_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no command 'shwo'; did you mean show?" in answered(capsys, "shwo")[2]
+
+
+@pytest.mark.parametrize("arguments", [["tuning", "list", "--json"], ["tuning", "--help"], ["tuning.run", "--help"]])
+def test_a_reader_that_has_gone_ends_the_command_without_a_word(arguments: list[str], runs_dir: Path) -> None:
+    with_runs = [*arguments, "--runs-dir", str(runs_dir)] if "list" in arguments else arguments
+    command = [sys.executable, "-m", *with_runs]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
