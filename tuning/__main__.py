@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tuning import doctor, export, report, summary, wording
+from tuning import doctor, export, lines, report, summary, wording
 from tuning.config import load
 from tuning.errors import TuningError, reader_has_gone
-from tuning.records import is_finished, last, read, trials
-from tuning.runs import JOURNAL, find_run, known_runs
+from tuning.records import Record, is_finished, last, read, trials
+from tuning.runs import JOURNAL, RECEIPTS, find_run, known_runs
 from tuning.summary import Summary
 from tuning.terminal import Terminal
 
@@ -25,6 +25,7 @@ HELP = """\
   python -m tuning train --from runs/nli/ID/best.yaml           train the whole job with it
   python -m tuning list                                         runs, newest last
   python -m tuning show ID                                      the summary of a run
+  python -m tuning ablate ID                                    what each optimisation bought here, in pairs
   python -m tuning report ID                                    best.yaml, front.csv and report.html once more
   python -m tuning doctor                                       what this machine has, to paste into an issue
 
@@ -46,6 +47,7 @@ def _answered(arguments: Sequence[str]) -> int:
     verbs: dict[str, Callable[[Sequence[str]], int]] = {
         "run": lambda rest: int(importlib.import_module("tuning.run").main(list(rest))),
         "train": _train,
+        "ablate": _ablate,
         "list": _list,
         "show": _show,
         "report": _report,
@@ -77,6 +79,19 @@ def _train(arguments: Sequence[str]) -> int:
     return int(importlib.import_module("tuning.train").main(arguments))  # brings torch; the other verbs do without
 
 
+def _ablate(arguments: Sequence[str]) -> int:
+    importlib.import_module("tuning.backends")
+    return int(importlib.import_module("tuning.ablate").main(arguments))
+
+
+def _whole(folder: Path) -> list[Record]:
+    """Returns the records of a run, and of its ablation where it has one."""
+    records, warnings = read(folder / JOURNAL)
+    for text in warnings:
+        Terminal().warning(text)
+    return records + (read(folder / RECEIPTS)[0] if (folder / RECEIPTS).is_file() else [])
+
+
 def _list(arguments: Sequence[str]) -> int:
     asked = _parser("list", "Lists the runs, newest last.").parse_args(arguments)
     rows = []
@@ -103,15 +118,14 @@ def _list(arguments: Sequence[str]) -> int:
 def _show(arguments: Sequence[str]) -> int:
     asked = _with_id("show", "Prints the summary of a run.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
-    records, warnings = read(folder / JOURNAL)
-    terminal = Terminal()
-    for text in warnings:
-        terminal.warning(text)
+    records, terminal = _whole(folder), Terminal()
     found = summary.from_records(records)
     if asked.json:
         print(json.dumps(_as_json(found, folder, is_finished(records))))
         return 0
     terminal.summary(found, folder)
+    for line in lines.receipts(found.receipts):
+        print(line)
     if found.best is not None and not is_finished(records):  # without a best, the summary says it
         terminal.resume_hint(wording.resume_command(folder))
     return 0
@@ -128,6 +142,7 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
         "place": asdict(found.place),
         "named": named,
         "gains": [asdict(gain) for gain in found.gains],
+        "receipts": [asdict(one) for one in found.receipts],
         "trials": [asdict(trial) for trial in found.trials],
         "times": asdict(found.times),
     }
@@ -136,8 +151,7 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
 def _report(arguments: Sequence[str]) -> int:
     asked = _with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
-    records, _ = read(folder / JOURNAL)
-    found = summary.from_records(records)
+    found = summary.from_records(_whole(folder))
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
     if asked.json:
         print(json.dumps([str(path) for path in paths]))

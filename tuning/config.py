@@ -36,6 +36,7 @@ from tuning.resolve import (
     from_resolved,
     is_knob,
     leaves,
+    refuse_unread,
     resolved,
     with_workload_defaults,
     write_resolved,
@@ -86,12 +87,20 @@ def load(argv: Sequence[str]) -> StudyConfig:
     )
     groups = _groups(typed, workload)
     files = list(yaml_files.of_groups(groups))  # before Hydra reads them, as it accepts more
-    defaults = _composed(tuple(groups.items()))
+    defaults = copy.deepcopy(_composed(tuple(groups.items())))
+    own = defaults.pop("at_budget", {}).get(groups["budget"], {})  # what a budget means for this workload
+    _overlay(defaults["budget"], own)
+    files = [
+        *((source, content) for source, content in files),
+        (f"search_spaces/workload/{workload.ref}.yaml", {"budget": own}),
+    ]
     tree = copy.deepcopy(defaults)
     for key, text in typed.values.items():
         _place(tree, key, text, free_options=not workload.packaged)
     origins = _origins(tree, files, typed)
     declared = defaults.get("workload", {}) if workload.packaged else None
+    if workload.packaged:
+        refuse_unread(tree["knobs"], defaults["knobs"], workload.ref, origins)
     options = checked_options(tree.get("workload", {}), declared, origins)
     tree["workload"] = {"ref": workload.ref, "name": workload.name, "options": options}
     if not workload.packaged:  # its own space, and with it what is idle, is known once its module is imported
@@ -102,6 +111,14 @@ def load(argv: Sequence[str]) -> StudyConfig:
         config = checked(tree, origins, dropped, tuple(argv), defaults)
         check_whole(config.space)
     return apply_card(config, config.card)
+
+
+def _overlay(below: Tree, above: Mapping[str, Any]) -> None:
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
+            _overlay(below[key], value)
+        else:
+            below[key] = value
 
 
 def _groups(typed: Typed, workload: WorkloadRef) -> dict[str, str]:

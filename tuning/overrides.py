@@ -81,7 +81,8 @@ def choose(group: str, value: str, available: Collection[str]) -> str:
         return value
     names = ", ".join(sorted(available))
     near = difflib.get_close_matches(value.lower(), sorted(available), n=1)
-    first = near[0] if near else min(available)
+    usual = {"card": "auto", "budget": "quick", "workload": "nli"}.get(group, "")
+    first = near[0] if near else usual if usual in available else min(available)
     allowed = f"{names}; or a dotted module, or the path of a .py file" if group == "workload" else names
     raise ConfigError(
         f"{group}={_short(value)}: there is no such {group}",

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from trainables.knobs import NAMES, Scalar
+from trainables.knobs import NAMES, Scalar, doc_of
 from tuning import atomic, yaml_files
 from tuning.cards import Card, honoured, restrict
 from tuning.errors import ConfigError
@@ -153,6 +153,19 @@ def parsed_space(raw: Mapping[str, object], origins: Mapping[str, str]) -> Space
         with _located(f"knobs.{name}", origins):
             parse_parameter(name, value)
     return Space.parse(raw)
+
+
+def refuse_unread(knobs: Tree, declared: Mapping[str, object], workload: str, origins: Mapping[str, str]) -> None:
+    """Raises ConfigError for a knob that only a workload can act on, where this one's file does not name it."""
+    own = [n for n in NAMES if "workload" in doc_of(n).rpartition("[")[2]]
+    for name in own:
+        typed = name in knobs and origins.get(f"knobs.{name}") == COMMAND_LINE
+        if typed and name not in declared:
+            raise ConfigError(
+                f"knobs.{name}={shown(knobs[name])}: workload {workload} does not read {name}, so it would do nothing",
+                allowed=", ".join(n for n in own if n in declared) + ", and the knobs of the loop",
+                remedy=f"leave out knobs.{name}",
+            )
 
 
 def drop_idle(knobs: Tree, origins: Mapping[str, str]) -> list[str]:

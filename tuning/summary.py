@@ -165,6 +165,8 @@ class Summary:
 
 def from_records(records: Sequence[Record]) -> Summary:
     """Returns the summary of a run, whole or cut off at any record; empty records give an empty summary."""
+    ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
+    records = [r for r in records if r.event not in ("ablation", "receipt")]
     study = _last(records, "study")
     pick, stop = _last(records, "pick"), _last(records, "stop")
     objectives = {k: str(v) for k, v in _mapping(study.get("objectives")).items() if k != SAMPLES_PER_S}
@@ -193,7 +195,7 @@ def from_records(records: Sequence[Record]) -> Summary:
         gains=_gains(records, named),
         claim=_claim(study),
         receipts=receipts.receipts(
-            records, _texts(_mapping(_mapping(study.get("config")).get("named")).get("claims_of"))
+            ablated, _texts(_mapping(_mapping(study.get("config")).get("named")).get("claims_of"))
         ),
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),

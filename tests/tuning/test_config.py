@@ -269,3 +269,9 @@ def test_importing_takes_no_torch_ray_or_optuna():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     print(f"import tuning.config: {time.perf_counter() - start:.2f} s with the interpreter's start")
     assert done.stdout == "[]\n"
+
+
+def test_a_knob_that_the_workload_does_not_read_is_refused_and_not_ignored():
+    with pytest.raises(ConfigError, match="workload nli does not read architecture, so it would do nothing"):
+        load(["knobs.architecture=mlp"])
+    assert load(["knobs.sequence_packing=[false,true]"]).space.parameters["sequence_packing"].values == (False, True)
