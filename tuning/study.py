@@ -24,14 +24,14 @@ import psutil
 
 from trainables import workload
 from trainables.knobs import kind_of
-from tuning import __version__, doctor, export, report, summary, timeline
+from tuning import __version__, atomic, doctor, export, report, summary, timeline
 from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial
 from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
-from tuning.records import Journal, Record, last, read, stage_done, trials
+from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.runs import JOURNAL, find_run
 from tuning.space import Range
 from tuning.stages import confirm, estimate
@@ -50,11 +50,11 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     Raises ConfigError before anything is written, PreflightError where the machine cannot run it, NoUsableTrial where
     nothing can be picked.
     """
-    folder: Path | None = None
-    if config.resume is not None:
-        folder, config = _resumed(config)
-    else:
-        config = _complete(config)
+    folder, config = checked(config)
+    if folder is not None and is_finished(records := read(folder / JOURNAL)[0]):
+        terminal.note(f"the run {folder.name} is finished, and nothing is left to do; this is what it found")
+        terminal.summary(summary.from_records(records), folder)
+        return folder
     cuda = config.card.device == "cuda"
     checks = doctor.preflight(config, config.card.device)
     terminal.checks(checks)
@@ -79,6 +79,22 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study.confirm(bench)
             study.publish()
     return folder
+
+
+def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
+    """Returns the folder of the run to go on with, if any, and the configuration as it will be run.
+
+    Raises ConfigError for all that can be known without Ray; starts and writes nothing.
+    """
+    if config.resume is not None:
+        return _resumed(config)
+    reason = atomic.unwritable(Path(config.runs_dir))
+    if reason:
+        what = f"runs_dir={config.runs_dir} cannot be written: {reason}"
+        raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one")
+    if config.name is not None:
+        _refuse_taken(config, _place(config, config.name))
+    return None, _complete(config)
 
 
 class _Study:
@@ -110,9 +126,10 @@ class _Study:
         with self._stage("estimate") as needed:
             if needed:
                 estimate.estimate(bench, self._config.space, self._journal, cap_bytes)
-        staged = self._config.search.strategy == "staged"
+        if self._config.search.strategy == "joint":
+            return
         with self._stage("probe") as needed:
-            if needed and staged:
+            if needed:
                 learned = estimate.frontier(self._journal.records, cap_bytes)
                 stage = ProbeStage(
                     bench,
@@ -302,7 +319,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
             allowed="resume=ID with dashboard=true or runs_dir=PATH",
             remedy="leave it out, or start a new run",
         )
-    changes = {"resume": config.resume, "runs_dir": config.runs_dir, "dashboard": config.dashboard}
+    changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "overrides")}
     return folder, before.model_copy(update=changes)
 
 
@@ -349,11 +366,19 @@ def _setting(config: StudyConfig) -> Setting:
 
 def _new_folder(config: StudyConfig) -> Path:
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = Path(config.runs_dir) / config.workload.name / (config.name or f"{now}-{secrets.token_hex(2)}")
-    if (folder / JOURNAL).exists():
-        raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
+    folder = _place(config, config.name or f"{now}-{secrets.token_hex(2)}")
+    _refuse_taken(config, folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def _place(config: StudyConfig, run_id: str) -> Path:
+    return Path(config.runs_dir) / config.workload.name / run_id
+
+
+def _refuse_taken(config: StudyConfig, folder: Path) -> None:
+    if (folder / JOURNAL).exists():
+        raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
 
 
 def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Setting, run_id: str) -> dict[str, Any]:

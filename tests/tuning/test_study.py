@@ -1,0 +1,131 @@
+"""What a study does before Ray starts, and says about itself; with a bench of formulas, and no Ray."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands import MINE
+from tests.fakes import FormulaBench
+from tuning import config, run, study
+from tuning.records import Journal, Record
+from tuning.terminal import Terminal
+
+FINISHED = "20261121-103412-3f2a"
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty working folder, and a Ray that fails the test which starts it."""
+
+    def started(**_: object) -> None:
+        pytest.fail("Ray was started")
+
+    monkeypatch.setattr(study, "RayCluster", started)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, records: list[Record]) -> Path:
+    """The journal of a whole run, whose study record can be gone on with."""
+    folder = tmp_path / "my runs" / "nli" / FINISHED
+    folder.mkdir(parents=True)
+    typed = config.load(["knobs.dropout=0.2"])
+    opening = {**records[0].fields, "config": config.resolved(typed)}
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        journal.append("study", **opening)
+        for record in records[1:]:
+            journal.append(record.event, **record.fields)
+    return folder / "trials.jsonl"
+
+
+def test_going_on_with_a_finished_run_prints_it_again_and_changes_nothing(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, beside = finished.read_bytes(), sorted(finished.parent.iterdir())
+    assert run.main([f"resume={FINISHED}", "runs_dir=my runs"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("best    t007   61.1 ± 0.7 samples/s")
+    assert f"the run {FINISHED} is finished" in err
+    assert finished.read_bytes() == before
+    assert sorted(finished.parent.iterdir()) == beside
+
+
+def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(finished: Path) -> None:
+    typed = [f"resume={FINISHED}", "runs_dir=my runs", "dashboard=true"]
+    folder, resumed = study.checked(config.load(typed))
+    assert folder is not None
+    assert folder.resolve() == finished.parent
+    assert (resumed.space.fixed["dropout"], resumed.dashboard) == (0.2, True)
+    assert shlex.split(study._command(resumed)) == ["python", "-m", "tuning.run", *typed]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["name=one"], "name=one: runs/nli/one exists\n  try: resume=one, or another name"),
+        (["runs_dir=file"], "runs_dir=file cannot be written: it is a file\n  allowed: a folder of yours"),
+        (["runs_dir=file/below"], "file is a file"),
+        (["runs_dir=/proc/nowhere"], "runs_dir=/proc/nowhere cannot be written: "),
+        ([f"workload={MINE}", "workload.hiden=3"], "workload.hiden=3: the workload has no option hiden"),
+        ([f"workload={MINE}", "workload.hidden=wide"], "workload.hidden=wide is not allowed"),
+        (["card=cpu", "knobs.adapter_rank={low: 4, high: 64}"], "knobs.adapter_rank is a range"),
+    ],
+)
+@pytest.mark.parametrize("validate", [True, False])
+def test_what_can_be_known_before_ray_starts_is_refused_before(
+    arguments: list[str], says: str, validate: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    Path("runs/nli/one").mkdir(parents=True)
+    Path("runs/nli/one/trials.jsonl").touch()
+    before = sorted(Path().rglob("*"))
+    assert run.main([*arguments, *(["--validate"] if validate else [])]) == 2
+    assert says in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_validate_says_what_would_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["card=cpu", "--validate"]) == 0
+    err = capsys.readouterr().err
+    assert "note    knobs.tf32=true is left out" in err
+    assert err.endswith("note    the configuration is valid\n")
+
+
+def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, Journal, io.StringIO]:
+    """Returns a study of formulas behind its opening, its journal, and what it says."""
+    _, complete = study.checked(config.load(["card=cpu", *typed]))
+    said = io.StringIO()
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
+    facts = {
+        **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
+        **{"train_samples": 100, "val_samples": 10, "baselines": {}, "workload_sha256": ""},
+    }
+    made.open(facts, study._setting(complete))
+    return made, journal, said
+
+
+def test_a_joint_search_has_no_probe_stage(tmp_path: Path) -> None:
+    made, journal, said = opened(tmp_path, "search.strategy=joint", "knobs.amp_dtype=fp32", started=time.monotonic())
+    made.measure(FormulaBench())  # type: ignore[arg-type]
+    assert {r["stage"] for r in journal.records if r.event == "stage"} == {"estimate"}
+    assert "probe" not in said.getvalue()
+    journal.close()
+
+
+def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "pick.tolerance=10%", started=time.monotonic())
+    for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
+        values = {"error": error}
+        journal.append("trial", trial=trial, config={}, outcome="ok", values=values, samples_per_s=rate)
+    picked = made._pick()
+    journal.close()
+    assert picked is not None
+    assert picked.best == "t1"
+    assert picked.rule.startswith("the fastest of 3 whose error is within 0.2 of the best seen: 2.15 against 2")
+    assert picked.rule.endswith("the tolerance is 10% of that best")
