@@ -28,10 +28,11 @@ from tuning import __version__, atomic, doctor, export, report, summary, timelin
 from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
-from tuning.errors import ConfigError, NoUsableTrial
+from tuning.errors import ConfigError, NoUsableTrial, PreflightError
 from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
+from tuning.resolve import option_fault, workload_said
 from tuning.runs import JOURNAL, find_run
 from tuning.space import Range
 from tuning.stages import confirm, estimate
@@ -66,7 +67,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         if cluster.dashboard_url:
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         bench = RayBench(setting)
-        facts = bench.describe()
+        facts = _described(bench, config.workload.options)
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
@@ -350,6 +351,21 @@ def _complete(config: StudyConfig) -> StudyConfig:
     if card.device != "cpu":  # a named card that is not here is emulated on what is
         card = card.on("cuda" if doctor.gpus() else "cpu")
     return apply_card(config, card)
+
+
+def _described(bench: RayBench, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the bench knows of device and workload; raises ConfigError where an option or its data are wrong."""
+    try:
+        facts = bench.describe()
+    except PreflightError as error:
+        said = workload_said(error.__cause__)
+        if not said:
+            raise
+        raise option_fault(said, options) from error
+    for split, count in (("training", facts["train_samples"]), ("validation", facts["val_samples"])):
+        if count < 1:
+            raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
+    return facts
 
 
 def _setting(config: StudyConfig) -> Setting:

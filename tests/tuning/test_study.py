@@ -12,6 +12,8 @@ import pytest
 from tests.commands import MINE
 from tests.fakes import FormulaBench
 from tuning import config, run, study
+from tuning.backends.ray_tune import RayBench
+from tuning.errors import ConfigError, PreflightError
 from tuning.records import Journal, Record
 from tuning.terminal import Terminal
 
@@ -94,6 +96,62 @@ def test_validate_says_what_would_be_left_out(capsys: pytest.CaptureFixture[str]
     err = capsys.readouterr().err
     assert "note    knobs.tf32=true is left out" in err
     assert err.endswith("note    the configuration is valid\n")
+
+
+class Described(RayBench):
+    """A bench that describes itself as it is told to, and has no process."""
+
+    def __init__(self, facts: dict[str, object], text: str = "") -> None:
+        self._facts, self._text = facts, text
+
+    def describe(self) -> dict[str, object]:
+        """Returns the facts, or raises as the real one does when its process died."""
+        if self._text:
+            raise PreflightError("the process died") from RuntimeError(self._text)
+        return self._facts
+
+
+DIED = "The actor died because of an error raised in its creation task, ray::Laboratory.__init__()\n  File x, line 1\n"
+OPTIONS = {"data": "/d/pairs.jsonl", "layers": 0, "model": None, "val_frac": 2}
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "allowed"),
+    [
+        (
+            "trainables.workload.WorkloadError: workload.layers=0: expected a whole number >= 1",
+            *("workload.layers=0 is not allowed", "a whole number >= 1"),
+        ),
+        (
+            "trainables.data.errors.DataError: /d/pairs.jsonl: found no such file; allowed: a file of pairs",
+            *("workload.data=/d/pairs.jsonl: /d/pairs.jsonl: found no such file", "a file of pairs"),
+        ),
+        (
+            "DataError: x.gz: split: found val_frac=2; allowed: > 0 and < 1",
+            *("workload.val_frac=2: x.gz: split: found val_frac=2", "> 0 and < 1"),
+        ),
+        ("mine.WorkloadError: it is\nnot my day", "it is not my day", ""),
+    ],
+)
+def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command_line(
+    said: str, what: str, allowed: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        study._described(Described({}, DIED + said), OPTIONS)
+    assert (raised.value.what, raised.value.allowed) == (what, allowed)
+    assert raised.value.remedy
+    assert raised.value.exit_code == 2
+
+
+def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
+    with pytest.raises(PreflightError, match="the process died"):
+        study._described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS)
+
+
+@pytest.mark.parametrize(("train", "val", "split"), [(0, 5, "training"), (5, 0, "validation")])
+def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, split: str) -> None:
+    with pytest.raises(ConfigError, match=f"the {split} split of the workload is empty"):
+        study._described(Described({"train_samples": train, "val_samples": val}), {})
 
 
 def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, Journal, io.StringIO]:
