@@ -13,6 +13,7 @@ from typing import Literal
 
 import psutil
 
+from tuning import atomic
 from tuning.config import StudyConfig
 from tuning.errors import PreflightError
 
@@ -121,9 +122,10 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
 
 
 def _disk(folder: Path) -> Check:
+    reason = atomic.unwritable(folder)
+    if reason:
+        return Check("disk", "FAIL", f"{folder} cannot be written: {reason}", "runs_dir=PATH, a folder of yours")
     there = next(p for p in [folder.resolve(), *folder.resolve().parents] if p.exists())
-    if not os.access(there, os.W_OK) or not there.is_dir():
-        return Check("disk", "FAIL", f"{folder} cannot be written", "runs_dir=PATH, a folder of yours")
     free = shutil.disk_usage(there).free
     enough = free > MIN_DISK_BYTES
     detail = f"{free / 2**30:.1f} GiB free for {folder}"

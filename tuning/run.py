@@ -84,13 +84,15 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError(
                 f"{unknown[0]} is no option", allowed="-h -q -v --validate", remedy="settings are key=value"
             )
-        config = load(overrides)
-        if "--validate" in flags:
-            terminal.note("the configuration is valid")
-            return 0
         _listen()
+        config = load(overrides)
         from tuning import study  # torch and Ray, only now
 
+        if "--validate" in flags:
+            _, config = study.checked(config)
+            for text in [*config.dropped, "the configuration is valid"]:
+                terminal.note(text)
+            return 0
         study.run(config, terminal, started)
     except TuningError as error:
         if verbose:

@@ -24,14 +24,15 @@ import psutil
 
 from trainables import workload
 from trainables.knobs import kind_of
-from tuning import __version__, doctor, export, report, summary, timeline
+from tuning import __version__, atomic, doctor, export, report, summary, timeline, wording
 from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
-from tuning.errors import ConfigError, NoUsableTrial
+from tuning.errors import ConfigError, NoUsableTrial, PreflightError
 from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
-from tuning.records import Journal, Record, last, read, stage_done, trials
+from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
+from tuning.resolve import option_fault, workload_said
 from tuning.runs import JOURNAL, find_run
 from tuning.space import Range
 from tuning.stages import confirm, estimate
@@ -50,11 +51,11 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     Raises ConfigError before anything is written, PreflightError where the machine cannot run it, NoUsableTrial where
     nothing can be picked.
     """
-    folder: Path | None = None
-    if config.resume is not None:
-        folder, config = _resumed(config)
-    else:
-        config = _complete(config)
+    folder, config = checked(config)
+    if folder is not None and is_finished(records := read(folder / JOURNAL)[0]):
+        terminal.note(f"the run {folder.name} is finished, and nothing is left to do; this is what it found")
+        terminal.summary(summary.from_records(records), folder)
+        return folder
     cuda = config.card.device == "cuda"
     checks = doctor.preflight(config, config.card.device)
     terminal.checks(checks)
@@ -66,7 +67,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         if cluster.dashboard_url:
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         bench = RayBench(setting)
-        facts = bench.describe()
+        facts = _described(bench, config.workload.options)
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
@@ -79,6 +80,22 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study.confirm(bench)
             study.publish()
     return folder
+
+
+def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
+    """Returns the folder of the run to go on with, if any, and the configuration as it will be run.
+
+    Raises ConfigError for all that can be known without Ray; starts and writes nothing.
+    """
+    if config.resume is not None:
+        return _resumed(config)
+    reason = atomic.unwritable(Path(config.runs_dir))
+    if reason:
+        what = f"runs_dir={config.runs_dir} cannot be written: {reason}"
+        raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one")
+    if config.name is not None:
+        _refuse_taken(config, _place(config, config.name))
+    return None, _complete(config)
 
 
 class _Study:
@@ -103,6 +120,9 @@ class _Study:
         for text in self._config.dropped:
             self._note(text)
         self._terminal.plan(self._config, self._facts, self._folder)
+        shortage = self._shortage()
+        if shortage:
+            self._terminal.warning(shortage)
 
     def measure(self, bench: RayBench) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
@@ -110,9 +130,10 @@ class _Study:
         with self._stage("estimate") as needed:
             if needed:
                 estimate.estimate(bench, self._config.space, self._journal, cap_bytes)
-        staged = self._config.search.strategy == "staged"
+        if self._config.search.strategy == "joint":
+            return
         with self._stage("probe") as needed:
-            if needed and staged:
+            if needed:
                 learned = estimate.frontier(self._journal.records, cap_bytes)
                 stage = ProbeStage(
                     bench,
@@ -233,6 +254,20 @@ class _Study:
             objectives=self._facts["objectives"],
         )
 
+    def _shortage(self) -> str:
+        """Returns a sentence where search.max_time cannot hold even what comes beside the search, "" where it can."""
+        limit_s, budget, done = self._config.search.max_time_s, self._config.budget, self._journal.records
+        if limit_s is None or stage_done(done, "search"):
+            return ""
+        probing = self._config.search.strategy == "staged" and not stage_done(done, "probe")
+        return wording.too_little_time(
+            limit_s,
+            passed_s=time.monotonic() - self._started + self._used_s,
+            probing_s=budget.probe.max_time_s if probing else 0.0,
+            confirming_s=confirm.expected_s(budget.confirm, len(self._config.named) + 1, 0, 1.0),
+            trials=self._orders().concurrency,
+        )
+
     def _pick(self) -> Pick | None:
         objective, mode = next(iter(self._facts["objectives"].items()))
         asked = self._config.pick.tolerance
@@ -302,7 +337,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
             allowed="resume=ID with dashboard=true or runs_dir=PATH",
             remedy="leave it out, or start a new run",
         )
-    changes = {"resume": config.resume, "runs_dir": config.runs_dir, "dashboard": config.dashboard}
+    changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "overrides")}
     return folder, before.model_copy(update=changes)
 
 
@@ -335,6 +370,21 @@ def _complete(config: StudyConfig) -> StudyConfig:
     return apply_card(config, card)
 
 
+def _described(bench: RayBench, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the bench knows of device and workload; raises ConfigError where an option or its data are wrong."""
+    try:
+        facts = bench.describe()
+    except PreflightError as error:
+        said = workload_said(error.__cause__)
+        if not said:
+            raise
+        raise option_fault(said, options) from error
+    for split, count in (("training", facts["train_samples"]), ("validation", facts["val_samples"])):
+        if count < 1:
+            raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
+    return facts
+
+
 def _setting(config: StudyConfig) -> Setting:
     device = config.card.device
     return Setting(
@@ -349,11 +399,19 @@ def _setting(config: StudyConfig) -> Setting:
 
 def _new_folder(config: StudyConfig) -> Path:
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder = Path(config.runs_dir) / config.workload.name / (config.name or f"{now}-{secrets.token_hex(2)}")
-    if (folder / JOURNAL).exists():
-        raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
+    folder = _place(config, config.name or f"{now}-{secrets.token_hex(2)}")
+    _refuse_taken(config, folder)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder
+
+
+def _place(config: StudyConfig, run_id: str) -> Path:
+    return Path(config.runs_dir) / config.workload.name / run_id
+
+
+def _refuse_taken(config: StudyConfig, folder: Path) -> None:
+    if (folder / JOURNAL).exists():
+        raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
 
 
 def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Setting, run_id: str) -> dict[str, Any]:

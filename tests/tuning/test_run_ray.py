@@ -59,11 +59,12 @@ def test_a_study_from_command_line_to_best_yaml_and_a_training_from_it(tmp_path:
     assert low <= result["values"]["accuracy"] <= high
 
 
-def test_bad_data_is_one_error_and_writes_nothing(tmp_path: Path) -> None:
-    code = run("tuning.run", ["workload=nli", f"workload.data={tmp_path / 'nothing.jsonl'}"], tmp_path)
+@pytest.mark.parametrize("option", ["data=nothing.jsonl", "layers=0", "model=nowhere/at-all", "val_frac=2"])
+def test_a_bad_option_is_one_error_and_writes_nothing(tmp_path: Path, option: str) -> None:
+    code = run("tuning.run", ["workload=nli", f"workload.{option}"], tmp_path)
     err = (tmp_path / "err").read_text()
-    assert code in (2, 3)
-    assert "nothing.jsonl" in err
+    assert code == 2
+    assert err.startswith(f"error: workload.{option}")
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) <= 8
     assert not (tmp_path / "runs").exists()

@@ -1,0 +1,208 @@
+"""What a study does before Ray starts, and says about itself; with a bench of formulas, and no Ray."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands import MINE
+from tests.fakes import FormulaBench
+from tuning import config, run, study
+from tuning.backends.ray_tune import RayBench
+from tuning.errors import ConfigError, PreflightError
+from tuning.records import Journal, Record
+from tuning.terminal import Terminal
+
+FINISHED = "20261121-103412-3f2a"
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty working folder, and a Ray that fails the test which starts it."""
+
+    def started(**_: object) -> None:
+        pytest.fail("Ray was started")
+
+    monkeypatch.setattr(study, "RayCluster", started)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def finished(tmp_path: Path, records: list[Record]) -> Path:
+    """The journal of a whole run, whose study record can be gone on with."""
+    folder = tmp_path / "my runs" / "nli" / FINISHED
+    folder.mkdir(parents=True)
+    typed = config.load(["knobs.dropout=0.2"])
+    opening = {**records[0].fields, "config": config.resolved(typed)}
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        journal.append("study", **opening)
+        for record in records[1:]:
+            journal.append(record.event, **record.fields)
+    return folder / "trials.jsonl"
+
+
+def test_going_on_with_a_finished_run_prints_it_again_and_changes_nothing(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, beside = finished.read_bytes(), sorted(finished.parent.iterdir())
+    assert run.main([f"resume={FINISHED}", "runs_dir=my runs"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("best    t007   61.1 ± 0.7 samples/s")
+    assert f"the run {FINISHED} is finished" in err
+    assert finished.read_bytes() == before
+    assert sorted(finished.parent.iterdir()) == beside
+
+
+def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(finished: Path) -> None:
+    typed = [f"resume={FINISHED}", "runs_dir=my runs", "dashboard=true"]
+    folder, resumed = study.checked(config.load(typed))
+    assert folder is not None
+    assert folder.resolve() == finished.parent
+    assert (resumed.space.fixed["dropout"], resumed.dashboard) == (0.2, True)
+    assert shlex.split(study._command(resumed)) == ["python", "-m", "tuning.run", *typed]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["name=one"], "name=one: runs/nli/one exists\n  try: resume=one, or another name"),
+        (["runs_dir=file"], "runs_dir=file cannot be written: it is a file\n  allowed: a folder of yours"),
+        (["runs_dir=file/below"], "file is a file"),
+        (["runs_dir=/proc/nowhere"], "runs_dir=/proc/nowhere cannot be written: "),
+        ([f"workload={MINE}", "workload.hiden=3"], "workload.hiden=3: the workload has no option hiden"),
+        ([f"workload={MINE}", "workload.hidden=wide"], "workload.hidden=wide is not allowed"),
+        (["card=cpu", "knobs.adapter_rank={low: 4, high: 64}"], "knobs.adapter_rank is a range"),
+    ],
+)
+@pytest.mark.parametrize("validate", [True, False])
+def test_what_can_be_known_before_ray_starts_is_refused_before(
+    arguments: list[str], says: str, validate: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").touch()
+    Path("runs/nli/one").mkdir(parents=True)
+    Path("runs/nli/one/trials.jsonl").touch()
+    before = sorted(Path().rglob("*"))
+    assert run.main([*arguments, *(["--validate"] if validate else [])]) == 2
+    assert says in capsys.readouterr().err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_validate_says_what_would_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["card=cpu", "--validate"]) == 0
+    err = capsys.readouterr().err
+    assert "note    knobs.tf32=true is left out" in err
+    assert err.endswith("note    the configuration is valid\n")
+
+
+class Described(RayBench):
+    """A bench that describes itself as it is told to, and has no process."""
+
+    def __init__(self, facts: dict[str, object], text: str = "") -> None:
+        self._facts, self._text = facts, text
+
+    def describe(self) -> dict[str, object]:
+        """Returns the facts, or raises as the real one does when its process died."""
+        if self._text:
+            raise PreflightError("the process died") from RuntimeError(self._text)
+        return self._facts
+
+
+DIED = "The actor died because of an error raised in its creation task, ray::Laboratory.__init__()\n  File x, line 1\n"
+OPTIONS = {"data": "/d/pairs.jsonl", "layers": 0, "model": None, "val_frac": 2}
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "allowed"),
+    [
+        (
+            "trainables.workload.WorkloadError: workload.layers=0: expected a whole number >= 1",
+            *("workload.layers=0 is not allowed", "a whole number >= 1"),
+        ),
+        (
+            "trainables.data.errors.DataError: /d/pairs.jsonl: found no such file; allowed: a file of pairs",
+            *("workload.data=/d/pairs.jsonl: /d/pairs.jsonl: found no such file", "a file of pairs"),
+        ),
+        (
+            "DataError: x.gz: split: found val_frac=2; allowed: > 0 and < 1",
+            *("workload.val_frac=2: x.gz: split: found val_frac=2", "> 0 and < 1"),
+        ),
+        ("mine.WorkloadError: it is\nnot my day", "it is not my day", ""),
+    ],
+)
+def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command_line(
+    said: str, what: str, allowed: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        study._described(Described({}, DIED + said), OPTIONS)
+    assert (raised.value.what, raised.value.allowed) == (what, allowed)
+    assert raised.value.remedy
+    assert raised.value.exit_code == 2
+
+
+def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
+    with pytest.raises(PreflightError, match="the process died"):
+        study._described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS)
+
+
+@pytest.mark.parametrize(("train", "val", "split"), [(0, 5, "training"), (5, 0, "validation")])
+def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, split: str) -> None:
+    with pytest.raises(ConfigError, match=f"the {split} split of the workload is empty"):
+        study._described(Described({"train_samples": train, "val_samples": val}), {})
+
+
+def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, Journal, io.StringIO]:
+    """Returns a study of formulas behind its opening, its journal, and what it says."""
+    _, complete = study.checked(config.load(["card=cpu", *typed]))
+    said = io.StringIO()
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
+    facts = {
+        **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
+        **{"train_samples": 100, "val_samples": 10, "baselines": {}, "workload_sha256": ""},
+    }
+    made.open(facts, study._setting(complete))
+    return made, journal, said
+
+
+def test_a_joint_search_has_no_probe_stage(tmp_path: Path) -> None:
+    made, journal, said = opened(tmp_path, "search.strategy=joint", "knobs.amp_dtype=fp32", started=time.monotonic())
+    made.measure(FormulaBench())  # type: ignore[arg-type]
+    assert {r["stage"] for r in journal.records if r.event == "stage"} == {"estimate"}
+    assert "probe" not in said.getvalue()
+    journal.close()
+
+
+def test_too_little_time_is_said_at_the_start(tmp_path: Path) -> None:
+    started = time.monotonic() - 14
+    _, journal, said = opened(tmp_path, "search.max_time=60s", "budget.confirm.windows=5", started=started)
+    journal.close()
+    words = " ".join(said.getvalue().split())
+    assert "warning search.max_time=1m is too short: start-up took 14s, probes 36s and confirming at least 52s" in words
+    assert "so the run will take 1m42s or more and search only " in words
+    assert "give it search.max_time=4m, or lower budget.probe.max_time_s and budget.confirm.windows" in words
+    warned = said.getvalue()[said.getvalue().index("warning") :]
+    assert max(map(len, warned.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("typed", [["search.max_time=10m"], ["search.max_time=null"]])
+def test_enough_time_is_no_word_worth(tmp_path: Path, typed: list[str]) -> None:
+    _, journal, said = opened(tmp_path, *typed, started=time.monotonic())
+    journal.close()
+    assert "warning" not in said.getvalue()
+
+
+def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "pick.tolerance=10%", started=time.monotonic())
+    for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
+        values = {"error": error}
+        journal.append("trial", trial=trial, config={}, outcome="ok", values=values, samples_per_s=rate)
+    picked = made._pick()
+    journal.close()
+    assert picked is not None
+    assert picked.best == "t1"
+    assert picked.rule.startswith("the fastest of 3 whose error is within 0.2 of the best seen: 2.15 against 2")
+    assert picked.rule.endswith("the tolerance is 10% of that best")
