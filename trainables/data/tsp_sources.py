@@ -1,0 +1,89 @@
+"""Where travelling salesman instances come from: the cities of the world, squares, or files of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from trainables.data import pointer_text, tsp_maps, tsplib
+from trainables.data.errors import DataError
+from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, solved
+
+UNIFORM = "uniform"
+VAL_SHARE = 0.2
+"""Of the instances of a file or folder that does not tell training from test."""
+_TSPLIB = (".tsp", ".tsp.gz")
+
+
+def read_splits(data: str | None, nodes: int | None, sizes: tuple[int, int], seed: int) -> Splits:
+    """Returns training and validation instances, the same for the same arguments. Raises DataError.
+
+    `data` is None for the cities, "uniform", or the path of a file or folder. `nodes` is the size of a drawn
+    instance, None to take TSPLIB problems as they are; `sizes` are how many to draw, and the most to keep of files.
+    """
+    if data is None or data == UNIFORM:
+        if nodes is None:
+            raise DataError(f"data={data}: found nodes=null; allowed with it: a path of problems that have their size")
+        return tsp_maps.uniform(nodes, sizes, seed) if data else tsp_maps.drawn([tsp_maps.Cities()], nodes, sizes, seed)
+    path = Path(data)
+    found = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    problems = [p for p in found if p.name.endswith(_TSPLIB)]
+    texts = [p for p in found if p.suffix == ".txt"]
+    if problems and nodes is not None:
+        return tsp_maps.drawn([_chart(p, nodes) for p in problems], nodes, sizes, seed)
+    if problems:
+        return _limited(_split(path, [_whole(p) for p in problems], seed), sizes)
+    if texts:
+        return _limited(_pointer_splits(path, texts, seed), sizes)
+    names = ", ".join(p.name for p in found[:8]) or "nothing"
+    raise DataError(f"{path}: found {names}; allowed: {', '.join(_TSPLIB)}, .txt, a folder of them, or {UNIFORM}")
+
+
+def _chart(path: Path, nodes: int) -> tsp_maps.Chart:
+    problem = tsplib.read_problem(path)
+    if len(problem) < nodes:
+        allowed = f"{nodes} or more to draw from; workload.nodes=null takes problems as they are"
+        raise DataError(f"{path}: DIMENSION: found {len(problem)} nodes; allowed: {allowed}")
+    return tsp_maps.Chart(problem)
+
+
+def _whole(path: Path) -> Instance:
+    """Returns a problem with the tour of NAME.opt.tour or NAME.tour; a small one without is solved."""
+    problem = tsplib.read_problem(path)
+    nodes = np.arange(len(problem))
+    distances = problem.distances(nodes, nodes)
+    stem = path.name.removesuffix(".gz").removesuffix(".tsp")
+    names = [f"{stem}.{kind}{packed}" for kind in ("opt.tour", "tour") for packed in ("", ".gz")]
+    tour = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
+    if tour is not None:
+        return Instance(problem.points, distances, tsplib.read_tour(tour, len(problem)))
+    if len(problem) > MOST_EXACT:
+        allowed = f"{names[0]} beside it, or workload.nodes={MOST_EXACT} or fewer to draw small instances from it"
+        raise DataError(f"{path}: found {len(problem)} nodes and no tour; allowed: {allowed}")
+    return solved(problem.points, distances)
+
+
+def _pointer_splits(path: Path, texts: Sequence[Path], seed: int) -> Splits:
+    """Returns the splits of one file, or of a folder with a file for training and one for test."""
+    if len(texts) == 1:
+        return _split(path, list(pointer_text.read(texts[0])), seed)
+    train = [p for p in texts if "train" in p.name]
+    val = [p for p in texts if "test" in p.name or "val" in p.name]
+    if len(train) != 1 or len(val) != 1:
+        names = ", ".join(p.name for p in texts[:8])
+        raise DataError(f"{path}: found {names}; allowed: one .txt with 'train' in its name, one with 'test' or 'val'")
+    return Splits(list(pointer_text.read(train[0])), list(pointer_text.read(val[0])))
+
+
+def _split(path: Path, found: Sequence[Instance], seed: int) -> Splits:
+    if len(found) < 2:
+        raise DataError(f"{path}: found {len(found)} instance; allowed: 2 or more, some to train on, some to judge by")
+    order = np.random.default_rng(seed).permutation(len(found))
+    cut = len(found) - max(1, int(VAL_SHARE * len(found)))
+    return Splits([found[i] for i in order[:cut]], [found[i] for i in order[cut:]])
+
+
+def _limited(splits: Splits, sizes: tuple[int, int]) -> Splits:
+    return Splits(splits.train[: sizes[0]], splits.val[: sizes[1]])

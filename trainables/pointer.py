@@ -1,0 +1,310 @@
+"""Travelling salesman by pointing: which node comes next? A pointer network taught by shortest tours.
+
+Data: small instances drawn from 45,065 cities of the world (GeoNames, CC BY 3.0) with exact tours by fast-tsp;
+`workload.data=uniform` draws points on a square instead, `workload.data=<path>` reads TSPLIB problems (.tsp, with tours
+in .opt.tour) or text files in the layout of Vinyals et al. (trainables/data/tsp_sources.py).
+Model: a pointer network (Vinyals et al., arXiv 1506.03134) whose encoder is a Transformer, as in Kool et al.
+(1803.08475); at each step it sees the nodes anew, by 8 features of which one is `is_visited`. Attention falls off with
+distance, at another rate in each head, as ALiBi's does with position (Press et al., 2108.12409).
+With teacher forcing the tour so far is known at every step, so all steps of a tour are trained in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from trainables import draws
+from trainables.workload import Config, Split, WorkloadError
+
+try:
+    from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, scaled
+    from trainables.data.tsp_sources import read_splits
+except ImportError as error:
+    raise WorkloadError(f"workload pointer needs: pip install 'cardtune[pointer]' ({error})") from None
+
+DATA_SEED = 0  # not the trial's: every seed is judged on the same instances
+HEADS = 4
+SLOPES = (0.0, 2.0, 4.0, 6.0)
+"""Of the heads: what attention loses for each side of the instance's square that a node is away."""
+IS_VISITED, IS_CURRENT, IS_START, TO_CURRENT = 2, 3, 4, 5
+FEATURES = ("x", "y", "is_visited", "is_current", "is_start", "distance_to_current", "distance_to_start", "step_frac")
+
+Batch = dict[str, Tensor]
+"""points (batch, nodes, 2); distances (batch, nodes, nodes); rank (batch, nodes): a node's place in the shortest tour,
+from 0, and -1 for padding."""
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""Features and distances in, a score for each node to come next out; see `Pointer.forward`."""
+
+
+class Sample(NamedTuple):
+    """One instance: points (nodes, 2), distances (nodes, nodes), rank (nodes,)."""
+
+    points: Tensor
+    distances: Tensor
+    rank: Tensor
+
+
+class Instances(Dataset[Sample]):
+    """Instances, each scaled to a square of side 1 around 0 when asked for."""
+
+    def __init__(self, instances: Sequence[Instance]) -> None:
+        self._instances = instances
+
+    def __len__(self) -> int:
+        return len(self._instances)
+
+    def __getitem__(self, index: int) -> Sample:
+        points, distances, order = (torch.from_numpy(part) for part in scaled(self._instances[index]))
+        return Sample(points.float(), distances.float(), order.argsort())
+
+
+class Block(nn.Module):
+    """A Transformer layer (pre-norm) over the nodes of one step."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Returns new states, (rows, nodes, width), of states and an attention bias (rows, heads, nodes, nodes)."""
+        rows, nodes, width = x.shape
+        q, k, v = self.qkv(self.norm_1(x)).view(rows, nodes, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(rows, nodes, width)))
+        return x + cast(Tensor, self.dropout(self.feed_forward(self.norm_2(x))))
+
+
+class Pointer(nn.Module):
+    """Scores the nodes that can come next in a tour that is partly made."""
+
+    slopes: Tensor
+
+    def __init__(self, width: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.embed = nn.Linear(len(FEATURES), width)
+        self.layers = nn.ModuleList(Block(width, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.query, self.key = nn.Linear(2 * width, width), nn.Linear(width, width)
+        self.nearness = nn.Parameter(torch.tensor(5.0))  # begins as a taste for the nearest node
+        self.register_buffer("slopes", torch.tensor(SLOPES), persistent=False)
+
+    def forward(self, features: Tensor, distances: Tensor) -> Tensor:
+        """Returns scores, (batch, steps, nodes), of features (batch, steps, nodes, 8) and distances.
+
+        Distances are (batch, nodes, nodes). Visited nodes cannot be pointed at, and nothing attends to them but to the
+        start and the current: what is left is a shortest path between these two, whatever came before.
+        """
+        batch, steps, nodes, _ = features.shape
+        visited, ends = features[..., IS_VISITED] > 0, features[..., IS_CURRENT : IS_START + 1]
+        unseen = visited & (ends.sum(dim=-1) == 0)
+        bias = (-self.slopes[:, None, None] * distances[:, None]).unsqueeze(1).expand(-1, steps, -1, -1, -1)
+        bias = bias.masked_fill(unseen[:, :, None, None], float("-inf")).flatten(0, 1)
+        x = self.embed(features.flatten(0, 1))
+        for layer in self.layers:
+            x = layer(x, bias)
+        x = self.norm(x)
+        current_and_start = (ends.flatten(0, 1).transpose(1, 2).to(x.dtype) @ x).flatten(1)
+        scores = (self.key(x) @ self.query(current_and_start).unsqueeze(-1)).view(batch, steps, nodes)
+        scores = scores.float() * x.shape[-1] ** -0.5 - self.nearness * features[..., TO_CURRENT]
+        # Not -inf: in a batch with longer tours, a tour has steps at which there is nothing to point at.
+        return cast(Tensor, scores.masked_fill(visited, -1e9))
+
+
+def features(batch: Batch, rank: Tensor, steps: Tensor) -> Tensor:
+    """Returns what the network sees at some steps, (batch, steps, nodes, 8), named in `FEATURES`.
+
+    `rank` (batch, nodes) says when a node is visited: at step s, one of `steps` (steps,), those of a rank below s have
+    been, and the current node is that of rank s - 1. Padding, rank -1, counts as visited.
+    """
+    points, distances = batch["points"], batch["distances"]
+    rank, s = rank[:, None], steps[None, :, None]
+    shape = (len(points), len(steps), points.shape[1])
+    current, start = rank == s - 1, (rank == 0).expand(shape)
+    ways = [distances.gather(1, at.byte().argmax(dim=2, keepdim=True).expand(shape)) for at in (current, start)]
+    share = s / (rank >= 0).sum(dim=2, keepdim=True)
+    columns = [points[:, None, :, 0], points[:, None, :, 1], rank < s, current, start, *ways, share]
+    return torch.stack([column.expand(shape).to(points.dtype) for column in columns], dim=-1)
+
+
+def targets(teacher: Tensor, rank: Tensor, steps: Tensor) -> Tensor:
+    """Returns the node to point at, (batch, steps): along the teacher's tour the next that is not visited.
+
+    Of a tour that follows the teacher's that is the teacher's node. `teacher` and `rank` are (batch, nodes).
+    """
+    rank, s = rank[:, None], steps[None, :, None]
+    count = (teacher >= 0).sum(dim=1)[:, None, None]
+    here = teacher.gather(1, (rank == s - 1).byte().argmax(dim=2))[..., None]
+    ahead = (teacher[:, None] - here).remainder(count)
+    return ahead.masked_fill(rank < s, teacher.shape[1]).argmin(dim=2)
+
+
+@torch.no_grad()
+def decode(model: Scorer, batch: Batch, forced: Tensor | None = None) -> Tensor:
+    """Returns the tours made by pointing at the best node, as ranks, (batch, nodes).
+
+    Where `forced` (batch, nodes) is true for a step, the step goes to `targets` instead.
+    """
+    teacher = batch["rank"]
+    count, nodes = (teacher >= 0).sum(dim=1, keepdim=True), teacher.shape[1]
+    rank = teacher.masked_fill(teacher > 0, nodes)  # padding and the start stay
+    steps = torch.arange(nodes, device=teacher.device)
+    for number in range(1, nodes - 1):
+        step = steps[number : number + 1]
+        best = model(features(batch, rank, step), batch["distances"])[:, 0].argmax(dim=1, keepdim=True)
+        if forced is not None:
+            best = torch.where(forced[:, number : number + 1], targets(teacher, rank, step), best)
+        rank = torch.where(number < count - 1, rank.scatter(1, best, number), rank)
+    return torch.where(rank == nodes, count - 1, rank)  # the one that is left
+
+
+def tour_lengths(distances: Tensor, rank: Tensor) -> Tensor:
+    """Returns the lengths of closed tours given as ranks, float64, (batch,)."""
+    count = (rank >= 0).sum(dim=1, keepdim=True)
+    follows = rank[:, None] == ((rank + 1) % count)[:, :, None]  # (batch, from, to)
+    return (distances.double() * (follows & (rank >= 0)[:, :, None])).sum(dim=(1, 2))
+
+
+class PointerNet:
+    """Tours judged by their gap, the mean of length over shortest length, minus 1. The contract is in workload.py."""
+
+    objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
+    default_space: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": {"low": 1e-3, "high": 5e-3, "log": True},
+        "batch_size": [16, 32, 64],
+        "micro_batch_size": [8, 16, 32, 64],
+        "hidden_size": [64, 128],
+        "amp_dtype": ["fp32", "bf16"],
+    }
+    options: ClassVar[Mapping[str, Any]] = {
+        "data": None,  # None: cities; "uniform": squares; else a file or folder
+        "nodes": 15,  # of a drawn instance, 5 to 20; None: TSPLIB problems as they are
+        "train_samples": 3000,
+        "val_samples": 500,
+        "layers": 2,
+        "teacher_forcing": 1.0,  # share of the steps that go where the teacher goes; the others, where the model does
+    }
+
+    _ranges: ClassVar[Mapping[str, tuple[int, int]]] = {
+        "nodes": (5, MOST_EXACT),
+        "train_samples": (1, 10_000_000),
+        "val_samples": (1, 10_000_000),
+        "layers": (1, 100),
+        "teacher_forcing": (0, 1),
+    }
+
+    def __init__(self) -> None:
+        self._splits: dict[tuple[Any, ...], Splits] = {}
+
+    def dataset(self, config: Config, split: Split) -> Instances:
+        """Returns the split, the same for every seed; drawn and solved once a process, 4 s by default."""
+        options = _options(config)
+        key = tuple(options[name] for name in ("data", "nodes", "train_samples", "val_samples"))
+        if key not in self._splits:
+            sizes = options["train_samples"], options["val_samples"]
+            self._splits[key] = read_splits(options["data"], options["nodes"], sizes, DATA_SEED)
+        found = self._splits[key].train if split == "train" else self._splits[key].val
+        return Instances(found)
+
+    @staticmethod
+    def collate(samples: Sequence[Sample]) -> Batch:
+        """Returns the batch, instances of fewer nodes padded to the largest."""
+        most = max(len(s.rank) for s in samples)
+        short = [most - len(s.rank) for s in samples]
+        return {
+            "points": torch.stack([F.pad(s.points, (0, 0, 0, n)) for s, n in zip(samples, short, strict=True)]),
+            "distances": torch.stack([F.pad(s.distances, (0, n, 0, n)) for s, n in zip(samples, short, strict=True)]),
+            "rank": torch.stack([F.pad(s.rank, (0, n), value=-1) for s, n in zip(samples, short, strict=True)]),
+        }
+
+    @staticmethod
+    def length(sample: Sample) -> int:
+        """Returns the number of nodes."""
+        return len(sample.rank)
+
+    def augment(self, batch: Batch, keys: Tensor, config: Config, phase: str) -> Batch:
+        """Returns the batch with some instances in the place of equal ones, and the steps that are forced.
+
+        Half of the instances, times the knob, are mirrored, turned by right angles, begun elsewhere and gone round the
+        other way, each of the ways to do so as likely as the others.
+        """
+        inplace = config.knobs.inplace_augmentation
+        points, rank = (batch[name] if inplace else batch[name].clone() for name in ("points", "rank"))
+        padding = rank < 0
+        count = (~padding).sum(dim=1, keepdim=True)
+        some = draws.uniform(keys, (1,), stream=0) < config.knobs.augmentation / 2
+        dice = draws.uniform(keys, (5,), stream=1)
+        coin = (dice < 0.5) & some
+        points.mul_(1.0 - 2.0 * coin[:, None, :2])
+        points.copy_(torch.where(coin[:, 2:3, None], points.flip(-1), points))
+        rank.mul_(1 - 2 * coin[:, 3:4].long()).add_((dice[:, 4:] * count * some).long())
+        rank.remainder_(count).masked_fill_(padding, -1)
+        new, share = {**batch, "points": points, "rank": rank}, _options(config)["teacher_forcing"]
+        return new if share == 1.0 else {**new, "forced": draws.uniform(keys, rank.shape[1:], stream=2) < share}
+
+    def model(self, config: Config) -> Pointer:
+        """Returns a new network of `knobs.hidden_size`."""
+        width = config.knobs.hidden_size
+        if width % HEADS:
+            raise WorkloadError(f"knobs.hidden_size={width}: expected a multiple of {HEADS}, the attention heads")
+        return Pointer(width, _options(config)["layers"], config.knobs.dropout)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Returns the cross-entropy of the node to point at: a tour's mean over its steps, their mean over the batch.
+
+        The last node of a tour is no choice, and no step.
+        """
+        teacher = batch["rank"]
+        rank = decode(model, batch, batch["forced"]) if "forced" in batch else teacher
+        steps = torch.arange(1, teacher.shape[1] - 1, device=teacher.device)
+        scores = model(features(batch, rank, steps), batch["distances"])
+        loss = F.cross_entropy(scores.transpose(1, 2), targets(teacher, rank, steps), reduction="none")
+        choices = (teacher >= 0).sum(dim=1, keepdim=True) - 2
+        return (loss * (steps <= choices) / choices).sum(dim=1).mean()
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """Returns the gap of greedily decoded tours, 0 where all are shortest; waits for the device once."""
+        ratios = [
+            tour_lengths(b["distances"], decode(model, b)) / tour_lengths(b["distances"], b["rank"]) for b in batches
+        ]
+        return {"gap": torch.cat(ratios).mean().item() - 1.0}
+
+    def baselines(self, config: Config) -> dict[str, dict[str, float]]:
+        """Returns the gaps of always going to the nearest node, and of a random tour, as expected."""
+        data = self.dataset(config, "val")
+        batches = [self.collate([data[i]]) for i in range(len(data))]
+        # Each way is as likely as any other, so a random tour of n nodes is as long as n ways of mean length.
+        chance = [
+            b["distances"].sum() / (b["rank"].numel() - 1) / tour_lengths(b["distances"], b["rank"]) for b in batches
+        ]
+        nearest = self.evaluate(cast(nn.Module, _nearest_first), batches)
+        return {"nearest neighbour": nearest, "random tour": {"gap": torch.cat(chance).mean().item() - 1.0}}
+
+
+def _nearest_first(features: Tensor, distances: Tensor) -> Tensor:
+    """Returns the scores of a network that points at the nearest node."""
+    return (-features[..., TO_CURRENT]).masked_fill(features[..., IS_VISITED] > 0, -1e9)
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """Returns the options, those not given at their defaults; raises WorkloadError for one that means nothing."""
+    options = {**PointerNet.options, **config.options}
+    for name, (least, most) in PointerNet._ranges.items():
+        value, share = options[name], name == "teacher_forcing"
+        fits = isinstance(value, int | float) and least <= value <= most and (share or type(value) is int)
+        if not fits and not (name == "nodes" and value is None):
+            raise WorkloadError(
+                f"workload.{name}={value}: expected a {'' if share else 'whole '}number from {least} to {most:,}"
+            )
+    return options
+
+
+WORKLOAD = PointerNet()
