@@ -34,6 +34,8 @@ BIN_DEG, BINS = 3.0, 66
 SPLIT_SEED = 0  # not the trial's: every seed is judged on the same faces
 SQUARED_ERROR = 0.02
 """Weight of the expectation's squared error, in square degrees, beside the bins' cross-entropy."""
+RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
+"""Under it a ReLU of standard normal numbers has variance 1."""
 JITTER = (0.4, 0.4, 0.4, 0.05)
 """Most that brightness, contrast and saturation differ from 1, and that hues turn, in full turns; at augmentation=1."""
 _YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -66,20 +68,25 @@ class Faces(Dataset[Sample]):
 
 
 class Block(nn.Module):
-    """Halves height and width.
+    """Halves height and width by a convolution whose weights are standardised, each output channel's for itself.
 
-    Groups of channels are normalised within each image (Wu and He, arXiv 1803.08494): batch normalisation would make
-    what is learned depend on the micro-batch, and a checkpointed block would count its statistics twice.
+    Scaled weight standardisation with a gain for each channel (Brock et al., arXiv 2101.08692) stands in for a norm of
+    the activations. Batch normalisation would make what is learned depend on the micro-batch, and a checkpointed block
+    would count its statistics twice. After 6 epochs, seed 0: 4.4 degrees, group norm 6.1, layer norm 6.1, none 6.2,
+    batch norm in one piece 5.1.
     """
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(channels_in, channels, 3, stride=2, padding=1, bias=False)
-        self.norm = nn.GroupNorm(channels // 8, channels)
+        self.convolution = nn.Conv2d(channels_in, channels, 3, stride=2, padding=1)
+        self.gain = nn.Parameter(torch.full((channels, 1, 1, 1), RELU_GAIN))
 
     def forward(self, features: Tensor) -> Tensor:
         """Returns features (batch, channels, height / 2, width / 2)."""
-        return F.relu(self.norm(self.convolution(features)))
+        weight, bias = self.convolution.weight, self.convolution.bias
+        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        scale = self.gain * torch.rsqrt(variance * weight[0].numel() + 1e-4)
+        return F.relu(F.conv2d(features, (weight - mean) * scale, bias, stride=2, padding=1))
 
 
 class PoseNet(nn.Module):

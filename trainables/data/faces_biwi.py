@@ -12,7 +12,6 @@ hold; here the head's centre is projected into the colour image, and the box is 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -76,14 +75,23 @@ def _read(path: Path, wanted: dict[int, tuple[int, int]]) -> list[_Matrix]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: found {error}; allowed: a text file of numbers") from None
     lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    least = max(start + rows for start, (rows, _) in wanted.items())
+    if len(lines) < least:
+        raise DataError(f"{path}: found {len(lines)} lines that are not blank; allowed: at least {least}")
     found = []
     for start, (rows, columns) in wanted.items():
-        if len(lines) < start + rows:
-            raise DataError(f"{path}: found {len(lines)} lines that are not blank; allowed: at least {start + rows}")
         matrix = []
         for number, cells in lines[start : start + rows]:
-            if len(cells) != columns or not all(re.fullmatch(r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?", c, re.I) for c in cells):
+            matrix.append([_number(cell) for cell in cells])
+            if len(cells) != columns or not np.isfinite(matrix[-1]).all():
                 raise DataError(f"{path}:{number}: found {' '.join(cells)!r:.80}; allowed: {columns} numbers")
-            matrix.append([float(cell) for cell in cells])
         found.append(np.array(matrix))
     return found
+
+
+def _number(text: str) -> float:
+    """Returns the number, or NaN for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -62,7 +62,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Camera:
-    """A parallel projection: pixels a decimetre, where the mesh's centre falls (x, y), and the image's width, height."""
+    """A parallel projection: pixels a decimetre, where the mesh's centre falls (x, y), and the image's size."""
 
     scale_px: float
     centre_px: tuple[float, float]
@@ -71,7 +71,7 @@ class Camera:
     def project(self, points: Floats) -> Floats:
         """Returns pixels (point, 3), x to the right, y down, z towards the camera, of turned points (point, 3)."""
         x, y = self.centre_px
-        return points * np.float32([1, -1, 1]) * np.float32(self.scale_px) + np.float32([x, y, 0])
+        return points * np.array([1, -1, 1], np.float32) * np.float32(self.scale_px) + np.array([x, y, 0], np.float32)
 
 
 @functools.cache

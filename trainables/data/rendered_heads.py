@@ -104,7 +104,7 @@ def _write_300w_lp(stem: Path, rng: np.random.Generator) -> None:
 def _write_biwi(stem: Path, person: Head, rng: np.random.Generator) -> None:
     yaw, pitch, roll = _random_angles_deg(rng)
     # BIWI's axes and order: x right, y down, z away from the camera, R = Rz(roll) Ry(yaw) Rx(-pitch); in ours that is
-    turned = rotation(0.0, 0.0, roll) @ rotation(yaw, 0.0, 0.0) @ rotation(0.0, pitch, 0.0)
+    turned = np.asarray(rotation(0, 0, roll) @ rotation(yaw, 0, 0) @ rotation(0, pitch, 0), np.float32)
     middle = np.array([*rng.normal(0.0, (40.0, 25.0)), rng.uniform(800.0, 1000.0)])  # in the depth camera's frame
     x, y, z = middle + SHIFT_MM
     at = np.array([x, y]) * FOCAL_PX / z + np.array(FRAME_PX) / 2

@@ -29,7 +29,8 @@ def test_what_is_written_is_read_as_faces(layout: str) -> None:
     assert (abs(angles) <= [75.01, 60.01, 50.01]).all()
     assert 30 < angles[:, 0].std() < 60 > 3 * angles[:, 2].std() > 10
     for face in faces:
-        width, height = Image.open(face.image).size
+        with Image.open(face.image) as image:
+            width, height = image.size
         left, top, right, bottom = face.box
         assert 0 < (left + right) / 2 < width
         assert 0 < (top + bottom) / 2 < height
