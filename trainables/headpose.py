@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -90,18 +91,19 @@ class Block(nn.Module):
 
 
 class PoseNet(nn.Module):
-    """Four blocks up to `width` channels, a grid of 4 x 4, and a linear map to the bins of three angles."""
+    """Blocks of up to `width` channels down to a grid of 3 x 3 or 4 x 4, and a linear map to three angles' bins."""
 
-    def __init__(self, width: int, dropout: float) -> None:
+    def __init__(self, width: int, size: int, dropout: float) -> None:
         super().__init__()
-        channels = [max(8, round(width * share / 8) * 8) for share in (3 / 16, 3 / 8, 3 / 4, 1)]
-        self.blocks = nn.ModuleList(Block(a, b) for a, b in zip([3, *channels], channels, strict=False))
-        self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(dropout), nn.Linear(16 * channels[-1], 3 * BINS)
-        )
+        depth = math.ceil(math.log2(size / 4))
+        shares = (1, 3 / 4, 3 / 8, 3 / 16)  # of the width, from the last block back; in larger images the last repeats
+        channels = [max(8, 8 * round(width * shares[min(i, 3)] / 8)) for i in reversed(range(depth))]
+        self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise([3, *channels]))
+        cells = math.ceil(size / 2**depth) ** 2
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(cells * channels[-1], 3 * BINS))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns logits (batch, 3, bins) of images, uint8, (batch, 3, height, width)."""
+        """Returns logits (batch, 3, bins) of images, uint8, (batch, 3, size, size)."""
         features = images.float() / 127.5 - 1.0  # on the device: a quarter of the bytes to transfer
         for block in self.blocks:
             features = block(features)
@@ -176,8 +178,8 @@ class HeadPose:
         return Sample(_recolour(images, change), angles)
 
     def model(self, config: Config) -> PoseNet:
-        """Returns a network as wide as the knob hidden_size."""
-        return PoseNet(config.knobs.hidden_size, config.knobs.dropout)
+        """Returns a network as wide as the knob hidden_size says."""
+        return PoseNet(config.knobs.hidden_size, _options(config)["image_size"], config.knobs.dropout)
 
     def loss(self, model: nn.Module, batch: Sample) -> Tensor:
         """Returns the mean over batch and angles of the bins' cross-entropy and of the expectation's squared error."""

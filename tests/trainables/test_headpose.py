@@ -188,15 +188,15 @@ def test_grey_has_no_hue_and_two_half_turns_are_none() -> None:
 # -- network and loss -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "width"), [(32, 8), (64, 128), (100, 64)])
-def test_the_network_takes_any_size_and_gives_one_face_what_it_gives_a_batch(size: int, width: int) -> None:
+@pytest.mark.parametrize(("size", "width"), [(16, 8), (32, 8), (64, 128), (100, 64), (224, 16)])
+def test_the_network_is_made_for_any_size_and_gives_one_face_what_it_gives_a_batch(size: int, width: int) -> None:
     torch.manual_seed(0)
-    model = PoseNet(width, 0.5).eval()
+    model = PoseNet(width, size, 0.5).eval()
     images = noise(3, size).image
     together = model(images)
     assert together.shape == (3, 3, BINS)
     torch.testing.assert_close(together, torch.cat([model(image[None]) for image in images]), rtol=1e-4, atol=1e-4)
-    assert len(blocks(HeadPose(), model)) == 4
+    assert len(blocks(HeadPose(), model)) == math.ceil(math.log2(size)) - 2
 
 
 def test_hidden_size_is_the_width_of_the_network() -> None:
@@ -221,7 +221,7 @@ def test_loss_is_least_where_the_right_bin_is_certain(resident: Resident) -> Non
 
 def test_loss_of_an_angle_at_the_limit_is_finite(resident: Resident) -> None:
     batch = Sample(noise(2).image, torch.tensor([[99.0, -99.0, 0.0], [98.9, -98.9, 99.0]]))
-    assert math.isfinite(resident.workload.loss(PoseNet(8, 0.0), batch).item())
+    assert math.isfinite(resident.workload.loss(PoseNet(8, 16, 0.0), batch).item())
 
 
 def test_evaluate_gives_the_error_of_each_angle(resident: Resident) -> None:

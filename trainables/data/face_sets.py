@@ -24,10 +24,9 @@ def read(folder: Path) -> list[Face]:
         raise DataError(f"{folder}: found no such folder; allowed: one of 300W-LP, AFLW2000-3D or BIWI")
     for where, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in NOT_FACES)
-        mats += [Path(where, name) for name in sorted(files) if name.endswith(".mat")]
-        poses += [
-            Path(where, name) for name in sorted(files) if name.startswith("frame_") and name.endswith("_pose.txt")
-        ]
+        paths = [Path(where, name) for name in sorted(files) if not name.startswith(".")]
+        mats += [path for path in paths if path.suffix == ".mat"]
+        poses += [path for path in paths if path.match("frame_*_pose.txt")]
     if mats and poses:
         raise DataError(
             f"{folder}: found {mats[0].name} and {poses[0].name}; allowed: one set of faces; give its folder"
