@@ -1,0 +1,281 @@
+"""Readers of 300W-LP, AFLW2000-3D and BIWI on files written here in the published layouts, and on broken ones."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+from PIL import Image
+
+from trainables.data import face_sets
+from trainables.data.errors import DataError
+from trainables.data.faces import Face, pixels
+
+RGB_CAL = """517.679 0 320
+0 517.679 240.5
+0 0 1
+
+0 0 0 0
+
+0.999947 0.00432361 0.00929419
+-0.00446314 0.999877 0.0150443
+-0.009228 -0.015085 0.999844
+
+-24.0198 5.8896 -13.2308
+
+640 480
+"""
+
+
+def box_of_points(left: float, top: float, right: float, bottom: float, count: int = 68) -> np.ndarray:
+    """Returns landmarks (2, count) that reach from (left, top) to (right, bottom)."""
+    rng = np.random.default_rng(0)
+    points = rng.uniform(0.1, 0.9, (2, count))
+    points[:, :2] = [[0.0, 1.0], [1.0, 0.0]]
+    return points * [[right - left], [bottom - top]] + [[left], [top]]
+
+
+def write_mat(path: Path, pose_deg: tuple[float, float, float], size: int = 450, **fields: Any) -> Path:
+    """Writes NAME.jpg and NAME.mat as the authors of 300W-LP did: pitch, yaw, roll in radians, and more."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    yaw, pitch, roll = np.radians(pose_deg)
+    Image.new("RGB", (size, size), (90, 60, 30)).save(path.with_suffix(".jpg"))
+    rest = {"roi": [[1, 2, 3, 4]], "Shape_Para": np.zeros((199, 1)), "Exp_Para": np.zeros((29, 1))}
+    own = {"Pose_Para": np.array([[pitch, yaw, roll, 180.0, 200.0, -60.0, 0.0013]], np.float32)}
+    own["pt2d"] = box_of_points(100, 120, 300, 320)
+    chosen = {name: value for name, value in {**rest, **own, **fields}.items() if value is not None}
+    scipy.io.savemat(path.with_suffix(".mat"), chosen)
+    return path.with_suffix(".mat")
+
+
+def about(axis: int, angle_deg: float) -> np.ndarray:
+    """Returns the right-handed rotation (3, 3) about axis 0, 1 or 2."""
+    c, s = math.cos(math.radians(angle_deg)), math.sin(math.radians(angle_deg))
+    turn = np.eye(3)
+    i, j = (axis + 1) % 3, (axis + 2) % 3
+    turn[[i, i, j, j], [i, j, i, j]] = [c, -s, s, c]
+    return turn
+
+
+def write_biwi(root: Path, sequence: str, number: int, pose_deg: tuple[float, float, float]) -> Path:
+    """Writes one frame of the database: the rotation, a blank line, the head's centre."""
+    folder = root / "hpdb" / sequence
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rgb.cal").write_text(RGB_CAL)
+    yaw, pitch, roll = pose_deg
+    turn = about(2, roll) @ about(1, yaw) @ about(0, -pitch)
+    rows = [" ".join(f"{v:g}" for v in row) + " \n" for row in turn.round(7)]
+    path = folder / f"frame_{number:05d}_pose.txt"
+    path.write_text("".join(rows) + "\n" + "65.1 30.2 884.5 \n")
+    Image.new("RGB", (640, 480), (10, 200, 10)).save(folder / f"frame_{number:05d}_rgb.png", compress_level=1)
+    return path
+
+
+def test_300w_lp_reads_pitch_yaw_roll_in_radians_as_yaw_pitch_roll_in_degrees(tmp_path: Path) -> None:
+    write_mat(tmp_path / "300W_LP" / "AFW" / "AFW_134212_1_0", (-41.5, 12.25, 7.0))
+    (face,) = face_sets.read(tmp_path / "300W_LP")
+    assert face.angles_deg == pytest.approx((-41.5, 12.25, 7.0), abs=1e-4)
+    assert face.image == tmp_path / "300W_LP" / "AFW" / "AFW_134212_1_0.jpg"
+    assert face.group == "AFW/AFW_134212_1"
+
+
+def test_300w_lp_box_has_hopenets_margins_and_is_square(tmp_path: Path) -> None:
+    k = 0.35
+    write_mat(tmp_path / "A_0", (0, 0, 0), pt2d=box_of_points(100, 120, 300, 320))  # 200 x 200: the height decides
+    write_mat(tmp_path / "B_0", (0, 0, 0), pt2d=box_of_points(10, 200, 310, 300))  # 300 x 100: the width does
+    tall, wide = face_sets.read(tmp_path)
+    top, bottom = 120 - 2 * k * 200, 320 + 0.6 * k * 200
+    assert tall.box == (200 - 191, -20, 200 + 191, 362)
+    assert (tall.box[1], tall.box[3]) == (round(top), round(bottom))
+    assert (wide.box[0], wide.box[2]) == (round(10 - 0.6 * k * 300), round(310 + 0.6 * k * 300))
+    assert wide.box[2] - wide.box[0] == wide.box[3] - wide.box[1]
+
+
+def test_300w_lp_mirrored_faces_have_the_mirrored_box_and_the_group_of_their_photograph(tmp_path: Path) -> None:
+    points = box_of_points(80, 120, 300, 320)
+    mirrored = points * [[-1], [1]] + [[450], [0]]
+    for view, yaw in enumerate((10, 30, 50)):
+        write_mat(tmp_path / "LFPW" / f"LFPW_image_test_0001_{view}", (yaw, 5, 3), pt2d=points)
+        write_mat(tmp_path / "LFPW_Flip" / f"LFPW_image_test_0001_{view}", (-yaw, 5, -3), pt2d=mirrored)
+    write_mat(tmp_path / "LFPW" / "LFPW_image_test_0002_0", (0, 0, 0))
+    faces = face_sets.read(tmp_path)
+    assert [f.group for f in faces].count("LFPW/LFPW_image_test_0001") == 6
+    left, top, right, bottom = faces[0].box
+    flipped = next(f for f in faces if f.image.parent.name == "LFPW_Flip")
+    assert flipped.box == pytest.approx((450 - right, top, 450 - left, bottom), abs=1)
+
+
+def test_300w_lp_leaves_out_landmark_files_and_heads_turned_beyond_99_degrees(tmp_path: Path) -> None:
+    write_mat(tmp_path / "AFW" / "AFW_1_1_0", (98.9, 0, 0))
+    write_mat(tmp_path / "AFW" / "AFW_1_1_1", (-99.5, 0, 0))
+    write_mat(tmp_path / "AFW" / "AFW_1_1_2", (0, 110, 0))
+    for name in ("landmarks", "Code"):
+        (tmp_path / name).mkdir()
+        scipy.io.savemat(tmp_path / name / "AFW_1_1_0_pts.mat", {"pts_2d": np.zeros((68, 2))})
+    assert [f.image.name for f in face_sets.read(tmp_path)] == ["AFW_1_1_0.jpg"]
+
+
+def test_aflw2000_takes_the_68_landmarks_and_each_image_for_itself(tmp_path: Path) -> None:
+    hidden = np.full((2, 21), -1.0)
+    solid = np.vstack([box_of_points(100, 120, 300, 320), np.zeros((1, 68))])
+    for name in ("image00002", "image00004"):
+        write_mat(tmp_path / name, (20, 10, 0), pt2d=hidden, pt3d_68=solid)
+    faces = face_sets.read(tmp_path)
+    assert [f.box for f in faces] == [(9, -20, 391, 362)] * 2
+    assert len({f.group for f in faces}) == 2
+
+
+@pytest.mark.parametrize(
+    "pose", [(0, 0, 0), (40, 0, 0), (0, 25, 0), (0, 0, -30), (-60, 35, 20), (75, -60, -45)], ids=str
+)
+def test_biwi_angles_are_those_the_matrix_was_made_of(tmp_path: Path, pose: tuple[float, float, float]) -> None:
+    write_biwi(tmp_path, "01", 3, pose)
+    (face,) = face_sets.read(tmp_path)
+    assert face.angles_deg == pytest.approx(pose, abs=1e-3)
+
+
+def test_biwi_signs_are_those_of_300w_lp() -> None:
+    # The nose is at -z in the camera's frame (x right, y down, z away). Yaw: to the left; pitch: up; roll: clockwise.
+    nose, crown = np.array([0, 0, -1.0]), np.array([0, -1.0, 0])
+    assert (about(1, 30) @ nose)[0] < -0.4
+    assert (about(0, -30) @ nose)[1] < -0.4
+    assert (about(2, 30) @ crown)[0] > 0.4
+
+
+def test_biwi_box_is_around_the_head_s_centre_in_the_colour_image(tmp_path: Path) -> None:
+    write_biwi(tmp_path, "01", 3, (0, 0, 0))
+    (face,) = face_sets.read(tmp_path)
+    left, top, right, bottom = face.box
+    # By hand: R c + t = (49.43, 49.10, 869.51) mm; u = 517.679 * x / z + 320, v = 517.679 * y / z + 240.5.
+    assert (left + right) / 2 == pytest.approx(349.4, abs=1)
+    assert (top + bottom) / 2 == pytest.approx(269.7, abs=1)
+    assert right - left == bottom - top == round(517.679 * 250 / 869.51)
+
+
+def test_biwi_sequences_of_one_person_are_one_group(tmp_path: Path) -> None:
+    for sequence in ("02", "03", "05", "07", "15", "18", "21", "22", "24"):
+        write_biwi(tmp_path, sequence, 3, (0, 0, 0))
+    groups = {f.image.parent.name: f.group for f in face_sets.read(tmp_path)}
+    assert [groups[a] == groups[b] for a, b in (("03", "15"), ("05", "18"), ("02", "21"), ("07", "22"))] == [True] * 4
+    assert len(set(groups.values())) == 5
+
+
+def test_split_keeps_groups_together_and_depends_on_the_seed_alone() -> None:
+    faces = [
+        Face(Path(f"{g}_{i}.jpg"), (0, 0, 1, 1), (0.0, 0.0, 0.0), f"g{g}") for g in range(20) for i in range(1 + g % 3)
+    ]
+    train, val = face_sets.split(faces, 0.2, seed=0)
+    assert sorted(map(id, train + val)) == sorted(map(id, faces))
+    assert not {f.group for f in train} & {f.group for f in val}
+    assert len({f.group for f in val}) == 4
+    assert face_sets.split(faces, 0.2, seed=0) == (train, val) != face_sets.split(faces, 0.2, seed=1)
+    assert len({f.group for f in face_sets.split(faces, 0.999, seed=0)[0]}) == 1
+    with pytest.raises(DataError, match=r"found faces of g0 alone; allowed: two groups to split, or val_data"):
+        face_sets.split(faces[:1], 0.2, seed=0)
+
+
+def test_pixels_scale_the_box_and_are_black_beyond_the_edge(tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 40), (200, 100, 50))
+    image.save(tmp_path / "a.png")
+    image.convert("L").save(tmp_path / "grey.png")
+    whole = pixels(Face(tmp_path / "a.png", (0, 0, 40, 40), (0.0, 0.0, 0.0), ""), 8)
+    assert (whole == [200, 100, 50]).all()
+    half = pixels(Face(tmp_path / "a.png", (-40, 0, 40, 80), (0.0, 0.0, 0.0), ""), 8)
+    assert (half[:3, 5:] == [200, 100, 50]).all()
+    assert not half[:, :3].any()
+    assert not half[5:].any()
+    assert pixels(Face(tmp_path / "grey.png", (0, 0, 40, 40), (0.0, 0.0, 0.0), ""), 8).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"Pose_Para": None}, r"A_0\.mat: Pose_Para: found pt2d; allowed: a file with Pose_Para, and pt2d or pt3d_68"),
+        ({"pt2d": None}, r"A_0\.mat: pt2d: found Pose_Para; allowed"),
+        ({"Pose_Para": np.zeros((1, 3))}, r"A_0\.mat: Pose_Para: found float64 of shape \(1, 3\); .* shape \(1, 7\)"),
+        ({"pt2d": np.full((2, 21), -1.0)}, r"A_0\.mat: pt2d: found float64 of shape \(2, 21\); .* shape \(2, 68\)"),
+        ({"pt2d": "sixty-eight"}, r"A_0\.mat: pt2d: found <U11 of shape \(1,\); allowed: numbers"),
+        ({"Pose_Para": np.array([[np.nan] * 7])}, r"A_0\.mat: Pose_Para: found a value that is not finite"),
+        ({"pt2d": np.zeros((2, 68))}, r"A_0\.mat: pt2d: found a face 0 px wide at \(0, 0\); allowed: 1 to 20000 px"),
+        ({"pt2d": box_of_points(0, 0, 1e9, 1e9)}, r"A_0\.mat: pt2d: found a face 1\.91e\+09 px wide"),
+    ],
+    ids=["no pose", "no landmarks", "short pose", "hidden landmarks", "text", "nan", "no face", "huge face"],
+)
+def test_300w_lp_names_file_and_field(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    write_mat(tmp_path / "A_0", (0, 0, 0), **fields)
+    with pytest.raises(DataError, match=message):
+        face_sets.read(tmp_path)
+
+
+def test_300w_lp_names_what_cannot_be_read(tmp_path: Path) -> None:
+    whole = write_mat(tmp_path / "A_0", (0, 0, 0)).read_bytes()
+    for size in (0, 40, 128, 140, 500, len(whole) - 700):
+        (tmp_path / "A_0.mat").write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"A_0\.mat: .*found .*; allowed: "):
+            face_sets.read(tmp_path)
+    (tmp_path / "A_0.mat").write_bytes(b"MATLAB 7.3 MAT-file" + b" " * 105 + b"\x00\x02IM" + b"\x89HDF\r\n")
+    with pytest.raises(DataError, match=r"A_0\.mat: found NotImplementedError: .*; allowed: .* \(save with -v7\)"):
+        face_sets.read(tmp_path)
+    (tmp_path / "A_0.mat").write_bytes(whole)
+    (tmp_path / "A_0.jpg").unlink()
+    with pytest.raises(
+        DataError, match=r"A_0\.mat: found no image beside it; allowed: one named A_0 with \.jpg or \.png"
+    ):
+        face_sets.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("pose", "1 0 0\n0 1 0\n", r"frame_00003_pose\.txt: found 2 lines that are not blank; allowed: at least 4"),
+        ("pose", "1 0 0\n0 1\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:2: found '0 1'; allowed: 3 numbers"),
+        ("pose", "1 0 0\n0 one 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:2: found '0 one 0'; allowed: 3 numbers"),
+        ("pose", "1 0 0\n0 nan 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:2: found '0 nan 0'"),
+        ("pose", "1 0 0\n0 1.2.3 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:2: found '0 1\.2\.3 0'"),
+        ("pose", "1 0 0\n0 2 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:1: rotation: found rows .* not orthonormal"),
+        ("pose", "1 0 0\n0 1 0\n0 0 -1\n\n1 2 3\n", r"frame_00003_pose\.txt:1: rotation: found rows"),
+        ("pose", "1 0 0\n0 1 0\n0 0 1\n\n1 2 -900\n", r"frame_00003_pose\.txt:5: centre: found .* behind the camera"),
+        ("cal", "517 0 320\n", r"rgb\.cal: found 1 lines that are not blank; allowed: at least 8"),
+        ("cal", RGB_CAL.replace("-24.0198 ", ""), r"rgb\.cal:11: found '5\.8896 -13\.2308'; allowed: 3 numbers"),
+        ("cal", "\u00e9", r"rgb\.cal: found 'ascii' codec .*; allowed: a text file of numbers"),
+        ("cal", None, r"rgb\.cal: found .*No such file"),
+    ],
+)
+def test_biwi_names_file_and_line(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    pose = write_biwi(tmp_path, "01", 3, (0, 0, 0))
+    broken = pose if name == "pose" else pose.with_name("rgb.cal")
+    broken.unlink()
+    if text is not None:
+        broken.write_text(text)
+    with pytest.raises(DataError, match=message):
+        face_sets.read(tmp_path)
+
+
+def test_biwi_names_a_frame_without_image(tmp_path: Path) -> None:
+    write_biwi(tmp_path, "01", 3, (0, 0, 0)).with_name("frame_00003_rgb.png").unlink()
+    with pytest.raises(DataError, match=r"found no image beside it; allowed: one named frame_00003_rgb\.png"):
+        face_sets.read(tmp_path)
+
+
+def test_a_folder_holds_one_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"found no such folder; allowed: one of 300W-LP, AFLW2000-3D or BIWI"):
+        face_sets.read(tmp_path / "missing")
+    with pytest.raises(DataError, match=r"found no face with a pose; allowed: NAME\.mat \(300W-LP\) or frame_"):
+        face_sets.read(tmp_path)
+    write_mat(tmp_path / "A_0", (0, 0, 0))
+    write_biwi(tmp_path, "01", 3, (0, 0, 0))
+    with pytest.raises(DataError, match=r"found A_0\.mat and frame_00003_pose\.txt; allowed: one set of faces"):
+        face_sets.read(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 20, 300])
+def test_a_torn_image_is_named(tmp_path: Path, size: int) -> None:
+    write_mat(tmp_path / "A_0", (0, 0, 0))
+    (face,) = face_sets.read(tmp_path)
+    face.image.write_bytes(face.image.read_bytes()[:size])
+    with pytest.raises(DataError, match=r"A_0\.jpg: found .*; allowed: an image that can be read to its end"):
+        pixels(face, 8)

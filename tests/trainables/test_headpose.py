@@ -1,0 +1,347 @@
+"""The head pose workload on a few drawn heads: geometry of the angles, augmentation, network, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainables import headpose
+from trainables.batches import Loader, MicroBatch
+from trainables.data import rendered_heads
+from trainables.data.head_mesh import rotation
+from trainables.headpose import BIN_DEG, BINS, HeadPose, PoseNet, Sample, between_deg, expected_deg, rotations
+from trainables.knobs import Knobs
+from trainables.loop import Evaluation, Plan, prepare, train
+from trainables.resident import Resident
+from trainables.workload import Config, WorkloadError, blocks
+
+SMALL: dict[str, Any] = {"heads": 24, "image_size": 32, "val_frac": 0.34}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread_and_a_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One torch thread, so that sums have one order, and a cache folder of the tests' own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def resident() -> Resident:
+    """The workload with its data, shared."""
+    return Resident(HeadPose())
+
+
+def config(seed: int = 0, **knobs: Any) -> Config:
+    """Returns a small configuration that uses every kind of randomness but dropout."""
+    chosen = {"batch_size": 8, "micro_batch_size": 8, "dropout": 0.0, "learning_rate": 2e-3, "hidden_size": 32, **knobs}
+    return Config(Knobs.of(chosen), SMALL, seed=seed)
+
+
+def noise(count: int = 6, size: int = 16) -> Sample:
+    """Returns a batch of random images and angles."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
+    return Sample(images, 60.0 * torch.randn(count, 3, generator=generator))
+
+
+def augmented(batch: Sample, keys: Tensor, **knobs: Any) -> Sample:
+    return HeadPose.augment(Sample(*(t.clone() for t in batch)), keys, config(**knobs), "")
+
+
+def brightness(images: Tensor) -> Tensor:
+    """Returns the brightness of each pixel (batch, height, width), ITU-R BT.601."""
+    return torch.einsum("bchw,c->bhw", images.double(), torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64))
+
+
+# -- geometry -------------------------------------------------------------------------------------------------------
+
+
+def test_rotations_are_those_the_heads_are_drawn_with() -> None:
+    angles = np.random.default_rng(0).uniform(-90, 90, (10, 3))
+    drawn = torch.from_numpy(np.stack([rotation(*a) for a in angles]))
+    torch.testing.assert_close(rotations(torch.from_numpy(angles)).float(), drawn, rtol=0, atol=1e-5)
+
+
+def test_a_mirrored_head_has_yaw_and_roll_negated() -> None:
+    angles = torch.empty(10, 3, dtype=torch.float64).uniform_(-90, 90)
+    mirror = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
+    negated = angles * torch.tensor([-1.0, 1.0, -1.0])
+    torch.testing.assert_close(rotations(negated), mirror @ rotations(angles) @ mirror)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_between_is_the_angle_about_one_axis(axis: int) -> None:
+    size = torch.tensor([0.0, 1e-3, 1.0, 45.0, 90.0, 179.0], dtype=torch.float64)
+    angles = torch.zeros(6, 3, dtype=torch.float64)
+    angles[:, axis] = size
+    straight = rotations(torch.zeros(6, 3, dtype=torch.float64))
+    torch.testing.assert_close(between_deg(rotations(angles), straight), size, rtol=1e-6, atol=1e-9)
+
+
+def test_expected_angle_of_one_bin_is_its_middle_and_of_all_is_zero() -> None:
+    sure = torch.full((BINS, 3, BINS), -1e4)
+    sure[torch.arange(BINS), :, torch.arange(BINS)] = 0.0
+    middles = torch.arange(BINS) * 3.0 - 97.5
+    torch.testing.assert_close(expected_deg(sure), middles[:, None].expand(-1, 3))
+    torch.testing.assert_close(expected_deg(torch.zeros(1, 3, BINS)), torch.zeros(1, 3), rtol=0, atol=1e-4)
+
+
+# -- augmentation ---------------------------------------------------------------------------------------------------
+
+
+def test_mirrored_faces_have_mirrored_pixels_and_signs_and_are_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(headpose, "JITTER", (0.0, 0.0, 0.0, 0.0))
+    batch = noise(400, 8)
+    images, angles = augmented(batch, torch.arange(400))
+    mirrored = (angles != batch.angles_deg).any(dim=1)
+    assert 160 < mirrored.sum() < 240
+    assert torch.equal(images[mirrored], batch.image[mirrored].flip(-1))
+    assert torch.equal(images[~mirrored], batch.image[~mirrored])
+    assert torch.equal(angles[mirrored], batch.angles_deg[mirrored] * torch.tensor([-1.0, 1.0, -1.0]))
+
+
+def test_augmentation_in_place_gives_the_same_numbers_in_the_batch_s_own_memory() -> None:
+    batch, keys = noise(), torch.arange(6)
+    plain = HeadPose.augment(batch, keys, config(), "")
+    untouched = noise()
+    assert all(torch.equal(a, b) for a, b in zip(batch, untouched, strict=True))
+    within = HeadPose.augment(batch, keys, config(inplace_augmentation=True), "")
+    assert [a.data_ptr() for a in within] == [b.data_ptr() for b in batch]
+    assert all(torch.equal(a, b) for a, b in zip(plain, within, strict=True))
+    assert plain.image.dtype == torch.uint8
+    assert not torch.equal(plain.image, untouched.image)
+
+
+def test_augmentation_of_a_sample_depends_on_its_key_alone() -> None:
+    batch, keys = noise(), torch.tensor([5, 9, -3, 1 << 60, 5, 0])
+    whole = augmented(batch, keys)
+    parts = [augmented(Sample(*(t[i : i + 2] for t in batch)), keys[i : i + 2]) for i in (0, 2, 4)]
+    assert all(torch.equal(a, torch.cat(p)) for a, p in zip(whole, zip(*parts, strict=True), strict=True))
+    nhwc = augmented(Sample(batch.image.contiguous(memory_format=torch.channels_last), batch.angles_deg), keys)
+    assert torch.equal(nhwc.image, whole.image)
+
+
+def test_augmentation_0_changes_nothing_and_2_changes_more_than_1() -> None:
+    batch, keys = noise(64), torch.arange(64)
+    changes = [
+        (brightness(augmented(batch, keys, augmentation=s).image).mean((1, 2)) - brightness(batch.image).mean((1, 2)))
+        for s in (0.0, 1.0, 2.0)
+    ]
+    sizes = [c.abs().mean().item() for c in changes]
+    assert sizes[0] == 0.0 < 10.0 < sizes[1] < 0.7 * sizes[2]
+
+
+def recoloured(images: Tensor, **change: float) -> Tensor:
+    names = ("brightness", "contrast", "saturation", "hue")
+    row = torch.tensor([[change.get(name, 0.0) for name in names]])
+    return headpose._recolour(images.clone(), row.expand(len(images), 4))
+
+
+def test_no_change_of_colour_is_the_same_image() -> None:
+    assert torch.equal(recoloured(noise().image), noise().image)
+
+
+def test_brightness_scales_every_channel() -> None:
+    images = noise().image
+    assert torch.equal(recoloured(images, brightness=-0.5), (images * 0.5).round().byte())
+    assert torch.equal(recoloured(images, brightness=0.5), (images * 1.5).clamp(max=255).round().byte())
+
+
+def test_without_contrast_an_image_is_its_mean_brightness() -> None:
+    images = noise().image
+    flat = recoloured(images, contrast=-1.0, saturation=-1.0)
+    means = brightness(images).mean(dim=(1, 2))
+    torch.testing.assert_close(flat.double(), means[:, None, None, None].expand_as(flat), rtol=0, atol=0.51)
+
+
+@pytest.mark.parametrize("change", [{"saturation": -1.0}, {"saturation": 0.4}, {"hue": 0.25}, {"hue": -0.4}], ids=str)
+def test_saturation_and_hue_leave_the_brightness(change: dict[str, float]) -> None:
+    images = (110 + noise().image // 8).byte()  # pale: nothing is clipped
+    found = recoloured(images, **change)
+    torch.testing.assert_close(brightness(found), brightness(images), rtol=0, atol=0.6)
+    assert not torch.equal(found, images)
+
+
+def test_grey_has_no_hue_and_two_half_turns_are_none() -> None:
+    images = (110 + noise().image // 8).byte()
+    grey = recoloured(images, saturation=-1.0)
+    assert torch.equal(grey.amin(dim=1), grey.amax(dim=1))
+    assert torch.equal(recoloured(grey, hue=0.3), grey)
+    twice = recoloured(recoloured(images, hue=0.5), hue=0.5)
+    torch.testing.assert_close(twice.int(), images.int(), rtol=0, atol=2)
+
+
+# -- network and loss -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "width"), [(16, 8), (32, 8), (64, 128), (100, 64), (224, 16)])
+def test_the_network_is_made_for_any_size_and_gives_one_face_what_it_gives_a_batch(size: int, width: int) -> None:
+    torch.manual_seed(0)
+    model = PoseNet(width, size, 0.5).eval()
+    images = noise(3, size).image
+    together = model(images)
+    assert together.shape == (3, 3, BINS)
+    torch.testing.assert_close(together, torch.cat([model(image[None]) for image in images]), rtol=1e-4, atol=1e-4)
+    assert len(blocks(HeadPose(), model)) == math.ceil(math.log2(size)) - 2
+
+
+def test_hidden_size_is_the_width_of_the_network() -> None:
+    counts = [sum(p.numel() for p in HeadPose().model(config(hidden_size=n)).parameters()) for n in (64, 128)]
+    assert 2 < counts[1] / counts[0] < 4
+
+
+def test_loss_is_least_where_the_right_bin_is_certain(resident: Resident) -> None:
+    class Sure(nn.Module):
+        def __init__(self, moved: int) -> None:
+            super().__init__()
+            self.moved = moved
+
+        def forward(self, images: Tensor) -> Tensor:
+            return 50.0 * nn.functional.one_hot(torch.full((len(images), 3), 40 + self.moved), BINS).float()
+
+    batch = Sample(noise().image, torch.full((6, 3), 40 * BIN_DEG - 97.5))
+    losses = [resident.workload.loss(Sure(moved), batch).item() for moved in (0, 1, 5)]
+    assert losses[0] == pytest.approx(0.0, abs=1e-3)
+    assert losses == sorted(losses)
+
+
+def test_loss_of_an_angle_at_the_limit_is_finite(resident: Resident) -> None:
+    batch = Sample(noise(2).image, torch.tensor([[99.0, -99.0, 0.0], [98.9, -98.9, 99.0]]))
+    assert math.isfinite(resident.workload.loss(PoseNet(8, 16, 0.0), batch).item())
+
+
+def test_evaluate_gives_the_error_of_each_angle(resident: Resident) -> None:
+    class Straight(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.zeros(len(images), 3, BINS)
+
+    angles = torch.tensor([[30.0, 0.0, 0.0], [-30.0, 12.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, -9.0]])
+    batches = [Sample(noise(3).image, angles[:3]), Sample(noise(1).image, angles[3:])]
+    found = resident.workload.evaluate(Straight(), batches)
+    each = {"mae_yaw": 15.0, "mae_pitch": 3.0, "mae_roll": 4.5}
+    assert found == pytest.approx({"mae": 7.5, **each, "geodesic": (30 + 32.2 + 9 + 9) / 4}, abs=0.05)
+
+
+# -- data, and the loop ---------------------------------------------------------------------------------------------
+
+
+def test_splits_share_no_face_and_are_the_same_for_every_seed(resident: Resident) -> None:
+    found = [HeadPose().faces(config(seed)) for seed in (0, 1)]
+    assert found[0] == found[1]
+    assert [len(found[0][s]) for s in ("train", "val")] == [16, 8]  # type: ignore[index]
+    assert not {f.image for f in found[0]["train"]} & {f.image for f in found[0]["val"]}
+    baseline = resident.workload.baselines(config())["mean pose"]["mae"]  # type: ignore[attr-defined]
+    assert 10 < baseline < 35
+
+
+def test_samples_are_bytes_until_they_are_on_the_device_and_survive_a_worker(resident: Resident) -> None:
+    data = resident.dataset(config(), "val")
+    sample, again = data[0], pickle.loads(pickle.dumps(data))[0]  # noqa: S301
+    assert all(torch.equal(a, b) for a, b in zip(sample, again, strict=True))
+    batch = HeadPose.collate([sample, again])
+    assert [(t.dtype, tuple(t.shape)) for t in batch] == [(torch.uint8, (2, 3, 32, 32)), (torch.float32, (2, 3))]
+
+
+def test_workers_and_the_training_process_make_the_same_batches(resident: Resident) -> None:
+    plan = [MicroBatch(tuple(range(i, i + 4)), 1.0, True, epoch=1) for i in (0, 4, 8)]
+    made = []
+    for workers in (0, 2):
+        asked = config(num_workers=workers)
+        loader = Loader(resident.dataset(asked, "train"), asked, HeadPose.collate, HeadPose.augment)
+        made.append([tensor for batch in loader.epoch(plan) for tensor in batch])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_size": 3},
+        {"ram_cache": True, "inplace_augmentation": True},
+        {"device_augmentation": True},
+        {"num_workers": 2, "persistent_workers": True},
+        {"channels_last": True},
+        {"activation_checkpointing": True},
+    ],
+    ids=str,
+)
+def test_system_knobs_do_not_change_what_is_learned(resident: Resident, change: dict[str, Any]) -> None:
+    plan = Plan(samples=48, milestones=(48,))  # three epochs
+    found = []
+    for asked in (config(), config(**change)):
+        state = prepare(resident, asked, plan)
+        events = list(train(state))
+        values = next(e.values for e in events if isinstance(e, Evaluation))
+        found.append((torch.cat([p.detach().flatten() for p in state.model.parameters()]), values))
+    # AdamW divides by the gradient's own size, so what differs in the last bits of a gradient near 0 moves a weight.
+    assert (found[0][0] - found[1][0]).abs().max() < 1e-4
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-3)
+
+
+def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
+    asked = config(augmentation=0.0)
+    state = prepare(resident, asked, Plan(samples=16 * 40))
+    list(train(state))
+    shown = resident.dataset(asked, "train")
+    batch = HeadPose.collate([shown[i] for i in range(16)])
+    with torch.no_grad():
+        error = resident.workload.evaluate(state.model.eval(), [batch])["mae"]
+    assert error < 10 < resident.workload.baselines(asked)["mean pose"]["mae"]  # type: ignore[attr-defined]
+
+
+def test_the_layout_of_biwi_splits_by_person() -> None:
+    faces = HeadPose().faces(Config(options={**SMALL, "layout": "biwi", "heads": 48}))
+    assert not {f.group for f in faces["train"]} & {f.group for f in faces["val"]}
+    assert len(faces["train"]) + len(faces["val"]) == 48
+
+
+def test_a_folder_of_one_s_own_and_another_to_validate_on() -> None:
+    one, other = (str(rendered_heads.folder(n, layout)) for n, layout in ((6, "300w_lp"), (4, "biwi")))
+    faces = HeadPose().faces(Config(options={"data": one, "val_data": other, "max_train_samples": 5}))
+    assert [len(faces["train"]), len(faces["val"])] == [5, 4]
+    assert {f.image.suffix for f in faces["val"]} == {".png"}
+
+
+@pytest.mark.parametrize(
+    ("option", "allowed"),
+    [
+        ({"image_size": 8}, r"image_size=8: expected a whole number >= 16"),
+        ({"heads": "many"}, r"heads=many: expected a whole number >= 2"),
+        ({"max_val_samples": 0}, r"max_val_samples=0: expected a whole number >= 1"),
+        ({"layout": "aflw"}, r"layout=aflw: expected 300w_lp or biwi"),
+        ({"val_frac": 1.0}, r"val_frac=1\.0: expected a number > 0 and < 1"),
+    ],
+)
+def test_refuses_options_that_mean_nothing(option: dict[str, Any], allowed: str) -> None:
+    with pytest.raises(WorkloadError, match=rf"workload\.{allowed}"):
+        HeadPose().faces(Config(options=option))
+
+
+def test_says_which_folder_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere: found no such folder"):
+        HeadPose().faces(Config(options={"data": str(tmp_path / "nowhere")}))
+
+
+@pytest.mark.parametrize("package", ["scipy", "PIL"])
+def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    for name in list(sys.modules):
+        if name.startswith(("trainables.headpose", "trainables.data", package)):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        WorkloadError, match=rf"workload headpose needs: pip install 'cardtune\[headpose\]' \(.*{package}"
+    ):
+        importlib.import_module("trainables.headpose")

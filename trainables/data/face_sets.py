@@ -1,0 +1,53 @@
+"""Sets of faces with known poses: which layout a folder has, and which of its faces are held out."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+from trainables.data import faces_300w_lp, faces_biwi
+from trainables.data.errors import DataError
+from trainables.data.faces import Face
+
+NOT_FACES = ("landmarks", "Code")
+"""Folders of 300W-LP with .mat files of another kind."""
+
+
+def read(folder: Path) -> list[Face]:
+    """Returns the faces of a folder in the layout of 300W-LP, AFLW2000-3D or BIWI, in the order of their paths.
+
+    The layout is told by the files: BIWI has frame_*_pose.txt, the other two have .mat. Raises DataError.
+    """
+    mats, poses = [], []
+    if not folder.is_dir():
+        raise DataError(f"{folder}: found no such folder; allowed: one of 300W-LP, AFLW2000-3D or BIWI")
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in NOT_FACES)
+        paths = [Path(where, name) for name in sorted(files) if not name.startswith(".")]
+        mats += [path for path in paths if path.suffix == ".mat"]
+        poses += [path for path in paths if path.match("frame_*_pose.txt")]
+    if mats and poses:
+        raise DataError(
+            f"{folder}: found {mats[0].name} and {poses[0].name}; allowed: one set of faces; give its folder"
+        )
+    faces = faces_biwi.read(poses) if poses else faces_300w_lp.read(mats)
+    if not faces:
+        raise DataError(f"{folder}: found no face with a pose; allowed: NAME.mat (300W-LP) or frame_*_pose.txt (BIWI)")
+    return faces
+
+
+def split(faces: list[Face], val_frac: float, seed: int) -> tuple[list[Face], list[Face]]:
+    """Returns the faces to train on and those to validate on; no photograph or person is in both.
+
+    `val_frac` is the share of the groups held out, at least one. The split depends on the faces and `seed` alone.
+    Raises DataError where there is one group.
+    """
+    groups = sorted({face.group for face in faces})
+    if len(groups) < 2:
+        raise DataError(
+            f"{faces[0].image.parent}: found faces of {groups[0]} alone; allowed: two groups to split, or val_data"
+        )
+    random.Random(seed).shuffle(groups)  # noqa: S311 - a split, not a secret
+    held_out = set(groups[: min(len(groups) - 1, max(1, round(val_frac * len(groups))))])
+    return [f for f in faces if f.group not in held_out], [f for f in faces if f.group in held_out]
