@@ -14,12 +14,12 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -36,7 +36,7 @@ except ImportError as error:
 
 SAMPLE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
 INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
-HEADS = 4
+HEAD_SIZE = 16
 
 
 class Sample(NamedTuple):
@@ -79,8 +79,8 @@ class Transformer(nn.Module):
 
     def __init__(self, lengths: Sequence[int], hidden: int, dropout: float) -> None:
         super().__init__()
-        if hidden % HEADS:
-            raise WorkloadError(f"knobs.hidden_size={hidden}: a transformer needs a multiple of {HEADS}")
+        if hidden % HEAD_SIZE:
+            raise WorkloadError(f"knobs.hidden_size={hidden}: a transformer needs a multiple of {HEAD_SIZE}")
         self.lengths, self.out_features = list(lengths), hidden
         self.embed = nn.ModuleList(nn.Linear(len(FEATURES), hidden) for _ in lengths)
         self.position = nn.Parameter(0.02 * torch.randn(sum(lengths), hidden))
@@ -109,7 +109,7 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Returns (batch, bars, hidden) of the same."""
         batch, bars, width = hidden.shape
-        heads = self.project(self.norms[0](hidden)).view(batch, bars, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        heads = self.project(self.norms[0](hidden)).view(batch, bars, 3, -1, HEAD_SIZE).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(batch, bars, width)
         hidden = hidden + self.dropout(self.merge(mixed))
         return cast(Tensor, hidden + self.dropout(self.narrow(F.gelu(self.widen(self.norms[1](hidden))))))
@@ -122,7 +122,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.out_features = hidden
         widths = [sum(lengths) * len(FEATURES), hidden, hidden]
-        layers = (nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in zip(widths, widths[1:], strict=False))
+        layers = (nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths))
         self.blocks, self.dropout = nn.ModuleList(layers), nn.Dropout(dropout)
 
     def forward(self, windows: Tensor) -> Tensor:
@@ -206,24 +206,22 @@ class Temporal:
     def baselines(self, config: Config) -> dict[str, dict[str, float]]:
         """Returns the accuracy of rules: the larger class, the last known label, the clock, and logistic regression.
 
-        The clock is the hour of the decision, of daily bars the weekday.
+        Whether the last known label is to be followed or opposed is learned. The clock is the hour of the decision, of
+        daily bars the weekday.
         """
         train, val = self.part(config, "train"), self.part(config, "val")
         daily = self.frames(config)[0].length_us >= DAY_US
-        clock = functools.partial(_clock, modulus=7 if daily else 24, unit_us=DAY_US if daily else HOUR_US)
-        keys = [clock(part.decided_us) for part in (train, val)]
+        unit_us, units = (DAY_US, 7) if daily else (HOUR_US, 24)
+        by_key = functools.partial(bar_baselines.by_key, train=train.labels, val=val.labels)
+        clock = by_key(train_key=train.decided_us // unit_us % units, val_key=val.decided_us // unit_us % units)
         flat = [part.windows.reshape(len(part.labels), -1) for part in (train, val)]
         found = {
             "majority class": bar_baselines.majority(val.labels),
-            "last known label": float((val.last_labels == val.labels).mean()),
-            "weekday" if daily else "hour of day": bar_baselines.by_clock(keys[0], train.labels, keys[1], val.labels),
+            "last known label": by_key(train_key=train.last_labels, val_key=val.last_labels),
+            "weekday" if daily else "hour of day": clock,
             "logistic regression": bar_baselines.logistic(flat[0], train.labels, flat[1], val.labels),
         }
         return {name: {"accuracy": accuracy} for name, accuracy in found.items()}
-
-
-def _clock(times_us: NDArray[np.int64], modulus: int, unit_us: int) -> NDArray[np.int64]:
-    return times_us // unit_us % modulus
 
 
 def _options(config: Config) -> dict[str, Any]:

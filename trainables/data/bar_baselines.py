@@ -13,10 +13,10 @@ def majority(val: Ints) -> float:
     return float(max(val.mean(), 1.0 - val.mean()))
 
 
-def by_clock(train_key: Ints, train: Ints, val_key: Ints, val: Ints) -> float:
-    """Returns the accuracy of the training majority of the same clock value, such as the hour of the day.
+def by_key(train_key: Ints, train: Ints, val_key: Ints, val: Ints) -> float:
+    """Returns the accuracy of the training majority among decisions with the same key, such as the hour of the day.
 
-    Keys are whole numbers, one a decision; a key not seen in training is given the majority of all.
+    Keys are whole numbers, one a decision; one that is not seen in training is given the majority of all.
     """
     overall = int(train.mean() > 0.5)
     table = {int(key): int(train[train_key == key].mean() > 0.5) for key in np.unique(train_key)}

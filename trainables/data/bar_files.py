@@ -1,15 +1,16 @@
 """Tables of market bars as published, before anything is known of their values: which column holds what.
 
-| layout              | file                        | told by                                               | times              |
-|---------------------|-----------------------------|-------------------------------------------------------|--------------------|
-| Dukascopy           | .csv                        | header with `Gmt time` or `Time`                      | dd.mm.yyyy, UTC    |
-| Binance klines      | .csv                        | 12 columns, with or without header                    | epoch, ms or us    |
-| HistData ASCII      | .csv                        | no header, 6 columns, `20240102 170000;...`           | EST, never summer  |
-| MetaTrader 4        | .csv                        | no header, `2024.01.02,17:00,...`                     | the broker's       |
-| MetaTrader 5        | .csv                        | header `<DATE> <TIME> <OPEN> ...`, with tabs          | the broker's       |
-| yfinance            | .csv                        | header with `Date`, or three lines from `Price,`      | date, or an offset |
-| freqtrade           | .json, .feather             | rows of six numbers; columns `date`, `open`, ...      | epoch ms; UTC      |
-| any other           | .csv .txt .parquet .feather | columns named open, high, low, close and one for time | ISO 8601 or epoch  |
+| layout         | file                        | told by                                               |
+|----------------|-----------------------------|-------------------------------------------------------|
+| Dukascopy      | .csv                        | header with `Gmt time` or `Time`, dd.mm.yyyy          |
+| Binance klines | .csv                        | 12 columns, a header or none, epoch ms or us          |
+| HistData ASCII | .csv                        | no header, `20240102 170000;...`, EST without summer  |
+| MetaTrader 4   | .csv                        | no header, `2024.01.02,17:00,...`                     |
+| MetaTrader 5   | .csv                        | header `<DATE> <TIME> <OPEN> ...`, parted by tabs     |
+| yfinance       | .csv                        | header with `Date`, or three lines from `Price,` on   |
+| freqtrade      | .json, .feather             | rows of six numbers, epoch ms; columns `date`, ...    |
+| any other      | .csv .txt .parquet .feather | columns open, high, low, close and one of the time in |
+|                |                             | ISO 8601 or since 1970                                |
 
 Text may be gzipped, or the one .csv in a .zip, as Binance and HistData publish it. Times without an offset are taken
 as UTC, a broker's too: that shifts its days and leaks nothing.
@@ -34,7 +35,8 @@ from trainables.data.errors import DataError
 SUFFIXES = (".csv", ".txt", ".csv.gz", ".txt.gz", ".csv.zip", ".zip", ".json", ".json.gz", ".feather", ".parquet")
 PRICES = ("open", "high", "low", "close")
 
-_KLINES = "time open high low close volume close_time quote_volume trades taker_base taker_quote ignore".split()
+_BAR = ["time", "open", "high", "low", "close", "volume"]
+_KLINES = [*_BAR, "close_time", "quote_volume", "trades", "taker_base", "taker_quote", "ignore"]
 _NAMES = {  # canonical name -> how layouts call it, the first found counts
     "time": ("gmt time", "datetime", "timestamp", "open time", "date", "time", "time (utc)", ""),
     "open": ("open",),
@@ -59,10 +61,15 @@ class Table:
     first: int = 1
     in_lines: bool = False
 
-    def wrong(self, label: int, field: str, found: object, allowed: str) -> NoReturn:
-        """Raises DataError for one value of the table."""
+    def wrong(self, label: int, field: str, found: str, allowed: str) -> NoReturn:
+        """Raises DataError for the row labelled so."""
         place = f":{self.first + label}" if self.in_lines else f", row {self.first + label}"
         raise DataError(f"{self.path}{place}: {field}: found {found}; allowed: {allowed}")
+
+    def wrong_value(self, label: int, field: str, allowed: str) -> NoReturn:
+        """Raises DataError for the value itself."""
+        value = self.columns[field][label]
+        self.wrong(label, field, f"{value!r:.60}" if isinstance(value, str) else f"{value}", allowed)
 
 
 def read_table(path: Path) -> Table:
@@ -76,7 +83,7 @@ def read_table(path: Path) -> Table:
             return _arrow(path)
         text = _text(path)
         return _json(path, text) if ".json" in path.suffixes else _csv(path, text)
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, pd.errors.ParserError) as error:
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise _wrong(path, str(error).strip(), "a file that can be read to its end") from None
 
 
@@ -118,16 +125,27 @@ def _csv(path: Path, text: str) -> Table:
     rest = text.split("\n", skipped)[-1]
     if not rest.strip():
         raise _wrong(path, "no bar after the header", "at least one")
-    # Blank lines are kept here, so that a row's number is its line; everything stays text until it is checked.
-    table = pd.read_csv(
-        io.StringIO(rest), sep=separator, header=None, dtype=str, keep_default_na=False, skip_blank_lines=False
-    )
     header = cells[0] if has_header else _headerless(path, cells[0])
+    table = _cells(path, rest, separator, first=skipped + 1)
     if len(header) != table.shape[1]:
         found = f"{table.shape[1]} columns under a header of {len(header)}"
         raise _wrong(f"{path}:{skipped + 1}", found, "as many as the header has")
-    table = table[(table.fillna("") != "").any(axis=1)]
     return Table(path, _named(path, table, header), first=skipped + 1, in_lines=True)
+
+
+def _cells(path: Path, text: str, separator: str, first: int) -> pd.DataFrame:
+    """Returns the cells as text, by line from 0; blank lines are left out, and counted."""
+    try:
+        table = pd.read_csv(
+            io.StringIO(text), sep=separator, header=None, dtype=str, keep_default_na=False, skip_blank_lines=False
+        )
+    except pd.errors.ParserError as error:
+        more = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
+        if more is None:
+            raise _wrong(path, str(error).strip(), "a table of text") from None
+        line = first - 1 + int(more[2])
+        raise _wrong(f"{path}:{line}", f"{more[3]} columns", f"{more[1]}, as the first bar has") from None
+    return table[(table.fillna("") != "").any(axis=1)]
 
 
 def _headerless(path: Path, cells: list[str]) -> list[str]:
@@ -135,9 +153,9 @@ def _headerless(path: Path, cells: list[str]) -> list[str]:
     if len(cells) == len(_KLINES) and cells[0].isdigit():
         return _KLINES
     if len(cells) == 6 and re.fullmatch(r"\d{8} \d{6}", cells[0]):
-        return _KLINES[:6]
+        return _BAR
     if len(cells) == 7 and re.fullmatch(r"\d{4}\.\d\d\.\d\d", cells[0]) and re.fullmatch(r"\d\d:\d\d", cells[1]):
-        return ["date", *_KLINES[:6]]
+        return ["date", *_BAR]
     allowed = "a header, Binance's 12 columns, HistData's 6 or MetaTrader's 7"
     raise _wrong(f"{path}:1", f"{len(cells)} columns without a header, the first {cells[0]!r:.40}", allowed)
 
@@ -169,7 +187,7 @@ def _json(path: Path, text: str) -> Table:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, list) or len(row) < 6:
             raise _wrong(f"{path}, row {number}", f"{row!r:.60}", "[epoch ms, open, high, low, close, volume]")
-    return Table(path, pd.DataFrame([row[:6] for row in rows], columns=pd.Index(_KLINES[:6])))
+    return Table(path, pd.DataFrame([row[:6] for row in rows], columns=pd.Index(_BAR)))
 
 
 def _arrow(path: Path) -> Table:

@@ -67,8 +67,7 @@ def parts(
         values = [scaled(features(bars), bars.close_us[1:], until_us) for bars in framed[name]]
         for part, chosen in zip(found, (training, these.decided_us >= cut_us), strict=True):
             looks = (
-                windows(v, end[chosen], frame.window)
-                for v, end, frame in zip(values, these.ends, frames, strict=True)
+                windows(v, end[chosen], frame.window) for v, end, frame in zip(values, these.ends, frames, strict=True)
             )
             part.append(
                 Part(
@@ -125,12 +124,14 @@ def scaled(values: Floats, close_us: Ints, until_us: int) -> NDArray[np.float32]
     spread = known.std(axis=0)
     constant = spread < 1e-12
     result = (values - known.mean(axis=0)) / np.where(constant, 1.0, spread)
-    return np.where(constant, 0.0, result).astype(np.float32)
+    scaled_values: NDArray[np.float32] = np.where(constant, 0.0, result).astype(np.float32)
+    return scaled_values
 
 
 def windows(values: NDArray[np.float32], ends: Ints, window: int) -> NDArray[np.float32]:
     """Returns the last `window` rows before each end, oldest first, shape (ends, window, feature)."""
-    return values[ends[:, None] + np.arange(-window, 0)]
+    looks: NDArray[np.float32] = values[ends[:, None] + np.arange(-window, 0)]
+    return looks
 
 
 def _pooled(series: Sequence[Part]) -> Part:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from trainables.data.bar_files import PRICES, SUFFIXES, Table, read_table
 from trainables.data.errors import DataError
@@ -69,10 +70,11 @@ def spacing_us(path: Path, symbol: str, bars: pd.DataFrame) -> int:
     return length
 
 
-def times_us(bars: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def times_us(bars: pd.DataFrame) -> NDArray[np.int64]:
     """Returns when the bars opened, in microseconds since 1970 UTC, shape (bars,)."""
     index = pd.DatetimeIndex(bars.index)
-    return index.tz_convert(None).as_unit("us").to_numpy().astype(np.int64)
+    opened: NDArray[np.int64] = index.tz_convert(None).as_unit("us").to_numpy().astype(np.int64)
+    return opened
 
 
 def _is_bars(file: Path) -> bool:
@@ -126,7 +128,7 @@ def _numbers(table: Table, name: str) -> pd.Series[float]:
     bad = ~np.isfinite(numbers) | ((numbers <= 0.0) if positive else (numbers < 0.0))
     if bad.any():
         label = numbers.index[bad][0]
-        table.wrong(label, name, f"{column[label]!r:.60}", "a number > 0" if positive else "a number >= 0")
+        table.wrong_value(label, name, "a number > 0" if positive else "a number >= 0")
     return numbers
 
 
@@ -157,13 +159,12 @@ def _times(table: Table) -> pd.Series[pd.Timestamp]:
         text = column.astype(str).str.strip()
         layout = next((t for t in _TIMES if re.fullmatch(t[0], text[first])), None)
         if layout is None:
-            table.wrong(first, "time", f"{column[first]!r:.60}", _LAYOUTS)
+            table.wrong_value(first, "time", _LAYOUTS)
         times = pd.to_datetime(text, format=layout[1], utc=True, errors="coerce")
         times = times if layout[2] is None else times + layout[2]
     if times.isna().any():
         label = times.index[times.isna()][0]
-        like = f"a time written as the first one, {column[first]!r:.40}"
-        table.wrong(label, "time", f"{column[label]!r:.60}", like)
+        table.wrong_value(label, "time", f"a time written as the first one, {column[first]!r:.40}")
     return times.dt.as_unit("us")
 
 
