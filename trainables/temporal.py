@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
@@ -71,7 +72,14 @@ class Lstms(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Returns (batch, frames * hidden) of windows (batch, bars, feature)."""
         parts = zip(self.blocks, windows.split(self.lengths, dim=1), strict=True)
-        return torch.cat([block(part)[0][:, -1] for block, part in parts], dim=1)
+        with _fp32_for_fp16_on_cpu(windows.device.type):
+            return torch.cat([block(part)[0][:, -1] for block, part in parts], dim=1)
+
+
+def _fp32_for_fp16_on_cpu(device: str) -> AbstractContextManager[object]:
+    """Returns a context that ends autocast to fp16 on a CPU, whose kernels have no LSTM of that type and fail."""
+    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    return torch.autocast(device, enabled=False) if half and device == "cpu" else nullcontext()
 
 
 class Transformer(nn.Module):
