@@ -19,9 +19,11 @@ from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, collate_of, load, parameter_groups
 
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1},
     "headpose": {"heads": 40, "image_size": 32},
+    "temporal": {"val_frac": 0.05},
+    "signals": {"max_train_samples": 32, "max_val_samples": 16},
 }
 """Our own workloads are tested on a small part of their data; a user's on what its options say."""
 

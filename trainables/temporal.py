@@ -1,0 +1,275 @@
+"""Will the market be wilder in the next hours than it was in the last? LSTM, Transformer or MLP on several timeframes.
+
+Data: `workload.data=<file or folder>` of bars in a layout of trainables/data/bar_files.py; without it the hourly EURUSD
+bars of 2017 that the package gym-anytrading carries, and without that the embedded daily stocks. Features and labels
+are those of trainables/data/timeframes.py, where the future is kept out of them.
+Labels: `volatility` (default) can be learned, being for the most part the daily cycle. `direction` is whether the price
+will be higher; 50 to 54 % is what to expect of it, here and elsewhere, and more should be suspected of a leak.
+Models (knobs.architecture): one LSTM (Hochreiter and Schmidhuber 1997) a timeframe; one Transformer encoder (Vaswani et
+al., arXiv 1706.03762; norms first as in 2002.04745) over the bars of all; a perceptron on all of them in a row.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from trainables.data import bar_baselines, timeframes
+from trainables.data.bar_windows import Part, parts
+from trainables.data.timeframes import DAY_US, FEATURES, HOUR_US, Bars, Timeframe
+from trainables.workload import Config, Split, WorkloadError
+
+try:
+    from trainables.data import bars as bar_data
+except ImportError as error:
+    raise WorkloadError(f"workload temporal needs: pip install 'cardtune[temporal]' ({error})") from None
+
+SAMPLE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
+INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
+HEAD_SIZE = 16
+
+
+class Sample(NamedTuple):
+    """The bars of all frames before a decision, (bars, feature), frame after frame and oldest first; and the label."""
+
+    window: Tensor
+    label: int
+
+
+class Windows(Dataset[Sample]):
+    """Samples as views into one tensor."""
+
+    def __init__(self, part: Part) -> None:
+        self._windows = torch.from_numpy(part.windows)
+        self._labels = part.labels.tolist()
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        return Sample(self._windows[index], self._labels[index])
+
+
+class Lstms(nn.Module):
+    """An LSTM for each timeframe; their last states side by side."""
+
+    def __init__(self, lengths: Sequence[int], hidden: int) -> None:
+        super().__init__()
+        self.lengths, self.out_features = list(lengths), hidden * len(lengths)
+        self.blocks = nn.ModuleList(nn.LSTM(len(FEATURES), hidden, batch_first=True) for _ in lengths)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Returns (batch, frames * hidden) of windows (batch, bars, feature)."""
+        parts = zip(self.blocks, windows.split(self.lengths, dim=1), strict=True)
+        with _fp32_for_fp16_on_cpu(windows.device.type):
+            return torch.cat([block(part)[0][:, -1] for block, part in parts], dim=1)
+
+
+def _fp32_for_fp16_on_cpu(device: str) -> AbstractContextManager[object]:
+    """Returns a context that ends autocast to fp16 on a CPU, whose kernels have no LSTM of that type and fail."""
+    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+    return torch.autocast(device, enabled=False) if half and device == "cpu" else nullcontext()
+
+
+class Transformer(nn.Module):
+    """A Transformer encoder over the bars of all timeframes, each with its frame's embedding; the mean of the bars."""
+
+    def __init__(self, lengths: Sequence[int], hidden: int, dropout: float) -> None:
+        super().__init__()
+        if hidden % HEAD_SIZE:
+            raise WorkloadError(f"knobs.hidden_size={hidden}: a transformer needs a multiple of {HEAD_SIZE}")
+        self.lengths, self.out_features = list(lengths), hidden
+        self.embed = nn.ModuleList(nn.Linear(len(FEATURES), hidden) for _ in lengths)
+        self.position = nn.Parameter(0.02 * torch.randn(sum(lengths), hidden))
+        self.blocks = nn.ModuleList(Block(hidden, dropout) for _ in range(2))
+        self.norm = nn.LayerNorm(hidden)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Returns (batch, hidden) of windows (batch, bars, feature)."""
+        parts = zip(self.embed, windows.split(self.lengths, dim=1), strict=True)
+        hidden = torch.cat([embed(part) for embed, part in parts], dim=1) + self.position
+        for block in self.blocks:
+            hidden = block(hidden)
+        return cast(Tensor, self.norm(hidden.mean(dim=1)))
+
+
+class Block(nn.Module):
+    """Attention among all bars, then a perceptron for each, both residual."""
+
+    def __init__(self, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(2))
+        self.project, self.merge = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.widen, self.narrow = nn.Linear(hidden, 2 * hidden), nn.Linear(2 * hidden, hidden)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Returns (batch, bars, hidden) of the same."""
+        batch, bars, width = hidden.shape
+        heads = self.project(self.norms[0](hidden)).view(batch, bars, 3, -1, HEAD_SIZE).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*heads).transpose(1, 2).reshape(batch, bars, width)
+        hidden = hidden + self.dropout(self.merge(mixed))
+        return cast(Tensor, hidden + self.dropout(self.narrow(F.gelu(self.widen(self.norms[1](hidden))))))
+
+
+class Mlp(nn.Module):
+    """Two layers on all bars in a row."""
+
+    def __init__(self, lengths: Sequence[int], hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.out_features = hidden
+        widths = [sum(lengths) * len(FEATURES), hidden, hidden]
+        layers = (nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths))
+        self.blocks, self.dropout = nn.ModuleList(layers), nn.Dropout(dropout)
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Returns (batch, hidden) of windows (batch, bars, feature)."""
+        hidden = windows.flatten(1)
+        for block in self.blocks:
+            hidden = block(self.dropout(hidden))
+        return hidden
+
+
+class Temporal:
+    """One of two futures, judged by accuracy; the contract is in workload.py."""
+
+    objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
+    default_space: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": {"low": 3e-4, "high": 1e-2, "log": True},
+        "batch_size": [32, 64, 128],
+        "micro_batch_size": [32, 64, 128],
+        "architecture": ["lstm", "transformer", "mlp"],
+        "hidden_size": [32, 64],
+    }
+    options: ClassVar[Mapping[str, Any]] = {
+        "data": None,  # file or folder; None is gym-anytrading's EURUSD, or the embedded stocks
+        "timeframes": None,  # such as "1h:24 4h:18 1D:10", frame and window; None goes by the data
+        "label": "volatility",  # or direction
+        "horizon": 12,  # bars of the shortest frame that the label looks ahead
+        "val_frac": 0.3,  # of the decisions, the last
+    }
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[Any, ...], tuple[tuple[Timeframe, ...], dict[Split, Part]]] = {}
+
+    def frames(self, config: Config) -> tuple[Timeframe, ...]:
+        """Returns the timeframes, the shortest first."""
+        return self._parts(config)[0]
+
+    def part(self, config: Config, split: Split) -> Part:
+        """Returns a split, the same for every seed; read once. Raises DataError."""
+        return self._parts(config)[1][split]
+
+    def _parts(self, config: Config) -> tuple[tuple[Timeframe, ...], dict[Split, Part]]:
+        options = _options(config)
+        key = tuple(options[name] for name in self.options)
+        if key not in self._read:
+            self._read[key] = _read(options)
+        return self._read[key]
+
+    def dataset(self, config: Config, split: Split) -> Windows:
+        """Returns the split's windows and labels."""
+        return Windows(self.part(config, split))
+
+    @staticmethod
+    def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """Returns windows, (batch, bars, feature), and labels, (batch,)."""
+        return {
+            "windows": torch.stack([sample.window for sample in samples]),
+            "labels": torch.tensor([sample.label for sample in samples]),
+        }
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns windows -> logits of the two classes, (batch, 2)."""
+        knobs, lengths = config.knobs, [frame.window for frame in self.frames(config)]
+        body: Lstms | Transformer | Mlp
+        if knobs.architecture == "lstm":
+            body = Lstms(lengths, knobs.hidden_size)
+        elif knobs.architecture == "transformer":
+            body = Transformer(lengths, knobs.hidden_size, knobs.dropout)
+        else:
+            body = Mlp(lengths, knobs.hidden_size, knobs.dropout)
+        return nn.Sequential(body, nn.Dropout(knobs.dropout), nn.Linear(body.out_features, 2))
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        """Returns the mean cross-entropy."""
+        return F.cross_entropy(model(batch["windows"]), batch["labels"])
+
+    def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        """Returns the accuracy, 0 to 1; waits for the device once, at the end."""
+        hits = [model(b["windows"]).argmax(dim=1) == b["labels"] for b in batches]
+        return {"accuracy": torch.cat(hits).double().mean().item()}
+
+    def baselines(self, config: Config) -> dict[str, dict[str, float]]:
+        """Returns the accuracy of rules: the larger class, the last known label, the clock, and logistic regression.
+
+        Whether the last known label is to be followed or opposed is learned. The clock is the hour of the decision, of
+        daily bars the weekday.
+        """
+        train, val = self.part(config, "train"), self.part(config, "val")
+        daily = self.frames(config)[0].length_us >= DAY_US
+        unit_us, units = (DAY_US, 7) if daily else (HOUR_US, 24)
+        by_key = functools.partial(bar_baselines.by_key, train=train.labels, val=val.labels)
+        clock = by_key(train_key=train.decided_us // unit_us % units, val_key=val.decided_us // unit_us % units)
+        flat = [part.windows.reshape(len(part.labels), -1) for part in (train, val)]
+        found = {
+            "majority class": bar_baselines.majority(val.labels),
+            "last known label": by_key(train_key=train.last_labels, val_key=val.last_labels),
+            "weekday" if daily else "hour of day": clock,
+            "logistic regression": bar_baselines.logistic(flat[0], train.labels, flat[1], val.labels),
+        }
+        return {name: {"accuracy": accuracy} for name, accuracy in found.items()}
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """Returns the options, those not given at their defaults; raises WorkloadError for a value that means nothing."""
+    options = {**Temporal.options, **config.options}
+    if options["label"] not in ("volatility", "direction"):
+        raise WorkloadError(f"workload.label={options['label']}: expected volatility or direction")
+    if not isinstance(options["horizon"], int) or options["horizon"] < 2:
+        raise WorkloadError(f"workload.horizon={options['horizon']}: expected a whole number of bars >= 2")
+    if not 0.0 < options["val_frac"] < 1.0:
+        raise WorkloadError(f"workload.val_frac={options['val_frac']}: expected a number > 0 and < 1")
+    return options
+
+
+def _default_data() -> Path:
+    try:
+        package = importlib.metadata.distribution("gym-anytrading")
+    except importlib.metadata.PackageNotFoundError:
+        return SAMPLE
+    hourly = Path(str(package.locate_file("gym_anytrading/datasets/data/FOREX_EURUSD_1H_ASK.csv")))
+    return hourly if hourly.is_file() else SAMPLE
+
+
+def _read(options: Mapping[str, Any]) -> tuple[tuple[Timeframe, ...], dict[Split, Part]]:
+    """Returns the timeframes and both splits of the data; raises DataError, or WorkloadError for an option."""
+    path = Path(options["data"] or _default_data())
+    series, lengths_us = {}, []
+    for name, bars in bar_data.read(path).items():
+        lengths_us.append(bar_data.spacing_us(path, name, bars))
+        series[name] = Bars(bar_data.times_us(bars) + lengths_us[-1], bars.to_numpy(np.float64))
+    wanted = options["timeframes"] or (INTRADAY if max(lengths_us) <= HOUR_US else DAILY)
+    try:
+        frames = timeframes.parse(wanted)
+    except ValueError as error:
+        raise WorkloadError(f"workload.timeframes: {error}") from None
+    if frames[0].length_us < max(lengths_us):
+        found = f"its shortest, {frames[0].name}, is shorter than the data's bars of {max(lengths_us) / HOUR_US:g} h"
+        raise WorkloadError(f"workload.timeframes={wanted}: {found}")
+    train, val = parts(series, frames, options["label"], options["horizon"], options["val_frac"])
+    return frames, {"train": train, "val": val}
+
+
+WORKLOAD = Temporal()
