@@ -19,7 +19,10 @@ from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, collate_of, load, parameter_groups
 
-SMALL = {"nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1}}
+SMALL = {
+    "nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1},
+    "signals": {"max_train_samples": 32, "max_val_samples": 16},
+}
 """Our own workloads are tested on a small part of their data; a user's on what its options say."""
 
 
