@@ -26,6 +26,19 @@ def key(seed: int, epoch: int, index: int) -> int:
     return _signed(mixed)
 
 
+def beside(key: Tensor, index: Tensor, others: Tensor) -> Tensor:
+    """Returns the keys, int64, shape (count,), that samples `others` have in the epoch in which `index` has `key`.
+
+    `key` and `index` have shape (1,), `others` shape (count,). What is drawn from them is shared by all of an epoch,
+    whichever samples stand in the same micro-batch; an index that no sample has, such as -1, gives the epoch's own.
+    """
+    bits = key ^ (key >> 31 & (1 << 33) - 1) ^ (key >> 62 & 3)  # SplitMix64's finaliser, backwards
+    bits = bits * _signed(pow(_MIX_2, -1, 1 << 64))
+    bits = (bits ^ (bits >> 27 & (1 << 37) - 1) ^ (bits >> 54 & (1 << 10) - 1)) * _signed(pow(_MIX_1, -1, 1 << 64))
+    epoch = (bits ^ (bits >> 30 & (1 << 34) - 1) ^ (bits >> 60 & 15)) - _signed(_GAMMA) - index
+    return _mix(epoch + others + _signed(_GAMMA))
+
+
 def uniform(keys: Tensor, shape: Sequence[int], stream: int) -> Tensor:
     """Returns numbers in [0, 1), float32, shape (batch, *shape), on the device of `keys`, int64, shape (batch,).
 

@@ -40,3 +40,10 @@ def test_moments_and_independence() -> None:
     for one, other in pairs:
         correlation = torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]
         assert abs(correlation) < 0.025
+
+
+def test_any_sample_of_an_epoch_gives_the_keys_of_the_others() -> None:
+    others = torch.tensor([0, 5, 3999, -1])
+    wanted = torch.tensor([draws.key(3, 1, int(i)) for i in others])
+    for index in (0, 7, 1234):
+        assert torch.equal(draws.beside(KEYS[index : index + 1], torch.tensor([index]), others), wanted)

@@ -1,0 +1,69 @@
+"""A folder of the cache is complete or not there, whoever writes it and however often."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+
+from trainables.data.cache import written_once
+from trainables.data.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    return tmp_path / "own" / "cardtune"
+
+
+def test_a_folder_is_written_once_and_found_again(home: Path) -> None:
+    written: list[Path] = []
+
+    def write(folder: Path) -> None:
+        written.append(folder)
+        (folder / "a").write_text("a")
+
+    for _ in range(2):
+        assert written_once("set-1", write) == home / "set-1"
+    assert len(written) == 1
+    assert [path.relative_to(home).as_posix() for path in home.rglob("*")] == ["set-1", "set-1/a"]
+
+
+def test_writers_at_once_leave_one_whole_folder(home: Path) -> None:
+    together = Barrier(4)
+
+    def write(folder: Path) -> None:
+        for name in "abc":
+            (folder / name).write_text(name)
+        together.wait(timeout=30)  # all have written before the first can rename
+
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: written_once("set-1", write), range(4)))
+    assert found == {home / "set-1"}
+    assert sorted(path.name for path in home.rglob("*")) == ["a", "b", "c", "set-1"]
+
+
+def test_what_is_interrupted_leaves_nothing(home: Path) -> None:
+    def write(folder: Path) -> None:
+        (folder / "a").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        written_once("set-1", write)
+    assert list(home.iterdir()) == []
+
+
+def test_without_a_variable_it_is_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value in ("", "relative/folder"):  # the XDG specification has relative ones ignored
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert written_once("set-1", lambda folder: None) == tmp_path / ".cache" / "cardtune" / "set-1"
+
+
+def test_says_where_it_cannot_write(tmp_path: Path, home: Path) -> None:
+    home.parent.write_text("a file in the way")
+    with pytest.raises(DataError, match=r"cardtune: found .*; allowed: a folder to write to; set XDG_CACHE_HOME"):
+        written_once("set-1", lambda folder: None)

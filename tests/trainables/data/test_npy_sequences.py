@@ -1,0 +1,236 @@
+"""Both layouts give the same recordings; what is no array (time, channel) of numbers is refused by file."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainables.data import npy_sequences
+from trainables.data.errors import DataError
+from trainables.data.npy_sequences import load, read_splits, some, statistics
+
+
+def npy(rows: list[list[float]], descr: str = "<f4", code: str = "<f") -> bytes:
+    """Returns an array in the .npy format 1.0, by its specification and without numpy."""
+    shape = (len(rows), len(rows[0]) if rows else 0)
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
+    header += " " * (-(10 + len(header) + 1) % 64) + "\n"
+    body = b"".join(struct.pack(code, value) for row in rows for value in row)
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode("latin1") + body
+
+
+ONE, TWO = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [[7.0, 8.0]]
+
+
+def folders(root: Path) -> Path:
+    """Returns the root, now with two recordings to train on and two to test, of the labels a and b."""
+    for split in ("train", "test"):
+        for label, rows in (("a", ONE), ("b", TWO)):
+            (root / split / label).mkdir(parents=True)
+            (root / split / label / f"{split}{label}.npy").write_bytes(npy(rows))
+    return root
+
+
+def table(root: Path, text: str = "id,label,split\n1,a,train\n2,b,train\n3,a,test\n4,b,test\n") -> Path:
+    """Returns the root, now with the same recordings in X, and labels.csv."""
+    (root / "X").mkdir(parents=True, exist_ok=True)
+    for name, rows in (("1", ONE), ("2", TWO), ("3", ONE), ("4", TWO)):
+        (root / "X" / f"{name}.npy").write_bytes(npy(rows))
+    (root / "labels.csv").write_bytes(text.encode())
+    return root
+
+
+@pytest.mark.parametrize("layout", [folders, table], ids=["folders", "table"])
+def test_both_layouts_give_the_same_recordings(tmp_path: Path, layout: Callable[[Path], Path]) -> None:
+    for part in read_splits(layout(tmp_path), None, 0):
+        assert [(r.label, r.steps, r.channels) for r in part] == [("a", 3, 2), ("b", 1, 2)]
+        assert [load(r).tolist() for r in part] == [ONE, TWO]
+        assert all(load(r).dtype == np.float32 and load(r).flags.c_contiguous for r in part)
+
+
+def test_a_table_may_have_more_columns_in_any_order_and_quotes(tmp_path: Path) -> None:
+    text = '\ufeffsplit,note,id,label\r\ntrain,"x, y",1,"a/b c"\r\ntrain,,2,b\r\nval,,3,b\r\ntest,,4,b\r\n'
+    train, val = read_splits(table(tmp_path, text), None, 0)
+    assert [r.label for r in train] == ["a/b c", "b"]
+    assert [r.path.name for r in val] == ["3.npy"]  # val goes before test
+
+
+def test_files_of_the_system_are_passed_over(tmp_path: Path) -> None:
+    root = folders(tmp_path)
+    (root / "train" / ".cache").mkdir()
+    for name in ("train/a/._traina.npy", "train/.cache/x.npy", "train/.DS_Store", "train/a/notes.txt"):
+        (root / name).write_text("not read")
+    assert len(read_splits(root, None, 0)[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("descr", "code"), [("<f8", "<d"), (">f4", ">f"), ("<f2", "<e"), ("<i2", "<h"), ("|u1", "B"), (">i8", ">q")]
+)
+def test_real_numbers_of_any_type_become_float32(tmp_path: Path, descr: str, code: str) -> None:
+    root = folders(tmp_path)
+    rows = [[int(v) for v in row] for row in ONE] if code[-1] in "hBq" else ONE
+    (root / "train" / "a" / "traina.npy").write_bytes(npy(rows, descr, code))  # type: ignore[arg-type]
+    assert load(read_splits(root, None, 0)[0][0]).tolist() == ONE
+
+
+def saved(array: object) -> Callable[[Path], None]:
+    return lambda path: np.save(path, array)  # type: ignore[arg-type]
+
+
+def archive(path: Path) -> None:
+    with path.open("wb") as stream:
+        np.savez(stream, x=1)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty file": (
+        lambda p: p.write_bytes(b""),
+        r"found EOF: reading magic string.*; allowed: an array \(time, channel\)",
+    ),
+    "text": (lambda p: p.write_text("1,2\n3,4\n"), r"found the magic string is not correct.*; allowed: an array"),
+    "pickle": (lambda p: p.write_bytes(pickle.dumps([1.0] * 9)), r"found the magic string is not correct"),
+    "cut": (lambda p: p.write_bytes(npy(ONE)[:-4]), r"found mmap length is greater than file size"),
+    "cut in the header": (lambda p: p.write_bytes(npy(ONE)[:40]), r"found EOF: reading array header"),
+    "objects": (saved(np.array([{}])), r"found Array can't be memory-mapped: Python objects"),
+    "archive": (archive, r"found the magic string is not correct"),
+    "complex": (saved(np.ones((2, 2), "c8")), r"found numbers of type complex64; allowed: .*real numbers"),
+    "flags": (saved(np.ones((2, 2), bool)), r"found numbers of type bool"),
+    "one axis": (
+        saved(np.ones(5, "f4")),
+        r"found shape \(5,\); allowed: \(time, channel\), .*channel it is \(time, 1\)",
+    ),
+    "three axes": (saved(np.ones((2, 2, 2), "f4")), r"found shape \(2, 2, 2\); allowed: \(time, channel\), each"),
+    "no step": (saved(np.ones((0, 2), "f4")), r"found shape \(0, 2\); allowed: .*each at least 1"),
+    "turned": (saved(np.ones((2, 9), "f4")), r"found 9 channels; allowed: 2, as .* has; is it \(channel, time\)\?"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses_a_file_by_name(tmp_path: Path, case: str) -> None:
+    make, message = REFUSED[case]
+    make(folders(tmp_path) / "test" / "b" / "testb.npy")
+    with pytest.raises(DataError, match=r"testb\.npy: " + message):
+        read_splits(tmp_path, None, 0)
+
+
+def test_refuses_numbers_that_are_not_finite_by_place(tmp_path: Path) -> None:
+    root = folders(tmp_path)
+    (root / "train" / "a" / "traina.npy").write_bytes(npy([[1.0, 2.0], [3.0, float("nan")]]))
+    (root / "train" / "b" / "trainb.npy").write_bytes(npy([[1e300, 2.0]], "<f8", "<d"))
+    first, second = read_splits(root, None, 0)[0]
+    with pytest.raises(DataError, match=r"traina\.npy: found nan at step 1, channel 1; allowed: finite numbers"):
+        load(first)
+    with pytest.raises(DataError, match=r"trainb\.npy: found inf at step 0, channel 0; allowed: .*range of float32"):
+        load(second)
+
+
+def test_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
+    recording = read_splits(folders(tmp_path), None, 0)[0][0]
+    recording.path.write_bytes(npy(TWO))
+    with pytest.raises(DataError, match=r"traina\.npy: found shape \(1, 2\); allowed: \(3, 2\), as when the folder"):
+        load(recording)
+
+
+TABLES = {
+    "no column": ("id,label\n1,a\n", r"labels\.csv:1: found no column split; allowed: id, label, split"),
+    "empty": ("", r"labels\.csv:1: found no column id, label, split"),
+    "split": ("id,label,split\n1,a,dev\n", r"labels\.csv:2: split: found 'dev'; allowed: train, val, test"),
+    "short": ("id,label,split\n1,a\n", r"labels\.csv:2: split: found None"),
+    "no label": ("id,label,split\n1,,train\n", r"labels\.csv:2: label: found nothing"),
+    "twice": ("id,label,split\n1,a,train\n1,b,train\n", r"labels\.csv:3: id: found '1' a second time"),
+    "no file": (
+        "id,label,split\n9,a,train\n",
+        r"labels\.csv:2: id: found no file .*9\.npy; allowed: ids of files in X",
+    ),
+    "outside": ("id,label,split\n../X/1,a,train\n", r"labels\.csv:2: id: found '\.\./X/1'; allowed: a name without /"),
+    "torn": ('id,label,split\n"1,a,train\n', r"labels\.csv: found .*; allowed: comma-separated UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_refuses_a_table_by_line_and_field(tmp_path: Path, case: str) -> None:
+    text, message = TABLES[case]
+    with pytest.raises(DataError, match=message):
+        read_splits(table(tmp_path, text), None, 0)
+
+
+def test_refuses_a_folder_of_another_shape(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"found nothing; allowed: train/<label>/<id>\.npy, or X/<id>\.npy"):
+        read_splits(tmp_path, None, 0)
+    with pytest.raises(DataError, match=r"gone: found no such folder"):
+        read_splits(tmp_path / "gone", None, 0)
+    root = folders(tmp_path)
+    (root / "test" / "b").rename(root / "test" / "c")
+    with pytest.raises(DataError, match=r"testb\.npy: label: found 'c'; allowed: those of train: a, b"):
+        read_splits(root, None, 0)
+    (root / "test").rename(root / "other")
+    with pytest.raises(DataError, match=r"found no recording in val or test; allowed: one of them, or val_frac"):
+        read_splits(root, None, 0)
+    (root / "train" / "b").rename(root / "b")
+    (root / "other" / "c").rename(root / "c")
+    (root / "other").rename(root / "test")
+    with pytest.raises(DataError, match=r"found recordings of one label, 'a'; allowed: two labels or more"):
+        read_splits(root, None, 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 3), st.floats(0.05, 0.95), st.integers(2, 9), st.integers(1, 5))
+def test_held_out_is_a_share_of_each_label(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, frac: float, many: int, few: int
+) -> None:
+    root = tmp_path_factory.mktemp("set")
+    counts = {"a": many, "b": few}
+    arrays = [("train", label, str(i), np.ones((1, 1))) for label, count in counts.items() for i in range(count)]
+    npy_sequences.write(root, arrays)
+    train, val = read_splits(root, frac, seed)
+    assert (train, val) == read_splits(root, frac, seed)
+    assert len({r.path for r in train + val}) == len(train) + len(val) == many + few
+    for label, count in counts.items():
+        held = sum(r.label == label for r in val)
+        assert held == min(count - 1, max(1, round(frac * count)))
+
+
+def test_a_share_that_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
+    root = folders(tmp_path)
+    for frac in (0.0, 1.0):
+        with pytest.raises(DataError, match=rf"found val_frac={frac}; allowed: > 0 and < 1"):
+            read_splits(root, frac, 0)
+    with pytest.raises(DataError, match=r"found one recording of each label in train; allowed with val_frac: two"):
+        read_splits(root, 0.5, 0)
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {f"{split}{label}": rng.normal(size=(n, 3)) for n, split in ((4, "train"), (2, "val")) for label in "ab"}
+    npy_sequences.write(tmp_path, ((name[:-1], name[-1], name, values) for name, values in arrays.items()))
+    train, val = read_splits(tmp_path, None, 0)
+    for recording in (*train, *val):
+        np.testing.assert_array_equal(load(recording), arrays[recording.path.stem].astype(np.float32))
+    for odd in ("a/b", "..", "", " a", "a:b", "a\n"):
+        with pytest.raises(DataError, match=r"label: found .*; allowed: a name without"):
+            npy_sequences.write(tmp_path, [("train", odd, "1", np.ones((1, 1)))])
+
+
+def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(1000.0, 0.01, size=(n, 2)).astype(np.float32) * [1.0, 0.0] + [0.0, 7.3] for n in (1, 5, 30)]
+    npy_sequences.write(tmp_path, [("train", "ab"[i % 2], str(i), part) for i, part in enumerate(parts)])
+    npy_sequences.write(tmp_path, [("val", "a", "0", parts[0])])
+    mean, scale = statistics(read_splits(tmp_path, None, 0)[0])
+    together = np.concatenate(parts)
+    np.testing.assert_allclose(mean, together.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(scale, [together[:, 0].std(), 1.0], rtol=0.02)  # float32 holds 1000 to 6e-5
+
+
+def test_some_are_the_same_at_every_call(tmp_path: Path) -> None:
+    train = read_splits(folders(tmp_path), None, 0)[0] * 10
+    assert some(train, None, 0) == some(train, 99, 0) == train
+    assert some(train, 7, 0) == some(train, 7, 0)
+    assert len(some(train, 7, 0)) == 7

@@ -1,0 +1,222 @@
+"""Labelled sequences of unequal length in .npy files, one recording a file.
+
+    root/train/<label>/<id>.npy           and root/val/... or root/test/...
+    root/X/<id>.npy, root/labels.csv      with the columns id, label and split, which is train, val or test
+
+Each file holds one array (time, channel) of real numbers; time differs from file to file, the channels are the same
+everywhere. Files are mapped into memory and never unpickled, so reading a folder runs no code of it.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data.errors import DataError
+
+SPLITS = ("train", "val", "test")
+COLUMNS = ("id", "label", "split")
+STATISTICS_FILES = 4096
+"""Most files read for mean and deviation, evenly spread: a set of any size is begun within seconds."""
+_ARRAY = "an array (time, channel) of real numbers, saved by numpy.save"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One file: where it is, the class it belongs to, and its steps in time and channels, each at least 1."""
+
+    path: Path
+    label: str
+    steps: int
+    channels: int
+
+
+def read_splits(root: Path, val_frac: float | None, seed: int) -> tuple[list[Recording], list[Recording]]:
+    """Returns the recordings to train on and those to validate on, each sorted by label and file.
+
+    Without `val_frac` the second part is the folder's own: its val split, else its test split. With it (between 0 and
+    1) so much of each label's training recordings is held out, drawn by `seed`, and val and test are left alone.
+    Every file's header is read, its numbers are not. Raises DataError.
+    """
+    parts = _listed(root) if (root / "labels.csv").is_file() else _in_folders(root)
+    train, own = parts.get("train", []), parts.get("val") or parts.get("test") or []
+    if not train:
+        found = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) if root.is_dir() else "no such folder"
+        allowed = "train/<label>/<id>.npy, or X/<id>.npy with a labels.csv that has a split train"
+        raise DataError(f"{root}: found {found or 'nothing'}; allowed: {allowed}")
+    if val_frac is not None:
+        train, own = _held_out(root, train, val_frac, seed)
+    elif not own:
+        raise DataError(
+            f"{root}: found no recording in val or test; allowed: one of them, or val_frac to hold some out"
+        )
+    recordings = [[_header(path, label) for path, label in sorted(part, key=_by_label)] for part in (train, own)]
+    _check(root, *recordings)
+    return recordings[0], recordings[1]
+
+
+def load(recording: Recording) -> NDArray[np.float32]:
+    """Returns the recording's numbers, float32, shape (time, channel); raises DataError for one that is not finite."""
+    with np.errstate(over="ignore"):  # what a float32 cannot hold is infinite, and refused below
+        values = np.array(_mapped(recording.path), dtype=np.float32, order="C")
+    if values.shape != (recording.steps, recording.channels):
+        was = (recording.steps, recording.channels)
+        raise DataError(f"{recording.path}: found shape {values.shape}; allowed: {was}, as when the folder was read")
+    if not np.isfinite(values).all():
+        step, channel = np.argwhere(~np.isfinite(values))[0]
+        bad = f"{values[step, channel]} at step {step}, channel {channel}"
+        raise DataError(f"{recording.path}: found {bad}; allowed: finite numbers within the range of float32")
+    return values
+
+
+def some(recordings: list[Recording], limit: int | None, seed: int) -> list[Recording]:
+    """Returns at most `limit` of the recordings, drawn by `seed`, in their order."""
+    if limit is None or limit >= len(recordings):
+        return recordings
+    chosen = random.Random(seed).sample(range(len(recordings)), limit)  # noqa: S311 - a choice, not a secret
+    return [recordings[i] for i in sorted(chosen)]
+
+
+def statistics(recordings: Sequence[Recording]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns each channel's mean and standard deviation over all steps, shape (channel,); a constant's is 1."""
+    files = recordings[:: -(-len(recordings) // STATISTICS_FILES)]
+    near = load(files[0]).mean(axis=0, dtype=np.float64)  # sums of squares around 0 would lose a small deviation
+    count, total, squares = 0, np.zeros_like(near), np.zeros_like(near)
+    for recording in files:
+        values = load(recording) - near
+        count, total, squares = count + len(values), total + values.sum(axis=0), squares + (values**2).sum(axis=0)
+    mean = total / count
+    scale = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
+    scale[scale <= 1e-6 * np.abs(near)] = 1.0  # what float32 leaves of a constant
+    return (near + mean).astype(np.float32), scale.astype(np.float32)
+
+
+def write(root: Path, sequences: Iterable[tuple[str, str, str, NDArray[np.floating]]]) -> None:
+    """Writes (split, label, id, array) as root/<split>/<label>/<id>.npy in float32; raises DataError for odd names."""
+    for split, label, name, values in sequences:
+        for field, text in (("split", split), ("label", label), ("id", name)):
+            _check_name(root, field, text)
+        folder = root / split / label
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.float32), allow_pickle=False)
+
+
+def _in_folders(root: Path) -> dict[str, list[tuple[Path, str]]]:
+    return {
+        split: [
+            (file, folder.name)
+            for folder in (root / split).iterdir()
+            if folder.is_dir() and not folder.name.startswith(".")
+            for file in folder.glob("*.npy")
+            if not file.name.startswith(".")
+        ]
+        for split in SPLITS
+        if (root / split).is_dir()
+    }
+
+
+def _listed(root: Path) -> dict[str, list[tuple[Path, str]]]:
+    """Returns the files named in labels.csv by split; other files of X are not part of the set."""
+    table, parts, seen = root / "labels.csv", defaultdict(list), set()
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv.DictReader(stream, strict=True)
+            missing = [name for name in COLUMNS if name not in (rows.fieldnames or [])]
+            if missing:
+                raise DataError(f"{table}:1: found no column {', '.join(missing)}; allowed: {', '.join(COLUMNS)}")
+            for row in rows:
+                where = f"{table}:{rows.line_num}"
+                _check_name(where, "id", row["id"])
+                if not row["label"]:
+                    raise DataError(f"{where}: label: found nothing; allowed: the name of a class")
+                if row["split"] not in SPLITS:
+                    raise DataError(f"{where}: split: found {row['split']!r}; allowed: {', '.join(SPLITS)}")
+                if row["id"] in seen:
+                    raise DataError(f"{where}: id: found {row['id']!r} a second time; allowed: one line for each file")
+                path = root / "X" / f"{row['id']}.npy"
+                if not path.is_file():
+                    raise DataError(f"{where}: id: found no file {path}; allowed: ids of files in X")
+                seen.add(row["id"])
+                parts[row["split"]].append((path, row["label"]))
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{table}: found {error}; allowed: comma-separated UTF-8 text") from None
+    return parts
+
+
+def _check_name(where: object, field: str, text: str | None) -> None:
+    """Raises DataError for a name that is no plain name of a file: nothing may be read or written outside the root."""
+    if (
+        not text
+        or text.strip() != text
+        or text.startswith(".")
+        or not text.isprintable()
+        or set(text) & set('/\\:*?"<>|')
+    ):
+        raise DataError(
+            f'{where}: {field}: found {text!r}; allowed: a name without /, \\, :, *, ?, ", <, >, | or a dot first'
+        )
+
+
+def _held_out(
+    root: Path, train: Sequence[tuple[Path, str]], frac: float, seed: int
+) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """Returns the rest and the part held out; of a label with two recordings or more at least one is in each."""
+    if not 0.0 < frac < 1.0:
+        raise DataError(f"{root}: found val_frac={frac}; allowed: > 0 and < 1")
+    rng, of_label = random.Random(seed), defaultdict(list)  # noqa: S311 - a split, not a secret
+    for item in sorted(train, key=_by_label):
+        of_label[item[1]].append(item)
+    kept: list[tuple[Path, str]] = []
+    held: list[tuple[Path, str]] = []
+    for items in of_label.values():
+        rng.shuffle(items)
+        count = min(len(items) - 1, max(1, round(frac * len(items))))
+        held += items[:count]
+        kept += items[count:]
+    if not held:
+        raise DataError(f"{root}: found one recording of each label in train; allowed with val_frac: two or more")
+    return kept, held
+
+
+def _by_label(item: tuple[Path, str]) -> tuple[str, str]:
+    return item[1], item[0].name
+
+
+def _mapped(path: Path) -> NDArray[np.generic]:
+    """Returns the file's array, mapped into memory; raises DataError for what is none, or holds no real numbers."""
+    try:
+        values = np.lib.format.open_memmap(path, mode="r")  # what np.load does for .npy; that would open archives too
+    except (ValueError, OSError, EOFError) as error:
+        raise DataError(f"{path}: found {error}; allowed: {_ARRAY}") from None
+    if values.dtype.kind not in "fiu":
+        raise DataError(f"{path}: found numbers of type {values.dtype}; allowed: {_ARRAY}")
+    return values
+
+
+def _header(path: Path, label: str) -> Recording:
+    shape = _mapped(path).shape
+    if len(shape) != 2 or min(shape) < 1:
+        hint = "; of one channel it is (time, 1)" if len(shape) == 1 else ""
+        raise DataError(f"{path}: found shape {shape}; allowed: (time, channel), each at least 1{hint}")
+    return Recording(path, label, shape[0], shape[1])
+
+
+def _check(root: Path, train: Sequence[Recording], val: Sequence[Recording]) -> None:
+    """Raises DataError for another number of channels, a label that is never trained on, or a single label."""
+    first, labels = train[0], {r.label for r in train}
+    for r in (*train, *val):
+        if r.channels != first.channels:
+            turned = "; is it (channel, time)?" if r.steps == first.channels else ""
+            allowed = f"{first.channels}, as {first.path} has"
+            raise DataError(f"{r.path}: found {r.channels} channels; allowed: {allowed}{turned}")
+        if r.label not in labels:
+            raise DataError(f"{r.path}: label: found {r.label!r}; allowed: those of train: {', '.join(sorted(labels))}")
+    if len(labels) < 2:
+        raise DataError(f"{root}: found recordings of one label, {first.label!r}; allowed: two labels or more")

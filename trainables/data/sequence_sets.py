@@ -1,0 +1,94 @@
+"""Sets of sequences that do not come as .npy files, written once into such a tree, which is then read as any other.
+
+| set             | what                                                                   | split                 |
+|-----------------|------------------------------------------------------------------------|-----------------------|
+| digits          | 3,000 spoken digits by 6 speakers, 13 mel-frequency cepstral           | 240 of each digit to  |
+|                 | coefficients (MFCC), 6 to 92 steps: Free Spoken Digit Dataset          | train, 60 to validate |
+| japanese_vowels | 640 vowels of 9 speakers to tell apart, 12 cepstral coefficients, 7 to | the published one,    |
+|                 | 29 steps (Kudo, Toyama and Shimbo 1999)                                | 270 and 370           |
+| a folder of .ts | NAME_TRAIN.ts and NAME_TEST.ts of the UEA archive                      | the published one     |
+
+The digits' source does not say who speaks, so both parts have the same six voices; a split by speaker is harder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainables.data import npy_sequences, uea_ts
+from trainables.data.cache import written_once
+from trainables.data.errors import DataError
+
+SAMPLES = Path(__file__).parent / "samples"
+DIGITS, VOWELS = SAMPLES / "fsdd_digits_f16.npz", SAMPLES / "japanese_vowels.npz"
+EMBEDDED = {"digits": DIGITS, "japanese_vowels": VOWELS}
+LAYOUT = 1
+"""Part of the cache's key: a tree that is written in another way gets another number."""
+
+Sequences = Iterator[tuple[str, str, str, NDArray[np.floating]]]
+"""Split, label, id and values (time, channel), as `npy_sequences.write` takes them."""
+
+
+def tree(data: str | None) -> Path:
+    """Returns the folder of .npy files: of a set named above (None is digits), of .ts files, or the folder itself.
+
+    What has to be written goes to the cache, under a name with a hash of its source: 3,000 files take 0.5 s, once.
+    Raises DataError.
+    """
+    name = data or "digits"
+    if name in EMBEDDED:
+        source = EMBEDDED[name].read_bytes()
+        return _cached(name, source, _digits() if name == "digits" else _vowels())
+    folder = Path(name)
+    if not folder.is_dir():
+        raise DataError(f"{name}: found no such folder; allowed: one of .npy or .ts files, or {', '.join(EMBEDDED)}")
+    files = sorted(folder.glob("*.ts"))
+    if not files:
+        return folder
+    parts = {split: [f for f in files if f.stem.lower().endswith(f"_{split}")] for split in ("train", "test")}
+    if any(len(found) != 1 for found in parts.values()):
+        found = ", ".join(file.name for file in files)
+        raise DataError(f"{folder}: found {found}; allowed: one file NAME_TRAIN.ts and one NAME_TEST.ts")
+    source = b"".join(parts[split][0].read_bytes() for split in parts)
+    return _cached(parts["train"][0].stem.lower(), source, _cases({split: parts[split][0] for split in parts}))
+
+
+def _cached(name: str, source: bytes, sequences: Sequences) -> Path:
+    digest = hashlib.sha256(source).hexdigest()[:12]
+    return written_once(f"{name}-{digest}-{LAYOUT}", lambda folder: npy_sequences.write(folder, sequences))
+
+
+def _digits() -> Sequences:
+    """Yields the spoken digits; a fifth of each, drawn once and for all, is for validation."""
+    with np.load(DIGITS, allow_pickle=False) as found:
+        values, digits, lengths = found["X"], found["y"], found["lengths"]
+    held_out = {int(i) for digit in range(10) for i in _shuffled(np.flatnonzero(digits == digit), digit)[:60]}
+    for index, part in enumerate(_cut(values, lengths)):
+        yield "val" if index in held_out else "train", str(digits[index]), f"{index:04d}", part
+
+
+def _shuffled(indices: NDArray[np.integer], seed: int) -> NDArray[np.integer]:
+    return np.random.default_rng([0, seed]).permutation(indices)
+
+
+def _vowels() -> Sequences:
+    with np.load(VOWELS, allow_pickle=False) as found:
+        arrays = {name: found[name] for name in found.files}
+    for split, end in (("train", "tr"), ("test", "te")):
+        for index, part in enumerate(_cut(arrays[f"X{end}"], arrays[f"l{end}"])):
+            yield split, str(arrays[f"y{end}"][index] + 1), f"{index:04d}", part  # the archive counts speakers from 1
+
+
+def _cut(values: NDArray[np.floating], lengths: NDArray[np.integer]) -> list[NDArray[np.floating]]:
+    return np.split(values, np.cumsum(lengths.astype(np.int64))[:-1])
+
+
+def _cases(files: dict[str, Path]) -> Sequences:
+    for split, file in files.items():
+        for index, case in enumerate(uea_ts.read(file)):
+            yield split, case.label, f"{index:05d}", case.values

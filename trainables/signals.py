@@ -1,0 +1,330 @@
+"""Classes of sequences of unequal length: convolutions, then a bidirectional LSTM, then a classifier.
+
+Data: a folder of .npy files (data/npy_sequences.py); without one, spoken digits (data/sequence_sets.py), written once
+into such a folder. Channels are normalised by the mean and deviation of the training split.
+Model: two convolutions over time, and the states of an LSTM (Hochreiter and Schmidhuber 1997) after the last true step
+and, read backwards, after the first. Nothing of it depends on padding or on the other samples of a batch.
+Two phases. "encoder", a share `encoder_frac` of the samples, without labels: two views of a sample, with noise, masked
+spans of time and masked channels (Park et al., SpecAugment, arXiv 1904.08779), are to be nearer to each other than to
+other samples (InfoNCE: van den Oord et al., 1807.03748; views: Chen et al., SimCLR, 2002.05709). "classifier":
+cross-entropy on lightly disturbed samples; all weights train on.
+
+Usually those others are the rest of the batch, and a smaller micro-batch is then an easier task: halving it after an
+out-of-memory error would change what is learned. Here they are `REFERENCES` training samples, the same for all of an
+epoch, which every micro-batch computes anew: the loss is a mean over samples, however they are cut.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.utils.data import Dataset
+
+from trainables import draws
+from trainables.data import npy_sequences, sequence_sets
+from trainables.data.npy_sequences import Recording
+from trainables.workload import Config, Split, WorkloadError
+
+SPLIT_SEED = 0  # not the trial's: every seed is judged on the same samples
+TEMPERATURE = 0.2
+NOISE, SPANS, SPAN_FRAC, CHANNEL_FRAC = 0.3, 2, 0.25, 0.2
+"""Of a view at augmentation=1: deviation of the noise in the channels' own, masked spans, longest of them as a share of
+the length, share of masked channels. A classifier's sample has `LIGHT` times as much."""
+LIGHT = 0.3
+REFERENCES, CHOICES = 32, 4
+"""Samples that views are told apart from, and the samples of like length that each is drawn from, epoch by epoch."""
+
+Batch = dict[str, Any]
+
+
+class Sample(NamedTuple):
+    """Normalised values, (time, channel), the class, and the place in the split."""
+
+    x: Tensor
+    label: int
+    place: int
+
+
+class Samples(Dataset[Sample]):
+    """Recordings, each read from its file when asked for: the work that loader workers and the RAM cache save."""
+
+    def __init__(self, recordings: Sequence[Recording], classes: Sequence[str], mean: Tensor, scale: Tensor) -> None:
+        self.recordings, self.classes, self.mean, self.scale = recordings, classes, mean, scale
+        self._number = {label: number for number, label in enumerate(classes)}
+
+    def __len__(self) -> int:
+        return len(self.recordings)
+
+    def __getitem__(self, index: int) -> Sample:
+        recording = self.recordings[index]
+        x = (torch.from_numpy(npy_sequences.load(recording)) - self.mean) / self.scale
+        return Sample(x, self._number[recording.label], index)
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """True lengths, int64, (batch,). No tensor, so it stays where packing wants it: the device is not waited for."""
+
+    steps: Tensor
+
+
+@dataclass(frozen=True)
+class References:
+    """Samples that views are told apart from: values (references, choices, time, channel), indices, lengths."""
+
+    x: Tensor
+    index: Tensor
+    steps: Tensor
+
+
+class Convolution(nn.Module):
+    """Convolution over three steps, ReLU, and zeros at padding again."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, width, kernel_size=3, padding=1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Returns shape (batch, time, width) of (batch, time, channel)."""
+        return F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2) * mask.unsqueeze(2)
+
+
+class BiLSTM(nn.Module):
+    """The last states of an LSTM that reads forwards and one that reads backwards, packed or padded: the same numbers.
+
+    Packed, padding is not computed. Padded, every step is one product of the whole batch, and the last true state is
+    picked; the sequences are turned round within their lengths, for a state that came through padding is not zero.
+    """
+
+    def __init__(self, width: int, packed: bool) -> None:
+        super().__init__()
+        self.packed = packed
+        self.ahead, self.back = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor, lengths: HostLengths) -> Tensor:
+        """Returns shape (batch, 2 * width) of (batch, time, width)."""
+        steps, rows = mask.sum(dim=1), torch.arange(len(x), device=x.device)
+        places = torch.arange(x.shape[1], device=x.device)
+        turned = x[rows[:, None], (steps[:, None] - 1 - places).clamp(min=0)]
+        if not self.packed:
+            return torch.cat([self.ahead(x)[0][rows, steps - 1], self.back(turned)[0][rows, steps - 1]], dim=1)
+        order = steps.argsort(descending=True, stable=True)  # as torch's own sort is, but without waiting for a device
+        sizes = lengths.steps.sort(descending=True).values
+        ends = [
+            lstm(pack_padded_sequence(one[order], sizes, batch_first=True))[1][0][0]
+            for lstm, one in ((self.ahead, x), (self.back, turned))
+        ]
+        return torch.cat(ends, dim=1)[order.argsort()]
+
+
+class Net(nn.Module):
+    """Encoder of a sequence, and a classifier on what it makes of it."""
+
+    def __init__(self, channels: int, classes: int, width: int, packed: bool, dropout: float) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList([Convolution(channels, width), Convolution(width, width)])
+        self.lstm = BiLSTM(width, packed)
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(2 * width, classes))
+
+    def forward(self, x: Tensor, mask: Tensor, lengths: HostLengths, embed: bool = False) -> Tensor:
+        """Returns logits, (batch, class), or where `embed` says so what the encoder makes, (batch, 2 * width)."""
+        for convolution in self.convolutions:
+            x = convolution(x, mask)
+        code = self.lstm(x, mask, lengths)
+        return cast(Tensor, code if embed else self.head(code))
+
+
+def disturbed(x: Tensor, mask: Tensor, keys: Tensor, strength: float, in_place: bool) -> Tensor:
+    """Returns x, (batch, time, channel), with noise added and spans of time and channels set to 0, their mean."""
+    if strength == 0.0:
+        return x
+    steps, places = mask.sum(dim=1, keepdim=True), torch.arange(x.shape[1], device=x.device)
+    noise = draws.normal(keys, x.shape[1:], stream=0).mul_(NOISE * strength)
+    width, start = draws.uniform(keys, (2, SPANS), stream=1).unbind(dim=1)
+    width = (width * SPAN_FRAC * strength * steps).round()
+    start = (start * (steps - width)).floor()
+    hidden = ((places >= start[..., None]) & (places < (start + width)[..., None])).any(dim=1)
+    dropped = draws.uniform(keys, x.shape[2:], stream=2) < CHANNEL_FRAC * strength
+    keep = (mask & ~hidden)[:, :, None] & ~dropped[:, None]
+    return x.add_(noise).mul_(keep) if in_place else (x + noise) * keep
+
+
+def contrast(code: Tensor, index: Tensor, others: Tensor) -> Tensor:
+    """Returns the mean InfoNCE of codes (2 * batch + references, width): first views, second views, references.
+
+    A reference that is the sample itself, by `index`, (batch,), and `others`, (references,), is left out.
+    """
+    unit = F.normalize(code.float(), dim=1)
+    first, second, references = unit.split([len(index), len(index), len(others)])
+    near = (first * second).sum(dim=1, keepdim=True) / TEMPERATURE
+    same = (index[:, None] == others).repeat(2, 1)
+    far = (torch.cat([first, second]) @ references.T / TEMPERATURE).masked_fill(same, -torch.inf)
+    near = near.repeat(2, 1)
+    loss: Tensor = (torch.cat([near, far], dim=1).logsumexp(dim=1) - near[:, 0]).mean()
+    return loss
+
+
+class Signals:
+    """Classes of sequences, judged by accuracy. The contract is in workload.py."""
+
+    objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
+    default_space: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": {"low": 5e-4, "high": 1e-2, "log": True},
+        "batch_size": [16, 32, 64],
+        "micro_batch_size": [16, 32, 64],
+        "sequence_packing": [False, True],
+    }
+    options: ClassVar[Mapping[str, Any]] = {
+        "data": None,  # folder of .npy or .ts files, digits or japanese_vowels; None is digits
+        "val_frac": None,  # share of the training files to validate on; None is the folder's own val or test split
+        "max_train_samples": None,
+        "max_val_samples": None,
+    }
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[Any, ...], dict[Split, Samples]] = {}
+        self._references: dict[tuple[Any, ...], References] = {}
+
+    def __reduce__(self) -> tuple[type[Signals], tuple[()]]:
+        """Returns how a copy for another process is made: empty, for tensors on a device cannot go there."""
+        return Signals, ()
+
+    def dataset(self, config: Config, split: Split) -> Samples:
+        """Returns the split, the same for every seed; files are listed once. Raises DataError."""
+        options, key = _options(config), _key(config)
+        if key not in self._read:
+            parts = npy_sequences.read_splits(sequence_sets.tree(options["data"]), options["val_frac"], SPLIT_SEED)
+            classes = sorted({recording.label for recording in parts[0]})
+            limits = options["max_train_samples"], options["max_val_samples"]
+            train, val = (npy_sequences.some(p, n, SPLIT_SEED) for p, n in zip(parts, limits, strict=True))
+            mean, scale = (torch.from_numpy(each) for each in npy_sequences.statistics(train))
+            self._read[key] = {"train": Samples(train, classes, mean, scale), "val": Samples(val, classes, mean, scale)}
+        return self._read[key][split]
+
+    @staticmethod
+    def collate(samples: Sequence[Sample]) -> Batch:
+        """Returns x, (batch, longest, channel), zeros after its end, its mask, lengths, indices and labels."""
+        steps = torch.tensor([len(sample.x) for sample in samples])
+        return {
+            "x": pad_sequence([sample.x for sample in samples], batch_first=True),
+            "mask": torch.arange(int(steps.max())) < steps[:, None],
+            "lengths": HostLengths(steps),
+            "index": torch.tensor([sample.place for sample in samples]),
+            "labels": torch.tensor([sample.label for sample in samples]),
+        }
+
+    @staticmethod
+    def length(sample: Sample) -> int:
+        """Returns the steps in time."""
+        return len(sample.x)
+
+    def phases(self, config: Config) -> dict[str, float]:
+        """Returns the share of the samples that train the encoder alone, and the rest."""
+        return {"encoder": config.knobs.encoder_frac, "classifier": 1.0 - config.knobs.encoder_frac}
+
+    def augment(self, batch: Batch, keys: Tensor, config: Config, phase: str) -> Batch:
+        """Returns the batch disturbed; in the encoder's phase without labels: two views of each sample, and references.
+
+        The epoch, which is all that the keys of one micro-batch share with those of another, decides the references.
+        """
+        knobs = config.knobs
+        if phase != "encoder":
+            strength = LIGHT * knobs.augmentation
+            x = disturbed(batch["x"], batch["mask"], keys, strength, knobs.inplace_augmentation)
+            return {**batch, "x": x}
+        pool, own = self._pool(config, keys.device), (keys[:1], batch["index"][:1])
+        rows = torch.arange(len(pool.steps), device=keys.device)
+        epoch = draws.beside(*own, torch.full((1,), -1, device=keys.device))
+        chosen = (draws.uniform(epoch, (len(rows),), stream=0)[0] * pool.x.shape[1]).long()
+        others = pool.index[rows, chosen]
+        steps = torch.cat([batch["lengths"].steps] * 2 + [pool.steps])
+        longest = int(steps.max())
+        parts = [batch["x"], batch["x"], pool.x[rows, chosen]]
+        x = torch.cat([F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+        within = torch.arange(pool.x.shape[2]) < pool.steps[:, None]
+        masks = [batch["mask"], batch["mask"], within.to(keys.device, non_blocking=True)]
+        mask = torch.cat([F.pad(part, (0, longest - part.shape[1])) for part in masks])
+        keys = torch.cat([keys, ~keys, draws.beside(*own, others)])  # another key makes another view
+        x = disturbed(x, mask, keys, knobs.augmentation, knobs.inplace_augmentation)
+        return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": batch["index"], "others": others}
+
+    def _pool(self, config: Config, device: torch.device) -> References:
+        """Returns what references are drawn from: training samples of all lengths, `CHOICES` of like length together.
+
+        They are cut to the shortest of their choices, so that the host knows the length of what a device chooses.
+        """
+        key = (*_key(config), str(device))
+        if key not in self._references:
+            train = self.dataset(config, "train")
+            by_length = sorted(range(len(train)), key=lambda index: train.recordings[index].steps)
+            choices = min(CHOICES, len(train))
+            count = min(REFERENCES, len(train) // choices)
+            places = np.linspace(0, len(train) - 1, count * choices).round().astype(int)
+            index = torch.tensor([by_length[place] for place in places])
+            xs = [train[int(i)].x for i in index]
+            steps = torch.tensor([len(x) for x in xs]).view(count, choices).amin(dim=1)
+            cut = [x[: int(steps[number // choices])] for number, x in enumerate(xs)]
+            x = pad_sequence(cut, batch_first=True).unflatten(0, (count, choices))
+            self._references[key] = References(x.to(device), index.view(count, choices).to(device), steps)
+        return self._references[key]
+
+    def model(self, config: Config) -> Net:
+        """Returns a new model for the channels and classes of the training split."""
+        train, knobs = self.dataset(config, "train"), config.knobs
+        return Net(len(train.mean), len(train.classes), knobs.hidden_size, knobs.sequence_packing, knobs.dropout)
+
+    @staticmethod
+    def blocks(model: Net) -> list[nn.Module]:
+        """Returns what activation checkpointing wraps."""
+        return [*model.convolutions, model.lstm]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Returns the mean cross-entropy, or for a batch of views, which has no labels, the mean InfoNCE."""
+        inputs = batch["x"], batch["mask"], batch["lengths"]
+        if "labels" in batch:
+            return F.cross_entropy(model(*inputs), batch["labels"])
+        return contrast(model(*inputs, embed=True), batch["index"], batch["others"])
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        """Returns the accuracy, 0 to 1; waits for the device once, at the end."""
+        hits = [model(b["x"], b["mask"], b["lengths"]).argmax(dim=1) == b["labels"] for b in batches]
+        return {"accuracy": torch.cat(hits).double().mean().item()}
+
+    def baselines(self, config: Config) -> dict[str, dict[str, float]]:
+        """Returns the accuracy of always guessing the largest class, and of the nearest class by its mean in time."""
+        parts = self.dataset(config, "train"), self.dataset(config, "val")
+        train, val = ([(d[i].x.mean(dim=0), d[i].label) for i in range(len(d))] for d in parts)
+        (largest, _), *_ = Counter(label for _, label in train).most_common(1)
+        seen = sorted({label for _, label in train})
+        means = torch.stack([torch.stack([x for x, label in train if label == c]).mean(dim=0) for c in seen])
+        nearest = torch.cdist(torch.stack([x for x, _ in val]), means).argmin(dim=1).tolist()
+        right = {
+            "majority class": sum(label == largest for _, label in val),
+            "nearest class mean": sum(seen[n] == label for n, (_, label) in zip(nearest, val, strict=True)),
+        }
+        return {name: {"accuracy": count / len(val)} for name, count in right.items()}
+
+
+def _key(config: Config) -> tuple[Any, ...]:
+    return tuple(_options(config)[name] for name in Signals.options)
+
+
+def _options(config: Config) -> dict[str, Any]:
+    """Returns the options, those not given at their defaults; raises WorkloadError for a size that means nothing."""
+    options = {**Signals.options, **config.options}
+    for name in ("max_train_samples", "max_val_samples"):
+        value = options[name]
+        if value is not None and (not isinstance(value, int) or value < 2):
+            raise WorkloadError(f"workload.{name}={value}: expected a whole number >= 2")
+    return options
+
+
+WORKLOAD = Signals()
