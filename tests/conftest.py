@@ -20,16 +20,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds --workload, so that the contract suite runs on a user's own file."""
     parser.addoption(
         "--workload",
-        default="nli",
+        default=None,
         metavar="REF",
-        help="the workload the contract suite tests: a name of ours, a dotted module or a path to a .py file",
+        help="the workload the contract suite tests: a name, a dotted module or a path to a .py file  [all of ours]",
     )
 
 
-@pytest.fixture(scope="session")
-def workload_ref(request: pytest.FixtureRequest) -> str:
-    """The workload named by --workload, as `trainables.workload.load` takes it."""
-    return str(request.config.getoption("--workload"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives `workload_ref` what --workload names, as `trainables.workload.load` takes it, or each of ours."""
+    if "workload_ref" in metafunc.fixturenames:
+        from trainables.workload import BUILT_IN  # brings torch, which most tests do without
+
+        asked = metafunc.config.getoption("--workload")
+        metafunc.parametrize("workload_ref", [asked] if asked else BUILT_IN, scope="module")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, c
 
 SMALL: dict[str, dict[str, Any]] = {
     "nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1},
+    "pointer": {"nodes": 6, "train_samples": 64, "val_samples": 16},
     "headpose": {"heads": 40, "image_size": 32},
     "temporal": {"val_frac": 0.05},
     "signals": {"max_train_samples": 32, "max_val_samples": 16},
