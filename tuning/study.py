@@ -24,7 +24,7 @@ import psutil
 
 from trainables import workload
 from trainables.knobs import kind_of
-from tuning import __version__, atomic, doctor, export, report, summary, timeline
+from tuning import __version__, atomic, doctor, export, report, summary, timeline, wording
 from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
@@ -120,6 +120,9 @@ class _Study:
         for text in self._config.dropped:
             self._note(text)
         self._terminal.plan(self._config, self._facts, self._folder)
+        shortage = self._shortage()
+        if shortage:
+            self._terminal.warning(shortage)
 
     def measure(self, bench: RayBench) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
@@ -249,6 +252,20 @@ class _Study:
             seed=search.seed,
             eta=self._config.budget.rungs.eta,
             objectives=self._facts["objectives"],
+        )
+
+    def _shortage(self) -> str:
+        """Returns a sentence where search.max_time cannot hold even what comes beside the search, "" where it can."""
+        limit_s, budget, done = self._config.search.max_time_s, self._config.budget, self._journal.records
+        if limit_s is None or stage_done(done, "search"):
+            return ""
+        probing = self._config.search.strategy == "staged" and not stage_done(done, "probe")
+        return wording.too_little_time(
+            limit_s,
+            passed_s=time.monotonic() - self._started + self._used_s,
+            probing_s=budget.probe.max_time_s if probing else 0.0,
+            confirming_s=confirm.expected_s(budget.confirm, len(self._config.named) + 1, 0, 1.0),
+            trials=self._orders().concurrency,
         )
 
     def _pick(self) -> Pick | None:

@@ -176,6 +176,25 @@ def test_a_joint_search_has_no_probe_stage(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_too_little_time_is_said_at_the_start(tmp_path: Path) -> None:
+    started = time.monotonic() - 14
+    _, journal, said = opened(tmp_path, "search.max_time=60s", "budget.confirm.windows=5", started=started)
+    journal.close()
+    words = " ".join(said.getvalue().split())
+    assert "warning search.max_time=1m is too short: start-up (14s), probes (36s) and confirming (about 52s)" in words
+    assert "alone take 1m42s, and " in words
+    assert "give it search.max_time=4m, or lower budget.probe.max_time_s and budget.confirm.windows" in words
+    warned = said.getvalue()[said.getvalue().index("warning") :]
+    assert max(map(len, warned.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("typed", [["search.max_time=10m"], ["search.max_time=null"]])
+def test_enough_time_is_no_word_worth(tmp_path: Path, typed: list[str]) -> None:
+    _, journal, said = opened(tmp_path, *typed, started=time.monotonic())
+    journal.close()
+    assert "warning" not in said.getvalue()
+
+
 def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, "pick.tolerance=10%", started=time.monotonic())
     for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
