@@ -244,11 +244,12 @@ def too_little_time(limit_s: float, *, passed_s: float, probing_s: float, confir
     least_s = passed_s + probing_s + confirming_s
     if limit_s >= least_s:
         return ""
-    probes = f", probes {duration(probing_s)}" if probing_s else ""
+    parts = [f"start-up ({duration(passed_s)})", f"probes ({duration(probing_s)})" if probing_s else ""]
+    before = ", ".join(part for part in parts if part)
     return (
-        f"search.max_time={duration(limit_s)} is too short: start-up took {duration(passed_s)}{probes} and confirming "
-        f"at least {duration(confirming_s)}, so the run will take {duration(least_s)} or more and search only "
-        f"{trials} trial{'s' if trials > 1 else ''}; give it search.max_time={math.ceil(2 * least_s / 60)}m, or lower "
+        f"search.max_time={duration(limit_s)} is too short: {before} and confirming (about {duration(confirming_s)}) "
+        f"alone take {duration(least_s)}, and {trials} trial{'s are' if trials > 1 else ' is'} searched whatever the "
+        f"limit; give it search.max_time={math.ceil(2 * least_s / 60)}m, or lower "
         f"{'budget.probe.max_time_s and ' if probing_s else ''}budget.confirm.windows"
     )
 
