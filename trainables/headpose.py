@@ -9,6 +9,7 @@ data. Published on AFLW2000-3D after training on 300W-LP: HopeNet 6.2, 6DRepNet 
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,11 +40,6 @@ RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
 """Under it a ReLU of standard normal numbers has variance 1."""
 JITTER = (0.4, 0.4, 0.4, 0.05)
 """Most that brightness, contrast and saturation differ from 1, and that hues turn, in full turns; at augmentation=1."""
-_YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
-# What of a colour is grey, what is not, and the latter a quarter turn of hue on; brightness stays.
-_GREY = _YIQ[:1].expand(3, 3)
-_COLOUR = torch.eye(3) - _GREY
-_QUARTER_TURN = torch.linalg.inv(_YIQ) @ torch.tensor([[0.0, 0, 0], [0, 0, -1], [0, 1, 0]]) @ _YIQ
 
 
 class Sample(NamedTuple):
@@ -171,11 +167,10 @@ class HeadPose:
         if not config.knobs.inplace_augmentation:
             images, angles = torch.empty_like(images), torch.empty_like(angles)
         mirrored = draws.uniform(keys, (1,), stream=0) < 0.5
-        signs = torch.where(mirrored, angles.new_tensor([-1.0, 1.0, -1.0]), 1.0)
-        torch.mul(batch.angles_deg, signs, out=angles)
+        angles.copy_(batch.angles_deg)[:, ::2].mul_(torch.where(mirrored, -1.0, 1.0))
         torch.where(mirrored[:, :, None, None], batch.image.flip(-1), batch.image, out=images)
-        change = (2.0 * draws.uniform(keys, (4,), stream=1) - 1.0) * angles.new_tensor(JITTER) * strength
-        return Sample(_recolour(images, change), angles)
+        amounts = strength * (2.0 * draws.uniform(keys, (4,), stream=1) - 1.0)
+        return Sample(_recolour(images, [a * most for a, most in zip(amounts.unbind(1), JITTER, strict=True)]), angles)
 
     def model(self, config: Config) -> PoseNet:
         """Returns a network as wide as the knob hidden_size says."""
@@ -192,7 +187,7 @@ class HeadPose:
         """Returns mean absolute errors in degrees, of all angles and of each, and the mean angle between the rotations.
 
         The last, `geodesic`, does not suffer from yaw and roll changing places near a profile. Waits for the device
-        once, at the end.
+        at the end alone.
         """
         found = [(expected_deg(model(images)), angles) for images, angles in batches]
         guess, right = (torch.cat(part).double() for part in zip(*found, strict=True))
@@ -256,16 +251,16 @@ def between_deg(one: Tensor, other: Tensor) -> Tensor:
     return torch.rad2deg(2.0 * torch.asin(half))
 
 
-def _recolour(images: Tensor, change: Tensor) -> Tensor:
+def _recolour(images: Tensor, change: Sequence[Tensor]) -> Tensor:
     """Returns the images, uint8, (batch, 3, height, width), written over with other colours.
 
-    `change` (batch, 4) is that of brightness, contrast and saturation, and of hue in turns. All four are linear in a
+    `change`, four of (batch,), is that of brightness, contrast, saturation, and of hue in turns. All are linear in a
     colour, so one matrix an image does them at once: hue turns and saturation scales what two colours of equal
     brightness differ in (the plane IQ of YIQ), contrast scales the distance from the image's mean brightness.
     """
-    brightness, contrast, saturation = (1.0 + change[:, :3]).T[:, :, None, None]
-    turn = 2.0 * math.pi * change[:, 3, None, None]
-    grey, colour, quarter = (part.to(images.device) for part in (_GREY, _COLOUR, _QUARTER_TURN))
+    brightness, contrast, saturation = (1.0 + each[:, None, None] for each in change[:3])
+    turn = 2.0 * math.pi * change[3][:, None, None]
+    grey, colour, quarter = _parts_of_colour(images.device)
     mix = brightness * contrast * (grey + saturation * (turn.cos() * colour + turn.sin() * quarter))
     means = images.sum(dim=(2, 3)) / math.prod(images.shape[2:])  # of whole numbers: exact on any device
     offset = brightness[:, 0] * (1.0 - contrast[:, 0]) * (means * grey[0]).sum(dim=1, keepdim=True)
@@ -276,6 +271,18 @@ def _recolour(images: Tensor, change: Tensor) -> Tensor:
         new = torch.addcmul(offset[:, :, None], red, r).addcmul_(green, g).addcmul_(blue, b)
         images[:, channel] = new.round_().clamp_(0.0, 255.0)
     return images
+
+
+@functools.cache
+def _parts_of_colour(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns matrices (3, 3) to what of a colour is grey, to what is not, and to that a quarter turn of hue on.
+
+    Kept on the device: a copy to it in every step would be one to wait for.
+    """
+    yiq = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
+    grey = yiq[:1].expand(3, 3)
+    quarter = torch.linalg.inv(yiq) @ torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]]) @ yiq
+    return grey.to(device), (torch.eye(3) - grey).to(device), quarter.to(device)
 
 
 WORKLOAD = HeadPose()

@@ -147,8 +147,7 @@ def test_augmentation_0_changes_nothing_and_2_changes_more_than_1() -> None:
 
 def recoloured(images: Tensor, **change: float) -> Tensor:
     names = ("brightness", "contrast", "saturation", "hue")
-    row = torch.tensor([[change.get(name, 0.0) for name in names]])
-    return headpose._recolour(images.clone(), row.expand(len(images), 4))
+    return headpose._recolour(images.clone(), [torch.full((len(images),), change.get(name, 0.0)) for name in names])
 
 
 def test_no_change_of_colour_is_the_same_image() -> None:

@@ -39,7 +39,7 @@ SEQUENCES = 24
 
 
 def folder(count: int, layout: str) -> Path:
-    """Returns the folder with so many heads, drawn first where it does not exist: 2,300 take about 14 s.
+    """Returns the folder with so many heads, drawn first where it does not exist: 2,300 take 15 s.
 
     Head number i is the same whatever the count. Two processes may do this at once: each draws into a folder of its
     own, and the first to finish gives it its name. Raises DataError where nothing can be written.
