@@ -69,7 +69,7 @@ class Witness:
 
     def facts(self, scaler: torch.amp.GradScaler) -> dict[str, Any]:
         """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped."""
-        recurrent, calls = self._of("recurrent"), self._of("call")
+        recurrent, operators = self._of("recurrent"), self._of("operator")
         found: dict[str, Any] = {
             "device": self._device.type,
             "threads": torch.get_num_threads(),
@@ -80,7 +80,7 @@ class Witness:
             "matmul_dtypes": _names(self._of("product")),
             "attention": dict(self._of("attention")),
             "recurrent": {n: c for n, c in recurrent.items() if n != "packed"},
-            "recomputed_frac": round(calls["recomputed"] / max(1, calls["forward"]), 3),
+            "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
             "host_reads": self._of("read")["forward_backward"],
             "loss_reads": self._of("read")["sync"],
             "dropouts": sorted(float(p) for p in self._of("dropout")),
@@ -120,15 +120,14 @@ class Witness:
         """Takes a call of one of torch's functions in the part being watched."""
         if self._part != "forward_backward":
             return
-        self._again_or_not()
         rate: Any = None
         if name.endswith("dropout") and (kwargs.get("training") is True or args[2:3] == (True,)):
             rate = kwargs.get("p", args[1] if len(args) > 1 else None)
         elif name == "scaled_dot_product_attention":
             rate = kwargs.get("dropout_p")
-        elif name in _RECURRENT and not _in_backward():
+        elif name in _RECURRENT:
             # input, state, weights, biases?, layers, dropout, training?; after the input, a packed one's sizes
-            start = next(i for i, a in enumerate(args) if isinstance(a, bool))
+            start = [isinstance(a, bool) for a in args].index(True)
             self._count("recurrent", name)
             if start == 4:
                 self._count("recurrent", "packed")
@@ -141,7 +140,10 @@ class Witness:
             able = torch.cuda.get_device_capability(self._device) >= _TF32_CAPABILITY
             self._flags["tf32"] = able and torch.backends.cuda.matmul.allow_tf32
             self._flags["cudnn_benchmark"] = torch.backends.cudnn.benchmark
-        self._again_or_not()
+        if not _in_backward():
+            self._count("operator", "forward")
+        elif torch.is_grad_enabled():  # which it is in a backward pass only while a checkpointed block runs again
+            self._count("operator", "recomputed")
         if name in _PRODUCTS:
             self._count("product", _dtype(args))
         elif name == "aten.convolution":
@@ -153,13 +155,6 @@ class Witness:
             self._count("attention", found[1])
         elif name == _MATH_ATTENTION:
             self._count("attention", "math")
-
-    def _again_or_not(self) -> None:
-        """Counts a call or an operator of the forward pass, and one that a checkpointed block runs once more."""
-        if not _in_backward():
-            self._count("call", "forward")
-        elif torch.is_grad_enabled():  # which it is in a backward pass only while a block is recomputed
-            self._count("call", "recomputed")
 
     def _copy(self, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("non_blocking"):
