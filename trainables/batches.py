@@ -6,6 +6,7 @@ workers load them or on how a batch is cut.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -95,12 +96,18 @@ class _Augmenting:
 
     def __init__(self, collate: Callable[[list[Any]], Batch], augment: Augment, config: Config) -> None:
         self._collate, self._augment, self._config = collate, augment, config
+        self.in_place: bool | None = None
+        """Whether the first batch was augmented in place; None before, and where workers augment."""
 
     def __call__(self, samples: list[tuple[_Item, Any]]) -> Batch:
         keyed = Keyed(self._collate([sample for _, sample in samples]), torch.tensor([item.key for item, _ in samples]))
         if self._config.knobs.device_augmentation:
             return keyed
-        return self._augment(keyed.batch, keyed.keys, self._config, samples[0][0].phase)
+        call = functools.partial(self._augment, keyed.batch, keyed.keys, self._config, samples[0][0].phase)
+        if self.in_place is not None:
+            return call()
+        batch, self.in_place = writing(call, keyed.batch)
+        return batch
 
 
 class _Planned(Sampler[list[Any]]):
@@ -130,8 +137,11 @@ class Loader:
         knobs = config.knobs
         workers = knobs.num_workers
         self._plan = _Planned(config.seed if augment is not None else None)
-        if augment is not None:
-            dataset, collate = _WithKeys(dataset), _Augmenting(collate, augment, config)
+        self._cached = isinstance(dataset, Cached)
+        self._augmenting = _Augmenting(collate, augment, config) if augment is not None else None
+        if self._augmenting is not None:
+            dataset, collate = _WithKeys(dataset), self._augmenting
+        self._on_device = knobs.device_augmentation
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=self._plan,
@@ -150,6 +160,19 @@ class Loader:
         """Yields one collated batch for each micro-batch of the plan, on the host; a `Keyed` one if yet to augment."""
         self._plan.micro_batches = plan
         return iter(self._loader)
+
+    def seen(self, epoch: Iterator[Batch]) -> dict[str, Any]:
+        """Returns how an epoch's batches come about, read from the loader while it delivers them."""
+        workers = [w for w in getattr(epoch, "_workers", ()) if w.is_alive()]
+        found: dict[str, Any] = {"samples_in_ram": self._cached, "workers": len(workers)}
+        if workers:
+            found["prefetch_factor"] = getattr(epoch, "_prefetch_factor", None)
+            found["persistent_workers"] = getattr(self._loader, "_iterator", None) is epoch
+        if self._augmenting is not None and not self._on_device:
+            found["augmented_on"] = "loader"
+            if self._augmenting.in_place is not None:
+                found["augmented_in_place"] = self._augmenting.in_place
+        return found
 
 
 class Cached(Dataset[Any]):
@@ -208,6 +231,25 @@ class Transfer:
         for tensor in tensors_of(moved):
             tensor.record_stream(current)  # or its memory would be given away while this stream still reads it
         return moved
+
+
+def writing(call: Callable[[], Batch], batch: Batch) -> tuple[Batch, bool]:
+    """Returns what `call` returns, and whether it wrote into tensors of `batch`."""
+    tensors = tensors_of(batch)
+    before = [t._version for t in tensors]
+    return call(), [t._version for t in tensors] != before
+
+
+def sorted_by_length(plan: Sequence[MicroBatch], lengths: Sequence[int] | None) -> bool:
+    """Returns whether the plan's first batch comes in the order of its samples' lengths; False where none are known."""
+    if lengths is None:
+        return False
+    found: list[int] = []
+    for micro in plan:
+        found += [lengths[i] for i in micro.indices]
+        if micro.ends_batch:
+            break
+    return found == sorted(found)
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:

@@ -22,7 +22,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,11 +33,13 @@ from trainables import batches, optim, precision
 from trainables.live_bytes import LiveBytes
 from trainables.resident import Resident
 from trainables.stopwatch import Stopwatch, Window
+from trainables.witness import Part, Witness
 from trainables.workload import Config, augment_of, blocks, collate_of, parameter_groups, phases
 
 _NO_CAP = 1 << 62
 """A cap nothing reaches: counts all through a run, and never raises."""
-
+_WARM_STEPS = {"off": 1, "default": 2, "reduce-overhead": 3}
+"""Steps until a run is at its speed, by mode of compile: one is watched, one compiles, one is recorded."""
 
 GOLDEN_RATIO = 0.6180339887498949
 """Its multiples fall evenly on [0, 1), however few of them there are."""
@@ -93,6 +95,9 @@ class State:
     """Unix seconds at which the first micro-batch was asked for; 0 before."""
     last_step_at: float = 0.0
     meter: LiveBytes | None = field(default=None, repr=False)
+    witness: Witness | None = field(default=None, repr=False)
+    active: dict[str, Any] = field(default_factory=dict)
+    """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
 
     @property
     def device(self) -> torch.device:
@@ -129,8 +134,8 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
 def train(state: State) -> Iterator[Window | Evaluation]:
     """Yields a Window whenever one closes and an Evaluation at every milestone, until the horizon is reached.
 
-    The first window is the first optimiser step alone: starting workers, first use of kernels and the byte counter fall
-    into it, so whoever wants a steady throughput drops it.
+    The first window is the first optimiser step alone: starting workers, first use of kernels, the byte counter and the
+    witness fall into it, so whoever wants a steady throughput drops it. Under compile it is two or three steps.
 
     Closing the generator ends the run at that point; the state stays usable. Raises Diverged, and whatever the
     workload raises; an out-of-memory error leaves gradients and activations to be freed with the generator's frame.
@@ -144,7 +149,8 @@ def train(state: State) -> Iterator[Window | Evaluation]:
     timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
     milestones = [m for m in plan.milestones if m > state.samples]
     watch = Stopwatch(device)
-    first_step = state.steps
+    warm_at = state.steps + _WARM_STEPS[knobs.compile]
+    state.witness = Witness(state.model, state.optimizer, device)
     with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):
         model = precision.compiled(state.model, knobs)
         model.train()
@@ -157,16 +163,21 @@ def train(state: State) -> Iterator[Window | Evaluation]:
             phase_at = functools.partial(timetable.phase, before)
             todo = batches.plan_epoch(count, knobs, config.seed, state.epoch, lengths, phase_at)
             todo = todo[state.micro_batches_done :]
-            for micro, host_batch in zip(todo, loader.epoch(todo), strict=True):
+            loaded = loader.epoch(todo)
+            for micro, host_batch in zip(todo, loaded, strict=True):
                 watch.lap("data_wait")
-                batch = transfer(host_batch)
+                with _watched(state, "transfer"):
+                    batch = transfer(host_batch)
                 watch.lap("transfer")
-                # What is compiled under the byte counter stays uncompiled for good, so a counted step is not.
-                called = state.model if _counting(state) else model
+                if state.witness is not None:
+                    state.witness.micro_batch(len(micro.indices), batches.tensors_of(host_batch))
+                # What is compiled under a counter of operators stays uncompiled for good, so a watched step is not.
+                called = state.model if _counting(state) or state.witness is not None else model
                 loss = _forward_backward(state, called, batch, micro.share, micro.phase)
                 loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples
                 if knobs.sync_every_step:
-                    loss.item()
+                    with _watched(state, "sync"):
+                        loss.item()
                 watch.lap("forward_backward")
                 state.micro_batches_done += 1
                 state.samples += len(micro.indices)
@@ -179,10 +190,13 @@ def train(state: State) -> Iterator[Window | Evaluation]:
                 watch.steps += 1
                 watch.lap("optimizer")
                 state.steps += 1
+                if state.witness is not None:
+                    _hear(state, {**loader.seen(loaded), "sorted_by_length": batches.sorted_by_length(todo, lengths)})
                 at_milestone = bool(milestones) and state.samples >= milestones[0]
                 over = state.samples >= plan.samples
-                warmed_up = state.steps == first_step + 1
-                if at_milestone or over or warmed_up or watch.elapsed_s() >= plan.window_s:
+                warmed_up = state.steps == warm_at
+                full = state.steps > warm_at and watch.elapsed_s() >= plan.window_s
+                if at_milestone or over or warmed_up or full:
                     state.last_step_at = time.time()
                     yield _close(watch, loss_sum, state.samples)
                     loss_sum.zero_()
@@ -203,7 +217,7 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     model.eval()
     resident, config = state.resident, state.config
     knobs, device = config.knobs, state.device
-    with torch.no_grad(), _counted(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
+    with torch.no_grad(), _watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
         on_device = (batches.to_device(b, state.device) for b in resident.validation(config))
         values = {name: float(v) for name, v in resident.workload.evaluate(model, on_device).items()}
     missing = [name for name in resident.workload.objectives if name not in values]
@@ -239,7 +253,7 @@ def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
         state.model.train()
         for phase in names:
             _forward_backward(state, state.model, batch(), 1.0, phase)
-        with _counted(state):
+        with _watched(state):
             state.optimizer.step()  # not through the scaler, which skips a step whose fp16 gradients overflow
         for phase in names:
             _forward_backward(state, state.model, batch(), 1.0, phase)
@@ -249,16 +263,23 @@ def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
 def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, phase: str) -> Tensor:
     """Returns the micro-batch's mean loss times its share of the batch, detached; its gradients are added."""
     knobs = state.config.knobs
-    with _counted(state):
+    with _watched(state, "forward_backward"):
         if state.meter is not None:
             state.meter.adopt(batches.tensors_of(batch))
         if isinstance(batch, batches.Keyed):
             augment = augment_of(state.resident.workload)
             if augment is not None:
-                batch = augment(batch.batch, batch.keys, state.config, phase)
+                call = functools.partial(augment, batch.batch, batch.keys, state.config, phase)
+                if state.witness is None:
+                    batch = call()
+                else:
+                    batch, in_place = batches.writing(call, batch.batch)
+                    state.witness.augmented(state.device.type, in_place)
         with precision.kernels(knobs, state.device):
             with precision.autocast(knobs, state.device):
                 loss = state.resident.workload.loss(model, batch) * share
+            if knobs.compile != "off" and state.active and "compiled_graphs" not in state.active:
+                state.active["compiled_graphs"] = precision.compiled_graphs(loss)
             state.scaler.scale(loss).backward()
     return loss.detach()
 
@@ -298,7 +319,7 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
     progress = timetable.progress(state.samples - state.batch_samples / 2)
     rate = knobs.learning_rate * optim.schedule(progress, knobs.warmup_frac)
     optim.set_rate(state.optimizer, rate)
-    with _counted(state):
+    with _watched(state, "optimizer"):
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none)
@@ -313,14 +334,28 @@ def _close(watch: Stopwatch, loss_sum: Tensor, samples: int) -> Window:
 
 
 @contextmanager
-def _counted(state: State) -> Iterator[None]:
-    """Counts live bytes inside the block on a CPU: all through a run with a cap, else in the first optimiser step."""
-    if state.meter is not None and _counting(state):
-        with state.meter:
-            yield
-    else:
+def _watched(state: State, part: Part | None = None) -> Iterator[None]:
+    """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
+
+    The bytes are counted all through a run with a cap, else in the first optimiser step.
+    """
+    with ExitStack() as stack:
+        if state.meter is not None and _counting(state):
+            stack.enter_context(state.meter)
+        if state.witness is not None and part is not None:
+            stack.enter_context(state.witness.watching(part))
         yield
 
 
 def _counting(state: State) -> bool:
     return state.meter is not None and (state.steps == 0 or state.meter.cap_bytes is not None)
+
+
+def _hear(state: State, loading: Mapping[str, Any]) -> None:
+    """Keeps what the witness saw, and how its step's batches were loaded, as `active`; lets the witness go."""
+    if state.witness is not None:
+        seen = phases(state.resident.workload, state.config)
+        state.active = {**state.witness.facts(state.scaler), **loading, "phases": seen}
+        state.witness = None
+        if state.config.knobs.compile != "off" and state.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(state.device)  # the watched step was not compiled, and may take more

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
@@ -86,3 +86,19 @@ def compiled(model: nn.Module, knobs: Knobs) -> nn.Module:
     if knobs.compile == "off":
         return model
     return cast(nn.Module, cast(Any, torch.compile)(model, mode=knobs.compile))
+
+
+def compiled_graphs(loss: Tensor) -> int:
+    """Returns how many compiled graphs made the loss: 0 where every operator of it ran uncompiled.
+
+    A graph that torch.compile made is one node of the backward graph; an uncompiled operator is a node of its own.
+    """
+    count, seen, left = 0, set[object](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        count += node.name().startswith("CompiledFunction")
+        left += [following for following, _ in node.next_functions]
+    return count

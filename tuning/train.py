@@ -182,6 +182,7 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
         "loss": windows[-1].loss if windows else None,
         "device": job.device,
         "threads": job.threads,
+        "active": state.active,
     }
     payload = save_tensors({n: t.detach().cpu().contiguous() for n, t in checkpoint.trained_tensors(state).items()})
     result["model_sha256"] = hashlib.sha256(payload).hexdigest()

@@ -136,7 +136,7 @@ class Session:
                 hopeless = rates[0] < HOPELESS_FRAC * best_samples_per_s
                 if hopeless or spent > time_s or (len(rates) >= MIN_WINDOWS and spread(rates) < spread_frac):
                     break
-            found.update(_speed(windows), peak_allocated_bytes=state.peak_allocated_bytes)
+            found.update(_speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
         found["wall_s"] = time.perf_counter() - start
         return found
 
@@ -158,7 +158,7 @@ class Session:
                 windows.append(window)
                 if sum(w.wall_s for w in windows) >= window_s:
                     break
-            found.update(_speed(windows), peak_allocated_bytes=state.peak_allocated_bytes)
+            found.update(_speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
         found["wall_s"] = time.perf_counter() - start
         return found
 
@@ -291,6 +291,7 @@ class Trial:
             "first_step_at": state.first_step_at if state else 0.0,
             "last_step_at": state.last_step_at if state else 0.0,
             "peak_allocated_bytes": state.peak_allocated_bytes if state else 0,
+            "active": dict(state.active) if state else {},
             "measured_samples_per_s": _speed(windows[1:] or windows)["samples_per_s"] if windows else None,
             "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
             "train_s": sum(w.wall_s for w in windows),

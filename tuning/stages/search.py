@@ -115,7 +115,7 @@ class SearchDesk:
             outcome = str(Outcome.STOPPED)
         knobs = dict(found.get("knobs") or live.get("knobs") or {})
         kept = ("samples", "spans", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
-        more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s")
+        more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active")
         record = self._journal.append(
             "trial",
             trial=trial,

@@ -1,0 +1,352 @@
+"""What was active is read back from torch: each knob, on and off, shows in what the first step ran."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tests.fakes import Lines, Noisy, Sums
+from trainables import batches, loop, precision
+from trainables.knobs import Knobs
+from trainables.loop import Plan, prepare, train
+from trainables.precision import compiled_graphs
+from trainables.resident import Resident
+from trainables.stopwatch import Window
+from trainables.workload import Config, Split, Workload
+
+
+class Mixed(nn.Module):
+    """Convolution, attention, LSTM and dropout over (batch, channels, height, width), each a block."""
+
+    def __init__(self, knobs: Knobs) -> None:
+        super().__init__()
+        width = knobs.hidden_size
+        self.image = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.ModuleList([Attention(width, knobs.dropout)])
+        self.reader = nn.LSTM(width, width, batch_first=True)
+        self.packed = knobs.sequence_packing
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns shape (batch,)."""
+        states: Tensor = self.image(images).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            states = block(states)
+        lengths = torch.full((len(states),), states.shape[1])
+        read = nn.utils.rnn.pack_padded_sequence(states, lengths, batch_first=True) if self.packed else states
+        return self.head(self.reader(read)[1][0][0]).squeeze(1)  # type: ignore[no-any-return]
+
+
+class Attention(nn.Module):
+    """One head over (batch, time, width), and a dropout."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.qkv, self.dropout = nn.Linear(width, 3 * width), nn.Dropout(dropout)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Returns the shape it is given."""
+        q, k, v = self.qkv(states).unsqueeze(1).chunk(3, dim=-1)
+        return self.dropout(F.scaled_dot_product_attention(q, k, v).squeeze(1))  # type: ignore[no-any-return]
+
+
+class Images(Dataset[tuple[Tensor, Tensor]]):
+    """Images of 3 x 4 x 4 random numbers with their sum."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(index))
+        return image, image.sum()
+
+
+class Pictures:
+    """Learns the sum of an image; every kind of kernel that a knob chooses among is in its model."""
+
+    objectives: ClassVar[dict[str, Any]] = {"error": "min"}
+    default_space: ClassVar[dict[str, Any]] = {}
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns the model of all kernels."""
+        return Mixed(config.knobs)
+
+    def dataset(self, config: Config, split: Split) -> Images:
+        """Returns 16 images."""
+        return Images()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Returns the mean squared error."""
+        return (model(batch[0]).float() - batch[1]).square().mean()
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        """Returns nothing of interest."""
+        return {"error": 0.0}
+
+
+SMALL = {"batch_size": 8, "micro_batch_size": 4, "hidden_size": 8, "dropout": 0.0, "learning_rate": 0.01}
+
+
+def active(workload: Workload, device: str = "cpu", **knobs: object) -> dict[str, Any]:
+    """Returns what the first step of a run of two steps was seen to run."""
+    config = Config(Knobs.of({**SMALL, **knobs}), device=device)
+    state = prepare(Resident(workload), config, Plan(samples=2 * config.knobs.batch_size, window_s=0.0))
+    assert state.active == {}
+    list(train(state))
+    assert state.witness is None
+    assert json.loads(json.dumps(state.active)) == state.active
+    return state.active
+
+
+@functools.cache
+def plain() -> dict[str, Any]:
+    return active(Pictures())
+
+
+def test_batches_are_those_that_were_asked_for() -> None:
+    found = active(Pictures(), batch_size=8, micro_batch_size=2)
+    assert (found["batch_size"], found["micro_batch_size"], found["micro_steps"]) == (8, 2, 4)
+    assert found["batch_elements"] == 8 * (3 * 4 * 4 + 1)
+    assert active(Pictures(), batch_size=32)["batch_size"] == 16  # there are no more
+
+
+def test_the_type_of_autocast_is_the_type_of_the_products() -> None:
+    low = active(Pictures(), amp_dtype="bf16")
+    assert plain()["matmul_dtypes"] == plain()["conv_dtypes"] == ["float32"]
+    assert low["matmul_dtypes"][0] == "bfloat16"
+    assert low["conv_dtypes"] == ["bfloat16"]
+    assert low["loss_scale"] is plain()["loss_scale"] is None
+
+
+def test_fp16_has_a_loss_scale_and_a_skipped_step_has_no_optimiser() -> None:
+    found = active(Pictures(), amp_dtype="fp16")
+    assert "float16" in found["matmul_dtypes"]
+    assert found["loss_scale"] > 1.0
+
+
+@pytest.mark.parametrize(("asked", "seen"), [("flash", "flash"), ("math", "math"), ("efficient", "math")])
+def test_the_attention_kernel_is_the_one_that_ran(asked: str, seen: str) -> None:
+    # Torch has no memory-efficient kernel on the CPU and falls back without a word.
+    assert list(active(Pictures(), sdpa_backend=asked)["attention"]) == [seen]
+
+
+def test_the_optimisers_kernel_and_moments_are_seen() -> None:
+    assert plain()["optimizer_ops"] == ["aten.addcdiv_"]
+    assert plain()["optimizer_state_dtypes"] == ["float32"]
+    assert active(Pictures(), fused_optimizer=True)["optimizer_ops"] == ["aten._fused_adamw_"]
+
+
+def test_eight_bit_moments_are_seen_where_a_tensor_is_large_enough_for_them() -> None:
+    pytest.importorskip("bitsandbytes")
+    large, small = (active(Pictures(), optimizer="adamw8bit", hidden_size=width) for width in (64, 8))
+    assert "uint8" in large["optimizer_state_dtypes"]
+    assert "uint8" not in small["optimizer_state_dtypes"]
+    assert large["optimizer_ops"][0].startswith("bitsandbytes.optimizer_update")
+
+
+def test_gradients_are_dropped_or_zeroed() -> None:
+    assert plain()["grads_after_step"] == "none"
+    assert active(Pictures(), set_to_none=False)["grads_after_step"] == "zero"
+
+
+def test_images_lie_in_the_order_that_was_asked_for() -> None:
+    assert (plain()["conv_weights"], plain()["conv_outputs"]) == (["contiguous"], ["contiguous"])
+    found = active(Pictures(), channels_last=True)
+    assert (found["conv_weights"], found["conv_outputs"]) == (["channels_last"], ["channels_last"])
+
+
+def test_a_checkpointed_block_is_computed_twice() -> None:
+    assert plain()["recomputed_frac"] == 0
+    assert 0 < active(Pictures(), activation_checkpointing=True)["recomputed_frac"] <= 1
+    # A block of one operator is not: what its backward pass needs is known before the operator runs again.
+    assert active(Sums(), activation_checkpointing=True)["recomputed_frac"] == 0
+
+
+def test_packed_sequences_are_told_from_padded_ones() -> None:
+    assert plain()["recurrent"] == {"lstm": 2}  # one a micro-batch
+    assert plain()["packed"] is False
+    assert active(Pictures(), sequence_packing=True)["packed"] is True
+    assert "packed" not in active(Sums())
+
+
+def test_dropout_is_that_of_the_layers_that_ran() -> None:
+    assert plain()["dropouts"] == []
+    assert active(Pictures(), dropout=0.3)["dropouts"] == [0.3]
+
+
+def test_reading_the_loss_on_the_host_is_seen_once_a_micro_batch() -> None:
+    assert plain()["loss_reads"] == 0
+    assert active(Pictures(), sync_every_step=True)["loss_reads"] == 2
+
+
+def test_workers_live_and_last() -> None:
+    found = active(Sums(), num_workers=2, prefetch_factor=3, persistent_workers=True)
+    assert (found["workers"], found["prefetch_factor"], found["persistent_workers"]) == (2, 3, True)
+    assert active(Sums(), num_workers=1)["persistent_workers"] is False
+    assert active(Sums())["workers"] == 0
+
+
+def test_a_cache_in_ram_reads_every_sample_once() -> None:
+    class Counting(Lines):
+        reads = 0
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            Counting.reads += 1
+            return super().__getitem__(index)
+
+    class Counted(Sums):
+        def dataset(self, config: Config, split: Split) -> Lines:
+            return Counting(64, seed=0)
+
+    reads = {}
+    for cached in (False, True):
+        Counting.reads = 0
+        state = prepare(Resident(Counted()), Config(Knobs.of({**SMALL, "ram_cache": cached})), Plan(samples=192))
+        list(train(state))
+        assert state.active["samples_in_ram"] is cached
+        reads[cached] = Counting.reads
+    assert reads == {False: 192, True: 64}  # three epochs
+
+
+def test_bucketing_sorts_a_batch_and_shrinks_its_padding() -> None:
+    apart, sorted_ = (active(Sums(), batch_size=32, micro_batch_size=4, length_bucketing=on) for on in (False, True))
+    assert (apart["sorted_by_length"], sorted_["sorted_by_length"]) == (False, True)
+    assert sorted_["batch_elements"] < 0.9 * apart["batch_elements"]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_augmentation_is_seen_where_it_ran_and_whether_it_wrote(on_device: bool, in_place: bool) -> None:
+    found = active(Noisy(), device_augmentation=on_device, inplace_augmentation=in_place)
+    assert found["augmented_on"] == ("cpu" if on_device else "loader")
+    assert found["augmented_in_place"] is in_place
+
+
+def test_what_workers_did_in_place_is_not_claimed() -> None:
+    found = active(Noisy(), inplace_augmentation=True, num_workers=1)
+    assert found["augmented_on"] == "loader"
+    assert "augmented_in_place" not in found
+    assert "augmented_on" not in active(Sums())
+
+
+def test_adapters_are_told_by_their_weights() -> None:
+    peft = pytest.importorskip("peft")
+    for use_dora in (False, True):
+        model = peft.get_peft_model(
+            nn.Sequential(nn.Linear(8, 8)), peft.LoraConfig(r=4, target_modules=["0"], use_dora=use_dora)
+        )
+        state = prepare(Resident(_With(model)), Config(Knobs(batch_size=4, micro_batch_size=4)), Plan(samples=4))
+        list(train(state))
+        assert (state.active["adapter"], state.active["adapter_ranks"]) == ("dora" if use_dora else "lora", [4])
+        assert state.active["trainable_parameters"] < state.active["parameters"]
+    assert plain()["adapter"] == "none"
+    assert plain()["trainable_parameters"] == plain()["parameters"]
+
+
+class _With(Pictures):
+    """The workload of a given model, fed the rows of its images."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._given = model
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns the given model."""
+        return self._given
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Returns a loss of the first 8 numbers of each image."""
+        return model(batch[0].flatten(1)[:, :8]).square().mean()  # type: ignore[no-any-return]
+
+
+def test_phases_and_widths_are_those_of_the_run() -> None:
+    assert active(Noisy(), encoder_frac=0.25)["phases"] == {"first": 0.25, "second": 0.75}
+    assert 24 in active(Pictures(), hidden_size=24)["widths"]
+    assert 24 not in active(Pictures(), hidden_size=16)["widths"]
+    assert active(Pictures(), weight_decay=0.25)["weight_decays"] == [0.25]
+
+
+def test_a_compiled_graph_is_one_node_of_the_backward_graph() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    assert compiled_graphs(model(torch.ones(2, 4)).sum()) == 0
+    once = torch.compile(model, backend="aot_eager")
+    assert compiled_graphs(once(torch.ones(2, 4)).sum()) == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_warm_after_its_second_step_and_was_compiled() -> None:
+    state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"})), Plan(samples=64, window_s=0.0))
+    windows = [w for w in train(state) if isinstance(w, Window)]
+    assert [w.steps for w in windows] == [2, 1, 1, 1, 1, 1, 1]
+    assert state.active["compiled_graphs"] >= 1
+
+
+def test_a_cap_on_the_cpu_keeps_a_run_from_being_compiled_and_that_is_seen() -> None:
+    plan = Plan(samples=32, cap_bytes=1 << 40)
+    state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"})), plan)
+    list(train(state))
+    assert state.active["compiled_graphs"] == 0
+
+
+def test_watching_changes_neither_what_is_learned_nor_the_bytes_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def weights() -> tuple[list[Tensor], int]:
+        state = prepare(Resident(Pictures()), Config(Knobs.of({**SMALL, "dropout": 0.2})), Plan(samples=32))
+        list(train(state))
+        return [p.detach() for p in state.model.parameters()], state.peak_allocated_bytes
+
+    (watched, bytes_watched) = weights()
+    monkeypatch.setattr(loop.Witness, "watching", lambda self, part: precision.ExitStack())
+    (unwatched, bytes_unwatched) = weights()
+    assert all(torch.equal(a, b) for a, b in zip(watched, unwatched, strict=True))
+    assert bytes_watched == bytes_unwatched
+
+
+def test_only_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = []
+    state = prepare(Resident(Sums()), Config(Knobs.of(SMALL)), Plan(samples=64))
+    heard = loop.Witness.operator
+
+    def operator(self: loop.Witness, *args: Any) -> None:
+        steps.append(state.steps)
+        heard(self, *args)
+
+    monkeypatch.setattr(loop.Witness, "operator", operator)
+    list(train(state))
+    assert set(steps) == {0}
+
+
+def test_a_call_that_writes_into_its_batch_is_found_out() -> None:
+    batch = {"x": torch.zeros(2), "y": torch.zeros(2)}
+    assert batches.writing(lambda: {"x": batch["x"] + 1, "y": batch["y"]}, batch)[1] is False
+    assert batches.writing(lambda: {"x": batch["x"].add_(1), "y": batch["y"]}, batch)[1] is True
+
+
+@pytest.mark.gpu
+def test_copies_to_a_card_are_as_asked() -> None:
+    asked = {"pin_memory": True, "non_blocking": True}
+    none, pinned = active(Pictures(), "cuda"), active(Pictures(), "cuda", **asked)
+    beside = active(Pictures(), "cuda", **asked, device_prefetch=True)
+    seen = [tuple(found[k] for k in ("pinned", "non_blocking", "side_stream")) for found in (none, pinned, beside)]
+    assert seen == [(False, False, False), (True, True, False), (True, True, True)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("knob", ["tf32", "cudnn_benchmark"])
+def test_flags_of_a_card_are_those_inside_the_step(knob: str) -> None:
+    for on in (False, True):
+        assert active(Pictures(), "cuda", **{knob: on})[knob] is on
+
+
+@pytest.mark.gpu
+def test_recomputation_and_kernels_are_seen_in_the_threads_of_a_cards_backward_pass() -> None:
+    found = active(Pictures(), "cuda", activation_checkpointing=True, amp_dtype="bf16", sdpa_backend="flash")
+    assert 0 < found["recomputed_frac"] <= 1
+    assert list(found["attention"]) == ["flash"]
+    assert found["optimizer_ops"] == ["aten._foreach_addcdiv_"]

@@ -1,0 +1,252 @@
+"""What a training step really ran, read back from torch: types, kernels, layouts, copies, recomputation.
+
+A knob that is set is not yet a knob that works: torch falls back to another attention kernel, a workload may read no
+knob at all. The loop shows its first optimiser step to a `Witness` (which every measurement drops) and no other, so
+watching costs nothing afterwards; `facts` are then plain values, and what they do not name was not seen.
+
+Operators are seen at the dispatcher, below autocast and autograd and in the threads of the backward pass too; what the
+dispatcher sees in parts only (dropout, recurrent networks) is seen where torch's functions are called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Part = Literal["transfer", "forward_backward", "sync", "optimizer"]
+
+_PRODUCTS = {f"aten.{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_rnn_layer", "_cudnn_rnn")}
+_FUSED_ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?$")
+_MATH_ATTENTION = "aten._safe_softmax"
+"""Torch's unfused attention is the one caller of this operator; it has none of its own at the dispatcher."""
+_OPTIMIZER_OP = re.compile(r"aten\.(_fused_adamw?_|_foreach_addcdiv_|addcdiv_)$|bitsandbytes\.optimizer_update")
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_TF32_CAPABILITY = (8, 0)
+
+
+class Witness:
+    """Watches the parts of one optimiser step; `facts` says what was seen."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._model, self._optimizer, self._device = model, optimizer, device
+        self._modes = _Operators(self), _Functions(self)
+        self._part: Part = "forward_backward"
+        self._counts: dict[str, Counter[str]] = {}
+        self._flags: dict[str, Any] = {}
+        self._micro_batches: list[int] = []
+        self._elements = 0
+        self._pinned = True
+        self._augmented: dict[str, Any] = {}
+
+    @contextmanager
+    def watching(self, part: Part) -> Iterator[None]:
+        """Sees what torch runs inside the block, as a part of the step."""
+        self._part = part
+        operators, functions = self._modes
+        with operators, functions:
+            yield
+
+    def micro_batch(self, samples: int, host: Sequence[Tensor]) -> None:
+        """Takes the size of a micro-batch and its tensors as the loader delivered them."""
+        self._micro_batches.append(samples)
+        self._elements += sum(t.numel() for t in host)
+        if self._device.type == "cuda":
+            self._pinned = self._pinned and all(t.is_pinned() for t in host)
+
+    def augmented(self, place: str, in_place: bool | None) -> None:
+        """Takes where a batch was augmented, "loader" or a device's type, and whether its own tensors were written."""
+        self._augmented = {"augmented_on": place}
+        if in_place is not None:
+            self._augmented["augmented_in_place"] = in_place
+
+    def facts(self, scaler: torch.amp.GradScaler) -> dict[str, Any]:
+        """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped."""
+        recurrent, operators = self._of("recurrent"), self._of("operator")
+        found: dict[str, Any] = {
+            "device": self._device.type,
+            "threads": torch.get_num_threads(),
+            "batch_size": sum(self._micro_batches),
+            "micro_batch_size": max(self._micro_batches, default=0),
+            "micro_steps": len(self._micro_batches),
+            "batch_elements": self._elements,
+            "matmul_dtypes": _names(self._of("product")),
+            "attention": dict(self._of("attention")),
+            "recurrent": {n: c for n, c in recurrent.items() if n != "packed"},
+            "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
+            "host_reads": self._of("read")["forward_backward"],
+            "loss_reads": self._of("read")["sync"],
+            "dropouts": sorted(float(p) for p in self._of("dropout")),
+            "loss_scale": scaler.get_scale() if scaler.is_enabled() else None,
+            **self._augmented,
+            **self._flags,
+            **_model_facts(self._model),
+            **_optimizer_facts(self._optimizer),
+        }
+        if recurrent:
+            found["packed"] = recurrent["packed"] > 0
+        if self._of("convolution"):
+            found["conv_dtypes"] = _names(self._of("convolution"))
+            found["conv_weights"] = _names(self._of("conv_weight"))
+            found["conv_outputs"] = _names(self._of("conv_output"))
+        if self._of("update"):  # none where the GradScaler skipped the step for gradients that overflowed
+            found["optimizer_ops"] = _names(self._of("update"))
+        if self._device.type == "cuda":
+            found["pinned"] = self._pinned
+            found.update({name: self._of("copy")[name] > 0 for name in ("non_blocking", "side_stream")})
+        return found
+
+    def operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Takes an operator that has run in the part being watched."""
+        if self._part == "optimizer":
+            if _OPTIMIZER_OP.match(name):
+                self._count("update", name)
+        elif self._part == "transfer":
+            if name == "aten._to_copy":
+                self._copy(kwargs)
+        elif name == "aten._local_scalar_dense":
+            self._count("read", self._part)
+        elif self._part == "forward_backward":
+            self._forward_backward(name, args, result)
+
+    def function(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Takes a call of one of torch's functions in the part being watched."""
+        if self._part != "forward_backward":
+            return
+        rate: Any = None
+        if name.endswith("dropout") and (kwargs.get("training") is True or args[2:3] == (True,)):
+            rate = kwargs.get("p", args[1] if len(args) > 1 else None)
+        elif name == "scaled_dot_product_attention":
+            rate = kwargs.get("dropout_p")
+        elif name in _RECURRENT:
+            # input, state, weights, biases?, layers, dropout, training?; after the input, a packed one's sizes
+            start = [isinstance(a, bool) for a in args].index(True)
+            self._count("recurrent", name)
+            if start == 4:
+                self._count("recurrent", "packed")
+            rate = args[start + 2] if args[start + 3] and args[start + 1] > 1 else None
+        if rate:
+            self._count("dropout", str(float(rate)))
+
+    def _forward_backward(self, name: str, args: Sequence[Any], result: Any) -> None:
+        if not self._flags and self._device.type == "cuda":
+            able = torch.cuda.get_device_capability(self._device) >= _TF32_CAPABILITY
+            self._flags["tf32"] = able and torch.backends.cuda.matmul.allow_tf32
+            self._flags["cudnn_benchmark"] = torch.backends.cudnn.benchmark
+        if not _in_backward():
+            self._count("operator", "forward")
+        elif torch.is_grad_enabled():  # which it is in a backward pass only while a checkpointed block runs again
+            self._count("operator", "recomputed")
+        if name in _PRODUCTS:
+            self._count("product", _dtype(args))
+        elif name == "aten.convolution":
+            self._count("convolution", _dtype(args))
+            self._count("conv_weight", _layout(args[1]))
+            self._count("conv_output", _layout(result))
+        elif found := _FUSED_ATTENTION.match(name):
+            self._count("product", _dtype(args))
+            self._count("attention", found[1])
+        elif name == _MATH_ATTENTION:
+            self._count("attention", "math")
+
+    def _copy(self, kwargs: Mapping[str, Any]) -> None:
+        if kwargs.get("non_blocking"):
+            self._count("copy", "non_blocking")
+        if self._device.type == "cuda":
+            current, usual = torch.cuda.current_stream(self._device), torch.cuda.default_stream(self._device)
+            if current != usual:
+                self._count("copy", "side_stream")
+
+    def _of(self, what: str) -> Counter[str]:
+        return self._counts.get(what, Counter())
+
+    def _count(self, what: str, name: str) -> None:
+        self._counts.setdefault(what, Counter())[name] += 1
+
+
+class _Operators(TorchDispatchMode):
+    """Tells the witness of every operator."""
+
+    def __init__(self, witness: Witness) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._witness = witness
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs the operator, then tells of it."""
+        result = func(*args, **(kwargs or {}))
+        self._witness.operator(str(func.overloadpacket), args, kwargs or {}, result)
+        return result
+
+
+class _Functions(TorchFunctionMode):
+    """Tells the witness of every call of a function of torch."""
+
+    def __init__(self, witness: Witness) -> None:
+        super().__init__()
+        self._witness = witness
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Tells of the call, then makes it."""
+        self._witness.function(getattr(func, "__name__", ""), args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def _model_facts(model: nn.Module) -> dict[str, Any]:
+    named = dict(model.named_parameters())
+    trainable = {n: p for n, p in named.items() if p.requires_grad}
+    ranks = {min(p.shape) for n, p in trainable.items() if "lora_A" in n and p.dim() == 2}
+    dora = any("lora_magnitude_vector" in n for n in trainable)
+    return {
+        "parameters": sum(p.numel() for p in named.values()),
+        "trainable_parameters": sum(p.numel() for p in trainable.values()),
+        "adapter": "dora" if dora else "lora" if ranks else "none",
+        "adapter_ranks": sorted(ranks),
+        "widths": sorted({size for p in trainable.values() for size in p.shape}),
+        # A gradient that is still there after zero_grad was filled with zeros.
+        "grads_after_step": "none" if all(p.grad is None for p in trainable.values()) else "zero",
+    }
+
+
+def _optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    moments = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor) and t.dim()]
+    return {
+        "optimizer": type(optimizer).__name__,
+        "optimizer_state_dtypes": sorted({_short(t.dtype) for t in moments}),
+        "weight_decays": sorted({float(g["weight_decay"]) for g in optimizer.param_groups}),
+    }
+
+
+def _in_backward() -> bool:
+    return cast(int, cast(Any, torch._C)._current_graph_task_id()) != -1
+
+
+def _dtype(args: Sequence[Any]) -> str:
+    return next((_short(a.dtype) for a in args if isinstance(a, Tensor)), "")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _layout(tensor: Tensor) -> str:
+    """Order of the bytes of an image; "either" where one channel or one pixel makes the two the same."""
+    if tensor.dim() != 4:
+        return "not an image"
+    last, first = tensor.is_contiguous(memory_format=torch.channels_last), tensor.is_contiguous()
+    return "either" if last and first else "channels_last" if last else "contiguous" if first else "strided"
+
+
+def _names(counts: Counter[str]) -> list[str]:
+    """Names, the most frequent first."""
+    return [name for name, _ in counts.most_common()]
