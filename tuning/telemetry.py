@@ -22,6 +22,8 @@ MEANS = ("gpu_sm_frac", "gpu_memory_frac", "power_w", "sm_clock_mhz")
 RATES = ("process_cores", "children_cores", "children_cpu_frac", "machine_cpu_frac", "steal_frac")
 """Processor seconds a second: of this process, of its children (the loader's workers), of the children over the cores
 this process may use, of everything over all cores, and what other virtual machines took of them."""
+Counter = Callable[[], float]
+"""Returns something that only grows."""
 _REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks somebody chose are not among them
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -43,8 +45,14 @@ class Reading:
 class Sampler:
     """Reads the machine at the end of each window; what cannot be read is None and never an error."""
 
-    def __init__(self, device: str, uuid: str = "", nvml: Any = None) -> None:
-        """`uuid` is the card's as torch has it, "" for the first card; `nvml` stands in for the module `pynvml`."""
+    def __init__(
+        self, device: str, uuid: str = "", counters: Mapping[str, Counter] | None = None, nvml: Any = None
+    ) -> None:
+        """`uuid` is the card's as torch has it, "" for the first card; `nvml` stands in for the module `pynvml`.
+
+        `counters` are counted beside our own, by name.
+        """
+        self._more = dict(counters or {})
         self._card = _Card(nvml, uuid) if device == "cuda" else None
         self._process = psutil.Process()
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -76,6 +84,7 @@ class Sampler:
         if self._card is not None:
             figures |= {**self._card.gauges(), "energy_j": passed["energy_j"]}
             throttled = self._card.throttled()
+        figures |= {name: passed[name] for name in self._more}
         reading = Reading(wall_s, figures, throttled)
         self._readings.append(reading)
         self._opened, self._counters = now, counters
@@ -85,7 +94,8 @@ class Sampler:
         """Returns the readings since `begin` as one plain dict, empty without any.
 
         Means over time of `MEANS` and `RATES`, the highest `temperature_c` and `rss_bytes`, the least
-        `ram_available_bytes`, all of `energy_j`, each reason in `throttled`. Names of the card are there on CUDA alone.
+        `ram_available_bytes`, all of `energy_j` and of the given counters, each reason in `throttled`. Names of the
+        card are there on CUDA alone.
         """
         readings = self._readings
         if not readings:
@@ -93,7 +103,7 @@ class Sampler:
         found: dict[str, Any] = {"readings": len(readings)}
         for name in readings[-1].figures:
             pairs = [(v, r.wall_s) for r in readings if (v := r.figures.get(name)) is not None]
-            found[name] = _summed(name, pairs) if pairs else None
+            found[name] = self._summed(name, pairs) if pairs else None
         if self._card is not None:
             found["throttled"] = sorted(frozenset().union(*(r.throttled for r in readings)))
         return found
@@ -119,7 +129,17 @@ class Sampler:
             "total_s": total_s,
             "steal_s": getattr(times, "steal", None),
             "energy_j": None if self._card is None else self._card.energy_j(),
+            **{name: count() for name, count in self._more.items()},
         }
+
+    def _summed(self, name: str, pairs: list[tuple[float, float]]) -> float:
+        """Returns one figure for (value, seconds) of several readings."""
+        if name in MEANS or name in RATES:
+            return sum(v * s for v, s in pairs) / sum(s for _, s in pairs)
+        values = [v for v, _ in pairs]
+        if name == "energy_j" or name in self._more:
+            return sum(values)
+        return min(values) if name == "ram_available_bytes" else max(values)
 
 
 class _Card:
@@ -190,14 +210,6 @@ def _memory(process: psutil.Process) -> dict[str, float | None]:
         "rss_bytes": float(process.memory_info().rss),
         "ram_available_bytes": float(psutil.virtual_memory().available),
     }
-
-
-def _summed(name: str, pairs: list[tuple[float, float]]) -> float:
-    """Returns one figure for (value, seconds) of several readings."""
-    whole: dict[str, Callable[[list[float]], float]] = {"energy_j": sum, "ram_available_bytes": min}
-    if name in MEANS or name in RATES:
-        return sum(v * s for v, s in pairs) / sum(s for _, s in pairs)
-    return whole.get(name, max)([v for v, _ in pairs])
 
 
 def _less(now: float | None, before: float | None) -> float | None:

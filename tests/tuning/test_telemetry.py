@@ -108,3 +108,12 @@ def test_a_fault_of_ours_is_raised() -> None:
 
     with pytest.raises(ZeroDivisionError):
         Sampler("cuda", nvml=Wrong()).read()
+
+
+def test_counters_of_others_are_differences_too() -> None:
+    counts = iter([5.0, 5.0, 8.0, 9.0])
+    sampler = Sampler("cpu", counters={"retries": lambda: next(counts)})
+    sampler.begin()
+    sampler.read()
+    sampler.read()
+    assert sampler.summary()["retries"] == 4.0
