@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -182,3 +184,70 @@ class FormulaBench:
             "evaluate_s": 0.0,
             "peak_allocated_bytes": 1,
         }
+
+
+class Nvml:
+    """The part of `pynvml` that telemetry reads: each list answers in turn, its last value for ever.
+
+    Calls named in `broken` raise, as they do without a driver, a permission, or the figure.
+    """
+
+    class NVMLError(Exception):
+        """What every call raises that has no answer."""
+
+    def __init__(self, *, broken: Sequence[str] = (), uuid: str = "", **answers: Sequence[int]) -> None:
+        self._broken, self._uuid = broken, uuid
+        plain = {"sm": [0], "memory": [0], "power_mw": [0], "temperature": [0], "clock": [0], "energy_mj": [0]}
+        self._answers: dict[str, list[int]] = {k: list(v) for k, v in {**plain, "reasons": [0], **answers}.items()}
+        self.calls: Counter[str] = Counter()
+        self.asked: list[str] = []
+
+    def nvmlInit(self) -> None:
+        """Finds the driver."""
+        self._called("nvmlInit")
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        """Returns the handle of the card."""
+        return self._called("nvmlDeviceGetHandleByIndex", index)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        """Returns the handle of the card with this UUID, its only one."""
+        self.asked.append(uuid)
+        if uuid != self._uuid:
+            raise self.NVMLError("not found")
+        return 1
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        """Returns percent of time."""
+        self._called("nvmlDeviceGetUtilizationRates")
+        return SimpleNamespace(gpu=self._next("sm"), memory=self._next("memory"))
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        """Returns milliwatts."""
+        return self._called("nvmlDeviceGetPowerUsage") or self._next("power_mw")
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        """Returns degrees Celsius."""
+        return self._called("nvmlDeviceGetTemperature") or self._next("temperature")
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        """Returns MHz."""
+        return self._called("nvmlDeviceGetClockInfo") or self._next("clock")
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        """Returns millijoules."""
+        return self._called("nvmlDeviceGetTotalEnergyConsumption") or self._next("energy_mj")
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        """Returns bits."""
+        return self._called("nvmlDeviceGetCurrentClocksThrottleReasons") or self._next("reasons")
+
+    def _called(self, name: str, answer: int = 0) -> int:
+        self.calls[name] += 1
+        if name in self._broken:
+            raise self.NVMLError(f"{name}: Not Supported")
+        return answer
+
+    def _next(self, name: str) -> int:
+        values = self._answers[name]
+        return values.pop(0) if len(values) > 1 else values[0]

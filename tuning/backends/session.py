@@ -6,11 +6,8 @@ What happens inside a trial is not raised: how it ended is the `outcome` of what
 from __future__ import annotations
 
 import gc
-import itertools
-import math
 import os
 import platform
-import statistics
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +23,8 @@ from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.resident import Resident
-from trainables.stopwatch import SPANS, Window
+from trainables.stopwatch import Window
+from tuning.backends.windows import read_windows, sampler_of, spans_of, speed, spread
 from tuning.policies import oom
 from tuning.policies.oom import Outcome
 
@@ -60,6 +58,7 @@ class Session:
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
+        self.sampler = sampler_of(setting.device)
         if setting.device == "cuda" and setting.cap_bytes is not None:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, setting.cap_bytes / total))
@@ -129,14 +128,15 @@ class Session:
             plan = self._endless(WINDOW_S)
             state = loop.prepare(self.resident, self.config(knobs), plan)
             windows: list[Window] = []
-            for window in _windows(state):
+            for window in read_windows(state, self.sampler):
                 windows.append(window)
                 rates = [w.samples_per_s for w in windows]
                 spent = time.perf_counter() - start
                 hopeless = rates[0] < HOPELESS_FRAC * best_samples_per_s
                 if hopeless or spent > time_s or (len(rates) >= MIN_WINDOWS and spread(rates) < spread_frac):
                     break
-            found.update(_speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found.update(speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found["telemetry"] = self.sampler.summary()
         found["wall_s"] = time.perf_counter() - start
         return found
 
@@ -154,11 +154,12 @@ class Session:
             state = loop.prepare(self.resident, self.config(knobs), plan)
             state.epoch = 1 + seed
             windows: list[Window] = []
-            for window in itertools.islice(_windows(state), 1, None):
+            for window in read_windows(state, self.sampler, dropped=2):
                 windows.append(window)
                 if sum(w.wall_s for w in windows) >= window_s:
                     break
-            found.update(_speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found.update(speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found["telemetry"] = self.sampler.summary()
         found["wall_s"] = time.perf_counter() - start
         return found
 
@@ -237,6 +238,7 @@ class Trial:
         self._begin()
 
     def _begin(self) -> None:
+        self._session.sampler.begin()
         self._events: Iterator[Window | loop.Evaluation] | None = None
         self._state: loop.State | None = None
         self._windows: list[Window] = []
@@ -275,16 +277,18 @@ class Trial:
         self._events = self._state = None
 
     def _to_milestone(self) -> dict[str, Any]:
+        sampler = self._session.sampler
+        sampler.skip()  # the evaluation, and whatever the process did between two calls
         for event in self._events or ():
             if isinstance(event, loop.Evaluation):
                 self._evaluate_s += event.wall_s
                 return {"values": event.values}
             self._windows.append(event)
+            sampler.read()
         return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
 
     def _facts(self) -> dict[str, Any]:
         state, windows = self._state, self._windows
-        spans = {f"{s}_s": sum(getattr(w, f"{s}_s") for w in windows) for s in SPANS}
         return {
             "knobs": dict(self._knobs),
             "samples": state.samples if state else 0,
@@ -292,46 +296,15 @@ class Trial:
             "last_step_at": state.last_step_at if state else 0.0,
             "peak_allocated_bytes": state.peak_allocated_bytes if state else 0,
             "active": dict(state.active) if state else {},
-            "measured_samples_per_s": _speed(windows[1:] or windows)["samples_per_s"] if windows else None,
+            "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
             "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
             "train_s": sum(w.wall_s for w in windows),
             "evaluate_s": self._evaluate_s,
             "setup_s": self._setup_s,
-            "spans": spans,
+            "spans": spans_of(windows[1:] or windows),
+            "telemetry": self._session.sampler.summary(),
             "returned_at": time.time(),
         }
-
-
-def _windows(state: loop.State) -> Iterator[Window]:
-    """Yields the windows of a run without milestones, the first step left out."""
-    events = (event for event in loop.train(state) if isinstance(event, Window))
-    next(events, None)
-    yield from events
-
-
-def _speed(windows: Sequence[Window]) -> dict[str, Any]:
-    rates = [w.samples_per_s for w in windows]
-    micro_steps = sum(w.micro_steps for w in windows)
-    steps = sum(w.steps for w in windows)
-    wall_s = sum(w.wall_s for w in windows)
-    optimizer_s = sum(w.optimizer_s for w in windows)
-    return {
-        "windows": rates,
-        # All samples over all seconds, not the median of windows: batches differ in length, and their mix is the point.
-        "samples_per_s": sum(w.samples for w in windows) / wall_s if wall_s else None,
-        "spread_frac": spread(rates),
-        "optimizer_step_s": optimizer_s / steps if steps else 0.0,
-        "micro_step_s": (wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
-        "data_wait_frac": sum(w.data_wait_s for w in windows) / wall_s if wall_s else 0.0,
-    }
-
-
-def spread(rates: Sequence[float]) -> float:
-    """Returns the half-width of a 95 % interval of the mean over the mean (normal, 1.96 standard errors); 1 below 3."""
-    if len(rates) < 3:
-        return 1.0
-    standard_error = statistics.stdev(rates) / math.sqrt(len(rates))
-    return 1.96 * standard_error / statistics.fmean(rates)
 
 
 def device_facts(device: str) -> dict[str, Any]:

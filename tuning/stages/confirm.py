@@ -83,7 +83,7 @@ def train_again(
                 train_s=found["train_s"],
                 evaluate_s=found["evaluate_s"],
                 peak_allocated_bytes=found["peak_allocated_bytes"],
-                active=found.get("active", {}),
+                **{n: found[n] for n in ("spans", "telemetry", "active") if n in found},
             )
         )
 

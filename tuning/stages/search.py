@@ -114,7 +114,7 @@ class SearchDesk:
         if outcome == Outcome.OK and "stopped_at" in live:
             outcome = str(Outcome.STOPPED)
         knobs = dict(found.get("knobs") or live.get("knobs") or {})
-        kept = ("samples", "spans", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
+        kept = ("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
         more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active")
         record = self._journal.append(
             "trial",

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from trainables.loop import Plan
-from tuning.backends.session import Session, Setting, spread
+from tuning.backends.session import Session, Setting
+from tuning.backends.windows import spread
 
 BROKEN = '''
 import math
@@ -130,3 +131,23 @@ def test_describe_is_plain(broken: Any) -> None:
 @pytest.mark.parametrize(("rates", "expected"), [([1.0, 2.0], 1.0), ([5.0, 5.0, 5.0], 0.0)])
 def test_spread_is_one_until_three_windows_and_zero_when_they_agree(rates: list[float], expected: float) -> None:
     assert spread(rates) == expected
+
+
+def test_every_measurement_has_its_spans_and_what_the_machine_did(broken: Any) -> None:
+    session = broken("")
+    found = [session.probe(KNOBS, 0.5, 0.03), session.window(KNOBS, 0.2, seed=0), session.train(KNOBS, PLAN, 0)]
+    for one in found:
+        spans, telemetry = one["spans"], one["telemetry"]
+        parts = sum(spans[f"{name}_s"] for name in ("data_wait", "transfer", "forward_backward", "optimizer"))
+        assert 0 < parts <= spans["wall_s"] * 1.001
+        assert spans["micro_steps"] >= 4 * spans["steps"] > 0
+        assert telemetry["readings"] >= 1
+        assert telemetry["rss_bytes"] > 0
+        assert "gpu_sm_frac" not in telemetry
+
+
+def test_the_telemetry_of_a_trial_is_its_own(broken: Any) -> None:
+    session = broken("")
+    session.probe(KNOBS, 0.5, 0.0)
+    first = session.train(KNOBS, PLAN, 0)
+    assert session.train(KNOBS, PLAN, 0)["telemetry"]["readings"] == first["telemetry"]["readings"] <= 4

@@ -1,0 +1,224 @@
+"""What the machine did while a window was measured: the card through NVML, processor and memory through psutil.
+
+A `Sampler` is read when a window closes, so nothing runs beside the training: no thread, no timer. Counters (processor
+seconds, energy) are exact over the window; gauges (utilisation, power, temperature, clock) are what NVML holds at its
+end, means over its own last sixth of a second to a second. `benchmarks/telemetry_cost.py` measures what it costs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+MEANS = ("gpu_sm_frac", "gpu_memory_frac", "power_w", "sm_clock_mhz")
+"""Gauges summed up as means over time; `gpu_memory_frac` is the share of time in which its memory was accessed."""
+RATES = ("process_cores", "children_cores", "children_cpu_frac", "machine_cpu_frac", "steal_frac")
+"""Processor seconds a second: of this process, of its children (the loader's workers), of the children over the cores
+this process may use, of everything over all cores, and what other virtual machines took of them."""
+Counter = Callable[[], float]
+"""Returns something that only grows."""
+_REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks somebody chose are not among them
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat, in hardware",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One interval: its seconds, each figure by name (None where it is not told), why the card was slowed."""
+
+    wall_s: float
+    figures: Mapping[str, float | None]
+    throttled: frozenset[str] = frozenset()
+
+
+class Sampler:
+    """Reads the machine at the end of each window; what cannot be read is None and never an error."""
+
+    def __init__(
+        self, device: str, uuid: str = "", counters: Mapping[str, Counter] | None = None, nvml: Any = None
+    ) -> None:
+        """`uuid` is the card's as torch has it, "" for the first card; `nvml` stands in for the module `pynvml`.
+
+        `counters` are counted beside our own, by name.
+        """
+        self._more = dict(counters or {})
+        self._card = _Card(nvml, uuid) if device == "cuda" else None
+        self._process = psutil.Process()
+        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets all readings and starts an interval."""
+        self._readings: list[Reading] = []
+        self.skip()
+
+    def skip(self) -> None:
+        """Starts an interval here: what happened since the last reading is nobody's."""
+        self._opened, self._counters = time.perf_counter(), self._count()
+
+    def read(self) -> Reading:
+        """Returns what happened since the last reading, and starts the next interval."""
+        now = time.perf_counter()
+        counters, wall_s = self._count(), max(now - self._opened, 1e-9)
+        passed = {name: _less(value, self._counters[name]) for name, value in counters.items()}
+        figures: dict[str, float | None] = {
+            "process_cores": _over(passed["process_s"], wall_s),
+            "children_cores": _over(passed["children_s"], wall_s),
+            "children_cpu_frac": _over(passed["children_s"], wall_s * self._cores),
+            "machine_cpu_frac": _over(passed["busy_s"], passed["total_s"]),
+            "steal_frac": _over(passed["steal_s"], passed["total_s"]),
+            **_memory(self._process),
+        }
+        throttled: frozenset[str] = frozenset()
+        if self._card is not None:
+            figures |= {**self._card.gauges(), "energy_j": passed["energy_j"]}
+            throttled = self._card.throttled()
+        figures |= {name: passed[name] for name in self._more}
+        reading = Reading(wall_s, figures, throttled)
+        self._readings.append(reading)
+        self._opened, self._counters = now, counters
+        return reading
+
+    def summary(self) -> dict[str, Any]:
+        """Returns the readings since `begin` as one plain dict, empty without any.
+
+        Means over time of `MEANS` and `RATES`, the highest `temperature_c` and `rss_bytes`, the least
+        `ram_available_bytes`, all of `energy_j` and of the given counters, each reason in `throttled`. Names of the
+        card are there on CUDA alone.
+        """
+        readings = self._readings
+        if not readings:
+            return {}
+        found: dict[str, Any] = {"readings": len(readings)}
+        for name in readings[-1].figures:
+            pairs = [(v, r.wall_s) for r in readings if (v := r.figures.get(name)) is not None]
+            found[name] = self._summed(name, pairs) if pairs else None
+        if self._card is not None:
+            found["throttled"] = sorted(frozenset().union(*(r.throttled for r in readings)))
+        return found
+
+    def _count(self) -> dict[str, float | None]:
+        """Returns the counters, all in seconds but the energy; those of a child that ended pass to its parent."""
+        times = psutil.cpu_times()
+        # Linux counts the time of guests in that of users as well.
+        total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        own = self._process.cpu_times()
+        children_s = own.children_user + own.children_system
+        # Not Process.children(), which walks all processes of the machine: the loader's workers are registered here.
+        for child in multiprocessing.active_children():
+            try:
+                spent = psutil.Process(child.pid).cpu_times()
+            except psutil.Error:
+                continue
+            children_s += spent.user + spent.system
+        return {
+            "process_s": own.user + own.system,
+            "children_s": children_s,
+            "busy_s": total_s - times.idle - getattr(times, "iowait", 0.0),
+            "total_s": total_s,
+            "steal_s": getattr(times, "steal", None),
+            "energy_j": None if self._card is None else self._card.energy_j(),
+            **{name: count() for name, count in self._more.items()},
+        }
+
+    def _summed(self, name: str, pairs: list[tuple[float, float]]) -> float:
+        """Returns one figure for (value, seconds) of several readings."""
+        if name in MEANS or name in RATES:
+            return sum(v * s for v, s in pairs) / sum(s for _, s in pairs)
+        values = [v for v, _ in pairs]
+        if name == "energy_j" or name in self._more:
+            return sum(values)
+        return min(values) if name == "ram_available_bytes" else max(values)
+
+
+class _Card:
+    """One card in NVML. What fails once is not asked again: a call that fails costs as much as one that answers."""
+
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        self._nvml, self._handle = nvml, None
+        self._failed: set[str] = set()
+        try:
+            self._nvml = nvml or importlib.import_module("pynvml")
+            self._nvml.nvmlInit()
+            self._handle = self._found(uuid)
+        except (ImportError, OSError):
+            return
+        except Exception as error:
+            if not self._is_nvmls(error):
+                raise
+
+    def gauges(self) -> dict[str, float | None]:
+        """Returns utilisation as shares of time, power in watts, temperature in Celsius, clock in MHz."""
+        used = self._ask("nvmlDeviceGetUtilizationRates")
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
+        return {
+            "gpu_sm_frac": None if used is None else used.gpu / 100,
+            "gpu_memory_frac": None if used is None else used.memory / 100,
+            "power_w": None if milliwatts is None else milliwatts / 1000,
+            "temperature_c": _float(self._ask("nvmlDeviceGetTemperature", 0)),  # NVML_TEMPERATURE_GPU
+            "sm_clock_mhz": _float(self._ask("nvmlDeviceGetClockInfo", 1)),  # NVML_CLOCK_SM
+        }
+
+    def energy_j(self) -> float | None:
+        """Returns what the card has used since its driver was loaded; None before Volta."""
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
+
+    def throttled(self) -> frozenset[str]:
+        """Returns why the clock is held down now."""
+        bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return frozenset(reason for bit, reason in _REASONS.items() if bits & bit)
+
+    def _ask(self, name: str, *arguments: int) -> Any:
+        if self._handle is None or name in self._failed:
+            return None
+        try:
+            return getattr(self._nvml, name)(self._handle, *arguments)
+        except Exception as error:
+            if not (isinstance(error, AttributeError) or self._is_nvmls(error)):
+                raise
+            self._failed.add(name)
+            return None
+
+    def _found(self, uuid: str) -> Any:
+        if not uuid:
+            return self._nvml.nvmlDeviceGetHandleByIndex(0)
+        try:
+            return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except Exception as error:
+            if not self._is_nvmls(error):
+                raise
+            return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")  # a slice of a card: most figures are N/A
+
+    def _is_nvmls(self, error: Exception) -> bool:
+        return isinstance(error, self._nvml.NVMLError)
+
+
+def _memory(process: psutil.Process) -> dict[str, float | None]:
+    return {
+        "rss_bytes": float(process.memory_info().rss),
+        "ram_available_bytes": float(psutil.virtual_memory().available),
+    }
+
+
+def _less(now: float | None, before: float | None) -> float | None:
+    return None if now is None or before is None else max(0.0, now - before)
+
+
+def _over(value: float | None, whole: float | None) -> float | None:
+    return value / whole if value is not None and whole else None
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
