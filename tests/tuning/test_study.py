@@ -51,7 +51,7 @@ def test_going_on_with_a_finished_run_prints_it_again_and_changes_nothing(
     before, beside = finished.read_bytes(), sorted(finished.parent.iterdir())
     assert run.main([f"resume={FINISHED}", "runs_dir=my runs"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("best    t007   61.1 ± 0.7 samples/s")
+    assert out.startswith("best    t007   63.4 ± 0.9 samples/s")
     assert f"the run {FINISHED} is finished" in err
     assert finished.read_bytes() == before
     assert sorted(finished.parent.iterdir()) == beside
