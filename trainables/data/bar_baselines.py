@@ -5,7 +5,25 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from trainables.data.bar_windows import Part
+from trainables.data.timeframes import DAY_US, HOUR_US, Ints
+
+
+def rules(train: Part, val: Part, daily: bool) -> dict[str, float]:
+    """Returns the accuracy of each rule on the validation part, by name.
+
+    Whether the last known label is to be followed or opposed is learned. The clock is the UTC hour of the decision, of
+    daily bars the weekday.
+    """
+    unit_us, units = (DAY_US, 7) if daily else (HOUR_US, 24)
+    clocks = [part.decided_us // unit_us % units for part in (train, val)]
+    flat = [part.windows.reshape(len(part.labels), -1) for part in (train, val)]
+    return {
+        "majority class": majority(val.labels),
+        "last known label": by_key(train.last_labels, train.labels, val.last_labels, val.labels),
+        "weekday" if daily else "hour of day": by_key(clocks[0], train.labels, clocks[1], val.labels),
+        "logistic regression": logistic(flat[0], train.labels, flat[1], val.labels),
+    }
 
 
 def majority(val: Ints) -> float:

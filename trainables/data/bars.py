@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from trainables.data.bar_files import PRICES, SUFFIXES, Table, read_table
 from trainables.data.errors import DataError
+from trainables.data.timeframes import Bars
 
 COLUMNS = (*PRICES, "volume")
 ROUNDING = 1e-4
@@ -51,6 +52,14 @@ def read(path: Path) -> dict[str, pd.DataFrame]:
         for symbol, bars in _checked(read_table(file)).items():
             parts.setdefault(symbol, []).append(bars)
     return {symbol: _joined(path, symbol, found) for symbol, found in sorted(parts.items())}
+
+
+def read_closed(path: Path) -> tuple[dict[str, Bars], int]:
+    """Returns the bars of each symbol by the time they closed, and the length of the longest in microseconds."""
+    frames = read(path)
+    lengths_us = {symbol: spacing_us(path, symbol, bars) for symbol, bars in frames.items()}
+    closed = {s: Bars(times_us(bars) + lengths_us[s], bars.to_numpy(np.float64)) for s, bars in frames.items()}
+    return closed, max(lengths_us.values())
 
 
 def spacing_us(path: Path, symbol: str, bars: pd.DataFrame) -> int:
