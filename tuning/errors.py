@@ -1,8 +1,8 @@
 """The errors a user may see, and the exit code of each.
 
     TuningError            1   it ran, and there is no usable trial
-    +-- ConfigError        2   the command line or a configuration file is wrong; nothing was run or written
-    +-- PreflightError     3   this machine cannot run it: data, card, disk, ports
+    +-- ConfigError        2   the command line, a configuration file, or the data it names; nothing was run or written
+    +-- PreflightError     3   this machine cannot run it: card, memory, disk, ports, packages
     +-- StoppedEarly       4   stopped before its end, and can be resumed
 
 130 and 143 are SIGINT and SIGTERM, 141 is a pipe that nobody reads any more, as shells have it.
@@ -66,7 +66,7 @@ class TuningError(Exception):
 
 
 class ConfigError(TuningError):
-    """The command line or a configuration file is wrong."""
+    """The command line, a configuration file, or the data that one of them names is wrong."""
 
     exit_code = 2
 
