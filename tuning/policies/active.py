@@ -43,7 +43,7 @@ def compare(config: Mapping[str, Any], active: Seen) -> list[Row]:
 def disagreements(config: Mapping[str, Any], active: Seen) -> list[str]:
     """Returns a sentence for each knob that was not honoured; the same one whenever the same is seen."""
     return [
-        f"knobs.{row.knob}={row.asked} was asked; the step ran {row.seen}"
+        f"knobs.{row.knob}={row.asked} was asked; the first step showed {row.seen}"
         for row in compare(config, active)
         if row.agrees is False
     ]
