@@ -130,3 +130,11 @@ def test_describe_is_plain(broken: Any) -> None:
 @pytest.mark.parametrize(("rates", "expected"), [([1.0, 2.0], 1.0), ([5.0, 5.0, 5.0], 0.0)])
 def test_spread_is_one_until_three_windows_and_zero_when_they_agree(rates: list[float], expected: float) -> None:
     assert spread(rates) == expected
+
+
+def test_every_measurement_says_what_was_active(broken: Any) -> None:
+    session = broken("")
+    asked = {**KNOBS, "fused_optimizer": True}
+    found = (session.probe(asked, 0.1, 0.5), session.window(asked, 0.0, seed=0), session.train(asked, PLAN, seed=0))
+    assert [f["active"]["optimizer_ops"] for f in found] == [["aten._fused_adamw_"]] * 3
+    assert session.trial(KNOBS, PLAN, seed=0)._facts()["active"] == {}  # it has not begun

@@ -144,6 +144,20 @@ def test_a_knob_without_effect_here_and_a_run_without_a_step_have_no_row() -> No
     assert compare({"num_workers": 2}, {}) == []
 
 
+def test_convolutions_over_time_are_no_images() -> None:
+    mixed = {**CPU, "conv_weights": ["not an image", "channels_last"]}
+    assert agrees(mixed, channels_last=True) is True
+    assert agrees(mixed, channels_last=False) is False
+    assert agrees({**CPU, "conv_weights": ["not an image"]}, channels_last=True) is False
+
+
+@pytest.mark.parametrize("junk", [None, "nonsense", [], {"fp32": 1}, 2.5, True], ids=str)
+def test_a_damaged_record_is_no_error(junk: Any) -> None:
+    everything = knobs.Knobs(num_workers=2, pin_memory=True).as_dict()
+    compare(everything, dict.fromkeys(CARD, junk))
+    compare(dict.fromkeys(everything, junk), CARD)
+
+
 def test_every_knob_is_read_back_or_said_not_to_leave_a_trace() -> None:
     without = {"learning_rate", "warmup_frac", "empty_cache"}
     assert set(_READERS) == set(knobs.NAMES) - without
