@@ -42,7 +42,7 @@ class Witness:
         self._counts: dict[str, Counter[str]] = {}
         self._flags: dict[str, Any] = {}
         self._micro_batches: list[int] = []
-        self._elements = 0
+        self._elements = self._rows = 0
         self._pinned = True
         self._augmented: dict[str, Any] = {}
 
@@ -57,6 +57,7 @@ class Witness:
     def micro_batch(self, samples: int, host: Sequence[Tensor]) -> None:
         """Takes the size of a micro-batch and its tensors as the loader delivered them."""
         self._micro_batches.append(samples)
+        self._rows = max((len(t) for t in host if t.dim() > 1), default=0)
         self._elements += sum(t.numel() for t in host)
         if self._device.type == "cuda":
             self._pinned = self._pinned and all(t.is_pinned() for t in host)
@@ -69,7 +70,7 @@ class Witness:
 
     def facts(self, scaler: torch.amp.GradScaler) -> dict[str, Any]:
         """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped."""
-        recurrent, operators = self._of("recurrent"), self._of("operator")
+        operators, packing = self._of("operator"), self._of("packing")
         found: dict[str, Any] = {
             "device": self._device.type,
             "threads": torch.get_num_threads(),
@@ -79,7 +80,7 @@ class Witness:
             "batch_elements": self._elements,
             "matmul_dtypes": _names(self._of("product")),
             "attention": dict(self._of("attention")),
-            "recurrent": {n: c for n, c in recurrent.items() if n != "packed"},
+            "recurrent": dict(self._of("recurrent")),
             "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
             "host_reads": self._of("read")["forward_backward"],
             "loss_reads": self._of("read")["sync"],
@@ -90,8 +91,8 @@ class Witness:
             **_model_facts(self._model),
             **_optimizer_facts(self._optimizer),
         }
-        if recurrent:
-            found["packed"] = recurrent["packed"] > 0
+        if packing:
+            found["packed"] = packing["packed"] > 0
         if self._of("convolution"):
             found["conv_dtypes"] = _names(self._of("convolution"))
             found["conv_weights"] = _names(self._of("conv_weight"))
@@ -129,8 +130,7 @@ class Witness:
             # input, state, weights, biases?, layers, dropout, training?; after the input, a packed one's sizes
             start = [isinstance(a, bool) for a in args].index(True)
             self._count("recurrent", name)
-            if start == 4:
-                self._count("recurrent", "packed")
+            self._count("packing", "packed" if start == 4 else "padded")
             rate = args[start + 2] if args[start + 3] and args[start + 1] > 1 else None
         if rate:
             self._count("dropout", str(float(rate)))
@@ -152,9 +152,14 @@ class Witness:
             self._count("conv_output", _layout(result))
         elif found := _FUSED_ATTENTION.match(name):
             self._count("product", _dtype(args))
-            self._count("attention", found[1])
+            self._attention(found[1], args[0])
         elif name == _MATH_ATTENTION:
-            self._count("attention", "math")
+            self._attention("math", args[0])
+
+    def _attention(self, kernel: str, queries: Tensor) -> None:
+        """Counts a call; over fewer rows than the loader delivered, some of them were packed into one."""
+        self._count("attention", kernel)
+        self._count("packing", "packed" if queries.dim() == 4 and len(queries) < self._rows else "padded")
 
     def _copy(self, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("non_blocking"):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tuning import wording
+from tuning.policies import active
 from tuning.receipts import Receipt
 from tuning.records import Record
 from tuning.sections import StudyConfig
@@ -163,6 +164,8 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
             lines += textwrap.wrap(wording.gain_sentence(gain), width)
     claim = wording.claim_sentence(summary.claim, summary.gain("after", "before"))
     lines += textwrap.wrap(claim, width) if claim else []
+    for text in active.disagreements(best.config, best.active):
+        lines += textwrap.wrap(wording.plain(text), width)
     if summary.place.virtual or wording.is_held(summary.place):
         lines += textwrap.wrap(wording.place_sentence(summary.place), width)
     return lines

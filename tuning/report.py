@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from tuning import atomic, plots, wording
 from tuning.plots import Figure
+from tuning.policies import active
 from tuning.summary import PICKS, Candidate, Named, Summary
 
 _SHORT = {"learning_rate": "rate", "batch_size": "batch", "micro_batch_size": "micro", "amp_dtype": "type"}
@@ -55,6 +56,7 @@ def render(summary: Summary) -> str:
         knobs=_knobs(summary),
         alternatives=_alternatives(summary),
         receipts=_receipts(summary),
+        active=_active(summary),
         probes=_probes(summary),
         trials=_trials(summary),
         times=_times(summary),
@@ -187,6 +189,15 @@ def _knobs(summary: Summary) -> tuple[Table, list[str]] | None:
         else:
             same.append(f"{name}={cells[0]}")
     return Table(["", *(n.name for n in columns)], rows, len(columns) if summary.best else None), same
+
+
+def _active(summary: Summary) -> Table | None:
+    """The knobs of the best as asked, and as its first step was seen to run them."""
+    if summary.best is None or not summary.best.active:
+        return None
+    words = {True: "as asked", False: "not as asked", None: "cannot be told"}
+    found = active.compare(summary.best.config, summary.best.active)
+    return Table(["knob", "asked", "seen", ""], [[r.knob, r.asked, r.seen, words[r.agrees]] for r in found])
 
 
 def _alternatives(summary: Summary) -> Table | None:

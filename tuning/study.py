@@ -29,6 +29,7 @@ from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
+from tuning.policies import active
 from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
@@ -143,7 +144,7 @@ class _Study:
                     self._config.budget.probe,
                     self._config.search.seed,
                 )
-                stage.run(self._config.named, self._terminal.record)
+                stage.run(self._config.named, self._told)
 
     def search(self, crew: RayCrew) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
@@ -156,7 +157,7 @@ class _Study:
                 estimate.frontier(self._journal.records, self._cap_bytes()),
                 self._terms(),
                 self._orders(),
-                self._terminal.record,
+                self._told,
             )
             crew.run(desk, self._orders())
             self._note(f"the search ended: {desk.stop_reason}")
@@ -174,7 +175,7 @@ class _Study:
                 if common
                 else "search.max_time=10m",
             )
-        budget, told = self._config.budget.confirm, self._terminal.record
+        budget, told = self._config.budget.confirm, self._told
         configs = {t.id: dict(t.config) for t in trials(self._journal.records)}
         with self._stage("confirm") as needed:
             if not needed:
@@ -302,6 +303,12 @@ class _Study:
         if opening is None:
             raise RuntimeError(f"{self._journal.path} has no study record; open() writes it first")
         return opening
+
+    def _told(self, record: Record) -> None:
+        """Says what was written, and once for each knob that it was not honoured."""
+        self._terminal.record(record)
+        for text in active.disagreements(record.get("config") or {}, record.get("active") or {}):
+            self._note(text)
 
     def _note(self, text: str) -> None:
         if not any(r.event == "note" and r["text"] == text for r in self._journal.records):

@@ -58,6 +58,7 @@ class Candidate:
     seed: int | None = None
     message: str = ""
     on_front: bool = False
+    active: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class Named:
     quality: Mapping[str, Quality]
     peak_allocated_bytes: int | None
     seed: int | None
+    active: Mapping[str, Any] = field(default_factory=dict)
+    """What its first optimiser step was seen to run (`trainables.witness`); `policies.active.compare` reads it."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -259,6 +262,7 @@ def _one_named(
         quality=quality,
         peak_allocated_bytes=source.peak_allocated_bytes,
         seed=source.seed,
+        active=next((a for r in [*confirmed, *windows] if (a := _mapping(r.get("active")))), source.active),
     )
 
 
@@ -308,6 +312,7 @@ def _candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candi
         peak_allocated_bytes=_whole(record.get("peak_allocated_bytes")),
         seed=_whole(record.get("seed")),
         message=str(record.get("message") or ""),
+        active=_mapping(record.get("active")),
     )
 
 

@@ -29,7 +29,7 @@ from tuning import atomic, doctor, lines
 from tuning.backends.session import Session, Setting
 from tuning.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.export import Best, read_best
-from tuning.policies import oom
+from tuning.policies import active, oom
 from tuning.resolve import checked_options, option_fault
 from tuning.terminal import TrainingBar
 
@@ -168,6 +168,8 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
         windows, values = _run(job, state, signals, bar)
+    for text in active.disagreements(job.best.knobs, state.active):
+        messages.print(f"note: {text}", markup=False)
     steady = windows[1:] or windows
     wall_s = sum(w.wall_s for w in steady)
     result = {

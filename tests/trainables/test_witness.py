@@ -20,6 +20,7 @@ from trainables.loop import Plan, prepare, train
 from trainables.precision import compiled_graphs
 from trainables.resident import Resident
 from trainables.stopwatch import Window
+from trainables.witness import Witness
 from trainables.workload import Config, Split, Workload
 
 
@@ -177,6 +178,17 @@ def test_packed_sequences_are_told_from_padded_ones() -> None:
     assert "packed" not in active(Sums())
 
 
+def test_rows_that_share_one_in_attention_are_packed() -> None:
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    for rows, packed in ((2, True), (4, False)):
+        seen = Witness(model, torch.optim.AdamW(model.parameters()), torch.device("cpu"))
+        seen.micro_batch(4, [torch.zeros(4, 6), torch.zeros(4)])
+        with seen.watching("forward_backward"):
+            states = torch.randn(rows, 6, 8)
+            model(states, states, states, need_weights=False)
+        assert seen.facts(torch.amp.GradScaler("cpu", enabled=False))["packed"] is packed
+
+
 def test_dropout_is_that_of_the_layers_that_ran() -> None:
     assert plain()["dropouts"] == []
     assert active(Pictures(), dropout=0.3)["dropouts"] == [0.3]
@@ -296,14 +308,14 @@ def test_a_cap_on_the_cpu_keeps_a_run_from_being_compiled_and_that_is_seen() -> 
 
 
 def test_watching_changes_neither_what_is_learned_nor_the_bytes_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def weights() -> tuple[list[Tensor], int]:
+    def trained() -> tuple[list[Tensor], int]:
         state = prepare(Resident(Pictures()), Config(Knobs.of({**SMALL, "dropout": 0.2})), Plan(samples=32))
         list(train(state))
         return [p.detach() for p in state.model.parameters()], state.peak_allocated_bytes
 
-    (watched, bytes_watched) = weights()
+    (watched, bytes_watched) = trained()
     monkeypatch.setattr(loop.Witness, "watching", lambda self, part: precision.ExitStack())
-    (unwatched, bytes_unwatched) = weights()
+    (unwatched, bytes_unwatched) = trained()
     assert all(torch.equal(a, b) for a, b in zip(watched, unwatched, strict=True))
     assert bytes_watched == bytes_unwatched
 
@@ -326,6 +338,84 @@ def test_a_call_that_writes_into_its_batch_is_found_out() -> None:
     batch = {"x": torch.zeros(2), "y": torch.zeros(2)}
     assert batches.writing(lambda: {"x": batch["x"] + 1, "y": batch["y"]}, batch)[1] is False
     assert batches.writing(lambda: {"x": batch["x"].add_(1), "y": batch["y"]}, batch)[1] is True
+
+
+def weights(device: str = "cpu", **knobs: object) -> list[Tensor]:
+    """Returns the weights after four steps on the pictures."""
+    config = Config(Knobs.of({**SMALL, **knobs}), device=device)
+    state = prepare(Resident(Pictures()), config, Plan(samples=4 * config.knobs.batch_size))
+    list(train(state))
+    return [p.detach().cpu() for p in state.model.parameters()]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"channels_last": True},
+        {"activation_checkpointing": True},
+        {"sdpa_backend": "math"},
+        {"sdpa_backend": "flash"},
+        {"fused_optimizer": True},
+        {"set_to_none": False},
+        {"sync_every_step": True},
+        {"micro_batch_size": 8},
+    ],
+    ids=str,
+)
+def test_kernels_chosen_by_system_knobs_learn_the_same(change: dict[str, object]) -> None:
+    # The same sums in another order. AdamW's first steps are the sign of a gradient, so where one is nearly 0 the last
+    # bit of it moves a weight: a thousandth of the way the weights have come (4 steps of 0.01).
+    for ours, plain_ones in zip(weights(**change), weights(), strict=True):
+        assert torch.allclose(ours, plain_ones, rtol=1e-4, atol=4e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"batch_size": 4},
+        {"learning_rate": 0.02},
+        {"weight_decay": 0.5},
+        {"warmup_frac": 0.9},
+        {"dropout": 0.5},
+        {"amp_dtype": "bf16"},
+        {"optimizer": "adamw8bit", "hidden_size": 64},
+    ],
+    ids=str,
+)
+def test_learning_knobs_change_what_is_learned(change: dict[str, object]) -> None:
+    if "optimizer" in change:
+        pytest.importorskip("bitsandbytes")
+    width = {"hidden_size": change.get("hidden_size", 8)}
+    assert not all(torch.allclose(a, b, 1e-4, 4e-5) for a, b in zip(weights(**change), weights(**width), strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pin_memory": True},
+        {"pin_memory": True, "non_blocking": True},
+        {"pin_memory": True, "device_prefetch": True},
+        {"cudnn_benchmark": True},
+        {"channels_last": True},
+        {"empty_cache": True},
+        {"compile": "default"},
+        {"compile": "reduce-overhead"},
+    ],
+    ids=str,
+)
+def test_system_knobs_of_a_card_learn_the_same(change: dict[str, object]) -> None:
+    for ours, plain_ones in zip(weights("cuda", **change), weights("cuda"), strict=True):
+        assert torch.allclose(ours, plain_ones, rtol=1e-3, atol=4e-4)
+
+
+@pytest.mark.gpu
+def test_memory_kept_by_the_allocator_is_handed_back_before_a_run() -> None:
+    for released in (False, True):
+        torch.empty(1 << 26, device="cuda")  # 256 MB, dropped at once and kept by the allocator
+        config = Config(Knobs.of({**SMALL, "empty_cache": released}), device="cuda")
+        prepare(Resident(Pictures()), config, Plan(samples=8))
+        assert (torch.cuda.memory_reserved() < 1 << 28) is released
 
 
 @pytest.mark.gpu

@@ -155,3 +155,13 @@ def test_chromium_shows_it_without_a_complaint(found, tmp_path):
     )  # fmt: skip
     assert (tmp_path / "shot.png").stat().st_size > 10_000
     assert "CONSOLE" not in done.stderr
+
+
+def test_it_says_what_was_active_and_what_was_not_as_asked(found):
+    active = {"batch_size": 12, "micro_batch_size": 12, "workers": 0, "adapter": "dora", "adapter_ranks": [16]}
+    seen = dataclasses.replace(found.best, config={"num_workers": 4, "adapter": "dora"}, active=active)
+    text = report.render(dataclasses.replace(found, named={**found.named, "best": seen}))
+    assert "Active in the best configuration" in text
+    assert re.search(r"<th scope=.row.>num_workers</th>\s*<td>4</td>\s*<td>with 0 live workers</td>\s*<td>not as", text)
+    assert re.search(r"<td>adapter dora</td>\s*<td>as asked</td>", text)
+    assert "Active in the best configuration" not in report.render(found)

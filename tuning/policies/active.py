@@ -34,7 +34,12 @@ def compare(config: Mapping[str, Any], active: Seen) -> list[Row]:
     rows = []
     for name, asked in config.items() if active else ():
         reader = _READERS.get(name)
-        found = reader(asked, active) if reader is not None and is_active(name, config) else None
+        if reader is None or not is_active(name, config):
+            continue
+        try:
+            found = reader(asked, active)
+        except (KeyError, TypeError, ValueError, AttributeError):  # a record of another version, or a damaged one
+            continue
         if found is not None:
             rows.append(Row(name, str(asked).lower() if isinstance(asked, bool) else str(asked), *found))
     return rows
@@ -43,7 +48,7 @@ def compare(config: Mapping[str, Any], active: Seen) -> list[Row]:
 def disagreements(config: Mapping[str, Any], active: Seen) -> list[str]:
     """Returns a sentence for each knob that was not honoured; the same one whenever the same is seen."""
     return [
-        f"knobs.{row.knob}={row.asked} was asked; the step ran {row.seen}"
+        f"knobs.{row.knob}={row.asked} was asked; the first step showed {row.seen}"
         for row in compare(config, active)
         if row.agrees is False
     ]
@@ -116,11 +121,11 @@ def _cudnn_benchmark(asked: Any, seen: Seen) -> Found:
 
 
 def _channels_last(asked: Any, seen: Seen) -> Found:
-    weights = seen.get("conv_weights")
+    weights = [layout for layout in seen.get("conv_weights", ()) if layout != "not an image"]
     if not weights:
-        return ("no convolution", False) if asked else None
+        return ("no convolution of images", False) if asked else None
     against = "contiguous" if asked else "channels_last"
-    return f"convolutions with weights {', '.join(weights)}", against not in weights and weights != ["not an image"]
+    return f"convolutions with weights {', '.join(weights)}", against not in weights
 
 
 def _sdpa_backend(asked: Any, seen: Seen) -> Found:

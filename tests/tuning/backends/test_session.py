@@ -151,3 +151,11 @@ def test_the_telemetry_of_a_trial_is_its_own(broken: Any) -> None:
     session.probe(KNOBS, 0.5, 0.0)
     first = session.train(KNOBS, PLAN, 0)
     assert session.train(KNOBS, PLAN, 0)["telemetry"]["readings"] == first["telemetry"]["readings"] <= 4
+
+
+def test_every_measurement_says_what_was_active(broken: Any) -> None:
+    session = broken("")
+    asked = {**KNOBS, "fused_optimizer": True}
+    found = (session.probe(asked, 0.1, 0.5), session.window(asked, 0.0, seed=0), session.train(asked, PLAN, seed=0))
+    assert [f["active"]["optimizer_ops"] for f in found] == [["aten._fused_adamw_"]] * 3
+    assert session.trial(KNOBS, PLAN, seed=0)._facts()["active"] == {}  # it has not begun
