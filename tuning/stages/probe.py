@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.frontier import Frontier
-from tuning.policies import verdict
 from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour
+from tuning.policies.verdict import frozen, frozen_sentence
 from tuning.records import Journal, Record
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
@@ -36,8 +36,8 @@ class ProbeStage:
 
     From the best so far, each knob is changed alone, until no neighbour is left; then Optuna proposes, until the
     stage's time is spent. Each coupling gets an equal share of the time, the first starting from the space's defaults,
-    the others from the best system knobs found so far. What the best so far cannot gain by (`verdict.frozen`: the
-    loader's knobs, where it hardly waits for data) is not varied from it.
+    the others from the best system knobs found so far. What the best cannot gain by is left as it is
+    (`policies.verdict.frozen`): the loader's knobs, where it hardly waits for data.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class ProbeStage:
         if record is None:
             return []
         searched = self._space.subset({"system"}).parameters
-        found = verdict.frozen(record.get("spans") or {}, record.get("telemetry"), record["config"], searched)
+        found = frozen(record.get("spans") or {}, record.get("telemetry"), record["config"], searched)
         names = sorted({name for one in found for name in one.knobs})
         notes = (r for r in records if r.event == "note" and r.get("coupling") == coupling)
         told_of = {name for note in notes for name in note["frozen"]}
         tried = {n for n in names if len({r["config"].get(n) for r in self._under(coupling)}) > 1}
         if set(names) - told_of - tried:
             where = ", ".join(f"{n}={v}" for n, v in coupling.items())
-            text = f"{where}: " * bool(where) + verdict.frozen_sentence(found)
+            text = f"{where}: " * bool(where) + frozen_sentence(found)
             told(self._journal.append("note", text=text, coupling=dict(coupling), frozen=names))
         return names
 
