@@ -106,7 +106,9 @@ class Terminal:
             )
 
     def record(self, record: Record) -> None:
-        """Takes a probe, trial, refusal, rung, window or confirmation as it is written."""
+        """Takes a probe, trial, refusal, rung, window, confirmation or note as it is written."""
+        if record.event == "note":
+            self.note(record["text"])
         line = lines.event(record, self._progress.reference)
         self._progress.take(record)
         told = record.event not in ("rung", "window") and not self._drawn

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.frontier import Frontier
 from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour
+from tuning.policies.verdict import frozen, frozen_sentence
 from tuning.records import Journal, Record
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
@@ -35,7 +36,8 @@ class ProbeStage:
 
     From the best so far, each knob is changed alone, until no neighbour is left; then Optuna proposes, until the
     stage's time is spent. Each coupling gets an equal share of the time, the first starting from the space's defaults,
-    the others from the best system knobs found so far.
+    the others from the best system knobs found so far. What the best cannot gain by is left as it is
+    (`policies.verdict.frozen`): the loader's knobs, where it hardly waits for data.
     """
 
     def __init__(
@@ -59,13 +61,16 @@ class ProbeStage:
 
     def _sweep(self, coupling: Mapping[str, Scalar], until: float, told: Told) -> None:
         system = self._space.subset({"system"})
-        searcher = OptunaSearcher(system, {"samples_per_s": "max"}, self._seed)
-        alternatives = {n: p.values for n, p in system.parameters.items() if isinstance(p, Choice)}
-        for record in self._under(coupling):
-            searcher.replay(_only(system, record["config"]), self._observation(record))
+        searcher = self._searcher(system, coupling)
+        held: dict[str, Scalar | None] = {}
         while time.monotonic() < until or not self._under(coupling):
             seen = [r["config"] for r in self._under(coupling)]
             incumbent = self._incumbent(coupling)
+            if (now_held := {n: incumbent.get(n) for n in self._frozen(coupling, told)}) != held:
+                held = now_held
+                system = _without(self._space.subset({"system"}), held)
+                searcher = self._searcher(system, coupling)
+            alternatives = {n: p.values for n, p in system.parameters.items() if isinstance(p, Choice)}
             usable = {n: v for n, v in alternatives.items() if is_active(n, incumbent)}
             candidate = neighbour(incumbent, usable, seen) if seen else incumbent
             number = None
@@ -82,6 +87,32 @@ class ProbeStage:
                 searcher.replay(_only(system, candidate), self._observation(record))
             else:
                 searcher.observe(number, self._observation(record))
+
+    def _searcher(self, system: Space, coupling: Mapping[str, Scalar]) -> OptunaSearcher:
+        """Returns a searcher of these knobs that knows what was measured under the coupling."""
+        searcher = OptunaSearcher(system, {"samples_per_s": "max"}, self._seed)
+        for record in self._under(coupling):
+            searcher.replay(_only(system, record["config"]), self._observation(record))
+        return searcher
+
+    def _frozen(self, coupling: Mapping[str, Scalar], told: Told) -> list[str]:
+        """Returns the knobs that cannot help the best under the coupling; says so of those nobody has varied yet."""
+        records = self._journal.records
+        best = self._best(coupling)
+        record = next((r for r in records if r.event == "probe" and best and r["config"] is best.knobs), None)
+        if record is None:
+            return []
+        searched = self._space.subset({"system"}).parameters
+        found = frozen(record.get("spans") or {}, record.get("telemetry"), record["config"], searched)
+        names = sorted({name for one in found for name in one.knobs})
+        notes = (r for r in records if r.event == "note" and r.get("coupling") == coupling)
+        told_of = {name for note in notes for name in note["frozen"]}
+        tried = {n for n in names if len({r["config"].get(n) for r in self._under(coupling)}) > 1}
+        if set(names) - told_of - tried:
+            where = ", ".join(f"{n}={v}" for n, v in coupling.items())
+            text = f"{where}: " * bool(where) + frozen_sentence(found)
+            told(self._journal.append("note", text=text, coupling=dict(coupling), frozen=names))
+        return names
 
     def _observation(self, record: Record) -> Observation:
         verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
@@ -126,16 +157,28 @@ class ProbeStage:
     def _incumbent(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns the best configuration so far under this coupling, else the best under any, else the defaults."""
         here = {**self._space.fixed, **coupling}
-        everything = [p for p in probed(self._journal.records) if inside(self._space, p)]
-        own = [p for p in everything if coupling_of(p.knobs) == coupling_of(here)]
-        best = max(own or everything, key=lambda p: p.samples_per_s, default=None)
+        best = self._best(coupling) or self._best(None)
         base = defaults(self._space) if best is None else dict(best.knobs)
         system = {n: v for n, v in base.items() if n in SYSTEM}
         return self._clipped({**here, **system})
 
+    def _best(self, coupling: Mapping[str, Scalar] | None) -> Probed | None:
+        """Returns the fastest probe inside the space, under the coupling or, for None, under any."""
+        found = [p for p in probed(self._journal.records) if inside(self._space, p)]
+        if coupling is not None:
+            here = coupling_of({**self._space.fixed, **coupling})
+            found = [p for p in found if coupling_of(p.knobs) == here]
+        return max(found, key=lambda p: p.samples_per_s, default=None)
+
     def _clipped(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
         knobs = {"learning_rate": Knobs().learning_rate, **knobs, "batch_size": self._batch_size}
         return {n: v for n, v in knobs.items() if is_active(n, knobs)}
+
+
+def _without(space: Space, held: Mapping[str, Scalar | None]) -> Space:
+    """Returns the space with the held knobs at their values; None is that of a knob without effect."""
+    searched = {n: p for n, p in space.parameters.items() if n not in held}
+    return Space(searched, {**space.fixed, **{n: v for n, v in held.items() if v is not None}})
 
 
 def _only(space: Space, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -12,9 +12,10 @@ from tuning.memory.frontier import Frontier
 from tuning.policies import throughput
 from tuning.policies.oom import Outcome, halve, requested_bytes
 from tuning.policies.rungs import Rungs
+from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
-from tuning.searchers import Observation, OptunaSearcher
-from tuning.space import Space
+from tuning.searchers import Observation, OptunaSearcher, Proposal
+from tuning.space import Choice, Space
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import key_of, learn, micro_batch_of
 from tuning.stages.probe import defaults, probed
@@ -60,6 +61,7 @@ class SearchDesk:
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
         self._rungs = Rungs(orders.milestones[:-1], terms.eta, objectives, terms.seed, tolerances=tolerances)
         self._again: list[Assignment] = []
+        self._instead: list[dict[str, Scalar]] = []
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
         self._full_trial_s: list[float] = []
@@ -73,7 +75,7 @@ class SearchDesk:
         if self._again:
             return self._begin(self._again.pop(0))
         while not self._is_over():
-            proposal = self._searcher.suggest()
+            proposal = self._propose()
             if proposal is None:
                 self.stop_reason = "every configuration of the space was tried"
                 break
@@ -130,6 +132,22 @@ class SearchDesk:
         )
         self._learn(record)
         self._told(record)
+        self._replace_fp16(record)
+
+    def _replace_fp16(self, record: Record) -> None:
+        """Queues a trial that fp16 made diverge once more with another type, where the space has one; says so once."""
+        parameter = self._space.parameters.get("amp_dtype")
+        allowed = parameter.values if isinstance(parameter, Choice) else ()
+        found = instead_of_fp16(str(record["outcome"]), record["config"], allowed)
+        if found is None:
+            return
+        other, text = found
+        if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
+            self._told(self._journal.append("note", text=text))
+        values = self._searched({**record["config"], "amp_dtype": other})
+        begun = [self._searched(r["config"]) for r in self._journal.records if r.event == "trial_start"]
+        if other and values not in [*begun, *self._instead]:
+            self._instead.append(values)
 
     # -- proposals ---------------------------------------------------------------------------------------------------
 
@@ -138,6 +156,13 @@ class SearchDesk:
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append("trial_start", trial=assignment.trial, config=dict(assignment.knobs), attempt=attempt + 1)
         return assignment
+
+    def _propose(self) -> Proposal | None:
+        """Returns what is tried in place of fp16 that diverged, else what the searcher suggests."""
+        if self._instead:
+            values = self._instead.pop(0)
+            return Proposal(self._searcher.adopt(values), values)
+        return self._searcher.suggest()
 
     def _is_over(self) -> bool:
         if self._started + self._refused >= self._terms.trials:
@@ -227,6 +252,7 @@ class SearchDesk:
                 self._rungs.decide(record["trial"], milestone, values)
             elif record.event == "trial":
                 self._learn(record)
+                self._replace_fp16(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))
         for trial, knobs in unfinished(records):

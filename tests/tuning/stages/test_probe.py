@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tests.fakes import FormulaBench
+from tests.fakes import FormulaBench, SpanBench
 from trainables.knobs import Scalar
 from tuning.records import Journal
 from tuning.sections import ProbeSection
@@ -80,3 +83,70 @@ def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_by
     prints = [r for r in journal.records if r.event == "footprint"]
     assert len(prints) == 4
     assert {r["bytes_per_sample"] for r in prints} == {5_000_000, 10_000_000}
+
+
+LOADING = Space.of(
+    {
+        "batch_size": 16,
+        "micro_batch_size": [4, 16],
+        "ram_cache": [False, True],
+        "num_workers": [0, 2],
+        "prefetch_factor": [2, 4],
+        "pin_memory": [False, True],
+        "fused_optimizer": [False, True],
+        "amp_dtype": ["fp32", "bf16"],
+        "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
+    }
+)
+
+
+def sweep(bench: SpanBench, tmp_path: Path, space: Space = LOADING) -> Journal:
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+    journal = Journal.open(path, create=True)
+    stage = ProbeStage(bench, space, journal, frontier([], None), BUDGET, seed=0)
+    stage.run({}, lambda r: None)
+    return journal
+
+
+def test_where_nothing_waits_the_loaders_knobs_stay_and_a_note_says_so(tmp_path: Path) -> None:
+    bench = SpanBench(load_s=0.0001, optimizer_s=0.01)
+    journal = sweep(bench, tmp_path)
+    assert {(k.get("ram_cache"), k.get("num_workers"), "prefetch_factor" in k) for k in bench.probed} == {
+        (False, 0, False)
+    }
+    assert {k["fused_optimizer"] for k in bench.probed} == {False, True}
+    notes = [r["text"] for r in journal.records if r.event == "note"]
+    assert len(notes) == 2  # one for each coupling
+    assert notes[0].startswith("amp_dtype=fp32: data-wait 0.4 %: num_workers, prefetch_factor, ram_cache are left as")
+    assert "transfer 0 %: pin_memory is left as it is" in notes[0]
+
+
+def test_where_loading_waits_its_knobs_are_searched_until_it_does_not(tmp_path: Path) -> None:
+    bench = SpanBench(load_s=0.02)
+    sweep(bench, tmp_path)
+    assert {k["ram_cache"] for k in bench.probed} == {False, True}
+    best = max(bench.probed, key=bench.speed)
+    assert best["ram_cache"] is True
+
+
+def test_a_resumed_stage_says_it_no_second_time(tmp_path: Path) -> None:
+    bench = SpanBench(load_s=0.0)
+    journal = sweep(bench, tmp_path)
+    told = sum(1 for r in journal.records if r.event == "note")
+    ProbeStage(bench, LOADING, journal, frontier([], None), BUDGET, seed=0).run({}, lambda r: None)
+    assert sum(1 for r in journal.records if r.event == "note") == told == 2
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([0.0, 0.0002, 0.0005, 0.001, 0.005, 0.05]), st.sampled_from([0.0, 0.0004, 0.01]))
+def test_what_was_frozen_could_have_gained_no_more_than_was_waited(
+    tmp_path: Path, load_s: float, transfer_s: float
+) -> None:
+    one = Space.of({**LOADING.as_raw(), "amp_dtype": "fp32"})
+    bench = SpanBench(load_s, transfer_s, optimizer_s=0.0004)
+    sweep(bench, tmp_path, one)
+    names = list(one.subset({"system"}).parameters)
+    values = [one.parameters[n].values for n in names]  # type: ignore[union-attr]
+    every = [bench.speed(dict(zip(names, combination, strict=True))) for combination in itertools.product(*values)]
+    # Three spans may be frozen, each below 2 % of the time.
+    assert max(bench.speed(k) for k in bench.probed) >= (1 - 3 * 0.02) * max(every)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,16 +42,17 @@ class Office:
         count: int = 12,
         cap_bytes: int | None = None,
         named: Any = None,
+        space: Space = SPACE,
     ) -> None:
         self.bench = FormulaBench(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
-        estimate(self.bench, SPACE, self.journal, cap_bytes)
+        estimate(self.bench, space, self.journal, cap_bytes)
         learned = frontier(self.journal.records, cap_bytes)
         if strategy == "staged":
             section = ProbeSection(max_time_s=0.3, probe_time_s=1, spread_frac=0.03)
-            ProbeStage(self.bench, SPACE, self.journal, learned, section, 0).run(named or {}, lambda r: None)
+            ProbeStage(self.bench, space, self.journal, learned, section, 0).run(named or {}, lambda r: None)
         terms = SearchTerms(strategy, count, None, 0, 2, {"error": "min"})
-        self.desk = SearchDesk(self.journal, SPACE, learned, terms, ORDERS, lambda r: None)
+        self.desk = SearchDesk(self.journal, space, learned, terms, ORDERS, lambda r: None)
 
     def result(self, assignment: Assignment, samples: int) -> dict[str, Any]:
         found = self.bench.train(assignment.knobs, samples, (samples,), 0)
@@ -181,3 +183,41 @@ def test_a_resumed_search_proposes_what_the_unbroken_one_does(tmp_path: Path) ->
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
+
+
+class Half(Office):
+    """Where fp16 ends in NaN."""
+
+    def finish(self, assignment: Assignment) -> None:
+        if assignment.knobs["amp_dtype"] != "fp16":
+            return super().finish(assignment)
+        nan = {"outcome": "diverged", "message": "the mean training loss is nan", "values": {}}
+        self.desk.ended(assignment.trial, {**self.result(assignment, 100), **nan})
+        return None
+
+
+@pytest.mark.parametrize("strategy", ["staged", "joint"])
+def test_fp16_that_diverged_is_tried_at_once_with_another_type(tmp_path: Path, strategy: str) -> None:
+    space = Space.of({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32", "bf16"]})
+    office = Half(tmp_path, strategy=strategy, count=12, space=space)
+    begun = office.work()
+    assert len(begun) == 12
+    for first, then in itertools.pairwise(begun):
+        if first.knobs["amp_dtype"] == "fp16":
+            learned = ("learning_rate", "batch_size")
+            assert [then.knobs[n] for n in learned] == [first.knobs[n] for n in learned]
+            assert then.knobs["amp_dtype"] == "bf16"
+    notes = [r["text"] for r in office.journal.records if r.event == "note"]
+    assert notes == ["NaN or Inf under amp_dtype=fp16, whose largest number is 65,504: tried again with bf16"]
+
+
+def test_what_is_to_be_tried_instead_outlives_a_crash(tmp_path: Path) -> None:
+    space = Space.of({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32"]})
+    office = Half(tmp_path, count=12, space=space)
+    while (last := office.work(limit=1)[0]).knobs["amp_dtype"] != "fp16":
+        pass
+    terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"})
+    again = SearchDesk(office.journal, space, frontier(office.journal.records, None), terms, ORDERS, lambda r: None)
+    then = again.next_trial()
+    assert then is not None
+    assert (then.knobs["amp_dtype"], then.knobs["learning_rate"]) == ("fp32", last.knobs["learning_rate"])

@@ -1,0 +1,252 @@
+"""What holds a configuration back, from its measured spans and from how busy the card was; and what cannot help it.
+
+On a CPU the spans add up to the wall time. On CUDA waiting for data is host time and the other spans are device time,
+in which the device may stand still because the host is late with its next kernel: only NVML's share of time in which a
+kernel ran tells that. Telemetry that holds `gpu_sm_frac`, be it None, is that of a CUDA device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trainables.knobs import Knobs
+
+Bound = Literal["loader", "transfer", "launch", "compute", "memory", "optimizer"]
+Band = Literal["good", "OK", "bad"]
+
+GOOD_FRAC, OK_FRAC = 0.80, 0.60
+"""Bands of utilisation as "GPU Training Optimization Guide" has them: good from 80 %, bad below 60 %."""
+OPTIMIZER_FRAC = 1 / 3
+"""Of the busy time; from here on the optimiser is what a busy device is busy with."""
+NEAR_CAP_FRAC = 0.95
+"""Of the memory; a larger micro-batch would not fit, so it is memory that keeps the launches small."""
+STEAL_FRAC = 0.05
+"""Of the processor; a measurement during which other virtual machines took more is called disturbed."""
+SHOWN_FRAC = 0.05
+"""An optimiser that takes less is not spoken of."""
+IDLE_FRAC = 0.02
+"""Knobs are frozen below this share: a probe's own 95 % interval is no narrower (spread_frac 0.03)."""
+
+LOADER_KNOBS = ("num_workers", "prefetch_factor", "persistent_workers", "ram_cache")
+AUGMENT_KNOBS = ("device_augmentation", "inplace_augmentation")
+TRANSFER_KNOBS = ("pin_memory", "non_blocking", "device_prefetch")
+OPTIMIZER_KNOBS = ("fused_optimizer",)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What bounds a configuration: the `share` of its time that it takes, the band of the utilisation, and in words.
+
+    `remedies` are settings as name=value, those most likely to help first.
+    """
+
+    bound: Bound
+    share: float
+    band: Band
+    sentence: str
+    remedies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Where the wall time goes, each from 0 to 1. `busy` is the device's utilisation; the losses fill up the rest.
+
+    `waited` is all of the waiting for data; of it, `loader` is what the device had to wait as well.
+    """
+
+    busy: float
+    optimizer: float
+    waited: float
+    loader: float
+    transfer: float
+    launch: float
+    cuda: bool
+    seen: bool
+    """Whether NVML told `busy`, rather than the spans."""
+
+    @property
+    def compute(self) -> float:
+        """Returns the share of forward and backward passes."""
+        return self.busy - self.optimizer
+
+
+def shares(spans: Mapping[str, Any], telemetry: Mapping[str, Any] | None = None) -> Shares | None:
+    """Returns where the time went, or None for spans that do not say (older records, or no window at all)."""
+    wall_s = _number(spans.get("wall_s"))
+    if not wall_s:
+        return None
+    waited, moved, passes, stepped = (
+        min(1.0, (_number(spans.get(f"{name}_s")) or 0.0) / wall_s)
+        for name in ("data_wait", "transfer", "forward_backward", "optimizer")
+    )
+    told = _number((telemetry or {}).get("gpu_sm_frac"))
+    busy = min(1.0, passes + stepped) if told is None else min(1.0, told)
+    idle = 1.0 - busy
+    loader = min(waited, idle)
+    transfer = min(moved, idle - loader)
+    optimizer = busy * stepped / (passes + stepped) if passes + stepped else 0.0
+    cuda = "gpu_sm_frac" in (telemetry or {})
+    return Shares(busy, optimizer, waited, loader, transfer, idle - loader - transfer, cuda, told is not None)
+
+
+def judge(
+    spans: Mapping[str, Any],
+    telemetry: Mapping[str, Any] | None = None,
+    knobs: Mapping[str, Any] | None = None,
+    *,
+    memory_frac: float | None = None,
+    tried: Collection[str] = (),
+) -> Verdict | None:
+    """Returns the verdict, or None where the spans say nothing; `memory_frac` is the peak over the cap.
+
+    Remedies that the knobs hold already, or that are in `tried`, are left out.
+    """
+    found = shares(spans, telemetry)
+    if found is None:
+        return None
+    telemetry = telemetry or {}
+    retries = int(_number(telemetry.get("allocator_retries")) or 0)
+    band: Band = "good" if found.busy >= GOOD_FRAC else "OK" if found.busy >= OK_FRAC else "bad"
+    bound, share = _bound(found, retries, memory_frac)
+    said = [_busy(found), f"data-wait {percent(found.waited)}"]
+    if bound == "transfer":
+        said.append(f"transfer {percent(share)}")
+    if bound == "memory":
+        said.append(f"{retries} allocator retries" if retries else f"{percent(memory_frac or 0.0)} of the memory taken")
+    sentence = f"{'optimiser' if bound == 'optimizer' else bound}-bound: {', '.join(said)} ({band})"
+    stolen = _number(telemetry.get("steal_frac")) or 0.0
+    if stolen >= STEAL_FRAC:
+        sentence += f"; disturbed, {percent(stolen)} of the processor went to other machines"
+    try:
+        own = Knobs.of(knobs or {})
+    except ValueError:  # knobs of another version: what would help them is not known
+        return Verdict(bound, share, band, sentence)
+    remedies = tuple(r for r in _remedies(bound, own, found, telemetry) if r not in tried)
+    return Verdict(bound, share, band, sentence, remedies)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Knobs that cannot speed a configuration up by more than `frac` of its time, as that is what `span` takes."""
+
+    span: str
+    frac: float
+    knobs: tuple[str, ...]
+
+
+def frozen(
+    spans: Mapping[str, Any], telemetry: Mapping[str, Any] | None, knobs: Mapping[str, Any], searched: Collection[str]
+) -> tuple[Frozen, ...]:
+    """Returns which of the searched knobs cannot help a configuration with these spans, with the reason.
+
+    Workers also take processor time from the training: where they share its cores, that counts as waiting.
+    """
+    found = shares(spans, telemetry)
+    if found is None:
+        return ()
+    own, telemetry = Knobs.of(knobs), telemetry or {}
+    crowded = not found.cuda or (_number(telemetry.get("machine_cpu_frac")) or 0.0) >= 0.9
+    waited = found.waited + (_number(telemetry.get("children_cpu_frac")) or 0.0) * crowded
+    # With augmentation on the device the loader is relieved of it, and switching it off would relieve the device.
+    loader = LOADER_KNOBS if own.device_augmentation else LOADER_KNOBS + AUGMENT_KNOBS
+    groups: list[tuple[str, float, tuple[str, ...]]] = [("data-wait", waited, loader)]
+    moved, stepped = ((_number(spans.get(f"{n}_s")) or 0.0) / spans["wall_s"] for n in ("transfer", "optimizer"))
+    if not found.cuda:
+        groups.append(("transfer", moved, TRANSFER_KNOBS))
+    elif found.seen:
+        # A copy that the host waits for also keeps it from launching ahead, which shows as a device standing still.
+        groups.append(("transfer and idle", moved + 1.0 - found.busy, TRANSFER_KNOBS))
+    groups.append(("optimiser", stepped, OPTIMIZER_KNOBS))
+    held = ((span, frac, tuple(n for n in names if n in searched)) for span, frac, names in groups if frac < IDLE_FRAC)
+    return tuple(Frozen(*one) for one in held if one[2])
+
+
+def frozen_sentence(held: Collection[Frozen]) -> str:
+    """Returns "data-wait 0.4 %: num_workers, ram_cache are left as they are", a clause for each span."""
+    clauses = []
+    for one in held:
+        left = "is left as it is" if len(one.knobs) == 1 else "are left as they are"
+        clauses.append(f"{one.span} {percent(one.frac)}: {', '.join(one.knobs)} {left}")
+    return "; ".join(clauses)
+
+
+def instead_of_fp16(outcome: str, knobs: Mapping[str, Any], allowed: Collection[Any]) -> tuple[str, str] | None:
+    """Returns the type to try where fp16 ended in NaN or Inf ("" without another allowed), and what to say of it."""
+    if outcome != "diverged" or knobs.get("amp_dtype") != "fp16":
+        return None
+    other = next((name for name in ("bf16", "fp32") if name in allowed), "")
+    text = "NaN or Inf under amp_dtype=fp16, whose largest number is 65,504"
+    return other, f"{text}: tried again with {other}" if other else f"{text}: allow bf16 or fp32 as well"
+
+
+def percent(frac: float) -> str:
+    """Returns whole percent, with one decimal below 10 %, where knobs are frozen."""
+    return f"{100 * frac:.1f} %" if 0 < frac < 0.0995 else f"{100 * frac:.0f} %"
+
+
+def _bound(found: Shares, retries: int, memory_frac: float | None) -> tuple[Bound, float]:
+    if found.busy >= GOOD_FRAC:
+        optimizer = found.optimizer >= OPTIMIZER_FRAC * found.busy
+        return ("optimizer", found.optimizer) if optimizer else ("compute", found.compute)
+    losses: dict[Bound, float] = {"loader": found.loader, "transfer": found.transfer, "launch": found.launch}
+    bound = max(losses, key=lambda name: losses[name])
+    near_cap = memory_frac is not None and memory_frac >= NEAR_CAP_FRAC
+    if bound == "launch" and (retries or near_cap):
+        return "memory", found.launch
+    return bound, losses[bound]
+
+
+def _busy(found: Shares) -> str:
+    if found.seen:
+        return f"GPU {percent(found.busy)}"
+    stepping = f", {percent(found.optimizer)} in the optimiser" if found.optimizer >= SHOWN_FRAC else ""
+    return f"{percent(found.compute)} in forward and backward{stepping}"
+
+
+def _remedies(bound: Bound, own: Knobs, found: Shares, telemetry: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what the documents of `search_spaces/` advise, where it is not done already."""
+    if bound == "loader":
+        if not own.ram_cache:
+            yield "ram_cache=true"
+        if (_number(telemetry.get("machine_cpu_frac")) or 0.0) < 0.9:  # more workers need cores to work on
+            yield f"num_workers={2 * own.num_workers or 2}"
+        if own.num_workers and not own.persistent_workers:
+            yield "persistent_workers=true"
+        if own.num_workers and own.prefetch_factor < 4:
+            yield "prefetch_factor=4"
+        if found.cuda and not own.device_augmentation:
+            yield "device_augmentation=true"
+    elif bound == "transfer":
+        for name in TRANSFER_KNOBS:
+            if not getattr(own, name):
+                yield f"{name}=true"
+    elif bound == "launch":
+        if own.sync_every_step:
+            yield "sync_every_step=false"
+        if own.micro_batch_size < own.batch_size:
+            yield f"micro_batch_size={min(own.batch_size, 2 * own.micro_batch_size)}"
+        if found.cuda and own.compile == "off":
+            yield "compile=reduce-overhead"
+        if not own.fused_optimizer and own.optimizer == "adamw":
+            yield "fused_optimizer=true"
+    elif bound == "memory":
+        if not own.activation_checkpointing:
+            yield "activation_checkpointing=true"
+        if own.amp_dtype == "fp32":
+            yield "amp_dtype=bf16"
+        if own.optimizer == "adamw":
+            yield "optimizer=adamw8bit"
+    elif bound == "optimizer":
+        if not own.fused_optimizer and own.optimizer == "adamw":
+            yield "fused_optimizer=true"
+        yield f"batch_size={2 * own.batch_size}"  # fewer steps for the same samples
+    elif own.activation_checkpointing:
+        yield "activation_checkpointing=false"
+    elif found.cuda and own.amp_dtype == "fp32":
+        yield "amp_dtype=bf16"
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
