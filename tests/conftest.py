@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when transformers is imported
+# Read once, when torch is loaded. Two processes of tests with two threads each fight for two cores: an LSTM's test took
+# 79 s so and takes 1 s with a thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tiers that start servers of their own; their traffic is not only Python's, so the guard below would see half of it.
 OTHER_TIERS = ("ray", "fault", "browser", "gpu")
