@@ -70,7 +70,7 @@ class Block(nn.Module):
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
         self.feed_forward = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
         self.dropout = nn.Dropout(dropout)
 
@@ -93,7 +93,8 @@ class Pointer(nn.Module):
         self.embed = nn.Linear(len(FEATURES), width)
         self.layers = nn.ModuleList(Block(width, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.query, self.key = nn.Linear(2 * width, width), nn.Linear(width, width)
+        # No bias of keys, here or above: the softmax cancels it, and AdamW would make steps of its rounding errors.
+        self.query, self.key = nn.Linear(2 * width, width), nn.Linear(width, width, bias=False)
         self.nearness = nn.Parameter(torch.tensor(5.0))  # begins as a taste for the nearest node
         self.register_buffer("slopes", torch.tensor(SLOPES), persistent=False)
 

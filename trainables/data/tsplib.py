@@ -97,7 +97,7 @@ def read_tour(path: Path, count: int) -> NDArray[np.int64]:
         raise _wrong(path, header["DIMENSION"][1], f"{count}, as the problem has", header["DIMENSION"][0], "DIMENSION")
     order: list[int] = []
     seen: set[int] = set()
-    line = 0
+    line: int | None = None
     for line, text in _words(path, sections, "TOUR_SECTION"):
         if text == "-1":
             break

@@ -1,0 +1,410 @@
+"""The pointer network: what it may see and point at, that decoding is what it says, and that equal tours stay equal."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainables import draws
+from trainables.batches import Loader, plan_epoch
+from trainables.data.tsp_instances import euclidean, solved
+from trainables.knobs import Knobs
+from trainables.loop import Plan, prepare, train
+from trainables.pointer import (
+    FEATURES,
+    Batch,
+    Instances,
+    Pointer,
+    PointerNet,
+    decode,
+    features,
+    targets,
+    tour_lengths,
+)
+from trainables.resident import Resident
+from trainables.workload import Config, WorkloadError, augment_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """One torch thread: two fight over cores that something else is using."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def instances(*sizes: int, seed: int = 0) -> Instances:
+    """Returns solved instances of so many nodes each, their points uniform."""
+    generator = np.random.default_rng(seed)
+    points = [generator.random((n, 2)) for n in sizes]
+    return Instances([solved(p, euclidean(p)) for p in points])
+
+
+def batch_of(*sizes: int, seed: int = 0) -> Batch:
+    data = instances(*sizes, seed=seed)
+    return PointerNet.collate([data[i] for i in range(len(data))])
+
+
+def network(seed: int = 0) -> Pointer:
+    """Returns a small network in eval mode; its taste for the nearest node is off, so that tours differ from it."""
+    torch.manual_seed(seed)
+    model = Pointer(width=16, layers=2, dropout=0.0).eval()
+    nn.init.zeros_(model.nearness)
+    return model
+
+
+def scores(model: nn.Module, batch: Batch, rank: Tensor, steps: list[int]) -> Tensor:
+    with torch.no_grad():
+        return cast(Tensor, model(features(batch, rank, torch.tensor(steps)), batch["distances"]))
+
+
+def order_of(rank: Tensor) -> list[list[int]]:
+    """Returns each tour as its nodes in order, padding left out."""
+    return [[int(i) for i in row.argsort() if row[i] >= 0] for row in rank]
+
+
+def length_of(distances: Tensor, order: list[int]) -> float:
+    return sum(float(distances[a, b]) for a, b in zip(order, order[1:] + order[:1], strict=True))
+
+
+def test_features_are_those_named() -> None:
+    batch = batch_of(6)
+    order = order_of(batch["rank"])[0]
+    found = features(batch, batch["rank"], torch.tensor([1, 3]))
+    assert found.shape == (1, 2, 6, len(FEATURES) == 8 and 8)
+    for node in range(6):
+        row = dict(zip(FEATURES, found[0, 1, node].tolist(), strict=True))
+        x, y = batch["points"][0, node].tolist()
+        assert (row["x"], row["y"], row["step_frac"]) == (x, y, 0.5)
+        assert row["is_visited"] == float(node in order[:3])
+        assert row["is_current"] == float(node == order[2])
+        assert row["is_start"] == float(node == order[0])
+        assert row["distance_to_current"] == batch["distances"][0, node, order[2]]
+        assert row["distance_to_start"] == batch["distances"][0, node, order[0]]
+
+
+def test_visited_nodes_cannot_be_pointed_at_and_all_others_can() -> None:
+    batch = batch_of(7, 7)
+    found = scores(network(), batch, batch["rank"], [1, 2, 3, 4, 5])
+    visited = torch.stack([batch["rank"] < step for step in range(1, 6)], dim=1)
+    assert (found[visited] == -1e9).all()
+    assert (found[~visited].abs() < 1e3).all()
+
+
+def test_where_a_visited_node_lies_does_not_matter_but_for_the_start_and_the_current() -> None:
+    batch = batch_of(8)
+    order = order_of(batch["rank"])[0]
+    before = scores(network(), batch, batch["rank"], [4])[0, 0]
+    for place, matters in ((1, False), (2, False), (0, True), (3, True), (5, True)):
+        moved = {name: part.clone() for name, part in batch.items()}
+        moved["points"][0, order[place]] += 0.3
+        moved["distances"] = torch.cdist(moved["points"], moved["points"])
+        after = scores(network(), moved, batch["rank"], [4])[0, 0]
+        still_open = [node for node in order[4:] if node != order[place]]
+        assert torch.allclose(before[still_open], after[still_open], atol=1e-6) is not matters
+
+
+def test_nodes_have_no_order() -> None:
+    batch, shuffle = batch_of(9, 9), torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    moved = {
+        "points": batch["points"][:, shuffle],
+        "distances": batch["distances"][:, shuffle][:, :, shuffle],
+        "rank": batch["rank"][:, shuffle],
+    }
+    steps = [1, 4, 7]
+    expected = scores(network(), batch, batch["rank"], steps)[:, :, shuffle]
+    torch.testing.assert_close(scores(network(), moved, moved["rank"], steps), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(decode(network(), moved), decode(network(), batch)[:, shuffle])
+
+
+def test_all_steps_at_once_are_the_steps_one_by_one() -> None:
+    batch, steps = batch_of(8, 8), [1, 2, 3, 4, 5, 6]
+    together = scores(network(), batch, batch["rank"], steps)
+    alone = torch.cat([scores(network(), batch, batch["rank"], [step]) for step in steps], dim=1)
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_changes_nothing() -> None:
+    data, workload, model = instances(5, 9, 7), PointerNet(), network()
+    together = PointerNet.collate([data[i] for i in range(3)])
+    alone = [PointerNet.collate([data[i]]) for i in range(3)]
+    assert order_of(decode(model, together)) == [order_of(decode(model, one))[0] for one in alone]
+    losses = [workload.loss(model, one).item() for one in alone]
+    assert workload.loss(model, together).item() == pytest.approx(sum(losses) / 3, rel=1e-5)
+    lengths = tour_lengths(together["distances"], together["rank"]).tolist()
+    assert lengths == [tour_lengths(one["distances"], one["rank"]).item() for one in alone]
+    gap = workload.evaluate(model, [together])["gap"]
+    assert gap == pytest.approx(sum(workload.evaluate(model, [one])["gap"] for one in alone) / 3)
+
+
+def test_padded_steps_give_no_gradient_that_is_not_a_number() -> None:
+    model = network().train()
+    PointerNet().loss(model, batch_of(3, 12)).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_decoding_is_the_best_open_node_at_every_step() -> None:
+    batch, model = batch_of(7), network(seed=3)
+    order = [int((batch["rank"][0] == 0).int().argmax())]
+    while len(order) < 7:
+        rank = torch.full((1, 7), 99)
+        rank[0, order] = torch.arange(len(order))
+        best = scores(model, batch, rank, [len(order)])[0, 0]
+        order.append(max((node for node in range(7) if node not in order), key=lambda node: best[node].item()))
+    assert order_of(decode(model, batch)) == [order]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_decoded_tour_is_shorter_than_the_shortest_of_all(seed: int) -> None:
+    batch = batch_of(3, 4, 5, 6, 7, 7, seed=seed)
+    rank = decode(network(seed), batch)
+    decoded, teacher = tour_lengths(batch["distances"], rank), tour_lengths(batch["distances"], batch["rank"])
+    for i, order in enumerate(order_of(rank)):
+        distances = batch["distances"][i]
+        count = len(order)
+        assert sorted(order) == list(range(count))
+        best = min(length_of(distances, [0, *rest]) for rest in itertools.permutations(range(1, count)))
+        assert teacher[i].item() == pytest.approx(best, rel=1e-4)
+        assert decoded[i].item() == pytest.approx(length_of(distances, order), rel=1e-5)
+        assert decoded[i].item() >= best * (1 - 1e-6)
+
+
+def test_following_the_teacher_has_no_gap() -> None:
+    batch = batch_of(5, 8, 8)
+
+    class Oracle(nn.Module):
+        def forward(self, seen: Tensor, distances: Tensor) -> Tensor:
+            wanted = batch["rank"] == seen[..., 2].sum(dim=2, dtype=torch.long) - (batch["rank"] < 0).sum(1, True)
+            return wanted[:, None].float() - 1e9 * seen[..., 2]
+
+    assert torch.equal(decode(Oracle(), batch), batch["rank"])
+    assert PointerNet().evaluate(Oracle(), [batch]) == {"gap": 0.0}
+
+
+def test_the_target_is_the_next_of_the_teachers_tour_that_is_open() -> None:
+    teacher = torch.tensor([[0, 1, 2, 3, 4, 5, -1]])  # the tour goes 0, 1, 2, 3, 4, 5; node 6 is padding
+    steps = torch.arange(1, 5)
+    assert targets(teacher, teacher, steps).tolist() == [[1, 2, 3, 4]]
+    strayed = torch.tensor([[0, 3, 4, 1, 5, 2, -1]])  # 0, 3, 5, 1, 2, 4
+    assert targets(teacher, strayed, steps).tolist() == [[1, 4, 1, 2]]  # after 5 comes 0, which is visited
+
+
+def test_forcing_all_steps_is_the_teachers_tour_and_none_is_the_models() -> None:
+    batch, model = batch_of(6, 9, 9), network(seed=1)
+    everything = torch.ones_like(batch["rank"], dtype=torch.bool)
+    assert torch.equal(decode(model, batch, everything), batch["rank"])
+    assert torch.equal(decode(model, batch, ~everything), decode(model, batch))
+    workload = PointerNet()
+    taught = workload.loss(model, batch).item()
+    assert workload.loss(model, {**batch, "forced": everything}).item() == pytest.approx(taught)
+    strayed = workload.loss(model, {**batch, "forced": ~everything})
+    assert strayed.requires_grad
+    assert strayed.item() != pytest.approx(taught)
+
+
+def augmented(batch: Batch, keys: Tensor | None = None, options: dict[str, Any] | None = None, **knobs: Any) -> Batch:
+    """Returns the batch after augmentation; the tensors given stay as they are."""
+    copies = {name: part.clone() for name, part in batch.items()}
+    keys = torch.tensor([draws.key(0, 0, i) for i in range(len(batch["rank"]))]) if keys is None else keys
+    return PointerNet().augment(copies, keys, Config(Knobs.of(knobs), options or {}), "")
+
+
+def edges(rank: Tensor) -> list[set[frozenset[int]]]:
+    """Returns each tour as its edges, whatever its start and direction."""
+    return [{frozenset(pair) for pair in itertools.pairwise(order + order[:1])} for order in order_of(rank)]
+
+
+def symmetry(points: Tensor, before: Tensor) -> tuple[bool, int, int]:
+    """Returns by which of the square's eight symmetries the points were moved: axes swapped, and the signs."""
+    for swapped, x, y in itertools.product((False, True), (1, -1), (1, -1)):
+        moved = before * torch.tensor([x, y])
+        if torch.equal(points, moved.flip(-1) if swapped else moved):
+            return swapped, x, y
+    raise AssertionError("not one of the eight")
+
+
+def test_augmented_instances_are_the_same_instances() -> None:
+    batch = batch_of(*[6, 9] * 60)
+    found = augmented(batch, augmentation=2.0)
+    assert torch.equal(found["rank"] < 0, batch["rank"] < 0)
+    assert torch.equal(found["distances"], batch["distances"])
+    assert edges(found["rank"]) == edges(batch["rank"])
+    assert {order[0] for order in order_of(found["rank"])} == set(range(9))
+    assert len({symmetry(*pair) for pair in zip(found["points"], batch["points"], strict=True)}) == 8
+    orders = zip(order_of(batch["rank"]), order_of(found["rank"]), strict=True)
+    turned = [before[1] != after[(after.index(before[0]) + 1) % len(after)] for before, after in orders]
+    assert 0.3 < sum(turned) / len(turned) < 0.7  # gone round the other way
+
+
+def test_the_knob_is_how_many_instances_are_augmented() -> None:
+    batch = batch_of(*[6] * 200)
+    for strength, share in ((0.0, 0.0), (1.0, 0.5), (2.0, 1.0)):
+        found = augmented(batch, augmentation=strength)
+        changed = (found["rank"] != batch["rank"]).any(dim=1) | (found["points"] != batch["points"]).flatten(1).any(
+            dim=1
+        )
+        # Of 8 * 6 * 2 equal instances one is the instance itself.
+        assert changed.double().mean().item() == pytest.approx(share * 95 / 96, abs=0.0 if share == 0 else 0.06)
+
+
+def test_augmentation_depends_on_the_keys_alone() -> None:
+    data = instances(6, 9, 7, 9)
+    keys = torch.tensor([11, 22, 33, 44])
+    options = {"teacher_forcing": 0.5}
+    together = augmented(PointerNet.collate([data[i] for i in range(4)]), keys, options, augmentation=2.0)
+    for i in range(4):
+        alone = augmented(PointerNet.collate([data[i]]), keys[i : i + 1], options, augmentation=2.0)
+        count = len(data[i].rank)
+        for name in ("points", "rank", "forced"):
+            assert torch.equal(together[name][i, :count], alone[name][0])
+
+
+def test_in_place_or_not_the_numbers_are_equal() -> None:
+    batch, keys = batch_of(6, 9, 9, 9), torch.arange(4)
+    copies = {name: part.clone() for name, part in batch.items()}
+    new = PointerNet().augment(batch, keys, Config(Knobs(augmentation=2.0)), "")
+    assert all(torch.equal(batch[name], copies[name]) for name in batch)
+    written = PointerNet().augment(batch, keys, Config(Knobs(augmentation=2.0, inplace_augmentation=True)), "")
+    assert all(torch.equal(new[name], written[name]) for name in new)
+    assert written["points"].data_ptr() == batch["points"].data_ptr() != new["points"].data_ptr()
+    assert not torch.equal(batch["rank"], copies["rank"])
+
+
+def test_forced_steps_are_as_many_as_the_option_says() -> None:
+    batch = batch_of(*[9] * 100)
+    assert "forced" not in augmented(batch)
+    assert augmented(batch, options={"teacher_forcing": 0.7})["forced"].double().mean() == pytest.approx(0.7, abs=0.05)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Instances of 5 to 9 nodes in a file, with dropout off and some steps that are not forced."""
+    path = tmp_path_factory.mktemp("tsp") / "tsp_5-9.txt"
+    rows = []
+    for points, _, order in instances(*[5, 6, 7, 8, 9] * 8)._instances:
+        tour = " ".join(str(i + 1) for i in (*order, order[0]))
+        rows.append(" ".join(f"{x!r} {y!r}" for x, y in points.tolist()) + f" output {tour}\n")
+    path.write_text("".join(rows))
+    knobs = Knobs(hidden_size=16, dropout=0.0, batch_size=8, micro_batch_size=8, learning_rate=2e-3)
+    return Config(knobs, {**PointerNet.options, "data": str(path), "teacher_forcing": 0.9})
+
+
+def trained(config: Config) -> list[Tensor]:
+    state = prepare(Resident(PointerNet()), config, Plan(samples=64))
+    list(train(state))
+    return [p.detach() for p in state.model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def plainly_trained(mixed: Config) -> list[Tensor]:
+    return trained(mixed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_size": 3},
+        {"micro_batch_size": 3, "length_bucketing": True},
+        {"ram_cache": True, "inplace_augmentation": True},
+        {"device_augmentation": True},
+        {"activation_checkpointing": True},
+        {"sdpa_backend": "math"},
+        {"fused_optimizer": True},
+    ],
+    ids=str,
+)
+def test_system_knobs_do_not_change_what_is_learned(
+    mixed: Config, plainly_trained: list[Tensor], change: dict[str, Any]
+) -> None:
+    for changed, plain in zip(trained(mixed.with_knobs(**change)), plainly_trained, strict=True):
+        torch.testing.assert_close(changed, plain, rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_deliver_the_same_batches(mixed: Config, workers: int) -> None:
+    workload = PointerNet()
+    plan = plan_epoch(32, mixed.knobs, 0, 1, None)
+    found = []
+    for config in (mixed, mixed.with_knobs(num_workers=workers)):
+        loader = Loader(workload.dataset(mixed, "train"), config, workload.collate, augment_of(workload))
+        found.append(list(loader.epoch(plan)))
+    assert len(found[0]) == 4
+    for one, two in zip(*found, strict=True):
+        assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_it_learns_shortest_tours_by_heart() -> None:
+    torch.manual_seed(0)
+    model, workload, batch = Pointer(width=32, layers=2, dropout=0.0), PointerNet(), batch_of(*[8] * 8)
+    before = workload.evaluate(model, [batch])["gap"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        workload.loss(model, batch).backward()
+        optimizer.step()
+    assert workload.evaluate(model.eval(), [batch])["gap"] < min(0.005, before / 4)
+
+
+def test_baselines_are_the_nearest_node_and_the_mean_over_all_tours(mixed: Config) -> None:
+    workload = PointerNet()
+    found = workload.baselines(mixed)
+    nearest, chance = [], []
+    data = workload.dataset(mixed, "val")
+    for i in range(len(data)):
+        distances, rank = data[i].distances, data[i].rank
+        if len(rank) > 7:
+            continue
+        shortest = length_of(distances, order_of(rank[None])[0])
+        lengths = [length_of(distances, [0, *rest]) for rest in itertools.permutations(range(1, len(rank)))]
+        chance.append(sum(lengths) / len(lengths) / shortest - 1)
+        order = [int((rank == 0).int().argmax())]
+        while len(order) < len(rank):
+            order.append(min(set(range(len(rank))) - {*order}, key=lambda j: float(distances[order[-1], j])))
+        nearest.append(length_of(distances, order) / shortest - 1)
+    few = PointerNet()
+    few.dataset(mixed, "val")
+    for key, splits in few._splits.items():
+        few._splits[key] = splits._replace(val=[v for v in splits.val if len(v.order) <= 7])
+    found = few.baselines(mixed)
+    assert found["nearest neighbour"]["gap"] == pytest.approx(sum(nearest) / len(nearest), rel=1e-4)
+    assert found["random tour"]["gap"] == pytest.approx(sum(chance) / len(chance), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"nodes": 21}, r"workload\.nodes=21: expected a whole number from 5 to 20"),
+        ({"nodes": 15.0}, r"workload\.nodes=15\.0: expected a whole number from 5 to 20"),
+        ({"train_samples": 0}, r"workload\.train_samples=0: expected a whole number from 1 to 10,000,000"),
+        ({"layers": True}, r"workload\.layers=True: expected a whole number from 1 to 100"),
+        ({"teacher_forcing": 1.5}, r"workload\.teacher_forcing=1\.5: expected a number from 0 to 1"),
+        ({"teacher_forcing": None}, r"workload\.teacher_forcing=None: expected a number from 0 to 1"),
+    ],
+)
+def test_refuses_options_that_mean_nothing(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        PointerNet().dataset(Config(options=option), "val")
+
+
+def test_refuses_a_width_that_the_heads_do_not_divide() -> None:
+    with pytest.raises(WorkloadError, match=r"knobs\.hidden_size=50: expected a multiple of 4, the attention heads"):
+        PointerNet().model(Config(Knobs(hidden_size=50)))
+
+
+def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fast_tsp", None)
+    for name in ("trainables.pointer", "trainables.data.tsp_instances"):
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("tsp_sources", "tsp_maps", "pointer_text"):
+        monkeypatch.delitem(sys.modules, f"trainables.data.{name}", raising=False)
+    with pytest.raises(WorkloadError, match=r"workload pointer needs: pip install 'cardtune\[pointer\]' \(.*fast_tsp"):
+        importlib.import_module("trainables.pointer")
