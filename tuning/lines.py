@@ -7,17 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainables.knobs import Knobs, kind_of
 from tuning import wording
 from tuning.policies import active
 from tuning.receipts import Receipt
 from tuning.records import Record
 from tuning.sections import StudyConfig
+from tuning.space import Choice
 from tuning.summary import SAMPLES_PER_S, Named, Summary
 
 WIDTH = 80
 LABEL = 8  # columns of "best    ", "trials  " and the like
 _MAX_VALUE = 36
 _RECEIPT_LABEL = 40
+_COUNTED = {"total": "parameters", "trainable": "of them trained"}
 
 
 def plan(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path, width: int = WIDTH) -> Iterator[str]:
@@ -44,6 +47,27 @@ def plan(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path, w
     ]  # fmt: skip
     for label, parts in rows:
         yield from wrapped(label, [wording.plain(p) for p in parts], width, " ")
+
+
+def banner(config: StudyConfig, facts: Record | Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
+    """Yields what is trained on and how: device, parameters, precision, the optimisations that are on, those tried."""
+    device, counts = facts.get("device") or {}, facts.get("parameters") or {}
+    cores, threads = device.get("cores"), facts.get("threads") or device.get("threads")
+    hardware = [wording.plain(device.get("name") or "unknown"), wording.size(device.get("memory_bytes"))]
+    hardware += [f"compute capability {'.'.join(map(str, device['capability']))}"] * bool(device.get("capability"))
+    hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
+    space = config.space
+    dtypes = space.parameters.get("amp_dtype", space.fixed.get("amp_dtype", Knobs().amp_dtype))
+    fixed = {n: v for n, v in wording.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
+    rows = [
+        ("device", hardware),
+        ("model", [f"{counts[name]:,} {word}" for name, word in _COUNTED.items() if name in counts]),
+        ("types", [str(v) for v in (dtypes.values if isinstance(dtypes, Choice) else (dtypes,))]),
+        ("active", wording.knobs(fixed) or ["nothing beyond plain PyTorch"]),
+        ("tried", [n for n in space.parameters if kind_of(n) != "learning"]),
+    ]
+    for label, parts in rows:
+        yield from wrapped(label, [f"{part}," for part in parts[:-1]] + list(parts[-1:]), width, " ")
 
 
 def event(record: Record, reference: Mapping[str, Any] | None) -> str:
@@ -159,6 +183,7 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
     segments += [wording.size(best.peak_allocated_bytes)] if best.peak_allocated_bytes else []
     lines = wrapped("best", segments, width, "   ")
     lines += wrapped("", _knob_texts(summary, best), width, " ")
+    lines += textwrap.wrap(wording.verdict_sentence(best.verdict), width) if best.verdict else []
     for gain in summary.gains:
         if gain.of == "best":
             lines += textwrap.wrap(wording.gain_sentence(gain), width)

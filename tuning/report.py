@@ -170,6 +170,8 @@ def _compared(summary: Summary) -> Table | None:
         rows.append([objective, *(wording.quality(q) if q else "not trained" for q in found)])
     rows.append(["peak memory", *(wording.size(n.peak_allocated_bytes) for n in columns)])
     rows.append(["waiting for data", *(wording.percent(n.data_wait_frac) for n in columns)])
+    if any(n.verdict for n in columns):
+        rows.append(["held back by", *(wording.bound(n.verdict) if n.verdict else "-" for n in columns)])
     stressed = len(columns) if summary.best else None
     return Table(["", *(n.name for n in columns)], rows, stressed)
 

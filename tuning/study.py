@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from trainables import workload
-from trainables.knobs import kind_of
+from trainables.knobs import Scalar, kind_of
 from tuning import __version__, atomic, doctor, export, report, summary, timeline, wording
 from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
 from tuning.backends.session import Setting
@@ -38,7 +38,7 @@ from tuning.runs import JOURNAL, find_run
 from tuning.space import Range
 from tuning.stages import confirm, estimate
 from tuning.stages.bench import Orders
-from tuning.stages.probe import ProbeStage, probed
+from tuning.stages.probe import ProbeStage, defaults, probed
 from tuning.stages.search import SearchDesk, SearchTerms
 from tuning.terminal import Terminal
 
@@ -68,7 +68,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         if cluster.dashboard_url:
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         bench = RayBench(setting)
-        facts = _described(bench, config.workload.options)
+        facts = _described(bench, config.workload.options, defaults(config.space))
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
@@ -377,10 +377,10 @@ def _complete(config: StudyConfig) -> StudyConfig:
     return apply_card(config, card)
 
 
-def _described(bench: RayBench, options: Mapping[str, Any]) -> dict[str, Any]:
+def _described(bench: RayBench, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns what the bench knows of device and workload; raises ConfigError where an option or its data are wrong."""
     try:
-        facts = bench.describe()
+        facts = bench.describe(knobs)
     except PreflightError as error:
         said = workload_said(error.__cause__)
         if not said:
@@ -434,6 +434,7 @@ def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Settin
         "device": facts["device"],
         "card": {"name": card.name, "cap_bytes": card.cap_bytes, "virtual": virtual},
         "seed": config.search.seed,
+        "parameters": facts["parameters"],
         "objectives": facts["objectives"],
         "baselines": facts["baselines"],
         "train_samples": facts["train_samples"],

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuning import receipts, timeline, uncertainty
+from tuning.policies import verdict
+from tuning.policies.verdict import Verdict
 from tuning.receipts import Receipt
 from tuning.records import Record
 from tuning.timeline import Interval, Times
@@ -67,6 +69,7 @@ class Named:
 
     `trained` is over the confirm stage's whole trainings, `throughput` over its windows, in which configurations took
     turns; each is None where there are none.
+    `verdict` is what holds it back, None where no spans were recorded.
     `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
     """
 
@@ -83,6 +86,7 @@ class Named:
     seed: int | None
     active: Mapping[str, Any] = field(default_factory=dict)
     """What its first optimiser step was seen to run (`trainables.witness`); `policies.active.compare` reads it."""
+    verdict: Verdict | None = None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -178,6 +182,7 @@ def from_records(records: Sequence[Record]) -> Summary:
     probes = tuple(_candidate(r, objectives, "name") for r in records if r.event == "probe")
     refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")
     named = _named(records, pick, trials, probes, objectives, _whole(study.get("val_samples")))
+    named = _judged(records, named, probes, _place(study))
     running = not (pick or stop)
     workload = _mapping(_mapping(study.get("config")).get("workload"))
     return Summary(
@@ -264,6 +269,26 @@ def _one_named(
         seed=source.seed,
         active=next((a for r in [*confirmed, *windows] if (a := _mapping(r.get("active")))), source.active),
     )
+
+
+def _judged(
+    records: Sequence[Record], named: Mapping[str, Named], probes: Sequence[Candidate], place: Place
+) -> dict[str, Named]:
+    """The configurations with what holds them back: in their last whole training, else window, else trial or probe."""
+    cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)
+    tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
+    found = {}
+    for name, one in named.items():
+        labels = {name, one.trial} - {""}
+        own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
+        source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
+        if source is None:
+            continue
+        peak = one.peak_allocated_bytes
+        memory_frac = peak / cap_bytes if peak and cap_bytes else None
+        spans, telemetry = _mapping(source.get("spans")), _mapping(source.get("telemetry"))
+        found[name] = verdict.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
+    return {name: replace(one, verdict=found.get(name)) for name, one in named.items()}
 
 
 def _gains(records: Sequence[Record], named: Mapping[str, Named]) -> tuple[Gain, ...]:

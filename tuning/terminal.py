@@ -84,10 +84,11 @@ class Terminal:
                 self._say(f"{found.state.lower():<{lines.LABEL}}{text}")
 
     def plan(self, config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> None:
-        """Says what will be done, before it is: where, how much, for how long, and how to go on if interrupted."""
+        """Says what will be done, before it is: what, where, how much, on what, and how to go on if interrupted."""
         self._resume = wording.resume_command(folder)
         self._progress = Progress(facts, config.search.trials)
-        for line in lines.plan(config, facts, folder, self._err_width):
+        width = self._err_width
+        for line in (*lines.plan(config, facts, folder, width), *lines.banner(config, facts, width)):
             self._say(line)
         self._say(f"{'resume':<{lines.LABEL}}{self._resume}")
 

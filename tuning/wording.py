@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainables.knobs import Knobs, is_active
 from tuning.cards import HERE
+from tuning.policies.verdict import Verdict
 from tuning.summary import Claim, Named, Place, Summary
 from tuning.timeline import Times
 from tuning.uncertainty import Gain, Quality
@@ -106,6 +107,18 @@ def claim_sentence(claim: Claim | None, measured: Gain | None) -> str:
         return ""
     here = f"{ratio(measured, 'x')} here" if measured else "not measured here"
     return f"after over before: claimed {claim.ratio:.1f}x, measured {here}"
+
+
+def bound(found: Verdict) -> str:
+    """Returns what holds a configuration back in a few words, "loader 31 % (bad)"."""
+    return f"{found.bound} {percent(found.share)} ({found.band})"
+
+
+def verdict_sentence(found: Verdict) -> str:
+    """Returns what holds a configuration back; where it holds back much, also what may help and was not tried."""
+    if found.band == "good" or not found.remedies:
+        return found.sentence
+    return f"{found.sentence}; not tried: {', '.join(found.remedies[:3])}"
 
 
 def quality(found: Quality) -> str:

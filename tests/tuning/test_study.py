@@ -104,7 +104,7 @@ class Described(RayBench):
     def __init__(self, facts: dict[str, object], text: str = "") -> None:
         self._facts, self._text = facts, text
 
-    def describe(self) -> dict[str, object]:
+    def describe(self, knobs: object) -> dict[str, object]:
         """Returns the facts, or raises as the real one does when its process died."""
         if self._text:
             raise PreflightError("the process died") from RuntimeError(self._text)
@@ -137,7 +137,7 @@ def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command
     said: str, what: str, allowed: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        study._described(Described({}, DIED + said), OPTIONS)
+        study._described(Described({}, DIED + said), OPTIONS, {})
     assert (raised.value.what, raised.value.allowed) == (what, allowed)
     assert raised.value.remedy
     assert raised.value.exit_code == 2
@@ -145,13 +145,13 @@ def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command
 
 def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
     with pytest.raises(PreflightError, match="the process died"):
-        study._described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS)
+        study._described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
 
 
 @pytest.mark.parametrize(("train", "val", "split"), [(0, 5, "training"), (5, 0, "validation")])
 def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, split: str) -> None:
     with pytest.raises(ConfigError, match=f"the {split} split of the workload is empty"):
-        study._described(Described({"train_samples": train, "val_samples": val}), {})
+        study._described(Described({"train_samples": train, "val_samples": val}), {}, {})
 
 
 def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, Journal, io.StringIO]:

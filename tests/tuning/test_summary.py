@@ -118,3 +118,26 @@ def test_what_is_not_there_is_not_made_up():
     found = summary.from_records([Record(0, "2026-11-21T10:00:00.000Z", "study", {"id": "x"})])
     assert (found.id, found.best, found.claim, found.objective, found.gains) == ("x", None, None, "", ())
     assert found.place.device == "unknown device"
+
+
+def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(records):
+    def spans(wait_s):
+        return {
+            "data_wait_s": wait_s,
+            "transfer_s": 0.0,
+            "forward_backward_s": 9.0 - wait_s,
+            "optimizer_s": 1.0,
+            "wall_s": 10.0,
+        }
+
+    probes = [changed(r, spans=spans(4.0)) if r.event == "probe" else r for r in records]
+    assert summary.from_records(records).best.verdict is None
+    found = summary.from_records(probes).named
+    assert (found["before"].verdict.bound, found["before"].verdict.band) == ("loader", "OK")
+    assert found["before"].verdict.share == pytest.approx(0.4)
+    whole = [changed(r, spans=spans(0.1)) if r.event == "confirmed" else r for r in probes]
+    best = summary.from_records(whole).best
+    assert (
+        best.verdict.sentence
+        == "compute-bound: 89 % in forward and backward, 10 % in the optimiser, data-wait 1.0 % (good)"
+    )

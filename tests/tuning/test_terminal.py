@@ -171,3 +171,27 @@ def test_a_long_command_is_broken_where_a_shell_takes_it(records):
     at = next(n for n, line in enumerate(told) if line.startswith("next"))
     assert told[at] == "next    python -m tuning train --from \\"
     assert told[at + 1].strip().endswith("/best.yaml")
+
+
+def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
+    facts = {"parameters": {"total": 22_713_216, "trainable": 123_456}}
+    spans = {"data_wait_s": 3.0, "transfer_s": 0.0, "forward_backward_s": 6.0, "optimizer_s": 1.0, "wall_s": 10.0}
+    told = [
+        dataclasses.replace(
+            r,
+            fields={
+                **r.fields,
+                **(facts if r.event == "study" else {}),
+                **({"spans": spans, "telemetry": {"machine_cpu_frac": 0.5}} if r.event == "confirmed" else {}),
+            },
+        )
+        for r in records
+    ]
+    told.insert(5, Record(5, "", "note", {"text": "data-wait 0.4 %: num_workers is left as it is"}))
+    out, err = play(told, study)
+    assert "model   22,713,216 parameters, 123,456 of them trained" in err
+    assert "types   fp32, bf16" in err
+    assert "active  " in err
+    assert "note    data-wait 0.4 %: num_workers is left as it is" in err
+    assert "loader-bound: 60 % in forward and backward, 10 % in the optimiser, data-wait" in out
+    assert max(map(len, err.splitlines())) <= 80

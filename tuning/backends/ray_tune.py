@@ -93,9 +93,9 @@ class RayBench:
         self._actor = cast(Any, remote).remote(setting)
         self._timeout_s = start_timeout_s
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
-        return self._get(self._actor.describe.remote(), self._timeout_s)
+        return self._get(self._actor.describe.remote(dict(knobs)), self._timeout_s)
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns `Session.footprint`."""

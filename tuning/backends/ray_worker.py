@@ -33,9 +33,9 @@ class Laboratory:
     def __init__(self, setting: Setting) -> None:
         self._session = session(setting, {})
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns `Session.describe`."""
-        return self._session.describe()
+        return self._session.describe(knobs)
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns `Session.footprint`."""

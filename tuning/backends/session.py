@@ -76,10 +76,18 @@ class Session:
         gc.collect()
         gc.freeze()  # a collection after an OOM would otherwise walk the libraries' objects: 0.1 s and more
 
-    def describe(self) -> dict[str, Any]:
-        """Returns what only a process with torch can tell: device, versions, the workload's contract and sizes."""
+    def describe(self, knobs: Mapping[str, Scalar] | None = None) -> dict[str, Any]:
+        """Returns what only a process with torch can tell: device, the workload's contract, sizes of data and model.
+
+        The model is that of `knobs`, which the measurements that follow find loaded.
+        """
         config = self.config({})
+        parameters = list(self.resident.model(self.config(knobs or {})).parameters())
         return {
+            "parameters": {
+                "total": sum(p.numel() for p in parameters),
+                "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            },
             "device": device_facts(self.setting.device),
             "objectives": dict(self.resident.workload.objectives),
             "train_samples": size_of(self.resident.dataset(config, "train")),

@@ -126,6 +126,7 @@ def test_describe_is_plain(broken: Any) -> None:
     assert (facts["train_samples"], facts["val_samples"]) == (64, 32)
     assert facts["objectives"] == {"error": "min"}
     assert len(facts["workload_sha256"]) == 64
+    assert facts["parameters"] == {"total": 2, "trainable": 2}
 
 
 @pytest.mark.parametrize(("rates", "expected"), [([1.0, 2.0], 1.0), ([5.0, 5.0, 5.0], 0.0)])
