@@ -51,7 +51,8 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
-        self.qkv, self.dropout = nn.Linear(width, 3 * width), nn.Dropout(dropout)
+        # Without a bias: that of the keys has a gradient of 0 but for rounding, which AdamW makes full steps of.
+        self.qkv, self.dropout = nn.Linear(width, 3 * width, bias=False), nn.Dropout(dropout)
 
     def forward(self, states: Tensor) -> Tensor:
         """Returns the shape it is given."""
