@@ -11,7 +11,10 @@ cross-entropy on lightly disturbed samples; all weights train on.
 
 Usually those others are the rest of the batch, and a smaller micro-batch is then an easier task: halving it after an
 out-of-memory error would change what is learned. Here they are `REFERENCES` training samples, the same for all of an
-epoch, which every micro-batch computes anew: the loss is a mean over samples, however they are cut.
+epoch, which every micro-batch computes anew: the loss is a mean over samples, however they are cut. Eight such epochs
+of the digits raise a linear classifier on what the encoder makes from 91 to 95-97 %, and from 63 to 73-80 % where it is
+fitted to 100 labels; negatives of the same batch did as well in a trial of both, remembered codes and other steps of
+the same sample worse than no training.
 """
 
 from __future__ import annotations
