@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
@@ -71,14 +70,7 @@ class Lstms(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Returns (batch, frames * hidden) of windows (batch, bars, feature)."""
         parts = zip(self.blocks, windows.split(self.lengths, dim=1), strict=True)
-        with _fp32_for_fp16_on_cpu(windows.device.type):
-            return torch.cat([block(part)[0][:, -1] for block, part in parts], dim=1)
-
-
-def _fp32_for_fp16_on_cpu(device: str) -> AbstractContextManager[object]:
-    """Returns a context that ends autocast to fp16 on a CPU, whose kernels have no LSTM of that type and fail."""
-    half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
-    return torch.autocast(device, enabled=False) if half and device == "cpu" else nullcontext()
+        return torch.cat([block(part)[0][:, -1] for block, part in parts], dim=1)
 
 
 class Transformer(nn.Module):
@@ -147,7 +139,7 @@ class Temporal:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
     default_space: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": {"low": 3e-4, "high": 1e-2, "log": True},
+        "learning_rate": {"low": 7e-4, "high": 5e-3, "log": True},
         "batch_size": [32, 64, 128],
         "micro_batch_size": [32, 64, 128],
         "architecture": ["lstm", "transformer", "mlp"],

@@ -17,7 +17,7 @@ from tuning.space import Space
 from tuning.stages.estimate import estimate, frontier
 from tuning.stages.probe import ProbeStage, probed, speed_couplings
 
-BUDGET = ProbeSection(max_time_s=0.5, probe_time_s=1.0, spread_frac=0.03)
+BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
 SPACE = Space.of(
     {
         "batch_size": [16, 64],
