@@ -54,7 +54,8 @@ def banner(config: StudyConfig, facts: Record | Mapping[str, Any], width: int = 
     device, counts = facts.get("device") or {}, facts.get("parameters") or {}
     cores, threads = device.get("cores"), facts.get("threads") or device.get("threads")
     hardware = [wording.plain(device.get("name") or "unknown"), wording.size(device.get("memory_bytes"))]
-    hardware += [f"compute capability {'.'.join(map(str, device['capability']))}"] * bool(device.get("capability"))
+    if device.get("capability"):
+        hardware.append(f"compute capability {'.'.join(map(str, device['capability']))}")
     hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
     space = config.space
     dtypes = space.parameters.get("amp_dtype", space.fixed.get("amp_dtype", Knobs().amp_dtype))

@@ -434,7 +434,7 @@ def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Settin
         "device": facts["device"],
         "card": {"name": card.name, "cap_bytes": card.cap_bytes, "virtual": virtual},
         "seed": config.search.seed,
-        "parameters": facts["parameters"],
+        "parameters": facts.get("parameters", {}),
         "objectives": facts["objectives"],
         "baselines": facts["baselines"],
         "train_samples": facts["train_samples"],

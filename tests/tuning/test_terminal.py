@@ -187,7 +187,9 @@ def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
         )
         for r in records
     ]
-    told.insert(5, Record(5, "", "note", {"text": "data-wait 0.4 %: num_workers is left as it is"}))
+    told.insert(
+        5, Record(5, "2026-11-21T10:34:12.000Z", "note", {"text": "data-wait 0.4 %: num_workers is left as it is"})
+    )
     out, err = play(told, study)
     assert "model   22,713,216 parameters, 123,456 of them trained" in err
     assert "types   fp32, bf16" in err
