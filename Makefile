@@ -30,6 +30,7 @@ tune: $(VENV)/.installed ## set up .venv once, then tune the nli workload; overr
 
 test: check ## check, then every test that needs no GPU
 	$(PY) -m pytest -q -n $(JOBS)
+	$(PY) -m pytest -q -n $(JOBS) -m workload
 	$(PY) -m pytest -q -m "$(TIERS)"
 
 check: $(VENV)/.installed-dev ## lint, format, types and import layers

@@ -25,6 +25,8 @@ from trainables.loop import Evaluation, Plan, prepare, train
 from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError, blocks
 
+pytestmark = pytest.mark.workload
+
 SMALL: dict[str, Any] = {"heads": 24, "image_size": 32, "val_frac": 0.34}
 
 

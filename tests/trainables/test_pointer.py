@@ -32,6 +32,8 @@ from trainables.pointer import (
 from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError, augment_of
 
+pytestmark = pytest.mark.workload
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:

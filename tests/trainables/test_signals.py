@@ -22,6 +22,8 @@ from trainables.resident import Resident
 from trainables.signals import BiLSTM, HostLengths, Signals, contrast, disturbed
 from trainables.workload import Config, WorkloadError, blocks, phases
 
+pytestmark = pytest.mark.workload
+
 CHANNELS = 4
 
 

@@ -21,6 +21,8 @@ from trainables.stopwatch import Window
 from trainables.temporal import Block, Temporal
 from trainables.workload import Config, WorkloadError, blocks
 
+pytestmark = pytest.mark.workload
+
 KINDS = ("lstm", "transformer", "mlp")
 
 
