@@ -154,6 +154,17 @@ def test_padded_steps_give_no_gradient_that_is_not_a_number() -> None:
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gives_nearly_the_same_loss(dtype: torch.dtype) -> None:
+    batch, model = batch_of(5, 9, 9), network().train()
+    expected = PointerNet().loss(model, batch).item()
+    with torch.autocast("cpu", dtype=dtype):
+        loss = PointerNet().loss(model, batch)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected, rel=0.02)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
 def test_decoding_is_the_best_open_node_at_every_step() -> None:
     batch, model = batch_of(7), network(seed=3)
     order = [int((batch["rank"][0] == 0).int().argmax())]
@@ -328,7 +339,9 @@ def test_system_knobs_do_not_change_what_is_learned(
     mixed: Config, plainly_trained: list[Tensor], change: dict[str, Any]
 ) -> None:
     for changed, plain in zip(trained(mixed.with_knobs(**change)), plainly_trained, strict=True):
-        torch.testing.assert_close(changed, plain, rtol=1e-5, atol=5e-6)
+        # Adam moves each weight by up to 2e-3 a step whatever its gradient's size: where that is near rounding, the
+        # same sums in another order end 1e-5 apart (one weight of 256 under sdpa_backend=math).
+        torch.testing.assert_close(changed, plain, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,9 @@ def read_splits(data: str | None, nodes: int | None, sizes: tuple[int, int], see
     if problems and nodes is not None:
         return tsp_maps.drawn([_chart(p, nodes) for p in problems], nodes, sizes, seed)
     if problems:
-        return _limited(_split(path, [_whole(p) for p in problems], seed), sizes)
+        return _split(path, [_whole(p) for p in problems], sizes, seed)
     if texts:
-        return _limited(_pointer_splits(path, texts, seed), sizes)
+        return _pointer_splits(path, texts, sizes, seed)
     names = ", ".join(p.name for p in found[:8]) or "nothing"
     raise DataError(f"{path}: found {names}; allowed: {', '.join(_TSPLIB)}, .txt, a folder of them, or {UNIFORM}")
 
@@ -65,25 +66,26 @@ def _whole(path: Path) -> Instance:
     return solved(problem.points, distances)
 
 
-def _pointer_splits(path: Path, texts: Sequence[Path], seed: int) -> Splits:
-    """Returns the splits of one file, or of a folder with a file for training and one for test."""
+def _pointer_splits(path: Path, texts: Sequence[Path], sizes: tuple[int, int], seed: int) -> Splits:
+    """Returns the splits of one file, or of a folder with a file for training and one for test; no more is read."""
     if len(texts) == 1:
-        return _split(path, list(pointer_text.read(texts[0])), seed)
+        return _split(path, list(islice(pointer_text.read(texts[0]), sum(sizes))), sizes, seed)
     train = [p for p in texts if "train" in p.name]
     val = [p for p in texts if "test" in p.name or "val" in p.name]
     if len(train) != 1 or len(val) != 1:
         names = ", ".join(p.name for p in texts[:8])
         raise DataError(f"{path}: found {names}; allowed: one .txt with 'train' in its name, one with 'test' or 'val'")
-    return Splits(list(pointer_text.read(train[0])), list(pointer_text.read(val[0])))
+    parts = [list(islice(pointer_text.read(file), size)) for (file,), size in zip((train, val), sizes, strict=True)]
+    if not all(parts):
+        raise DataError(f"{train[0] if not parts[0] else val[0]}: found no instance; allowed: one a line")
+    return Splits(*parts)
 
 
-def _split(path: Path, found: Sequence[Instance], seed: int) -> Splits:
+def _split(path: Path, found: Sequence[Instance], sizes: tuple[int, int], seed: int) -> Splits:
     if len(found) < 2:
-        raise DataError(f"{path}: found {len(found)} instance; allowed: 2 or more, some to train on, some to judge by")
+        raise DataError(
+            f"{path}: found too few instances, {len(found)}; allowed: 2 or more, some to train on, some to judge by"
+        )
     order = np.random.default_rng(seed).permutation(len(found))
-    cut = len(found) - max(1, int(VAL_SHARE * len(found)))
-    return Splits([found[i] for i in order[:cut]], [found[i] for i in order[cut:]])
-
-
-def _limited(splits: Splits, sizes: tuple[int, int]) -> Splits:
-    return Splits(splits.train[: sizes[0]], splits.val[: sizes[1]])
+    held_out = max(1, min(int(VAL_SHARE * len(found)), sizes[1]))
+    return Splits([found[i] for i in order[held_out:][: sizes[0]]], [found[i] for i in order[:held_out]])

@@ -191,6 +191,8 @@ def test_a_folder_of_pointer_files_tells_training_from_test(tmp_path: Path) -> N
     assert [len(part) for part in read_splits(str(tmp_path), 15, (4, 99), 0)] == [4, 2]
     one = read_splits(str(tmp_path / "tsp_5-20_train.txt"), 15, (99, 99), 0)
     assert [len(part) for part in one] == [5, 1]
+    (tmp_path / "tsp_5-20_train.txt").write_text(line * 6 + "a line too many")
+    assert [len(part) for part in read_splits(str(tmp_path), 15, (6, 99), 0)] == [6, 2]  # files of a million lines
     (tmp_path / "tsp_more_train.txt").write_text(line)
     with pytest.raises(DataError, match=r"found tsp5_test\.txt, .*; allowed: one \.txt with 'train' in its name"):
         read_splits(str(tmp_path), 15, (4, 9), 0)
@@ -231,8 +233,12 @@ def test_says_what_a_source_lacks(tmp_path: Path) -> None:
         read_splits(str(path), None, (1, 1), 0)
     with pytest.raises(DataError, match=r"a\.tsp: DIMENSION: found 14 nodes; allowed: 15 or more to draw from"):
         read_splits(str(problem_file(path, 14)), 15, (1, 1), 0)
-    with pytest.raises(DataError, match=r"a\.tsp: found 1 instance; allowed: 2 or more, some to train on"):
+    with pytest.raises(DataError, match=r"a\.tsp: found too few instances, 1; allowed: 2 or more, some to train on"):
         read_splits(str(path), None, (1, 1), 0)
+    (tmp_path / "b.txt").write_text("")
+    path.unlink()
+    with pytest.raises(DataError, match=r"b\.txt: found too few instances, 0; allowed: 2 or more"):
+        read_splits(str(tmp_path / "b.txt"), 15, (1, 1), 0)
     (tmp_path / "b.txt").write_bytes(b"0 0 1 0 1 1 output 1 2 3 1\n\xff\n")
     with pytest.raises(DataError, match=r"b\.txt:\d: found .*utf-8.*; allowed: lines of text"):
         read_splits(str(tmp_path / "b.txt"), 15, (1, 1), 0)
