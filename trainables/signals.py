@@ -321,12 +321,17 @@ def _key(config: Config) -> tuple[Any, ...]:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns the options, those not given at their defaults; raises WorkloadError for a size that means nothing."""
+    """Returns the options, those not given at their defaults; raises WorkloadError for what means nothing."""
     options = {**Signals.options, **config.options}
-    for name in ("max_train_samples", "max_val_samples"):
-        value = options[name]
-        if value is not None and (not isinstance(value, int) or value < 2):
-            raise WorkloadError(f"workload.{name}={value}: expected a whole number >= 2")
+    allowed = {
+        "data": ("a name or a path", lambda value: isinstance(value, str)),
+        "val_frac": ("a number > 0 and < 1", lambda value: isinstance(value, float) and 0.0 < value < 1.0),
+        "max_train_samples": ("a whole number >= 2", lambda value: isinstance(value, int) and value >= 2),
+        "max_val_samples": ("a whole number >= 2", lambda value: isinstance(value, int) and value >= 2),
+    }
+    for name, (words, holds) in allowed.items():
+        if options[name] is not None and not holds(options[name]):
+            raise WorkloadError(f"workload.{name}={options[name]}: expected {words}")
     return options
 
 
