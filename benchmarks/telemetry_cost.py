@@ -1,6 +1,6 @@
 """What telemetry and the stopwatch cost: the throughput of one training loop with them and without, in turns.
 
-    python -m benchmarks.telemetry_cost --rounds 20 --seconds 3
+    python -m benchmarks.telemetry_cost --rounds 20 --samples 160
 
 A pair is two trainings of the same batches, one read as every measurement of a study is, one with neither spans nor
 readings; which goes first changes from pair to pair. Their speeds are samples over all seconds of the loop, so what
@@ -28,8 +28,8 @@ from trainables import loop
 from trainables.knobs import Scalar
 from trainables.stopwatch import Span, Stopwatch, Window
 from tuning.backends.session import WINDOW_S, Session, Setting, device_facts
-from tuning.backends.windows import read_windows
 
+BATCH = 32
 SMALL = {"max_train_samples": 256, "max_val_samples": 32}
 
 
@@ -78,23 +78,25 @@ def median_interval(values: list[float]) -> tuple[float, float]:
     return ordered[max(0, rank - 1)], ordered[count - max(1, rank)]
 
 
-def samples_per_s(session: Session, knobs: dict[str, Scalar], seconds: float, number: int, read: bool) -> float:
-    """Returns samples over seconds of a loop that has run its first two windows, from then to its end."""
-    plan = loop.Plan(samples=1_000_000_000, window_s=WINDOW_S, mixed_phases=True)
+def samples_per_s(session: Session, knobs: dict[str, Scalar], samples: int, number: int, read: bool) -> float:
+    """Returns samples over seconds of a training on `samples` samples, its first optimiser step left out."""
+    plan = loop.Plan(samples=samples, window_s=WINDOW_S)
     state = loop.prepare(session.resident, session.config(knobs), plan)
     state.epoch = number
-    events = loop.train(state)
-    windows = read_windows(state, session.sampler) if read else (e for e in events if isinstance(e, Window))
-    for _ in range(2 if not read else 1):  # read_windows has dropped one
-        next(windows)
-    start, before = time.perf_counter(), state.samples
-    for _ in windows:
-        if time.perf_counter() - start >= seconds:
-            break
+    if read:
+        session.sampler.begin()
+    start, before = 0.0, 0
+    for event in loop.train(state):
+        if not isinstance(event, Window):
+            continue
+        if read:
+            session.sampler.read()
+        if not before:
+            start, before = time.perf_counter(), state.samples
     return (state.samples - before) / (time.perf_counter() - start)
 
 
-def measure(session: Session, knobs: dict[str, Scalar], rounds: int, seconds: float) -> list[Pair]:
+def measure(session: Session, knobs: dict[str, Scalar], rounds: int, samples: int) -> list[Pair]:
     """Returns the pairs, after one that is not counted."""
     pairs = []
     for number in range(rounds + 1):
@@ -102,10 +104,10 @@ def measure(session: Session, knobs: dict[str, Scalar], rounds: int, seconds: fl
         found = {}
         for side in order:
             if side == "on":
-                found[side] = samples_per_s(session, knobs, seconds, number, read=True)
+                found[side] = samples_per_s(session, knobs, samples, number, read=True)
             else:
                 with bare():
-                    found[side] = samples_per_s(session, knobs, seconds, number, read=False)
+                    found[side] = samples_per_s(session, knobs, samples, number, read=False)
         if number:
             pairs.append(Pair(found["on"], found["off"], order[0]))
             print(f"{number}/{rounds}  on {found['on']:.1f}  off {found['off']:.1f} samples/s", file=sys.stderr)
@@ -118,16 +120,18 @@ def main() -> None:
     parser.add_argument("--workload", default="nli")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--samples", type=int, default=160, help="of each training; 4 s of nli on one core")
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.rounds < 1:
         parser.error(f"--rounds {asked.rounds}: 1 or more")
+    if asked.samples < 2 * BATCH:
+        parser.error(f"--samples {asked.samples}: {2 * BATCH} or more, two batches")
     options = SMALL if asked.workload == "nli" else {}
     session = Session(Setting(asked.workload, options, asked.device, threads=torch.get_num_threads()))
-    knobs: dict[str, Scalar] = {"batch_size": 32, "micro_batch_size": asked.micro_batch, "ram_cache": True}
-    pairs = measure(session, knobs, asked.rounds, asked.seconds)
+    knobs: dict[str, Scalar] = {"batch_size": BATCH, "micro_batch_size": asked.micro_batch, "ram_cache": True}
+    pairs = measure(session, knobs, asked.rounds, asked.samples)
     session.sampler.begin()
     start = time.perf_counter()
     for _ in range(100):
@@ -139,7 +143,7 @@ def main() -> None:
         "device": device_facts(asked.device),
         "workload": asked.workload,
         "knobs": knobs,
-        "seconds": asked.seconds,
+        "samples": asked.samples,
         "cost_frac": 1 - statistics.median(ratios),
         "cost_low_frac": 1 - high,
         "cost_high_frac": 1 - low,
