@@ -22,7 +22,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +126,8 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        meter = LiveBytes(plan.cap_bytes)
+        meter = resident.meter
+        meter.begin(plan.cap_bytes)
         meter.adopt([*model.parameters(), *model.buffers()])
     return State(resident, config, plan, model, optimizer, precision.grad_scaler(config.knobs, device), meter=meter)
 
@@ -218,8 +219,8 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     resident, config = state.resident, state.config
     knobs, device = config.knobs, state.device
     with torch.no_grad(), _watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
-        on_device = (batches.to_device(b, state.device) for b in resident.validation(config))
-        values = {name: float(v) for name, v in resident.workload.evaluate(model, on_device).items()}
+        found = resident.workload.evaluate(model, _validation(state))
+        values = {name: float(v) for name, v in found.items()}
     missing = [name for name in resident.workload.objectives if name not in values]
     if missing:
         raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
@@ -227,6 +228,20 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
         if not math.isfinite(value):
             raise Diverged(f"{name} is {value} after {state.samples} samples")
     return Evaluation(state.samples, values, time.perf_counter() - start)
+
+
+def _validation(state: State) -> Iterator[Any]:
+    """Yields the validation batches on the device; what the host makes on the way to one is not the device's."""
+    collated = iter(state.resident.validation(state.config))
+    while True:
+        with state.meter.uncounted() if state.meter is not None else nullcontext():
+            batch = next(collated, None)
+        if batch is None:
+            return
+        batch = batches.to_device(batch, state.device)
+        if state.meter is not None:
+            state.meter.adopt(batches.tensors_of(batch))
+        yield batch
 
 
 def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
@@ -341,6 +356,7 @@ def _watched(state: State, part: Part | None = None) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if state.meter is not None and _counting(state):
+            state.meter.adopts = state.steps == 0  # what the workload keeps beside its model is met by then
             stack.enter_context(state.meter)
         if state.witness is not None and part is not None:
             stack.enter_context(state.witness.watching(part))

@@ -27,6 +27,10 @@ def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
     return _WARM[key]
 
 
+class Retired(RuntimeError):
+    """This process runs no further trial, for the reason given; the one it was asked to run goes to a new process."""
+
+
 class Laboratory:
     """An actor that has the machine to itself while it measures: footprints, probes, windows, confirmations."""
 
@@ -70,13 +74,13 @@ class TrialRunner(tune.Trainable):
         """Keeps what the first trial is; loading is left to its first step, where a failure is a result."""
         self._trial: Trial | None = None
         self._asked = config
-        self._poisoned = False
+        self._retire = ""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Ends what is left of the last trial and keeps the next."""
+        """Ends what is left of the last trial and keeps the next; raises Retired where this process should not run it."""
         self._end()
-        if self._poisoned:
-            raise RuntimeError("the device context of this process is lost")  # Tune starts the trial in a new one
+        if self._retire:
+            raise Retired(self._retire)
         self._asked = new_config
         return True
 
@@ -90,7 +94,9 @@ class TrialRunner(tune.Trainable):
             own = session(config["setting"], config["knobs"])
             self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
         found = self._trial.advance()
-        self._poisoned = bool(found.get("poisoned"))
+        self._retire = str(found.get("retire") or "")
+        if found["done"]:
+            self._trial = None
         return {"done": found["done"], "samples": found["samples"], REPORT: [found]}
 
     def cleanup(self) -> None:
@@ -98,6 +104,6 @@ class TrialRunner(tune.Trainable):
         self._end()
 
     def _end(self) -> None:
-        if self._trial is not None:
-            self._trial.close()
+        if self._trial is not None:  # it was stopped between two rungs
+            self._retire = str(self._trial.end()["retire"])
             self._trial = None

@@ -59,6 +59,10 @@ class Desk(Protocol):
         """Takes the last result of a trial; None when its process was lost."""
         ...
 
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Takes what the backend did about a trial or its process, such as `retired`, and why."""
+        ...
+
 
 @dataclass(frozen=True)
 class Orders:

@@ -110,14 +110,17 @@ class SearchDesk:
         live = self._live.pop(trial, {})
         found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
         for failed in found.get("ooms", []):
-            self._journal.append("oom", trial=trial, config=failed["knobs"], message=failed["message"])
+            self._journal.append("oom", trial=trial, config=failed["knobs"], **_why(failed))
             learn(self._frontier, failed["knobs"], str(Outcome.OOM), 0)
+        for failed in found.get("restarts", []):
+            self._journal.append("restart", trial=trial, config=failed["knobs"], **_why(failed))
         outcome = str(found["outcome"])
         if outcome == Outcome.OK and "stopped_at" in live:
             outcome = str(Outcome.STOPPED)
         knobs = dict(found.get("knobs") or live.get("knobs") or {})
         kept = ("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
         more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active")
+        more += ("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire")
         record = self._journal.append(
             "trial",
             trial=trial,
@@ -133,6 +136,10 @@ class SearchDesk:
         self._learn(record)
         self._told(record)
         self._replace_fp16(record)
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Writes what the backend did about a trial or its process, and why."""
+        self._told(self._journal.append(event, trial=trial, reason=reason))
 
     def _replace_fp16(self, record: Record) -> None:
         """Queues a trial that fp16 made diverge once more with another type, where the space has one; says so once."""
@@ -258,3 +265,8 @@ class SearchDesk:
         for trial, knobs in unfinished(records):
             self._numbers[trial] = self._searcher.adopt(self._searched(knobs))
             self._again.append(Assignment(trial, knobs, self._terms.seed))
+
+
+def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns why a trial began again with other system knobs, as far as it is known."""
+    return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
