@@ -93,6 +93,8 @@ def event(record: Record, reference: Mapping[str, Any] | None) -> str:
         return f"{'rung':<{LABEL}}{name:<6}{record.get('samples')} samples  {values}"
     if record.event == "refused":
         return f"{'refused':<{LABEL}}{wording.plain(record.get('reason') or '')}  {knobs}"
+    if record.event in ("retired", "widened", "lost"):
+        return f"{record.event:<{LABEL}}{name:<6}{wording.plain(record.get('reason') or '')}"
     if record.event == "window":
         return f"{'window':<{LABEL}}{name:<8}{rate or outcome}"
     if record.event == "confirmed":

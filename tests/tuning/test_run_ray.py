@@ -77,6 +77,7 @@ class OneSlot:
         small, large = {"micro_batch_size": 4}, {"micro_batch_size": 64, "batch_size": 64}
         self._left = [large, small, large, small, small, small]
         self.found: list[dict[str, object]] = []
+        self.decisions: list[tuple[str, str, str]] = []
 
     def next_trial(self) -> Assignment | None:
         """Returns the next one."""
@@ -89,6 +90,10 @@ class OneSlot:
     def ended(self, trial: str, result: dict[str, object] | None) -> None:
         """Keeps what came."""
         self.found.append(dict(result or {}))
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Keeps what the backend did."""
+        self.decisions.append((event, trial, reason))
 
 
 def test_one_cluster_is_on_loopback_asks_for_its_token_and_keeps_its_actors_through_ooms() -> None:

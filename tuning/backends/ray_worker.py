@@ -67,7 +67,8 @@ class Laboratory:
 class TrialRunner(tune.Trainable):
     """One search trial at a time; every `step` goes to the next rung. An actor lives through all trials of its slot.
 
-    The config holds `trial`, `knobs`, `seed`, and what the study fixed: `setting`, `plan`, `shrink`.
+    The config holds `trial`, `knobs`, `seed`, the `plan` with the cap of its share, `threads`, `shrink` ("", "loader",
+    "all": what it may change to begin again), and what the study fixed: `setting`.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -77,7 +78,7 @@ class TrialRunner(tune.Trainable):
         self._retire = ""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Ends what is left of the last trial and keeps the next; raises Retired where this process should not run it."""
+        """Ends what is left of the last trial and keeps the next; raises Retired where this process should not."""
         self._end()
         if self._retire:
             raise Retired(self._retire)
@@ -92,6 +93,7 @@ class TrialRunner(tune.Trainable):
         config = self._asked
         if self._trial is None:
             own = session(config["setting"], config["knobs"])
+            own.use_threads(config["threads"])
             self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
         found = self._trial.advance()
         self._retire = str(found.get("retire") or "")

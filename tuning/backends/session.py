@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -32,6 +32,7 @@ from tuning.policies.oom import Outcome
 MIN_WINDOWS, WINDOW_S = 3, 0.4
 """A probe's fewest windows and the length of one: shorter ones show the batches' lengths more than the knobs."""
 SETTLE_S = 0.5
+Shrink = Literal["", "loader", "all"]
 HOPELESS_FRAC = 0.75
 """A probe whose first window is below this share of the best so far is not measured further."""
 
@@ -171,15 +172,22 @@ class Session:
         found["wall_s"] = time.perf_counter() - start
         return found
 
-    def trial(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int, *, shrink: bool = True) -> Trial:
+    def trial(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int, *, shrink: Shrink = "all") -> Trial:
         """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.
 
-        Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`).
+        Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`); with
+        "loader" only the latter, with "" none.
         """
         return Trial(self, dict(knobs), plan, seed, shrink)
 
+    def use_threads(self, count: int) -> None:
+        """Gives torch's operators so many threads from here on."""
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
     def train(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int) -> dict[str, Any]:
         """Returns the result of a whole trial."""
+        self.use_threads(self.setting.threads)
         trial = self.trial(knobs, plan, seed)
         result = trial.advance()
         while not result["done"]:
@@ -268,7 +276,7 @@ class _Attempt:
 class Trial:
     """A configuration being trained; `advance` runs it to its next milestone."""
 
-    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: loop.Plan, seed: int, shrink: bool) -> None:
+    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: loop.Plan, seed: int, shrink: Shrink) -> None:
         self._session, self._plan, self._seed, self._shrink = session, plan, seed, shrink
         self._knobs = knobs
         self._restarts: list[dict[str, Any]] = []
@@ -319,8 +327,9 @@ class Trial:
     def _restarted(self, found: Mapping[str, Any], fault: oom.Fault) -> bool:
         """Returns whether the trial is to begin again with less, and makes it ready to."""
         knobs = Knobs.of(self._knobs)
-        change = oom.retreat(fault, knobs.micro_batch_size, knobs.num_workers) if self._shrink else None
-        if change is None or found.get("poisoned"):
+        change = oom.retreat(fault, knobs.micro_batch_size, knobs.num_workers)
+        allowed = self._shrink == "all" or (self._shrink == "loader" and change is not None and "num_workers" in change)
+        if change is None or not allowed or found.get("poisoned"):
             return False
         kept = {n: found.get(n) for n in ("outcome", "fault", "message", "wanted_bytes")}
         self._restarts.append({**kept, "knobs": dict(self._knobs), "cap_bytes": self._plan.cap_bytes})

@@ -1,4 +1,4 @@
-"""Sharing a card: no sum of caps above it, every need in the narrowest share that holds it, and nobody waits for ever."""
+"""Sharing a card: no sum of caps above it, every need in the narrowest share that holds it, nobody waits for ever."""
 
 from __future__ import annotations
 
