@@ -305,7 +305,14 @@ class _Asking(Searcher):
         """Reads nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = {"_desk": None, "_orders": None, "_setting": None, "_ledger": None, "_placed": {}, "_errors": {}}
+        dropped: dict[str, Any] = {
+            "_desk": None,
+            "_orders": None,
+            "_setting": None,
+            "_ledger": None,
+            "_placed": {},
+            "_errors": {},
+        }
         return {**self.__dict__, **dropped, "_next": []}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ class SearchDesk:
         knobs = dict(found.get("knobs") or live.get("knobs") or {})
         kept = ("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
         more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active")
-        more += ("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire")
+        memory = ("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire")
         record = self._journal.append(
             "trial",
             trial=trial,
@@ -131,7 +132,7 @@ class SearchDesk:
             values=dict(found["values"]),
             samples_per_s=self._rate_of(knobs, found),
             seed=self._terms.seed,
-            **{n: found.get(n) for n in (*kept, *more) if n in found},
+            **{n: found.get(n) for n in (*kept, *more, *memory) if n in found},
         )
         self._learn(record)
         self._told(record)
@@ -162,7 +163,8 @@ class SearchDesk:
         attempt = sum(1 for r in self._journal.records if r.event == "trial_start" and r["trial"] == assignment.trial)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append("trial_start", trial=assignment.trial, config=dict(assignment.knobs), attempt=attempt + 1)
-        return assignment
+        need = self._frontier.judge(key_of(assignment.knobs), micro_batch_of(assignment.knobs)).predicted_bytes
+        return dataclasses.replace(assignment, need_bytes=need)
 
     def _propose(self) -> Proposal | None:
         """Returns what is tried in place of fp16 that diverged, else what the searcher suggests."""
