@@ -76,7 +76,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting)
             study.measure(bench)
-            bench.release()
+            bench.end()
             study.search(RayCrew(setting, f"{config.workload.name}_trials"))
             study.confirm(bench)
             study.publish()

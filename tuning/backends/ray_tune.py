@@ -31,8 +31,6 @@ from tuning.backends.session import Setting
 from tuning.errors import PreflightError, StoppedEarly, TuningError
 from tuning.stages.bench import Desk, Orders
 
-LABORATORY_GPU = 0.1
-"""The laboratory keeps its process and context on the card while trials run; the rest is the trials'."""
 NO_LIMIT = 1_000_000_000
 
 
@@ -83,15 +81,25 @@ class RayCluster:
 
 
 class RayBench:
-    """The laboratory actor, as a stage sees it."""
+    """The laboratory actor, as a stage sees it: started by the first call, and anew by the first after `end`."""
 
     def __init__(self, setting: Setting, *, start_timeout_s: float = 180.0) -> None:
-        # No cores are asked for: the stages never overlap, and the trials' actors need them all.
-        gpus = LABORATORY_GPU if setting.device == "cuda" else 0
-        remote = ray.remote(num_cpus=0, num_gpus=gpus)(Laboratory)
-        self._setting = setting
-        self._actor = cast(Any, remote).remote(setting)
-        self._timeout_s = start_timeout_s
+        self._setting, self._timeout_s = setting, start_timeout_s
+        self._started: Any = None
+
+    @property
+    def _actor(self) -> Any:
+        if self._started is None:
+            # No cores are asked for: the stages never overlap, and the trials' actors need them all.
+            gpus = 1 if self._setting.device == "cuda" else 0
+            self._started = cast(Any, ray.remote(num_cpus=0, num_gpus=gpus)(Laboratory)).remote(self._setting)
+        return self._started
+
+    def end(self) -> None:
+        """Ends the process, and leaves its memory, on a card its context too, to whoever measures next."""
+        if self._started is not None:
+            ray.kill(self._started)
+            self._started = None
 
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
@@ -115,10 +123,6 @@ class RayBench:
         """Returns `Session.train`."""
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
         return self._get(self._actor.train.remote(dict(knobs), plan, seed))
-
-    def release(self) -> None:
-        """Leaves the device's memory to the trials."""
-        self._get(self._actor.release.remote())
 
     def _get(self, reference: Any, timeout_s: float | None = None) -> dict[str, Any]:
         try:
@@ -150,7 +154,7 @@ class RayCrew:
         slots = orders.concurrency
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
         if self._setting.device == "cuda":
-            resources["GPU"] = math.floor((1.0 - LABORATORY_GPU) / slots * 1000) / 1000
+            resources["GPU"] = math.floor(1000 / slots) / 1000
         shared = {
             "setting": dataclasses.replace(self._setting, threads=orders.threads),
             "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=self._setting.cap_bytes),

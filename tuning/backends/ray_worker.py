@@ -51,10 +51,6 @@ class Laboratory:
         """Returns `Session.window`."""
         return self._session.window(knobs, window_s, seed)
 
-    def release(self) -> None:
-        """Does `Session.release`."""
-        self._session.release()
-
     def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
         """Returns `Session.train`."""
         return self._session.train(knobs, plan, seed)
