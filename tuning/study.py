@@ -15,7 +15,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ import psutil
 from trainables import workload
 from trainables.knobs import Scalar, kind_of
 from tuning import __version__, atomic, doctor, export, report, summary, timeline, wording
-from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
+from tuning.backends.laboratory import Laboratory
+from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
@@ -62,12 +63,13 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     terminal.checks(checks)
     doctor.require(checks)
     setting = _setting(config)
-    with RayCluster(
-        cores=doctor.cores(), gpus=len(doctor.gpus()) if cuda else 0, dashboard=config.dashboard
-    ) as cluster:
-        if cluster.dashboard_url:
+    with ExitStack() as stack:
+        cluster = RayCluster(cores=doctor.cores(), gpus=len(doctor.gpus()) if cuda else 0, dashboard=config.dashboard)
+        while_searching: AbstractContextManager[object] = cluster
+        if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
+            while_searching = nullcontext(stack.enter_context(cluster))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
-        bench = RayBench(setting)
+        bench = stack.enter_context(Laboratory(setting))
         facts = _described(bench, config.workload.options, defaults(config.space))
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
@@ -76,8 +78,8 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting)
             study.measure(bench)
-            bench.release()
-            study.search(RayCrew(setting, f"{config.workload.name}_trials"))
+            bench.end()
+            study.search(RayCrew(setting, f"{config.workload.name}_trials"), while_searching)
             study.confirm(bench)
             study.publish()
     return folder
@@ -126,7 +128,7 @@ class _Study:
         if shortage:
             self._terminal.warning(shortage)
 
-    def measure(self, bench: RayBench) -> None:
+    def measure(self, bench: Laboratory) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes = self._cap_bytes()
         with self._stage("estimate") as needed:
@@ -147,8 +149,8 @@ class _Study:
                 )
                 stage.run(self._config.named, self._told)
 
-    def search(self, crew: RayCrew) -> None:
-        """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
+    def search(self, crew: RayCrew, ray: AbstractContextManager[object]) -> None:
+        """Stage 3: trials, until they are enough, time is up, or nothing is left to try; `ray` is what they run in."""
         with self._stage("search") as needed:
             if not needed:
                 return
@@ -162,10 +164,11 @@ class _Study:
                 self._told,
             )
             self._share()
-            crew.run(desk, self._orders())
+            with ray:
+                crew.run(desk, self._orders())
             self._note(f"the search ended: {desk.stop_reason}")
 
-    def confirm(self, bench: RayBench) -> None:
+    def confirm(self, bench: Laboratory) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
         picked = self._pick()
         if picked is None:
@@ -422,7 +425,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
     return apply_card(config, card)
 
 
-def _described(bench: RayBench, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+def _described(bench: Laboratory, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns what the bench knows of device and workload; raises ConfigError where an option or its data are wrong."""
     try:
         facts = bench.describe(knobs)

@@ -1,4 +1,4 @@
-"""Ray: one cluster a study, a laboratory actor that measures alone, and Tune for the search trials.
+"""Ray: one cluster a search, and Tune for its trials.
 
 Public API only. A searcher and a scheduler that do nothing but ask the study's desk; a Stopper is not needed, since the
 desk ends the search by having no next trial.
@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -24,9 +24,8 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from trainables.knobs import Scalar
 from trainables.loop import Plan
-from tuning.backends.ray_worker import REPORT, Laboratory, Retired, TrialRunner
+from tuning.backends.ray_worker import REPORT, Retired, TrialRunner
 from tuning.backends.session import Setting
 from tuning.errors import PreflightError, StoppedEarly, TuningError
 from tuning.policies import oom
@@ -34,8 +33,6 @@ from tuning.policies.oom import Outcome
 from tuning.policies.packing import Ledger
 from tuning.stages.bench import Assignment, Desk, Orders
 
-LABORATORY_GPU = 0.1
-"""The laboratory keeps its process and context on the card while trials run; the rest is the trials'."""
 NO_LIMIT = 1_000_000_000
 ATTEMPTS = 4
 """A trial whose process had to be given up before it began is not offered to more new ones than this."""
@@ -87,63 +84,6 @@ class RayCluster:
         self._folder.cleanup()
 
 
-class RayBench:
-    """The laboratory actor, as a stage sees it."""
-
-    def __init__(self, setting: Setting, *, start_timeout_s: float = 180.0) -> None:
-        # No cores are asked for: the stages never overlap, and the trials' actors need them all.
-        gpus = LABORATORY_GPU if setting.device == "cuda" else 0
-        remote = ray.remote(num_cpus=0, num_gpus=gpus)(Laboratory)
-        self._setting = setting
-        self._actor = cast(Any, remote).remote(setting)
-        self._timeout_s = start_timeout_s
-
-    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns what the process knows of device and workload; the first call waits for its imports."""
-        return self._get(self._actor.describe.remote(dict(knobs)), self._timeout_s)
-
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns `Session.footprint`."""
-        return self._get(self._actor.footprint.remote(dict(knobs), list(micro_batches)))
-
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
-        """Returns `Session.probe`."""
-        return self._get(self._actor.probe.remote(dict(knobs), time_s, spread_frac, best_samples_per_s))
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns `Session.window`."""
-        return self._get(self._actor.window.remote(dict(knobs), window_s, seed))
-
-    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
-        """Returns `Session.train`."""
-        plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
-        return self._get(self._actor.train.remote(dict(knobs), plan, seed))
-
-    def release(self) -> None:
-        """Leaves the device's memory to the trials."""
-        self._get(self._actor.release.remote())
-
-    def _get(self, reference: Any, timeout_s: float | None = None) -> dict[str, Any]:
-        try:
-            return cast(dict[str, Any], ray.get(reference, timeout=timeout_s))
-        except ray.exceptions.RayTaskError as error:
-            raise PreflightError(
-                f"the workload failed while it was measured: {type(error.cause).__name__}: {error.cause}",
-                remedy="run the workload contract suite on it, see README.md",
-            ) from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise PreflightError(
-                f"the measuring process was not ready after {timeout_s:.0f} s", remedy="look at the machine's load"
-            ) from error
-        except ray.exceptions.RayError as error:  # died in its creation task, was killed, lost its node
-            cause = str(error).strip().splitlines()[-1]
-            name, _, text = cause.partition(": ")
-            said = text if name.endswith("Error") and text else cause
-            raise PreflightError(said, remedy="mend what it names; -v shows where it was raised") from error
-
-
 class RayCrew:
     """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial."""
 
@@ -156,7 +96,7 @@ class RayCrew:
         # Every actor asks Ray for the same, whatever share its trials are given, so that any can take the next one.
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
         if self._setting.device == "cuda":
-            resources["GPU"] = math.floor((1.0 - LABORATORY_GPU) / slots * 1000) / 1000
+            resources["GPU"] = math.floor(1000 / slots) / 1000
         asking = _Asking(desk, orders, self._setting)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(

@@ -1,14 +1,13 @@
-"""What runs inside Ray's processes: the laboratory that measures alone, and the Trainable that runs search trials."""
+"""What runs inside Ray's processes: the Trainable that runs search trials."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ray import tune
 
 from trainables.knobs import Scalar
-from trainables.loop import Plan
 from tuning.backends.session import Session, Setting, Trial
 
 REPORT = "report"
@@ -29,39 +28,6 @@ def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
 
 class Retired(RuntimeError):
     """This process runs no further trial, for the reason given; the one it was asked to run goes to a new process."""
-
-
-class Laboratory:
-    """An actor that has the machine to itself while it measures: footprints, probes, windows, confirmations."""
-
-    def __init__(self, setting: Setting) -> None:
-        self._session = session(setting, {})
-
-    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns `Session.describe`."""
-        return self._session.describe(knobs)
-
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns `Session.footprint`."""
-        return self._session.footprint(knobs, micro_batches)
-
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
-        """Returns `Session.probe`."""
-        return self._session.probe(knobs, time_s, spread_frac, best_samples_per_s)
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns `Session.window`."""
-        return self._session.window(knobs, window_s, seed)
-
-    def release(self) -> None:
-        """Does `Session.release`."""
-        self._session.release()
-
-    def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
-        """Returns `Session.train`."""
-        return self._session.train(knobs, plan, seed)
 
 
 class TrialRunner(tune.Trainable):

@@ -194,13 +194,6 @@ class Session:
             result = trial.advance()
         return result
 
-    def release(self) -> None:
-        """Gives the device's memory to other processes: on CUDA what the allocator keeps is nobody else's."""
-        if self.setting.device == "cuda":
-            self.resident.drop_model()
-            gc.collect()
-            torch.cuda.empty_cache()
-
     def recover(self, error: BaseException) -> None:
         """Frees what a failed step holds: its frames and the allocator's cache; the next trial drops the gradients."""
         link: BaseException | None = error
