@@ -4,7 +4,8 @@
 
 Trials of `tests/data/greedy.py` on a virtual card of 3.5 MiB, one slot of Ray Tune: each fails in forward, in backward,
 in the optimiser, in evaluation or in a loader's process, and is followed by one that fits. Then, in a process without
-Ray, 50 OOMs in a row: live bytes, tensors and resident set before and after. The last line of stdout is one JSON document.
+Ray, 50 OOMs in a row: live bytes, tensors and resident set before and after. The last line of stdout is one JSON
+document.
 """
 
 from __future__ import annotations

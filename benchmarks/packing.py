@@ -2,12 +2,12 @@
 
     python -m benchmarks.packing --trials 12 --out benchmarks/results/packing.jsonl
 
-The same trials of `nli` (256 training samples, DoRA on three layers of MiniLM) on a virtual card of a CPU with two cores:
+The same trials of `nli` (256 training samples, DoRA on three layers of MiniLM) on a virtual card of two CPU cores:
   alone    one slot with the whole card and two threads, which is what a search without packing does
   shared   two slots with half of the card and one thread each; a trial that needs more than half takes both
-Every fourth trial has a micro-batch that needs more than half of the card. The wall time runs from the first step of the
-first trial to the end of the last, the starts of processes in between included, those of the first ones not. The last
-line of stdout is one JSON document.
+Every fourth trial has a micro-batch that needs more than half of the card. The wall time runs from the first step of
+the first trial to the end of the last, the starts of processes in between included, those of the first ones not. The
+last line of stdout is one JSON document.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from tests.fakes import FormulaBench
 from tuning import config, run, study
 from tuning.backends.laboratory import Laboratory
 from tuning.errors import ConfigError, PreflightError
+from tuning.policies.packing import Slots
 from tuning.records import Journal, Record
 from tuning.terminal import Terminal
 
@@ -206,3 +207,51 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     assert picked.best == "t1"
     assert picked.rule.startswith("the fastest of 3 whose error is within 0.2 of the best seen: 2.15 against 2")
     assert picked.rule.endswith("the tolerance is 10% of that best")
+
+
+def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None = None, device: str = "cpu") -> Slots:
+    """Returns how a study with these arguments, on four cores, would let its trials share the card."""
+    loaded = config.load(["workload=nli", *arguments])
+    loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        if probe is not None:
+            journal.append("probe", outcome="ok", samples_per_s=10.0, **probe)
+        own = study._Study(loaded, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, folder, time.monotonic())
+        own._facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}}
+        return own._slots()
+
+
+def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
+    found = slots_of(tmp_path, ["card=rtx4060"])
+    cap = config.load(["card=rtx4060"]).card.cap_bytes
+    assert cap is not None
+    assert (found.count, found.threads) == (4, 1)
+    assert cap - 4 < 4 * (found.cap_bytes(1) or 0) <= cap
+    assert found.cap_bytes(4) == found.count * (found.slot_bytes or 0)
+
+
+def test_without_a_card_trials_are_placed_by_free_memory_and_held_to_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
+    found = slots_of(tmp_path, ["card=cpu", "concurrency=2"])
+    assert (found.count, found.threads, found.cap_bytes(1)) == (2, 2, None)
+    assert found.slot_bytes is not None
+    assert found.width(found.slot_bytes) == 2
+
+
+def test_a_card_is_shared_where_the_probes_found_it_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study.doctor, "cores", lambda: 16)
+    idle = {"config": {"num_workers": 2}, "telemetry": {"gpu_sm_frac": 0.4}, "peak_allocated_bytes": 3 * 2**30}
+    busy = {**idle, "telemetry": {"gpu_sm_frac": 0.97}}
+    counts = {}
+    for name, probe, more in (("idle", idle, []), ("busy", busy, []), ("joint", idle, ["search.strategy=joint"])):
+        (tmp_path / name).mkdir()
+        found = slots_of(tmp_path / name, ["card=rtx3090", *more], probe, "cuda")
+        counts[name] = found.count
+        assert sum([found.cap_bytes(1) or 0] * found.count) <= 24 * 2**30
+        assert found.enforced
+    assert counts == {"idle": 2, "busy": 1, "joint": 1}

@@ -177,7 +177,7 @@ class _Asking(Searcher):
 
     def _config(self, placed: _Placed) -> dict[str, Any]:
         orders, slots = self._orders, self._ledger.slots
-        whole = placed.width >= slots.count
+        whole = slots.slot_bytes is None or placed.width >= slots.count
         cap_bytes = self._setting.cap_bytes if slots.slot_bytes is None else slots.cap_bytes(placed.width)
         shrink = "" if not orders.shrink else "all" if whole else "loader"  # a share too small is widened first
         return {
@@ -216,11 +216,11 @@ class _Asking(Searcher):
             self._next.append(dataclasses.replace(placed, attempt=placed.attempt + 1))
             return True
         short = found is not None and found.get("outcome") in (Outcome.OOM, Outcome.HOST_OOM)
-        if not short or placed.width >= slots.count:
+        if not short or slots.slot_bytes is None or placed.width >= slots.count:
             return False
         self._ledger.too_narrow(placed.assignment.need_bytes, placed.width)
         width = slots.wider(placed.width)
-        share = (slots.cap_bytes(placed.width) or 0) / 2**20
+        share = slots.share_bytes(placed.width) / 2**20
         reason = f"it needs more than its share of {share:.0f} MiB, and begins again in {width} of {slots.count} slots"
         self._desk.decided("widened", trial, reason)
         self._next.append(dataclasses.replace(placed, width=width, attempt=placed.attempt + 1))

@@ -46,7 +46,7 @@ class Slots:
             return 1
         if need_bytes is not None:
             for width in self._widths():
-                if need_bytes * MARGIN <= self._bytes(width):
+                if need_bytes * MARGIN <= self.share_bytes(width):
                     return width
         return self.count
 
@@ -56,12 +56,13 @@ class Slots:
 
     def cap_bytes(self, width: int) -> int | None:
         """Returns the bytes of tensors that a trial of that width may hold, None where it is not held to any."""
-        return self._bytes(width) if self.slot_bytes is not None and self.enforced else None
+        return self.share_bytes(width) if self.slot_bytes is not None and self.enforced else None
 
     def _widths(self) -> list[int]:
         return [2**n for n in range(self.count.bit_length()) if 2**n < self.count] + [self.count]
 
-    def _bytes(self, width: int) -> int:
+    def share_bytes(self, width: int) -> int:
+        """Returns the bytes of so many slots, less what the processes keep whose slots are lent; 0 where not known."""
         return max(0, width * (self.slot_bytes or 0) - (width - 1) * self.idle_bytes)
 
 
