@@ -38,7 +38,7 @@ from tuning.runs import JOURNAL, find_run
 from tuning.space import Range
 from tuning.stages import confirm, estimate
 from tuning.stages.bench import Orders
-from tuning.stages.probe import ProbeStage, defaults, probed
+from tuning.stages.probe import ProbeStage, probed
 from tuning.stages.search import SearchDesk, SearchTerms
 from tuning.terminal import Terminal
 
@@ -68,7 +68,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         if cluster.dashboard_url:
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         bench = RayBench(setting)
-        facts = _described(bench, config.workload.options, defaults(config.space))
+        facts = _described(bench, config.workload.options, estimate.defaults(config.space))
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
@@ -130,7 +130,8 @@ class _Study:
         cap_bytes = self._cap_bytes()
         with self._stage("estimate") as needed:
             if needed:
-                estimate.estimate(bench, self._config.space, self._journal, cap_bytes)
+                cuda = self._config.card.device == "cuda"
+                estimate.EstimateStage(bench, self._config.space, self._journal, cap_bytes, cuda=cuda).run()
         if self._config.search.strategy == "joint":
             return
         with self._stage("probe") as needed:

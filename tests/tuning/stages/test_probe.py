@@ -14,7 +14,7 @@ from trainables.knobs import Scalar
 from tuning.records import Journal
 from tuning.sections import ProbeSection
 from tuning.space import Space
-from tuning.stages.estimate import estimate, frontier
+from tuning.stages.estimate import EstimateStage, frontier
 from tuning.stages.probe import ProbeStage, probed, speed_couplings
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
@@ -33,7 +33,7 @@ SPACE = Space.of(
 def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]) -> tuple[FormulaBench, Journal]:
     bench = FormulaBench(cap_bytes)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    estimate(bench, SPACE, journal, cap_bytes)
+    EstimateStage(bench, SPACE, journal, cap_bytes).run()
     ProbeStage(bench, SPACE, journal, frontier(journal.records, cap_bytes), BUDGET, seed=0).run(named, lambda r: None)
     return bench, journal
 
