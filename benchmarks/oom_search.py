@@ -7,8 +7,8 @@ A virtual card on the CPU, real trainings (`oom_workload`), one process, the sam
   staged   SearchDesk, strategy staged, after the probe stage: micro-batches are halved where they do not fit
   tune     Ray Tune's OptunaSearch as it comes: an OOM is an error, which it tells Optuna as FAIL
   tpe      Optuna's TPE with a constraint: an OOM is told as infeasible, by how much over the cap
-Each launches 60 trials. What was refused is trained afterwards, as a check. A frontier that only watches judges what `tune`
-and `tpe` launch: its P(OOM), compared with what came of it, is not cut off by its own refusals.
+Each launches 60 trials. What was refused is trained afterwards, as a check. A frontier that only watches judges what
+`tune` and `tpe` launch: its P(OOM), compared with what came of it, is not cut off by its own refusals.
 """
 
 from __future__ import annotations

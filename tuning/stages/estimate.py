@@ -25,6 +25,10 @@ MEMORY_KNOBS = (
 Others change it by a few per cent (fused_optimizer, channels_last, where augmentation runs), which the posterior's
 sigma has to hold: with all of them a space of nine knobs would have hundreds of couplings to measure.
 """
+LESSER_KNOBS = (
+    *("fused_optimizer", "channels_last", "compile", "dropout", "augmentation", "encoder_frac"),
+    *("device_augmentation", "inplace_augmentation", "set_to_none"),
+)
 FIRST = (2, 8)
 """Two sizes give the line of peak over micro-batch; small ones, so that measuring never is what does not fit."""
 REACH = 1.25
@@ -81,6 +85,12 @@ def defaults(space: Space) -> dict[str, Scalar]:
             inside = parameter.low <= float(plain[name]) <= parameter.high
             start[name] = plain[name] if inside else parameter.low
     return {n: v for n, v in start.items() if is_active(n, start)}
+
+
+def lesser(knobs: Mapping[str, Scalar]) -> dict[str, bool | str]:
+    """Returns what else of a configuration changes its memory a little, numbers as whether they are more than 0."""
+    full = Knobs.of(knobs).as_dict()
+    return {n: v if isinstance(v := full[n], bool | str) else v > 0 for n in LESSER_KNOBS}
 
 
 class EstimateStage:
