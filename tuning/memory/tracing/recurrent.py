@@ -80,11 +80,9 @@ class _Cudnn(torch.autograd.Function):
         return None, grad_x, grad_hx, grad_cx, *pieces
 
 
-def _call(kind: str, original: Callable[..., Any], args: Sequence[Any]) -> Any:
+def _call(kind: str, args: Sequence[Any]) -> Any:
     """Returns what `torch._VF.<kind>` would: args are those of a padded call, or of a packed one (batch sizes second)."""
     x, packed = args[0], isinstance(args[3], list | tuple)
-    if not isinstance(x, FakeTensor) or x.device.type != "cuda":
-        return original(*args)
     if packed:
         _, _, state, weights, _, layers, _, _, bidirectional = args
         batch_first = False
@@ -102,18 +100,26 @@ def _call(kind: str, original: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def cudnn() -> Iterator[None]:
-    """Inside the block recurrent networks on fake CUDA tensors run as on cuDNN."""
+def cudnn() -> Iterator[set[str]]:
+    """Inside the block recurrent networks on fake CUDA tensors run as on cuDNN; yields the kinds that did."""
     functions = cast(Any, torch._VF)
     originals = {kind: getattr(functions, kind) for kind in GATES}
 
+    used = set[str]()
+
     def routed(kind: str) -> Callable[..., Any]:
-        return lambda *args: _call(kind, originals[kind], args)
+        def call(*args: Any) -> Any:
+            if not isinstance(args[0], FakeTensor) or args[0].device.type != "cuda":
+                return originals[kind](*args)
+            used.add(kind)
+            return _call(kind, args)
+
+        return call
 
     for kind in GATES:
         setattr(functions, kind, routed(kind))
     try:
-        yield
+        yield used
     finally:
         for kind, original in originals.items():
             setattr(functions, kind, original)

@@ -20,14 +20,13 @@ class Weightless:
 
     def __init__(self, workload: Workload, fake: FakeTensorMode) -> None:
         self._workload, self._fake = workload, fake
-        self.notes: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._workload, name)
 
     def model(self, config: Config) -> nn.Module:
         """Returns the workload's model on fake CPU tensors."""
-        with pretrained_from_config(self.notes):
+        with pretrained_from_config():
             try:
                 with self._fake:
                     model = self._workload.model(config)
@@ -61,7 +60,7 @@ def moved(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 @contextmanager
-def pretrained_from_config(notes: set[str]) -> Iterator[None]:
+def pretrained_from_config() -> Iterator[None]:
     """Inside the block `from_pretrained` of transformers reads a model's configuration and none of its weights."""
     transformers: Any = sys.modules.get("transformers")
     if transformers is None:
