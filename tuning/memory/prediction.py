@@ -1,15 +1,19 @@
-"""What a training step needs of a card's memory: traces of its storages, and the peaks that follow from them."""
+"""What is known of a step's memory before it runs: its traces, and the peak at any micro-batch size that follows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Literal
 
-Event = tuple[int, int]
-"""(storage id, bytes): it is born; (storage id, -1): it dies."""
+from tuning.memory.peaks import peak_of
+from tuning.memory.symbolic import Symbolic, between
+from tuning.memory.trace import CATEGORIES, PHASES, Event, Peak, Trace
+
+__all__ = ["CATEGORIES", "PHASES", "Confidence", "Event", "Peak", "Prediction", "Trace"]
 
 Confidence = Literal["traced", "workspaces unseen", "fallback", "none"]
 """How far to trust a prediction.
@@ -18,45 +22,6 @@ traced: every kernel is visible. workspaces unseen: RNN and convolution, whose w
 fallback: no compiler, so CPU kernels were traced in the place of CUDA's. none: it cannot be traced, and only trials can
 tell; the prediction's `notes` say why.
 """
-
-CATEGORIES = ("parameter", "buffer", "gradient", "optimizer", "activation", "temporary", "workspace", "batch")
-PHASES = ("setup", "forward", "backward", "optimizer")
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The storages of one training step at one micro-batch size, in the order in which they are born and die.
-
-    `categories` names each storage's (`CATEGORIES`); `marks` are (index into events, phase from there on), phases of
-    `PHASES`; `ops` names the operator of each birth, in the order of the births.
-    """
-
-    micro_batch: int
-    events: tuple[Event, ...]
-    categories: Mapping[int, str]
-    marks: tuple[tuple[int, str], ...]
-    ops: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The peak of a step at one micro-batch size, in bytes.
-
-    `live_bytes`: the sum of the storages. `allocated_bytes`, `reserved_bytes`: what torch.cuda.max_memory_allocated()
-    and max_memory_reserved() would say of the native allocator; `expandable_bytes`: reserved with expandable segments.
-    `capacity_bytes`: the smallest card, context not counted, on which the step does not run out of memory.
-    `breakdown`: category -> bytes at the peak; `phase` and `operator`: where it is.
-    """
-
-    micro_batch: int
-    live_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    expandable_bytes: int
-    capacity_bytes: int
-    breakdown: Mapping[str, int]
-    phase: str
-    operator: str
 
 
 @dataclass(frozen=True)
@@ -71,6 +36,36 @@ class Prediction:
     traces: tuple[Trace, ...]
     seconds: float
 
+    def trace(self, micro_batch: int) -> Trace | None:
+        """Returns the trace at a micro-batch size; None where it can be neither looked up nor derived.
+
+        It is derived from two traces whose births are the same. Raises ValueError for a size below 1.
+        """
+        if micro_batch < 1:
+            raise ValueError(f"expected a micro-batch of 1 sample or more, got {micro_batch}")
+        for known in self.traces:
+            if known.micro_batch == micro_batch:
+                return known
+        return None if self._symbolic is None else self._symbolic.at(micro_batch)
+
+    def peak(self, micro_batch: int) -> Peak | None:
+        """Returns the peak at a micro-batch size; None where `trace` is.
+
+        Half a second to seconds for the log of a large model, on first use for each size.
+        """
+        if micro_batch not in self._peaks:
+            trace = self.trace(micro_batch)
+            self._peaks[micro_batch] = None if trace is None else peak_of(trace)
+        return self._peaks[micro_batch]
+
+    @cached_property
+    def _symbolic(self) -> Symbolic | None:
+        return between(*self.traces) if len(self.traces) == 2 else None
+
+    @cached_property
+    def _peaks(self) -> dict[int, Peak | None]:
+        return {}
+
     def to_json(self) -> str:
         """Returns it as compact JSON, some 10 bytes an event."""
         own = {"confidence": self.confidence, "notes": self.notes, "seconds": self.seconds}
@@ -83,7 +78,7 @@ class Prediction:
             raw = json.loads(text)
             traces = tuple(_unpacked(t) for t in raw["traces"])
             return cls(raw["confidence"], tuple(raw["notes"]), traces, float(raw["seconds"]))
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"not a prediction: {type(error).__name__} {error}") from None
 
 
