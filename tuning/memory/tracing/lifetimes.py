@@ -52,7 +52,7 @@ class Lifetimes(TorchDispatchMode):
     peak_bytes = 0
 
     def __init__(self, device_type: str, fake: FakeTensorMode, insides: Insides) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "setup"
         self.notes: set[str] = set()
         self.operators: set[str] = set()

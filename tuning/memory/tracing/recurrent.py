@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 RESERVE = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
-"""Numbers kept for each step, sample, layer, direction and hidden unit: gates, and for LSTM cell states and their tanh."""
+"""Numbers kept for each step, sample, layer, direction and hidden unit: gates, of LSTM also cell states and their tanh."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Cudnn(torch.autograd.Function):
     """Allocates what cuDNN's recurrent network would, forward and backward."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, call: _Call, x: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns output, last hidden states and last cell states; keeps what the backward pass needs."""
@@ -46,7 +46,7 @@ class _Cudnn(torch.autograd.Function):
         x = x.contiguous()
         steps = x.numel() // x.shape[-1]  # of all samples
         flat = x.new_empty(sum(w.numel() for w in weights)) if weights[0].dtype != x.dtype else None
-        out_size = cast(int, hx.shape[-1])  # the projected size, where there is a projection
+        out_size = hx.shape[-1]  # the projected size, where there is a projection
         output = x.new_empty((*x.shape[:-1], call.directions * out_size))
         hy, cy = torch.empty_like(hx), None if cx is None else torch.empty_like(cx)
         cells = call.hidden * steps * call.layers * call.directions
@@ -81,7 +81,7 @@ class _Cudnn(torch.autograd.Function):
 
 
 def _call(kind: str, args: Sequence[Any]) -> Any:
-    """Returns what `torch._VF.<kind>` would: args are those of a padded call, or of a packed one (batch sizes second)."""
+    """Returns what `torch._VF.<kind>` would: args are a padded call's, or a packed one's (batch sizes second)."""
     x, packed = args[0], isinstance(args[3], list | tuple)
     if packed:
         _, _, state, weights, _, layers, _, _, bidirectional = args
@@ -95,7 +95,7 @@ def _call(kind: str, args: Sequence[Any]) -> Any:
         cx = cx.to(dtype) if cx is not None else None
     hidden = weights[0].shape[0] // GATES[kind]
     call = _Call(kind, layers, 2 if bidirectional else 1, batch_first, hidden, packed)
-    output, hy, cy = _Cudnn.apply(call, x, hx, cx, *weights)
+    output, hy, cy = cast(Any, _Cudnn).apply(call, x, hx, cx, *weights)
     return (output, hy, cy) if kind == "lstm" else (output, hy)
 
 

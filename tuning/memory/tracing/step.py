@@ -31,14 +31,13 @@ from tuning.memory.prediction import Confidence, Prediction, Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
 from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 
-
 _FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: a workload may keep tensors of one step for the next."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration to trace: its workload, and whose kernels; `insides` adds what oneDNN hides from a virtual card."""
+    """A configuration to trace, and whose kernels; `insides` adds what oneDNN hides from a virtual card."""
 
     workload: Workload
     config: Config

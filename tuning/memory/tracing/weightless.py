@@ -33,7 +33,7 @@ class Weightless:
             except Exception:
                 # Some models look at their first weights, which a fake tensor does not have.
                 model = self._workload.model(config)
-        return cast(nn.Module, emptied(model, self._fake))
+        return emptied(model, self._fake)
 
 
 def emptied(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
@@ -76,7 +76,7 @@ def pretrained_from_config() -> Iterator[None]:
         )
         model = cls.from_config(config, trust_remote_code=False, **wanted)
         model.eval()
-        info = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+        info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), frozenset())
         return (model, info) if how.get("output_loading_info") else model
 
     auto.from_pretrained = classmethod(from_config)
