@@ -13,7 +13,7 @@ CAPACITY_TOLERANCE_FRAC = 0.005
 
 def peak_of(trace: Trace) -> Peak:
     """Returns the peak of a trace; the breakdown is of what is live, before the allocator rounds it."""
-    index, live_bytes = _highest(trace)
+    index, live_bytes = highest(trace)
     native = replay(trace.events)
     alive: dict[int, int] = {}
     for ident, size in trace.events[: index + 1]:
@@ -38,7 +38,7 @@ def peak_of(trace: Trace) -> Peak:
     )
 
 
-def _highest(trace: Trace) -> tuple[int, int]:
+def highest(trace: Trace) -> tuple[int, int]:
     """Returns the index of the first event at which the most bytes are live, and these; (-1, 0) without any."""
     sizes: dict[int, int] = {}
     live, highest, found = 0, 0, -1
