@@ -16,7 +16,7 @@ from tuning.records import Journal, trials
 from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import estimate, frontier
+from tuning.stages.estimate import EstimateStage, frontier
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 
@@ -46,7 +46,7 @@ class Office:
     ) -> None:
         self.bench = FormulaBench(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
-        estimate(self.bench, space, self.journal, cap_bytes)
+        EstimateStage(self.bench, space, self.journal, cap_bytes).run()
         learned = frontier(self.journal.records, cap_bytes)
         if strategy == "staged":
             section = ProbeSection(max_time_s=0.3, probe_time_s=1, spread_frac=0.03)
