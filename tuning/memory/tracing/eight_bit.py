@@ -1,4 +1,4 @@
-"""AdamW with 8-bit moments as bitsandbytes keeps them, in bytes: nothing of it computes, and it need not be installed."""
+"""The state of bitsandbytes' AdamW of 8 bits, in bytes: nothing here computes, and it need not be installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AdamW8bit(torch.optim.Optimizer):
         self._maps: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Makes the state of parameters that have a gradient and none yet; the update itself is in place."""
         for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             if parameter in self.state:

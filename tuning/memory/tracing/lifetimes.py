@@ -31,6 +31,7 @@ class Insides(Protocol):
 
 
 _SCALAR = torch.ops.aten._local_scalar_dense.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
 
 
 class Untraceable(Exception):
@@ -51,7 +52,7 @@ class Lifetimes(TorchDispatchMode):
     peak_bytes = 0
 
     def __init__(self, device_type: str, fake: FakeTensorMode, insides: Insides) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "setup"
         self.notes: set[str] = set()
         self.operators: set[str] = set()
@@ -87,6 +88,8 @@ class Lifetimes(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _SCALAR and isinstance(args[0], FakeTensor):
             return self._scalar(args[0])
+        if func is _PACK and isinstance(args[0], FakeTensor):
+            func = _packed
         self._enter("backward" if torch._C._current_graph_task_id() != -1 else self.phase)
         device = kwargs.get("device")
         if device is not None and self._device_type != "cpu" and torch.device(device).type == self._device_type:
@@ -94,7 +97,7 @@ class Lifetimes(TorchDispatchMode):
                 result = func(*args, **kwargs)
         else:
             result = func(*args, **kwargs)
-        operator, phase = str(func), self._marks[-1][1]
+        operator, phase = str(func) if func is not _packed else str(_PACK), self._marks[-1][1]
         kept = self._insides.kept_bytes(func, phase)
         if kept > 0:
             self._birth(kept, operator, "workspace")
@@ -107,9 +110,17 @@ class Lifetimes(TorchDispatchMode):
             self._events.append((self._birth(hidden, operator, "workspace"), -1))
         return result
 
+    def hold(self, sizes: Iterable[int]) -> None:
+        """Counts storages that a workload keeps on the device from step to step."""
+        for size in sizes:
+            self._birth(size, "kept by the workload", "buffer")
+
+    def survivors(self) -> list[int]:
+        """Returns the bytes of each storage that is alive, once whoever asks has let go of the step."""
+        return [size for own, size in self._events if own in self._refs and size >= 0]
+
     def trace(self, micro_batch: int) -> Trace:
-        """Returns what was recorded."""
-        self._refs.clear()  # no deaths from here on
+        """Returns what was recorded so far."""
         return Trace(micro_batch, tuple(self._events), self._finished(), tuple(self._marks), tuple(self._ops))
 
     def _enter(self, phase: str) -> None:
@@ -166,6 +177,15 @@ class Lifetimes(TorchDispatchMode):
             "aten._local_scalar_dense: the step reads a whole number or a truth value from the device (.item(), int(), "
             "if), and what follows may depend on it"
         )
+
+
+def _packed(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """Returns the data and batch sizes of a packed sequence; the lengths are the host's, as torch demands."""
+    if isinstance(lengths, FakeTensor):
+        raise Untraceable(f"{_PACK}: the lengths are on the device")
+    steps = torch.arange(int(lengths[0]))
+    sizes = (lengths[:, None] > steps).sum(dim=0)
+    return padded.new_empty((int(lengths.sum()), *padded.shape[2:])), sizes
 
 
 def _parts(tensor: Tensor) -> Iterable[Tensor]:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 RESERVE = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
-"""Numbers kept for each step, sample, layer, direction and hidden unit: gates, and for LSTM cell states and their tanh."""
+"""Numbers kept for each step, sample, layer, direction and hidden unit: gates, of LSTM also cell states and their tanh."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Cudnn(torch.autograd.Function):
     """Allocates what cuDNN's recurrent network would, forward and backward."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, call: _Call, x: Tensor, hx: Tensor, cx: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns output, last hidden states and last cell states; keeps what the backward pass needs."""
@@ -46,7 +46,7 @@ class _Cudnn(torch.autograd.Function):
         x = x.contiguous()
         steps = x.numel() // x.shape[-1]  # of all samples
         flat = x.new_empty(sum(w.numel() for w in weights)) if weights[0].dtype != x.dtype else None
-        out_size = cast(int, hx.shape[-1])  # the projected size, where there is a projection
+        out_size = hx.shape[-1]  # the projected size, where there is a projection
         output = x.new_empty((*x.shape[:-1], call.directions * out_size))
         hy, cy = torch.empty_like(hx), None if cx is None else torch.empty_like(cx)
         cells = call.hidden * steps * call.layers * call.directions
@@ -80,11 +80,9 @@ class _Cudnn(torch.autograd.Function):
         return None, grad_x, grad_hx, grad_cx, *pieces
 
 
-def _call(kind: str, original: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Returns what `torch._VF.<kind>` would: args are those of a padded call, or of a packed one (batch sizes second)."""
+def _call(kind: str, args: Sequence[Any]) -> Any:
+    """Returns what `torch._VF.<kind>` would: args are a padded call's, or a packed one's (batch sizes second)."""
     x, packed = args[0], isinstance(args[3], list | tuple)
-    if not isinstance(x, FakeTensor) or x.device.type != "cuda":
-        return original(*args)
     if packed:
         _, _, state, weights, _, layers, _, _, bidirectional = args
         batch_first = False
@@ -97,23 +95,31 @@ def _call(kind: str, original: Callable[..., Any], args: Sequence[Any]) -> Any:
         cx = cx.to(dtype) if cx is not None else None
     hidden = weights[0].shape[0] // GATES[kind]
     call = _Call(kind, layers, 2 if bidirectional else 1, batch_first, hidden, packed)
-    output, hy, cy = _Cudnn.apply(call, x, hx, cx, *weights)
+    output, hy, cy = cast(Any, _Cudnn).apply(call, x, hx, cx, *weights)
     return (output, hy, cy) if kind == "lstm" else (output, hy)
 
 
 @contextmanager
-def cudnn() -> Iterator[None]:
-    """Inside the block recurrent networks on fake CUDA tensors run as on cuDNN."""
+def cudnn() -> Iterator[set[str]]:
+    """Inside the block recurrent networks on fake CUDA tensors run as on cuDNN; yields the kinds that did."""
     functions = cast(Any, torch._VF)
     originals = {kind: getattr(functions, kind) for kind in GATES}
 
+    used = set[str]()
+
     def routed(kind: str) -> Callable[..., Any]:
-        return lambda *args: _call(kind, originals[kind], args)
+        def call(*args: Any) -> Any:
+            if not isinstance(args[0], FakeTensor) or args[0].device.type != "cuda":
+                return originals[kind](*args)
+            used.add(kind)
+            return _call(kind, args)
+
+        return call
 
     for kind in GATES:
         setattr(functions, kind, routed(kind))
     try:
-        yield
+        yield used
     finally:
         for kind, original in originals.items():
             setattr(functions, kind, original)

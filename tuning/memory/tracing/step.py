@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,10 +31,13 @@ from tuning.memory.prediction import Confidence, Prediction, Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
 from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 
+_FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+"""One for the process: a workload may keep tensors of one step for the next."""
+
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration to trace: its workload, and whose kernels; `insides` adds what oneDNN hides from a virtual card."""
+    """A configuration to trace, and whose kernels; `insides` adds what oneDNN hides from a virtual card."""
 
     workload: Workload
     config: Config
@@ -97,18 +101,31 @@ def _trace_all(traced: Traced, job: Job, micro_batches: Sequence[int]) -> None:
         eight_bit.stand_in()
     with weightless.any_tokenizer(traced.notes):
         available = size_of(job.workload.dataset(job.config, "train"))
-        for micro_batch in sorted({min(m, available) for m in micro_batches}):
-            traced.traces.append(_trace(traced, job, micro_batch))
+        sizes = sorted({min(m, available) for m in micro_batches})
+        first, kept = _trace(traced, job, sizes[0], [])
+        if kept:  # made in the first step, found there by all others: traced again, as one of the others
+            first, _ = _trace(traced, job, sizes[0], kept)
+        traced.traces += [first, *(_trace(traced, job, size, kept)[0] for size in sizes[1:])]
 
 
-def _trace(traced: Traced, job: Job, micro_batch: int) -> Trace:
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    insides: Insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(fake, transient=job.insides)
-    lifetimes = Lifetimes(job.config.device, fake, insides)
-    empty = weightless.Weightless(job.workload, fake)
+def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> tuple[Trace, list[int]]:
+    """Returns the trace of a step, and the bytes of each storage that the workload keeps when the step is gone.
+
+    `kept` are those that steps before it have left.
+    """
+    insides: Insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(_FAKE, transient=job.insides)
+    lifetimes = Lifetimes(job.config.device, _FAKE, insides)
+    lifetimes.hold(kept)
+    trace = _traced_step(traced, job, micro_batch, lifetimes)
+    gc.collect()
+    return trace, lifetimes.survivors()
+
+
+def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetimes) -> Trace:
+    empty = weightless.Weightless(job.workload, _FAKE)
     resident = Resident(cast(Workload, empty))
     config = job.config.with_knobs(micro_batch_size=micro_batch)
-    with _patched(), recurrent.cudnn():
+    with _patched(), recurrent.cudnn() as kinds:
         with lifetimes if job.on_card else nullcontext():  # a card also holds the first weights that a trial copies
             state = loop.prepare(resident, config, loop.Plan(samples=1_000_000))
         lifetimes.adopt(state.model.parameters(), "parameter")
@@ -116,17 +133,15 @@ def _trace(traced: Traced, job: Job, micro_batch: int) -> Trace:
         _name_as_it_goes(lifetimes, state)
         state.meter = cast(Any, lifetimes)
         lifetimes.phase = "forward"
-        loop.rehearse(
-            state, micro_batch, functools.partial(_to_card, fake=fake) if job.on_card else lambda batch: batch
-        )
+        loop.rehearse(state, micro_batch, _to_card if job.on_card else lambda batch: batch)
         lifetimes.name((p.grad for p in state.model.parameters() if p.grad is not None), "gradient")
-    traced.notes |= lifetimes.notes | empty.notes
-    traced.operators |= lifetimes.operators
+    traced.notes |= lifetimes.notes
+    traced.operators |= lifetimes.operators | {f"cudnn {kind}" for kind in kinds}
     return lifetimes.trace(micro_batch)
 
 
-def _to_card(batch: Batch, fake: FakeTensorMode) -> Batch:
-    with fake:
+def _to_card(batch: Batch) -> Batch:
+    with _FAKE:
         return to_device(batch, torch.device("cuda"))
 
 

@@ -20,21 +20,20 @@ class Weightless:
 
     def __init__(self, workload: Workload, fake: FakeTensorMode) -> None:
         self._workload, self._fake = workload, fake
-        self.notes: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._workload, name)
 
     def model(self, config: Config) -> nn.Module:
         """Returns the workload's model on fake CPU tensors."""
-        with pretrained_from_config(self.notes):
+        with pretrained_from_config():
             try:
                 with self._fake:
                     model = self._workload.model(config)
             except Exception:
                 # Some models look at their first weights, which a fake tensor does not have.
                 model = self._workload.model(config)
-        return cast(nn.Module, emptied(model, self._fake))
+        return emptied(model, self._fake)
 
 
 def emptied(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
@@ -61,7 +60,7 @@ def moved(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 @contextmanager
-def pretrained_from_config(notes: set[str]) -> Iterator[None]:
+def pretrained_from_config() -> Iterator[None]:
     """Inside the block `from_pretrained` of transformers reads a model's configuration and none of its weights."""
     transformers: Any = sys.modules.get("transformers")
     if transformers is None:
@@ -77,7 +76,7 @@ def pretrained_from_config(notes: set[str]) -> Iterator[None]:
         )
         model = cls.from_config(config, trust_remote_code=False, **wanted)
         model.eval()
-        info = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+        info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), frozenset())
         return (model, info) if how.get("output_loading_info") else model
 
     auto.from_pretrained = classmethod(from_config)

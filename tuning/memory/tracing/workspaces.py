@@ -14,7 +14,7 @@ CUBLAS_HOPPER_BYTES = 4096 * 8 * 1024
 """A cuBLAS handle's workspace (ATen/cuda/CUDABlas.cpp); each thread that computes has a handle: forward, backward."""
 
 _PRODUCTS = frozenset(getattr(aten, n).default for n in ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation"))
-UNSEEN = ("convolution", "_rnn", "lstm", "gru")
+UNSEEN = ("convolution", "cudnn")
 """Parts of the names of operators whose workspaces are chosen by cuDNN or oneDNN as they run."""
 
 
