@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ def formula(request: Request, width_mib: int = 16) -> Prediction:
     return prediction(layers=6, width_bytes=width_mib * MIB, sample_bytes=sample)
 
 
-def told(settings: str, capsys: pytest.CaptureFixture[str], predict: estimate.Predict = formula) -> str:
-    assert estimate.main(settings.split(), predict) == 0
+def told(settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula) -> str:
+    assert estimate.main(settings.split(), lambda requests: [predict(one) for one in requests]) == 0
     return capsys.readouterr().out
 
 
-def answer(settings: str, capsys: pytest.CaptureFixture[str], predict: estimate.Predict = formula) -> dict[str, Any]:
+def answer(
+    settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula
+) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(told(f"{settings} --json", capsys, predict))
     return found
 
@@ -199,6 +201,16 @@ def test_bad_input_is_one_clear_error(arguments: str, says: str, capsys: pytest.
     assert says in said.err
     assert said.err.count("error:") == 1
     assert not said.out
+
+
+def test_what_the_workload_refuses_is_a_wrong_command_line() -> None:
+    said = "DataError: workload.data=/nowhere is not there; allowed: a file"
+    with pytest.raises(ConfigError, match="data=/nowhere is not there") as raised:
+        estimate.main(
+            ["workload=nli", "workload.data=/nowhere"],
+            lambda requests: [Prediction("none", (said,), (), 0.1) for _ in requests],
+        )
+    assert raised.value.allowed == "a file"
 
 
 @pytest.mark.parametrize("text", ["x = (", "a = 1\n", "\x00"])
