@@ -31,7 +31,7 @@ from tuning.memory.prediction import Confidence, Prediction, Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
 from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 
-_FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: a workload may keep tensors of one step for the next."""
 
 
@@ -113,8 +113,8 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
     `kept` are those that steps before it have left.
     """
-    insides: Insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(_FAKE, transient=job.insides)
-    lifetimes = Lifetimes(job.config.device, _FAKE, insides)
+    insides: Insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(FAKE, transient=job.insides)
+    lifetimes = Lifetimes(job.config.device, FAKE, insides)
     lifetimes.hold(kept)
     trace = _traced_step(traced, job, micro_batch, lifetimes)
     gc.collect()
@@ -122,10 +122,10 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
 
 def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetimes) -> Trace:
-    empty = weightless.Weightless(job.workload, _FAKE)
+    empty = weightless.Weightless(job.workload, FAKE)
     resident = Resident(cast(Workload, empty))
     config = job.config.with_knobs(micro_batch_size=micro_batch)
-    with _patched(), recurrent.cudnn() as kinds:
+    with patched(), recurrent.cudnn() as kinds:
         with lifetimes if job.on_card else nullcontext():  # a card also holds the first weights that a trial copies
             state = loop.prepare(resident, config, loop.Plan(samples=1_000_000))
         lifetimes.adopt(state.model.parameters(), "parameter")
@@ -133,15 +133,15 @@ def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetime
         _name_as_it_goes(lifetimes, state)
         state.meter = cast(Any, lifetimes)
         lifetimes.phase = "forward"
-        loop.rehearse(state, micro_batch, _to_card if job.on_card else lambda batch: batch)
+        loop.rehearse(state, micro_batch, to_card if job.on_card else lambda batch: batch)
         lifetimes.name((p.grad for p in state.model.parameters() if p.grad is not None), "gradient")
     traced.notes |= lifetimes.notes
     traced.operators |= lifetimes.operators | {f"cudnn {kind}" for kind in kinds}
     return lifetimes.trace(micro_batch)
 
 
-def _to_card(batch: Batch) -> Batch:
-    with _FAKE:
+def to_card(batch: Batch) -> Batch:
+    with FAKE:
         return to_device(batch, torch.device("cuda"))
 
 
@@ -161,7 +161,7 @@ def _name_as_it_goes(lifetimes: Lifetimes, state: loop.State) -> None:
 
 
 @contextmanager
-def _patched() -> Iterator[None]:
+def patched() -> Iterator[None]:
     """Inside the block torch takes fake tensors for tensors where it looks at their class.
 
     Modules can be moved, which torch refuses on fake parameters; and AdamW takes its foreach kernels, which it
