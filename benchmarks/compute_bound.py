@@ -24,6 +24,7 @@ import torch
 from benchmarks.telemetry_cost import median_interval
 from trainables import batches, loop
 from trainables.stopwatch import Window
+from trainables.workload import Batch
 from tuning.backends.session import WINDOW_S, Session, Setting, device_facts
 from tuning.export import Best, read_best
 from tuning.records import Record, read
@@ -32,9 +33,9 @@ from tuning.records import Record, read
 class Fed(batches.Loader):
     """Delivers the batches of an epoch from a list that its first use fills."""
 
-    kept: ClassVar[dict[tuple[Any, ...], list[batches.Batch]]] = {}
+    kept: ClassVar[dict[tuple[Any, ...], list[Batch]]] = {}
 
-    def epoch(self, plan: Sequence[batches.MicroBatch]) -> Iterator[batches.Batch]:
+    def epoch(self, plan: Sequence[batches.MicroBatch]) -> Iterator[Batch]:
         """Yields what the loader delivered when the same plan was first asked for."""
         key = tuple(tuple(m.indices) for m in plan)
         if key not in self.kept:

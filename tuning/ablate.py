@@ -16,7 +16,8 @@ from rich.console import Console
 
 from trainables.knobs import Scalar
 from tuning import doctor, export, lines, report, summary
-from tuning.backends.session import Session, Setting, device_facts
+from tuning.backends.laboratory import Laboratory
+from tuning.backends.session import Setting
 from tuning.errors import ConfigError, NoUsableTrial
 from tuning.policies import ablation
 from tuning.records import Journal, Record, last, read
@@ -57,16 +58,16 @@ def main(argv: Sequence[str]) -> int:
     pairs, idle = ablation.pairs(found.best.config, before)
     pairs = _only(pairs, asked.only)
     messages = Console(stderr=True, highlight=False)
-    session = _session(folder, records)
-    facts = device_facts(session.setting.device)
+    setting = _setting(folder, records)
     messages.print(
         f"{len(pairs)} pairs, {asked.rounds} rounds, about {_minutes(len(pairs), asked.rounds, asked.window)} minutes",
         markup=False,
     )
-    with Journal.open(folder / RECEIPTS, create=True) as journal:
+    with Laboratory(setting) as bench, Journal.open(folder / RECEIPTS, create=True) as journal:
+        facts = bench.describe(found.best.config)["device"]
         journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle)
         ablate.measure(
-            session,
+            bench,
             journal,
             pairs,
             asked.rounds,
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _session(folder: Path, records: Sequence[Record]) -> Session:
+def _setting(folder: Path, records: Sequence[Record]) -> Setting:
     study = last(records, "study")
     if study is None:
         raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
@@ -98,8 +99,7 @@ def _session(folder: Path, records: Sequence[Record]) -> Session:
             f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
         )
     cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
-    setting = Setting(study["config"]["workload"]["ref"], own, device, doctor.cores(), cap_bytes, study["seed"])
-    return Session(setting)
+    return Setting(study["config"]["workload"]["ref"], own, device, doctor.cores(), cap_bytes, study["seed"])
 
 
 def _only(pairs: list[ablation.Pair], names: str) -> list[ablation.Pair]:

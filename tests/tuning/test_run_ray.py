@@ -59,6 +59,12 @@ def test_a_study_from_command_line_to_best_yaml_and_a_training_from_it(tmp_path:
     low, high = again["measured"]["quality"]["accuracy"]["interval"]
     assert low <= result["values"]["accuracy"] <= high
 
+    assert run("tuning", ["ablate", "one", "--rounds", "2", "--window", "0.05", "--json"], tmp_path) == 0
+    receipts = json.loads((tmp_path / "out").read_text().splitlines()[-1])["receipts"]
+    assert receipts
+    assert all(r["gain"]["ratio"] > 0 for r in receipts)
+    assert "Traceback" not in (tmp_path / "err").read_text()
+
 
 @pytest.mark.parametrize("option", ["data=nothing.jsonl", "layers=0", "model=nowhere/at-all", "val_frac=2"])
 def test_a_bad_option_is_one_error_and_writes_nothing(tmp_path: Path, option: str) -> None:
