@@ -38,8 +38,8 @@ CUDA_SPARE = 1.10
 LIMIT_S = 8.0
 """What the stage may take; what was not measured by then is judged by the trials."""
 
-Predict = Callable[[Mapping[str, Scalar]], Prediction]
-"""Predicts a coupling without running it."""
+Predict = Callable[[Sequence[Mapping[str, Scalar]]], Sequence[Prediction]]
+"""Predicts configurations without running them, one prediction for each."""
 
 
 def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
@@ -113,6 +113,10 @@ class EstimateStage:
         until = time.monotonic() + limit_s
         known = set(_footprints(self._journal.records))
         todo = [c for c in couplings(self._space) if key_of(c) not in known]
+        if predict is not None and todo:
+            found = predict([self._knobs(c) for c in todo])
+            until = time.monotonic() + limit_s  # a prediction has a limit of its own
+            todo = [c for c, p in zip(todo, found, strict=True) if not self._predicted(c, p)]
         took: dict[int, float] = {}
         for number, coupling in enumerate(todo):
             begun = time.monotonic()
@@ -120,10 +124,8 @@ class EstimateStage:
                 text = f"the estimate measured {number} of {len(todo)} couplings in {limit_s:g} s; trials tell the rest"
                 self._journal.append("note", text=text)
                 return
-            prediction = predict(coupling) if predict is not None else None
-            if prediction is None or not self._predicted(coupling, prediction):
-                self._measure(coupling, self._first)
-                took[number] = time.monotonic() - begun
+            self._measure(coupling, self._first)
+            took[number] = time.monotonic() - begun
         for number, spent_s in took.items():
             size = self._further(todo[number])
             if size is not None and time.monotonic() + spent_s * size / sum(self._first) < until:
