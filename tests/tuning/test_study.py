@@ -216,7 +216,9 @@ def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         if probe is not None:
             journal.append("probe", outcome="ok", samples_per_s=10.0, **probe)
-        own = study._Study(loaded, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, folder, time.monotonic())
+        own = study._Study(
+            loaded, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, folder, time.monotonic()
+        )
         own._facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}}
         return own._slots()
 
