@@ -4,8 +4,8 @@
 
 Windows of each workload, in turns within a round, under a cap that nothing reaches: `off` counts the first optimiser
 step only, `sparse` what a trial on a virtual card counts (`trainables.live_bytes.Sparse`), `dense` everything. Beside
-it the peaks that `sparse` and `dense` saw over the same batches, and what rounding each tensor up to 512 bytes, as a CUDA
-device does, adds to the peak of a step. The last line of stdout is one JSON document.
+it the peaks that `sparse` and `dense` saw over the same batches, and what rounding each tensor up to 512 bytes, as a
+CUDA device does, adds to the peak of a step. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
