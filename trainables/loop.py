@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -251,34 +251,45 @@ def _validation(state: State) -> Iterator[Any]:
 
 
 def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
-    """Returns the most live bytes of training on the `micro_batch` longest samples of the training split.
+    """Returns the most live bytes of training on the `micro_batch` longest samples of the training split."""
+    state = prepare(resident, config, Plan(samples=1_000_000, cap_bytes=_NO_CAP))
+    rehearse(state, micro_batch)
+    return state.peak_allocated_bytes
+
+
+def rehearse(state: State, micro_batch: int, transfer: Callable[[Any], Any] | None = None) -> None:
+    """Goes through all that a long run holds: an optimiser step, and forward and backward passes before and after it.
 
     The second forward pass meets what a long run holds at its peak: the optimiser's state, and the gradients of the
-    micro-batches before it.
+    micro-batches before it. The samples are the `micro_batch` longest of the training split. `transfer` takes a batch
+    from the host to where it is computed; default: to the device.
     """
-    state = prepare(resident, config, Plan(samples=1_000_000, cap_bytes=_NO_CAP))
+    resident, config = state.resident, state.config
+    workload, augment = resident.workload, augment_of(resident.workload)
     dataset, lengths = resident.dataset(config, "train"), resident.lengths(config, "train")
     order = list(range(batches.size_of(dataset)))
     if lengths is not None:
         order.sort(key=lambda index: -lengths[index])
     samples = [dataset[i] for i in order[:micro_batch]]
     keys = torch.arange(len(samples))
+    move = transfer or functools.partial(batches.to_device, device=state.device)
 
-    def batch() -> Any:
-        collated = collate_of(resident.workload)(samples)
-        return batches.to_device(batches.Keyed(collated, keys) if augment else collated, state.device)
+    def batch(phase: str) -> Any:
+        collated = collate_of(workload)(samples)
+        if augment is not None:
+            on_device = config.knobs.device_augmentation  # else the loader augments, and the device sees the result
+            collated = batches.Keyed(collated, keys) if on_device else augment(collated, keys, config, phase)
+        return move(collated)
 
-    augment = augment_of(resident.workload)
-    names = list(phases(resident.workload, config))
-    with precision.checkpointed(blocks(resident.workload, state.model), config.knobs.activation_checkpointing):
+    names = list(phases(workload, config))
+    with precision.checkpointed(blocks(workload, state.model), config.knobs.activation_checkpointing):
         state.model.train()
         for phase in names:
-            _forward_backward(state, state.model, batch(), 1.0, phase)
+            _forward_backward(state, state.model, batch(phase), 1.0, phase)
         with _watched(state):
             state.optimizer.step()  # not through the scaler, which skips a step whose fp16 gradients overflow
         for phase in names:
-            _forward_backward(state, state.model, batch(), 1.0, phase)
-    return state.peak_allocated_bytes
+            _forward_backward(state, state.model, batch(phase), 1.0, phase)
 
 
 def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, phase: str) -> Tensor:

@@ -23,6 +23,7 @@ from tuning.terminal import Terminal
 HELP = """\
   python -m tuning.run workload=nli                             find the fastest configuration (--help there)
   python -m tuning train --from runs/nli/ID/best.yaml           train the whole job with it
+  python -m tuning estimate workload=nli card=rtx4060           what fits a card, without one and without training
   python -m tuning list                                         runs, newest last
   python -m tuning show ID                                      the summary of a run
   python -m tuning ablate ID                                    what each optimisation bought here, in pairs
@@ -48,6 +49,7 @@ def _answered(arguments: Sequence[str]) -> int:
         "run": lambda rest: int(importlib.import_module("tuning.run").main(list(rest))),
         "train": _train,
         "ablate": _ablate,
+        "estimate": _estimate,
         "list": _list,
         "show": _show,
         "report": _report,
@@ -82,6 +84,10 @@ def _train(arguments: Sequence[str]) -> int:
 def _ablate(arguments: Sequence[str]) -> int:
     importlib.import_module("tuning.backends")
     return int(importlib.import_module("tuning.ablate").main(arguments))
+
+
+def _estimate(arguments: Sequence[str]) -> int:
+    return int(importlib.import_module("tuning.estimate").main(arguments))
 
 
 def _whole(folder: Path) -> list[Record]:

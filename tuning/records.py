@@ -330,12 +330,15 @@ def trials(records: Sequence[Record]) -> list[Trial]:
 
 
 def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
-    """Returns id and configuration of each trial that began and has no ending since, in the order they began."""
+    """Returns id and configuration of each trial that began and has no ending since, in the order they began.
+
+    A trial that was refused when it was to begin again has ended too.
+    """
     begun: dict[str, dict[str, Any]] = {}
     for record in records:
         if record.event == "trial_start":
             begun[record["trial"]] = dict(record["config"])
-        elif record.event == "trial":
+        elif record.event == "trial" or (record.event == "refused" and record.get("trial")):
             begun.pop(record["trial"], None)
     return list(begun.items())
 

@@ -197,6 +197,7 @@ class StudyConfig(Section):
     claims_of: dict[str, str]
     source: str
     dashboard: bool
+    remember: bool = True  # runs of earlier versions did not record it
     runs_dir: Annotated[str, AfterValidator(_folder)]
     resume: Slug | None
     name: Slug | None

@@ -14,7 +14,7 @@ import platform
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,9 @@ from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
+from tuning.memory.known import Key, Known
+from tuning.memory.prediction import Prediction
+from tuning.memory.predictor import Request, predict_all
 from tuning.policies import active, packing
 from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
@@ -39,10 +42,12 @@ from tuning.runs import JOURNAL, find_run
 from tuning.space import Range
 from tuning.stages import confirm, estimate
 from tuning.stages.bench import Orders
-from tuning.stages.probe import ProbeStage, defaults, probed
+from tuning.stages.probe import ProbeStage, probed
 from tuning.stages.search import SearchDesk, SearchTerms
 from tuning.terminal import Terminal
 
+PREDICT_S = 60.0
+"""What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
 
@@ -70,7 +75,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             while_searching = nullcontext(stack.enter_context(cluster))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         bench = stack.enter_context(Laboratory(setting))
-        facts = _described(bench, config.workload.options, defaults(config.space))
+        facts = _described(bench, config.workload.options, estimate.defaults(config.space))
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
@@ -131,9 +136,12 @@ class _Study:
     def measure(self, bench: Laboratory) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes = self._cap_bytes()
+        self._recall()
         with self._stage("estimate") as needed:
             if needed:
-                estimate.estimate(bench, self._config.space, self._journal, cap_bytes)
+                cuda = self._config.card.device == "cuda"
+                first = estimate.EstimateStage(bench, self._config.space, self._journal, cap_bytes, cuda=cuda)
+                first.run(self._predict if cuda else None)
         if self._config.search.strategy == "joint":
             return
         with self._stage("probe") as needed:
@@ -166,6 +174,7 @@ class _Study:
             self._share()
             with ray:
                 crew.run(desk, self._orders())
+            self._remember()
             self._note(f"the search ended: {desk.stop_reason}")
 
     def confirm(self, bench: Laboratory) -> None:
@@ -216,6 +225,51 @@ class _Study:
         self._terminal.summary(found, self._folder, paths)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _predict(self, configurations: Sequence[Mapping[str, Scalar]]) -> list[Prediction]:
+        """Returns predictions for the card that is here.
+
+        Not asked for on a CPU: there a measurement says all that a prediction does, and takes less than tracing. On
+        CUDA only a prediction knows what the allocator keeps beside the tensors.
+        """
+        workload, device = self._config.workload, self._facts["device"]
+        major, minor = device.get("capability") or (8, 6)
+        requests = [
+            Request(workload.ref, dict(workload.options), knobs, "cuda", (int(major), int(minor)))
+            for knobs in configurations
+        ]
+        return predict_all(requests, timeout_s=PREDICT_S)
+
+    def _recall(self) -> None:
+        """Puts into the records, once, what earlier runs of this workload on this device learned about memory."""
+        if not self._config.remember or any(r.event in ("known", "footprint") for r in self._journal.records):
+            return
+        store = Known()
+        found = store.recall(self._memory_key())
+        if found:
+            self._journal.append("known", facts=found)
+        for text in store.warnings:
+            self._terminal.warning(text)
+
+    def _remember(self) -> None:
+        """Keeps what this run learned about memory for the next."""
+        if not self._config.remember:
+            return
+        store = Known()
+        store.remember(self._memory_key(), estimate.facts(self._journal.records))
+        for text in store.warnings:
+            self._terminal.warning(text)
+
+    def _memory_key(self) -> Key:
+        start = estimate.defaults(self._config.space)
+        return Key(
+            device=str(self._facts["device"].get("name")),
+            cap_bytes=self._config.card.cap_bytes,
+            torch=self._facts["versions"]["torch"],
+            cardtune=self._facts["versions"]["cardtune"],
+            workload_sha256=str(self._facts["workload_sha256"]),
+            options_sha256=Key.digest({**self._config.workload.options, "knobs": estimate.lesser(start)}),
+        )
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[bool]:

@@ -1,56 +1,174 @@
-"""What a training step needs, as a line in the micro-batch size. Plain arithmetic: no torch, no device."""
+"""What a training step needs by micro-batch size, as points with lines between them. Plain arithmetic: no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
+from tuning.memory.posterior import PRIORS, Predicted
+from tuning.memory.trace import Peak
+
+EXTRAPOLATED, INTERPOLATED, MEASURED = "extrapolated", "interpolated", "measured"
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """Bytes of one memory coupling (dtype, checkpointing, adapter): what is there once, and what each sample adds.
+class Point:
+    """At one micro-batch size: the peak a run would report, and the smallest card that holds it, in bytes.
 
-    `fixed_bytes` is what the other three do not explain. It may be negative: at the peak not all of them need be alive.
+    The second is the larger on CUDA, whose allocator keeps more than tensors; on the CPU both are the same.
     """
+
+    micro_batch: int
+    peak_bytes: int
+    capacity_bytes: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes that do not depend on the batch: parameters with buffers, gradients, the optimiser's state."""
 
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    fixed_bytes: int
-    bytes_per_sample: int
 
     @classmethod
-    def from_measured(
-        cls, parameter_bytes: int, gradient_bytes: int, optimizer_bytes: int, measured: Sequence[tuple[int, int]]
-    ) -> Footprint:
+    def of(cls, raw: Mapping[str, Any]) -> Sizes:
+        """Returns the sizes among plain values."""
+        return cls(int(raw["parameter_bytes"]), int(raw["gradient_bytes"]), int(raw["optimizer_bytes"]))
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one memory coupling (dtype, checkpointing, adapter ...), by micro-batch size.
+
+    `points` rise with the micro-batch and never fall; `source` says how they were found, a key of `posterior.PRIORS`.
+    """
+
+    sizes: Sizes
+    points: tuple[Point, ...]
+    source: str = MEASURED
+
+    def __post_init__(self) -> None:
+        if not self.points or any(p.micro_batch < 1 or p.peak_bytes < 0 for p in self.points):
+            raise ValueError(
+                f"expected points of micro-batch >= 1 and peak bytes >= 0, at least one, got {self.points}"
+            )
+        if self.source not in PRIORS:
+            raise ValueError(f"expected a source of {', '.join(PRIORS)}, got {self.source!r}")
+        rising: list[Point] = []
+        for point in sorted(self.points, key=lambda p: p.micro_batch):
+            before = rising[-1] if rising else Point(0, 0, 0)
+            peak = max(point.peak_bytes, before.peak_bytes)
+            grown = Point(point.micro_batch, peak, max(point.capacity_bytes, before.capacity_bytes, peak))
+            if rising and before.micro_batch == point.micro_batch:
+                rising.pop()
+            rising.append(grown)
+        object.__setattr__(self, "points", tuple(rising))
+
+    @classmethod
+    def from_measured(cls, sizes: Sizes, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> Footprint:
         """Returns the footprint through measured (micro-batch, peak bytes) pairs.
 
-        Least squares for the slope, never negative; the line is then raised until no measurement lies above it.
-        One micro-batch size gives no slope: all that the sizes leave unexplained then counts as the samples', which is
-        too much for larger micro-batches rather than too little.
+        `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: all that the sizes leave
+        unexplained then counts as the samples', which is too much for larger micro-batches rather than too little.
         """
-        if not measured or any(m < 1 or b < 0 for m, b in measured):
-            raise ValueError(
-                f"expected pairs of micro-batch >= 1 and peak bytes >= 0, at least one, got {list(measured)}"
-            )
-        static = parameter_bytes + gradient_bytes + optimizer_bytes
-        sizes = np.array([m for m, _ in measured], dtype=np.float64)
-        peaks = np.array([b for _, b in measured], dtype=np.float64)
-        centred = sizes - sizes.mean()
-        if centred.any():
-            slope = round(float((centred @ peaks) / (centred @ centred)))
-        else:
-            slope = -(-max(0, max(b for _, b in measured) - static) // measured[0][0])
-        slope = max(0, slope)
-        fixed = max(b - slope * m for m, b in measured) - static
-        return cls(parameter_bytes, gradient_bytes, optimizer_bytes, fixed, slope)
+        points = [Point(m, b, round(b * spare)) for m, b in measured]
+        return cls(sizes, tuple(points))
 
-    def peak_bytes(self, micro_batch: int) -> int:
-        """Returns the predicted peak of a step of `micro_batch` samples; never below 0."""
-        return max(0, self._static_bytes + self.bytes_per_sample * micro_batch)
+    @classmethod
+    def from_peaks(cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool) -> Footprint:
+        """Returns the footprint of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors."""
+        held = peaks[0].breakdown
+        points = [
+            Point(p.micro_batch, p.allocated_bytes, p.capacity_bytes)
+            if cuda
+            else Point(p.micro_batch, p.live_bytes, p.live_bytes)
+            for p in peaks
+        ]
+        sizes = Sizes(
+            held.get("parameter", 0) + held.get("buffer", 0), held.get("gradient", 0), held.get("optimizer", 0)
+        )
+        return cls(sizes, tuple(points), confidence)
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> Footprint:
+        """Returns the footprint that `as_raw` wrote, or a record of an earlier version, which had a line."""
+        sizes = Sizes.of(raw)
+        if raw.get("points"):
+            points = tuple(Point(*(int(v) for v in p)) for p in raw["points"])
+            return cls(sizes, points, str(raw["source"]))
+        static = sum(dataclasses.astuple(sizes)) + int(raw["fixed_bytes"])
+        line = [(m, max(0, static + int(raw["bytes_per_sample"]) * m)) for m in (1, 2)]
+        return cls.from_measured(sizes, line)
+
+    def as_raw(self) -> dict[str, Any]:
+        """Returns it as plain values."""
+        return {
+            **dataclasses.asdict(self.sizes),
+            "points": [[p.micro_batch, p.peak_bytes, p.capacity_bytes] for p in self.points],
+            "source": self.source,
+        }
+
+    def with_sizes(self, sizes: Sizes) -> Footprint:
+        """Returns it with sizes that were counted on the model itself."""
+        return dataclasses.replace(self, sizes=sizes)
 
     @property
-    def _static_bytes(self) -> int:
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.fixed_bytes
+    def floor_bytes(self) -> int:
+        """Returns what is alive at every moment of training: parameters and the optimiser's state."""
+        return self.sizes.parameter_bytes + self.sizes.optimizer_bytes
+
+    def prior_of(self, micro_batch: int) -> str:
+        """Returns the prior of a prediction at this size: measured lines know less beyond their last point."""
+        beyond = micro_batch > self.points[-1].micro_batch
+        return EXTRAPOLATED if beyond and self.source == MEASURED else self.source
+
+    def capacity(self, micro_batch: int) -> Predicted:
+        """Returns what a card must hold for a step of `micro_batch` samples."""
+        return self._at(micro_batch, lambda p: p.capacity_bytes)
+
+    def peak(self, micro_batch: int) -> Predicted:
+        """Returns what such a step would report as its peak."""
+        return self._at(micro_batch, lambda p: p.peak_bytes)
+
+    def _at(self, micro_batch: int, value: Callable[[Point], int]) -> Predicted:
+        """Returns the value on the line between two points; beyond the last on the line through the last two.
+
+        A peak is the largest of several lines, so it lies below the first and above the second.
+        """
+        line = [(0, min(self.floor_bytes, value(self.points[0])))]
+        line += [(p.micro_batch, value(p)) for p in self.points]
+        (m0, b0), (m1, b1) = line[-2:]
+        if micro_batch > m1:
+            return Predicted(b1, (b1 - b0) / (m1 - m0) * (micro_batch - m1)).reaching(self.floor_bytes)
+        right = bisect_left(line, micro_batch, key=lambda p: p[0])
+        (m0, b0), (m1, b1) = line[max(0, right - 1)], line[right]
+        total = b1 if m1 == micro_batch else b0 + (b1 - b0) / (m1 - m0) * (micro_batch - m0)
+        base = min(self.floor_bytes, total)
+        return Predicted(base, total - base)
+
+
+def between(low: tuple[float, Footprint], high: tuple[float, Footprint], value: float) -> Footprint:
+    """Returns the footprint at a knob's value between two others, as powers of it: bytes ~ value ** exponent."""
+    (x0, a), (x1, b) = low, high
+    share = (math.log(value) - math.log(x0)) / (math.log(x1) - math.log(x0))
+
+    def mean(first: float, second: float) -> int:
+        return round(math.exp((1.0 - share) * math.log(max(first, 1.0)) + share * math.log(max(second, 1.0))))
+
+    last = min(a.points[-1].micro_batch, b.points[-1].micro_batch)
+    sizes = sorted({p.micro_batch for p in (*a.points, *b.points) if p.micro_batch <= last})
+    points = [
+        Point(
+            m,
+            mean(a.peak(m).total_bytes, b.peak(m).total_bytes),
+            mean(a.capacity(m).total_bytes, b.capacity(m).total_bytes),
+        )
+        for m in sizes
+    ]
+    pairs = zip(dataclasses.astuple(a.sizes), dataclasses.astuple(b.sizes), strict=True)
+    return Footprint(Sizes(*(mean(first, second) for first, second in pairs)), tuple(points), INTERPOLATED)

@@ -1,29 +1,61 @@
-"""What fits, judged before it runs: predictions, corrected by what fitted and bounded by what ran out of memory."""
+"""What fits, judged before it runs: predictions, what they were found to be off by, and what fitted or did not."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from trainables.knobs import Scalar
-from tuning.memory.footprint import Footprint
+from tuning.memory.footprint import Footprint, Point, Sizes, between
+from tuning.memory.posterior import PRIORS, Posterior
 
 Coupling = tuple[tuple[str, Scalar], ...]
 """The knobs that change what a sample or a parameter needs, as (name, value) pairs; see `stages.estimate.key_of`."""
+Action = Literal["launch", "halve", "refuse"]
 
-MARGIN = 1.05
-"""Refused is what is predicted within 5 % of the cap: fragmentation, workspaces and longer samples come on top."""
-
+SCALED = ("hidden_size", "adapter_rank")
+"""Knobs between whose measured values a footprint may be read off: bytes are about a power of them."""
 _GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a configuration is expected to fit; `predicted_bytes`, without margin, is None where nothing is known."""
+class Costs:
+    """What a mistake loses, in any one unit: `trial` by refusing one that fits, `oom` by launching one that does not.
 
-    fits: bool
+    Refuse where P(OOM) * oom > (1 - P(OOM)) * trial. An OOM costs no more than its trial would have taken: it mostly
+    comes in the first steps, and at the latest with the longest batch of the first epoch. A refusal costs no less than
+    what is learned from the trial. Equal costs, hence a threshold of 0.5, which also makes the fewest mistakes.
+    """
+
+    trial: float = 1.0
+    oom: float = 1.0
+
+    @property
+    def threshold(self) -> float:
+        """Returns the P(OOM) up to which a trial is launched: V / (V + C)."""
+        return self.trial / (self.trial + self.oom)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do with a configuration: launch it as it is, with the smaller `micro_batch`, or not at all.
+
+    `predicted_bytes` and `p_oom` are of what is launched, or of what was asked where it is refused; None where nothing
+    is known.
+    """
+
+    action: Action
+    micro_batch: int
     predicted_bytes: int | None
+    p_oom: float | None
     reason: str
+
+    @property
+    def fits(self) -> bool:
+        """Returns whether it is expected to fit, if need be after halving."""
+        return self.action != "refuse"
 
 
 class Frontier:
@@ -32,60 +64,135 @@ class Frontier:
     `cap_bytes` is what tensors may take, None where there is no limit to judge by; then only observed OOMs refuse.
     """
 
-    def __init__(self, cap_bytes: int | None, footprints: Mapping[Coupling, Footprint]) -> None:
-        self.cap_bytes = cap_bytes
+    def __init__(
+        self, cap_bytes: int | None, footprints: Mapping[Coupling, Footprint], costs: Costs | None = None
+    ) -> None:
+        self.cap_bytes, self.costs = cap_bytes, costs or Costs()
         self._footprints = dict(footprints)
+        self._posteriors: dict[str, Posterior] = {}
         self._fitted: dict[Coupling, int] = {}
         self._failed: dict[Coupling, int] = {}
-        self._correction: dict[Coupling, float] = {}
 
-    def observe_fit(self, coupling: Coupling, micro_batch: int, peak_bytes: int) -> None:
-        """Learns that a micro-batch fitted, and what it took.
+    def observe_fit(self, coupling: Coupling, micro_batch: int, peak_bytes: int, *, whole: bool = False) -> None:
+        """Learns that a micro-batch fitted, and the most that was alive; 0 where nobody measured it.
 
-        A peak above its prediction raises all predictions of the coupling by the same factor. One below does not lower
-        them: footprints are of the longest samples, which the batches of a short trial may not have held.
+        The peak of a `whole` training is its need. That of a shorter run, which may not have met the longest samples,
+        says that the need is no less.
         """
         self._fitted[coupling] = max(micro_batch, self._fitted.get(coupling, 0))
-        footprint = self._footprints.get(coupling)
-        if footprint is not None and (predicted := footprint.peak_bytes(micro_batch)) > 0:
-            self._correction[coupling] = max(self._correction.get(coupling, 1.0), peak_bytes / predicted)
+        footprint = self._footprint(coupling)
+        if peak_bytes > 0 and footprint is None:
+            point = Point(micro_batch, peak_bytes, peak_bytes)
+            self._footprints[coupling] = Footprint(Sizes(0, 0, 0), (point,), source="none")
+        elif peak_bytes > 0 and whole:
+            self.observe_peak(coupling, micro_batch, peak_bytes)
+        elif peak_bytes > 0 and footprint is not None:
+            posterior = self._posterior(footprint, micro_batch)
+            posterior.observe_above(coupling, footprint.peak(micro_batch), peak_bytes)
+        elif footprint is not None and self.cap_bytes is not None:
+            posterior = self._posterior(footprint, micro_batch)
+            posterior.observe_below(coupling, footprint.capacity(micro_batch), self.cap_bytes)
+
+    def observe_peak(self, coupling: Coupling, micro_batch: int, peak_bytes: int) -> None:
+        """Learns the exact need of a micro-batch, whether or not the cap would hold it."""
+        footprint = self._footprint(coupling)
+        if footprint is not None:
+            self._posterior(footprint, micro_batch).observe_peak(coupling, footprint.peak(micro_batch), peak_bytes)
 
     def observe_oom(self, coupling: Coupling, micro_batch: int) -> None:
         """Learns that a micro-batch ran out of memory."""
         self._failed[coupling] = min(micro_batch, self._failed.get(coupling, micro_batch))
+        footprint = self._footprint(coupling)
+        if footprint is not None and self.cap_bytes is not None:
+            posterior = self._posterior(footprint, micro_batch)
+            posterior.observe_above(coupling, footprint.capacity(micro_batch), self.cap_bytes)
 
-    def judge(self, coupling: Coupling, micro_batch: int) -> Verdict:
-        """Returns whether a micro-batch is expected to fit. What fits, fits at every smaller micro-batch too.
+    def judge(self, coupling: Coupling, micro_batch: int, *, shrink: bool = False) -> Verdict:
+        """Returns what to do with a micro-batch; `shrink` allows half of it, a quarter and so on.
 
-        In this order: fits up to the largest that was observed to; does not from the smallest that ran out of memory;
-        else the prediction with its margin against the cap.
+        What fits, fits at every smaller micro-batch too. In this order: fits up to the largest that was observed to;
+        does not from the smallest that ran out of memory; else P(OOM) against the threshold.
         """
-        predicted = self._predicted(coupling, micro_batch)
-        fitted, failed = self._fitted.get(coupling, 0), self._failed.get(coupling)
-        if micro_batch <= fitted:
-            return Verdict(True, predicted, f"micro-batch {fitted} fitted before")
-        if failed is not None and micro_batch >= failed:
-            return Verdict(False, predicted, f"micro-batch {failed} ran out of memory before")
-        if predicted is None:
-            return Verdict(True, None, "nothing is known of this coupling")
-        if self.cap_bytes is None:
-            return Verdict(True, predicted, "there is no cap")
-        if predicted * MARGIN > self.cap_bytes:
-            reason = (
-                f"predicted peak {predicted / _GIB:.2f} GiB + 5 % is over the cap of {self.cap_bytes / _GIB:.2f} GiB"
-            )
-            return Verdict(False, predicted, reason)
-        return Verdict(True, predicted, f"predicted peak {predicted / _GIB:.2f} GiB + 5 % is under the cap")
+        asked = verdict = self._judged(coupling, micro_batch)
+        while shrink and not verdict.fits and verdict.micro_batch > 1:
+            verdict = self._judged(coupling, verdict.micro_batch // 2)
+        if not verdict.fits:
+            return asked
+        if verdict.micro_batch == micro_batch:
+            return asked
+        reason = f"micro-batch {verdict.micro_batch} in the place of {micro_batch}, for which {asked.reason}"
+        return dataclasses.replace(verdict, action="halve", reason=reason)
 
     def overshoot_bytes(self, verdict: Verdict) -> int:
-        """Returns by how much a refused configuration is over the cap, margin included, at least 1; 0 where it fits."""
+        """Returns by how much a refused configuration is expected to be over the cap, at least 1; 0 where it fits."""
         if verdict.fits:
             return 0
-        wanted = (verdict.predicted_bytes or 0) * MARGIN
-        return 1 if self.cap_bytes is None else max(1, round(wanted - self.cap_bytes))
+        return 1 if self.cap_bytes is None else max(1, (verdict.predicted_bytes or 0) - self.cap_bytes)
 
-    def _predicted(self, coupling: Coupling, micro_batch: int) -> int | None:
-        footprint = self._footprints.get(coupling)
+    def p_oom(self, coupling: Coupling, micro_batch: int) -> float | None:
+        """Returns the probability that a training of this micro-batch runs out of memory, None where nothing is known.
+
+        1 where parameters and the optimiser's state alone are over the cap. Never falls with the micro-batch.
+        """
+        footprint = self._footprint(coupling)
+        if footprint is None or self.cap_bytes is None:
+            return None if footprint is None else 0.0
+        if footprint.floor_bytes > self.cap_bytes:
+            return 1.0
+        last = footprint.points[-1].micro_batch
+        # Beyond the last measured point another prior holds; it may not know the prediction better than the first.
+        sizes = {micro_batch, last} if micro_batch > last else {micro_batch}
+        return max(self._posterior(footprint, m).p_oom(coupling, footprint.capacity(m), self.cap_bytes) for m in sizes)
+
+    def predicted_bytes(self, coupling: Coupling, micro_batch: int) -> int | None:
+        """Returns the need in the middle of what is thought possible, never below parameters and optimiser state."""
+        footprint = self._footprint(coupling)
         if footprint is None:
             return None
-        return round(footprint.peak_bytes(micro_batch) * self._correction.get(coupling, 1.0))
+        expected = self._posterior(footprint, micro_batch).expected_bytes(coupling, footprint.capacity(micro_batch))
+        return max(footprint.floor_bytes, round(expected))
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _judged(self, coupling: Coupling, micro_batch: int) -> Verdict:
+        predicted, p_oom = self.predicted_bytes(coupling, micro_batch), self.p_oom(coupling, micro_batch)
+        fitted, failed = self._fitted.get(coupling, 0), self._failed.get(coupling)
+        if micro_batch <= fitted:
+            return Verdict("launch", micro_batch, predicted, p_oom, f"micro-batch {fitted} fitted before")
+        if failed is not None and micro_batch >= failed:
+            return Verdict("refuse", micro_batch, predicted, 1.0, f"micro-batch {failed} ran out of memory before")
+        if predicted is None or p_oom is None:
+            return Verdict("launch", micro_batch, None, None, "nothing is known of this coupling")
+        if self.cap_bytes is None:
+            return Verdict("launch", micro_batch, predicted, p_oom, "there is no cap")
+        over = p_oom > self.costs.threshold
+        reason = (
+            f"predicted peak {predicted / _GIB:.3g} GiB, P(OOM) {p_oom:.2f} {'>' if over else '<='} "
+            f"{self.costs.threshold:.2f} at a cap of {self.cap_bytes / _GIB:.3g} GiB"
+        )
+        return Verdict("refuse" if over else "launch", micro_batch, predicted, p_oom, reason)
+
+    def _posterior(self, footprint: Footprint, micro_batch: int) -> Posterior:
+        source = footprint.prior_of(micro_batch)
+        return self._posteriors.setdefault(source, Posterior(PRIORS[source]))
+
+    def _footprint(self, coupling: Coupling) -> Footprint | None:
+        """Returns the coupling's own footprint, else one between two others that differ in one scaled knob alone."""
+        own = self._footprints.get(coupling)
+        if own is not None:
+            return own
+        around = (self._around(coupling, name) for name, _ in coupling if name in SCALED)
+        return next((footprint for footprint in around if footprint is not None), None)
+
+    def _around(self, coupling: Coupling, name: str) -> Footprint | None:
+        """Returns the footprint read off between the nearest ones below and above in this knob, all others equal."""
+        own = dict(coupling)
+        value = float(own[name])
+        alike = [
+            (float(dict(other)[name]), footprint)
+            for other, footprint in self._footprints.items()
+            if footprint.source != "none" and {**dict(other), name: own[name]} == own
+        ]
+        low = max((pair for pair in alike if pair[0] < value), key=lambda pair: pair[0], default=None)
+        high = min((pair for pair in alike if pair[0] > value), key=lambda pair: pair[0], default=None)
+        return None if low is None or high is None else between(low, high, value)

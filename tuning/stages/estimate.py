@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from trainables.knobs import Knobs, Scalar
-from tuning.memory.footprint import Footprint
+from trainables.knobs import Knobs, Scalar, is_active
+from tuning.memory.footprint import Footprint, Sizes
 from tuning.memory.frontier import Frontier
-from tuning.records import Journal, Record
-from tuning.space import Choice, Space
+from tuning.memory.prediction import Prediction
+from tuning.policies.oom import GROWING
+from tuning.records import Journal, Record, last
+from tuning.space import Choice, Range, Space
 from tuning.stages.bench import Bench
 
-MEMORY_KNOBS = ("amp_dtype", "activation_checkpointing", "adapter", "adapter_rank")
-"""Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it."""
-MICRO_BATCHES = (2, 8)
+MEMORY_KNOBS = (
+    *("architecture", "hidden_size", "adapter", "adapter_rank", "optimizer", "sequence_packing"),
+    *("amp_dtype", "activation_checkpointing", "sdpa_backend"),
+)
+"""Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it.
+
+Others change it by a few per cent (fused_optimizer, channels_last, where augmentation runs), which the posterior's
+sigma has to hold: with all of them a space of nine knobs would have hundreds of couplings to measure.
+"""
+LESSER_KNOBS = (
+    *("fused_optimizer", "channels_last", "compile", "dropout", "augmentation", "encoder_frac"),
+    *("device_augmentation", "inplace_augmentation", "set_to_none"),
+)
+FIRST = (2, 8)
 """Two sizes give the line of peak over micro-batch; small ones, so that measuring never is what does not fit."""
+REACH = 1.25
+"""A larger size is measured only where the line so far, times this, is under the cap: its slope can still grow."""
+CUDA_SPARE = 1.10
+"""What a CUDA card must hold as a multiple of the peak: +10.2 % in the mean over 160 replays of its allocator."""
+LIMIT_S = 8.0
+"""What the stage may take; what was not measured by then is judged by the trials."""
+
+Predict = Callable[[Sequence[Mapping[str, Scalar]]], Sequence[Prediction]]
+"""Predicts configurations without running them, one prediction for each."""
 
 
 def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
@@ -31,8 +56,8 @@ def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
 
 
 def couplings(space: Space) -> list[dict[str, Scalar]]:
-    """Returns every combination of memory knobs the space can ask for."""
-    values = [p.values if isinstance(p := space.parameters.get(n), Choice) else (None,) for n in MEMORY_KNOBS]
+    """Returns every combination of memory knobs the space can ask for; of a range its ends and its middle."""
+    values = [_values(space, name) for name in MEMORY_KNOBS]
     combined = []
     for combination in itertools.product(*values):
         asked = {n: v for n, v in zip(MEMORY_KNOBS, combination, strict=True) if v is not None}
@@ -40,55 +65,208 @@ def couplings(space: Space) -> list[dict[str, Scalar]]:
     return combined
 
 
-def estimate(bench: Bench, space: Space, journal: Journal, cap_bytes: int | None) -> None:
-    """Measures each coupling's footprint on its longest samples, and writes what it found."""
-    known = {key_of(r["coupling"]) for r in journal.records if r.event == "footprint"}
-    for coupling in couplings(space):
-        if key_of(coupling) in known:
-            continue
-        found = bench.footprint(coupling, MICRO_BATCHES)
-        sizes = {n: int(found[n]) for n in ("parameter_bytes", "gradient_bytes", "optimizer_bytes")}
-        measured = [(int(m), int(b)) for m, b in found["measured"]]
+def micro_batches(space: Space) -> list[int]:
+    """Returns the micro-batch sizes that a trial of the space can come to run, in rising order: halves included."""
+    parameter = space.parameters.get("micro_batch_size", space.fixed.get("micro_batch_size", Knobs().micro_batch_size))
+    if isinstance(parameter, Range):
+        asked = [int(parameter.high)]
+    else:
+        asked = [int(v) for v in (parameter.values if isinstance(parameter, Choice) else (parameter,))]
+    return sorted({size >> n for size in asked for n in range(size.bit_length())})
+
+
+def defaults(space: Space) -> dict[str, Scalar]:
+    """Returns a starting point: the fixed knobs, and for each searched one its own default where the space has it."""
+    plain = Knobs().as_dict()
+    start: dict[str, Scalar] = dict(space.fixed)
+    for name, parameter in space.parameters.items():
+        if isinstance(parameter, Choice):
+            start[name] = plain[name] if plain[name] in parameter.values else parameter.values[0]
+        else:
+            inside = parameter.low <= float(plain[name]) <= parameter.high
+            start[name] = plain[name] if inside else parameter.low
+    return {n: v for n, v in start.items() if is_active(n, start)}
+
+
+def lesser(knobs: Mapping[str, Scalar]) -> dict[str, bool | str]:
+    """Returns what else of a configuration changes its memory a little, numbers as whether they are more than 0."""
+    full = Knobs.of(knobs).as_dict()
+    return {n: v if isinstance(v := full[n], bool | str) else v > 0 for n in LESSER_KNOBS}
+
+
+class EstimateStage:
+    """Finds each coupling's footprint, on the longest samples of the training split, and writes what it found.
+
+    With `predict`, the footprint is a prediction's, corrected by one measurement; where there is none, or it cannot be
+    traced, it is a line through measurements. `cuda` says whether a card must hold more than the peak.
+    """
+
+    def __init__(
+        self, bench: Bench, space: Space, journal: Journal, cap_bytes: int | None, *, cuda: bool = False
+    ) -> None:
+        self._bench, self._space, self._journal, self._cap_bytes = bench, space, journal, cap_bytes
+        self._cuda = cuda
+        self._sizes = micro_batches(space)
+        self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
+
+    def run(self, predict: Predict | None = None, limit_s: float = LIMIT_S) -> None:
+        """Measures until every coupling has a footprint or the time is up; what is known already is left out."""
+        until = time.monotonic() + limit_s
+        known = set(_footprints(self._journal.records))
+        todo = [c for c in couplings(self._space) if key_of(c) not in known]
+        if predict is not None and todo:
+            found = predict([self._knobs(c) for c in todo])
+            until = time.monotonic() + limit_s  # a prediction has a limit of its own
+            todo = [c for c, p in zip(todo, found, strict=True) if not self._predicted(c, p)]
+        took: dict[int, float] = {}
+        for number, coupling in enumerate(todo):
+            begun = time.monotonic()
+            if number and begun > until:
+                text = f"the estimate measured {number} of {len(todo)} couplings in {limit_s:g} s; trials tell the rest"
+                self._journal.append("note", text=text)
+                return
+            self._measure(coupling, self._first)
+            took[number] = time.monotonic() - begun
+        for number, spent_s in took.items():
+            size = self._further(todo[number])
+            if size is not None and time.monotonic() + spent_s * size / sum(self._first) < until:
+                self._measure(todo[number], (size,))
+
+    def _predicted(self, coupling: Mapping[str, Scalar], prediction: Prediction) -> bool:
+        """Writes the footprint of a prediction and one measurement beside it; returns False where it has no peaks."""
+        peaks = [p for m in self._sizes if (p := prediction.peak(m)) is not None]
+        if not peaks:
+            return False
+        found = self._bench.footprint(self._knobs(coupling), self._first[:1])
+        print_ = Footprint.from_peaks(peaks, prediction.confidence, cuda=self._cuda).with_sizes(Sizes.of(found))
+        self._write(coupling, print_, found, notes=list(prediction.notes))
+        return True
+
+    def _measure(self, coupling: Mapping[str, Scalar], sizes: Sequence[int]) -> None:
+        """Writes the line through what was measured of the coupling before and now."""
+        found = self._bench.footprint(self._knobs(coupling), sizes)
+        before = _latest(self._journal.records, coupling)
+        measured = [*(before["measured"] if before else []), *found["measured"]]
         if not measured:  # not even the smallest fits: its need is at least the cap
-            measured = [(MICRO_BATCHES[0], (cap_bytes or 0) + 1)]
-        print_ = Footprint.from_measured(**sizes, measured=measured)
-        journal.append(
-            "footprint",
-            coupling=coupling,
-            **sizes,
-            fixed_bytes=print_.fixed_bytes,
-            bytes_per_sample=print_.bytes_per_sample,
-            measured=measured,
-            message=found["message"],
+            measured = [(sizes[0], (self._cap_bytes or 0) + 1)]
+        pairs = [(int(m), int(b)) for m, b in measured]
+        print_ = Footprint.from_measured(Sizes.of(found), pairs, CUDA_SPARE if self._cuda else 1.0)
+        self._write(coupling, print_, {**found, "measured": pairs})
+
+    def _further(self, coupling: Mapping[str, Scalar]) -> int | None:
+        """Returns the largest size of the space that is worth measuring too and sure to fit, None where there is none.
+
+        The peak is the largest of several lines, so two small sizes can miss the steepest.
+        """
+        record = _latest(self._journal.records, coupling)
+        if record is None or len(record["measured"]) < len(self._first):
+            return None
+        print_ = Footprint.of(record.fields)
+        cap_bytes = math.inf if self._cap_bytes is None else self._cap_bytes
+        return max(
+            (m for m in self._sizes if m > self._first[-1] and print_.capacity(m).total_bytes * REACH < cap_bytes),
+            default=None,
         )
 
+    def _knobs(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns what is run to measure a coupling: the space's own start, since dropout 0 and the like matter too."""
+        return {**defaults(self._space), **coupling}
 
-def frontier(records: list[Record], cap_bytes: int | None) -> Frontier:
+    def _write(self, coupling: Mapping[str, Scalar], found: Footprint, raw: Mapping[str, Any], **more: Any) -> None:
+        kept = {"measured": raw["measured"], "message": raw["message"], **more}
+        self._journal.append("footprint", coupling=dict(coupling), **found.as_raw(), **kept)
+
+
+def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
     """Returns the frontier as the records have it: footprints, what fitted, what ran out of memory."""
-    footprints = {
-        key_of(r["coupling"]): Footprint(
-            parameter_bytes=r["parameter_bytes"],
-            gradient_bytes=r["gradient_bytes"],
-            optimizer_bytes=r["optimizer_bytes"],
-            fixed_bytes=r["fixed_bytes"],
-            bytes_per_sample=r["bytes_per_sample"],
-        )
-        for r in records
-        if r.event == "footprint"
-    }
-    learned = Frontier(cap_bytes, footprints)
+    learned = Frontier(cap_bytes, _footprints(records))
+    whole = peaks_are_whole(records)
     for record in records:
-        if record.event == "oom":
+        if record.event == "known":
+            for fact in record["facts"]:
+                _recall(learned, fact)
+        elif record.event == "footprint" and record.get("source", "measured") != "measured":
+            for micro_batch, peak_bytes in record["measured"]:
+                learned.observe_peak(key_of(record["coupling"]), int(micro_batch), int(peak_bytes))
+        elif record.event == "oom":
             learn(learned, record["config"], "oom", 0)
         elif record.event in ("probe", "trial"):
-            learn(learned, record["config"], str(record["outcome"]), int(record.get("peak_allocated_bytes") or 0))
+            peak_bytes = int(record.get("peak_allocated_bytes") or 0)
+            learn(learned, record["config"], str(record["outcome"]), peak_bytes, whole and record.event == "trial")
     return learned
 
 
-def learn(learned: Frontier, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int) -> None:
-    """Adds one observation to the frontier."""
+def learn(learned: Frontier, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int, whole: bool = False) -> None:
+    """Adds one observation to the frontier; `whole`: the peak is that of the run from its first step to its last."""
     micro_batch = micro_batch_of(knobs)
     if outcome == "oom":
         learned.observe_oom(key_of(knobs), micro_batch)
     elif outcome in ("ok", "stopped") and peak_bytes > 0:
-        learned.observe_fit(key_of(knobs), micro_batch, peak_bytes)
+        learned.observe_fit(key_of(knobs), micro_batch, peak_bytes, whole=whole and outcome == "ok")
+
+
+def peaks_are_whole(records: Sequence[Record]) -> bool:
+    """Returns whether a trial's peak is of all its steps: on CUDA, and under a cap; else of its first step alone."""
+    study = last(records, "study")
+    if study is None:
+        return False
+    return study["card"].get("cap_bytes") is not None or study["device"].get("type") == "cuda"
+
+
+def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Returns what this run found out about memory, as `memory.known` keeps it for the next."""
+    whole = peaks_are_whole(records)
+    found: list[dict[str, Any]] = []
+    for record in records:
+        if record.event == "footprint":
+            kept = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured")
+            if all(n in record.fields for n in kept):
+                coupling = dict(key_of(record["coupling"]))
+                found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}})
+        elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
+            knobs = record["config"]
+            outcome = "oom" if record.event == "oom" else str(record["outcome"])
+            peak_bytes = int(record.get("peak_allocated_bytes") or 0)
+            fact = {"coupling": dict(key_of(knobs)), "micro_batch": micro_batch_of(knobs)}
+            if outcome == "oom":
+                found.append({"kind": "oom", **fact})
+            elif outcome in ("ok", "stopped") and peak_bytes > 0:
+                is_whole = whole and outcome == "ok" and record.event == "trial"
+                found.append({"kind": "peak" if is_whole else "fit", **fact, "peak_bytes": peak_bytes})
+    return found
+
+
+def _recall(learned: Frontier, fact: Mapping[str, Any]) -> None:
+    key = key_of(fact["coupling"])
+    if fact["kind"] == "footprint" and fact["source"] != "measured":
+        for micro_batch, peak_bytes in fact["measured"]:
+            learned.observe_peak(key, int(micro_batch), int(peak_bytes))
+    elif fact["kind"] == "oom":
+        learned.observe_oom(key, int(fact["micro_batch"]))
+    elif fact["kind"] in ("peak", "fit"):
+        whole = fact["kind"] == "peak"
+        learned.observe_fit(key, int(fact["micro_batch"]), int(fact["peak_bytes"]), whole=whole)
+
+
+def _footprints(records: Sequence[Record]) -> dict[tuple[tuple[str, Scalar], ...], Footprint]:
+    """Returns the latest footprint of each coupling, this run's own before one that was known."""
+    known = [f for r in records if r.event == "known" for f in r["facts"] if f["kind"] == "footprint"]
+    own = [r.fields for r in records if r.event == "footprint"]
+    return {key_of(raw["coupling"]): Footprint.of(raw) for raw in (*known, *own)}
+
+
+def _latest(records: Sequence[Record], coupling: Mapping[str, Scalar]) -> Record | None:
+    wanted = key_of(coupling)
+    own = (r for r in reversed(records) if r.event == "footprint" and key_of(r["coupling"]) == wanted)
+    return next(own, None)
+
+
+def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:
+    parameter = space.parameters.get(name)
+    if isinstance(parameter, Choice):
+        return parameter.values
+    if isinstance(parameter, Range):
+        middle = math.sqrt(parameter.low * parameter.high)
+        ends = (parameter.low, middle, parameter.high)
+        return tuple(dict.fromkeys(round(v) if parameter.integer else v for v in ends))
+    return (None,)

@@ -16,7 +16,7 @@ from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Range, Space
 from tuning.stages.bench import Bench
-from tuning.stages.estimate import key_of, learn, micro_batch_of
+from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of
 
 Told = Callable[[Record], None]
 """Hears of every probe as it is written."""
@@ -143,8 +143,9 @@ class ProbeStage:
     def _measure(self, knobs: dict[str, Scalar], name: str | None = None) -> Record:
         budget = self._budget
         rivals = [] if name else [p.samples_per_s for p in self._rivals(knobs)]
+        p_oom = self._frontier.judge(key_of(knobs), micro_batch_of(knobs)).p_oom
         found = self._bench.probe(knobs, budget.probe_time_s, budget.spread_frac, max(rivals, default=0.0))
-        record = self._journal.append("probe", name=name, config=knobs, **found)
+        record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
         learn(self._frontier, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
         return record
 
@@ -157,6 +158,7 @@ class ProbeStage:
             config=knobs,
             predicted_bytes=verdict.predicted_bytes,
             cap_bytes=self._frontier.cap_bytes,
+            p_oom=verdict.p_oom,
             reason=verdict.reason,
             stage="probe",
         )
@@ -215,16 +217,3 @@ def _values(space: Space, name: str) -> list[int]:
     if isinstance(parameter, Range):
         return [int(parameter.low), round(math.sqrt(parameter.low * parameter.high)), int(parameter.high)]
     return [int(parameter)]
-
-
-def defaults(space: Space) -> dict[str, Scalar]:
-    """Returns a starting point: the fixed knobs, and for each searched one its own default where the space has it."""
-    plain = Knobs().as_dict()
-    start: dict[str, Scalar] = dict(space.fixed)
-    for name, parameter in space.parameters.items():
-        if isinstance(parameter, Choice):
-            start[name] = plain[name] if plain[name] in parameter.values else parameter.values[0]
-        else:
-            inside = parameter.low <= float(plain[name]) <= parameter.high
-            start[name] = plain[name] if inside else parameter.low
-    return {n: v for n, v in start.items() if is_active(n, start)}

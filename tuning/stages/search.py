@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knobs import Scalar
-from tuning.memory.frontier import Frontier
+from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
-from tuning.policies.oom import Outcome, halve, requested_bytes
+from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
 from tuning.searchers import Observation, OptunaSearcher, Proposal
 from tuning.space import Choice, Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import key_of, learn, micro_batch_of
-from tuning.stages.probe import defaults, probed
+from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
+from tuning.stages.probe import probed
 
 SAMPLES_PER_S = "samples_per_s"
 THROUGHPUT_TOLERANCE = 0.03
@@ -66,15 +66,25 @@ class SearchDesk:
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
         self._full_trial_s: list[float] = []
+        self._whole_peaks = peaks_are_whole(journal.records)
         self.stop_reason = ""
         self._restore()
 
     # -- what the backend calls --------------------------------------------------------------------------------------
 
     def next_trial(self) -> Assignment | None:
-        """Returns the next trial to run: an interrupted one first, else a new proposal that fits; None at the end."""
-        if self._again:
-            return self._begin(self._again.pop(0))
+        """Returns the next trial to run: an interrupted one first, else a new proposal that fits; None at the end.
+
+        An interrupted one is judged again: what was learned since it began may rule it out.
+        """
+        while self._again:
+            pending = self._again.pop(0)
+            verdict = self._judged(pending.knobs)
+            if verdict.fits:
+                return self._begin(Assignment(pending.trial, _at(pending.knobs, verdict), pending.seed), verdict)
+            refused = self._refusal(pending.knobs, verdict, trial=pending.trial)
+            self._searcher.observe(self._numbers.pop(pending.trial), self._observation(refused))
+            self._told(refused)
         while not self._is_over():
             proposal = self._propose()
             if proposal is None:
@@ -82,15 +92,16 @@ class SearchDesk:
                 break
             trial = f"t{self._started:03d}"
             knobs = self._knobs(proposal.values)
-            fitting = self._fitting(knobs)
-            if isinstance(fitting, Record):
-                self._searcher.observe(proposal.number, self._observation(fitting))
-                self._told(fitting)
+            verdict = self._judged(knobs)
+            if not verdict.fits:
+                refused = self._refusal(knobs, verdict)
+                self._searcher.observe(proposal.number, self._observation(refused))
+                self._told(refused)
                 self._refused += 1
                 continue
             self._numbers[trial] = proposal.number
             self._started += 1
-            return self._begin(Assignment(trial, fitting, self._terms.seed))
+            return self._begin(Assignment(trial, _at(knobs, verdict), self._terms.seed), verdict)
         return None
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
@@ -159,12 +170,20 @@ class SearchDesk:
 
     # -- proposals ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, assignment: Assignment) -> Assignment:
+    def _begin(self, assignment: Assignment, verdict: Verdict) -> Assignment:
         attempt = sum(1 for r in self._journal.records if r.event == "trial_start" and r["trial"] == assignment.trial)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
-        self._journal.append("trial_start", trial=assignment.trial, config=dict(assignment.knobs), attempt=attempt + 1)
-        need = self._frontier.judge(key_of(assignment.knobs), micro_batch_of(assignment.knobs)).predicted_bytes
-        return dataclasses.replace(assignment, need_bytes=need)
+        self._journal.append(
+            "trial_start",
+            trial=assignment.trial,
+            config=dict(assignment.knobs),
+            attempt=attempt + 1,
+            predicted_bytes=verdict.predicted_bytes,
+            p_oom=verdict.p_oom,
+            decision=verdict.action,
+            decision_reason=verdict.reason,
+        )
+        return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
 
     def _propose(self) -> Proposal | None:
         """Returns what is tried in place of fp16 that diverged, else what the searcher suggests."""
@@ -192,26 +211,23 @@ class SearchDesk:
             return self._space.complete({**defaults(self._space), **values})
         return {**asked, **choice.system}
 
-    def _fitting(self, knobs: dict[str, Scalar]) -> dict[str, Scalar] | Record:
-        """Returns the knobs with the largest micro-batch that is expected to fit, or the record of the refusal.
+    def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
+        """Returns what to do with a configuration.
 
-        In the joint strategy the micro-batch is what is searched, so it is judged as proposed.
+        In the joint strategy the micro-batch is what is searched, so it is judged as proposed and never halved.
         """
-        micro: int | None = micro_batch_of(knobs)
-        verdict = first = self._frontier.judge(key_of(knobs), micro or 1)
-        while not verdict.fits and self._staged and micro is not None:
-            micro = halve(micro)
-            if micro is not None:
-                verdict = self._frontier.judge(key_of(knobs), micro)
-        if verdict.fits and micro is not None:
-            return {**knobs, "micro_batch_size": micro}
+        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs), shrink=self._staged)
+
+    def _refusal(self, knobs: Mapping[str, Scalar], verdict: Verdict, trial: str | None = None) -> Record:
         return self._journal.append(
             "refused",
-            config=knobs,
-            predicted_bytes=first.predicted_bytes,
+            config=dict(knobs),
+            predicted_bytes=verdict.predicted_bytes,
             cap_bytes=self._frontier.cap_bytes,
-            reason=first.reason,
+            p_oom=verdict.p_oom,
+            reason=verdict.reason,
             stage="search",
+            **({} if trial is None else {"trial": trial}),
         )
 
     # -- what was learned --------------------------------------------------------------------------------------------
@@ -226,7 +242,12 @@ class SearchDesk:
 
     def _learn(self, record: Record) -> None:
         peak = int(record.get("peak_allocated_bytes") or 0)
-        learn(self._frontier, record["config"], str(record["outcome"]), peak)
+        if record.get("fault") != GROWING.name:  # a leak says nothing of the micro-batch
+            learn(self._frontier, record["config"], str(record["outcome"]), peak, self._whole_peaks)
+        self._teach(record)
+
+    def _teach(self, record: Record) -> None:
+        """Tells the searcher how a trial ended."""
         if record["outcome"] == Outcome.OK:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
             self._full_trial_s.append(took)
@@ -252,7 +273,8 @@ class SearchDesk:
         """Brings searcher, rungs and counters to where the records left them."""
         records = self._journal.records
         self._started = len({r["trial"] for r in records if r.event == "trial_start"})
-        self._refused = sum(1 for r in records if r.event == "refused" and r["stage"] == "search")
+        own = [r for r in records if r.event == "refused" and r["stage"] == "search"]
+        self._refused = sum(1 for r in own if r.get("trial") is None)
         rates = {t.id: t.samples_per_s or 0.0 for t in trials(records)}
         for record in records:
             if record.event == "rung" and record["trial"] in rates:
@@ -260,7 +282,7 @@ class SearchDesk:
                 values = {SAMPLES_PER_S: rates[record["trial"]], **record["values"]}
                 self._rungs.decide(record["trial"], milestone, values)
             elif record.event == "trial":
-                self._learn(record)
+                self._teach(record)  # the frontier was made of these records
                 self._replace_fp16(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))
@@ -272,3 +294,8 @@ class SearchDesk:
 def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns why a trial began again with other system knobs, as far as it is known."""
     return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
+
+
+def _at(knobs: Mapping[str, Scalar], verdict: Verdict) -> dict[str, Scalar]:
+    """Returns the knobs at the micro-batch that was judged to fit."""
+    return {**knobs, "micro_batch_size": verdict.micro_batch}

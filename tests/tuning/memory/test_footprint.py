@@ -1,52 +1,92 @@
-"""The footprint's line: exact where memory is linear, never below what was measured."""
+"""The footprint's points: never below what was measured, never falling, and a line beyond the last."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.memory.footprint import Footprint
+from tuning.memory.footprint import Footprint, Point, Sizes, between
+from tuning.memory.trace import Peak
 
 MB = 10**6
-sizes = st.tuples(*[st.integers(0, 10**10)] * 3)
+PARTS = Sizes(60 * MB, 10 * MB, 20 * MB)
+sizes = st.builds(Sizes, *[st.integers(0, 10**10)] * 3)
 measurements = st.lists(st.tuples(st.integers(1, 512), st.integers(0, 10**11)), min_size=1, max_size=6)
 
 
-def test_the_parts_add_up() -> None:
-    assert Footprint(400, 30, 60, 10, 7).peak_bytes(3) == 521
+def totals(found: Footprint, micro_batches: range) -> list[float]:
+    return [found.capacity(m).total_bytes for m in micro_batches]
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes, st.integers(0, 10**10), st.integers(0, 10**9), st.sets(st.integers(1, 256), min_size=2, max_size=5))
-def test_a_line_is_found_again(parts: tuple[int, int, int], fixed: int, slope: int, batches: set[int]) -> None:
-    true = Footprint(*parts, fixed, slope)
-    assert Footprint.from_measured(*parts, [(m, true.peak_bytes(m)) for m in batches]) == true
+@given(st.integers(0, 10**10), st.integers(0, 10**9), st.sets(st.integers(1, 256), min_size=2, max_size=5))
+def test_a_line_is_found_again_between_and_beyond_its_points(fixed: int, slope: int, batches: set[int]) -> None:
+    found = Footprint.from_measured(Sizes(0, 0, 0), [(m, fixed + slope * m) for m in batches])
+    for m in (min(batches), min(batches) + 1, max(batches) * 4):
+        assert found.peak(m).total_bytes == pytest.approx(fixed + slope * m)
 
 
-@settings(max_examples=100, deadline=None)
-@given(sizes, measurements)
+@settings(max_examples=60, deadline=None)
+@given(sizes, measurements, st.floats(1.0, 1.5))
 def test_never_below_a_measurement_and_never_falling(
-    parts: tuple[int, int, int], measured: list[tuple[int, int]]
+    parts: Sizes, measured: list[tuple[int, int]], spare: float
 ) -> None:
-    found = Footprint.from_measured(*parts, measured)
-    assert all(found.peak_bytes(m) >= b for m, b in measured)
-    peaks = [found.peak_bytes(m) for m in range(1, 20)]
-    assert peaks == sorted(peaks)
+    found = Footprint.from_measured(parts, measured, spare)
+    assert all(found.capacity(m).total_bytes >= b for m, b in measured)
+    peaks = totals(found, range(1, 20))
+    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(peaks))
 
 
 def test_one_size_leaves_what_is_unexplained_to_the_samples() -> None:
-    found = Footprint.from_measured(60 * MB, 10 * MB, 20 * MB, [(2, 100 * MB), (2, 110 * MB)])
-    assert (found.fixed_bytes, found.bytes_per_sample) == (0, 10 * MB)
-    assert found.peak_bytes(2) == 110 * MB
+    found = Footprint.from_measured(PARTS, [(2, 100 * MB), (2, 110 * MB)])
+    assert (found.floor_bytes, totals(found, range(1, 4))) == (80 * MB, [95 * MB, 110 * MB, 125 * MB])
 
 
-def test_a_peak_below_the_sizes_makes_fixed_negative() -> None:
-    found = Footprint.from_measured(60, 10, 20, [(2, 70), (4, 80)])
-    assert (found.fixed_bytes, found.bytes_per_sample) == (-30, 5)
+def test_beyond_the_last_measured_point_it_is_extrapolated() -> None:
+    found = Footprint.from_measured(PARTS, [(2, 120 * MB), (8, 180 * MB)])
+    assert [found.prior_of(m) for m in (1, 8, 9)] == ["measured", "measured", "extrapolated"]
+    beyond = found.peak(16)
+    assert (beyond.base_bytes, beyond.batch_bytes) == (180 * MB, 80 * MB)
+
+
+def test_of_a_prediction_a_card_holds_capacity_and_a_cpu_live_bytes() -> None:
+    held = {"parameter": 60, "optimizer": 20}
+    peaks = [Peak(m, 100 * m, 110 * m, 130 * m, 125 * m, 120 * m, held, "backward", "mm") for m in (1, 2)]
+    card, cpu = (Footprint.from_peaks(peaks, "traced", cuda=cuda) for cuda in (True, False))
+    assert (card.peak(2).total_bytes, card.capacity(2).total_bytes, card.floor_bytes) == (220, 240, 80)
+    assert (cpu.peak(2).total_bytes, cpu.capacity(2).total_bytes) == (200, 200)
+    assert card.prior_of(64) == "traced"
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes, measurements)
+def test_it_survives_the_journal(parts: Sizes, measured: list[tuple[int, int]]) -> None:
+    found = Footprint.from_measured(parts, measured, 1.1)
+    assert Footprint.of(found.as_raw()) == found
+
+
+def test_a_record_of_an_earlier_version_is_a_line() -> None:
+    old = {"parameter_bytes": 60, "gradient_bytes": 10, "optimizer_bytes": 20, "fixed_bytes": 5, "bytes_per_sample": 7}
+    assert totals(Footprint.of(old), range(1, 4)) == [102, 109, 116]
+
+
+def test_between_two_widths_bytes_are_a_power_of_the_width() -> None:
+    low = Footprint.from_measured(Sizes(100, 100, 200), [(1, 1000), (4, 4000)])
+    high = Footprint.from_measured(Sizes(1600, 1600, 3200), [(1, 4000), (4, 16000)])
+    found = between((64.0, low), (256.0, high), 128.0)
+    assert (found.sizes, found.source) == (Sizes(400, 400, 800), "interpolated")
+    assert found.peak(4).total_bytes == 8000
 
 
 @pytest.mark.parametrize("measured", [[], [(0, 5)], [(1, -5)]])
 def test_measurements_are_checked(measured: list[tuple[int, int]]) -> None:
-    with pytest.raises(ValueError, match=r"micro-batch >= 1 and peak bytes >= 0, at least one, got \["):
-        Footprint.from_measured(1, 1, 1, measured)
+    with pytest.raises(ValueError, match=r"micro-batch >= 1 and peak bytes >= 0, at least one, got"):
+        Footprint.from_measured(Sizes(1, 1, 1), measured)
+
+
+def test_a_source_is_a_prior() -> None:
+    with pytest.raises(ValueError, match=r"expected a source of traced, .*, got 'guessed'"):
+        Footprint(PARTS, (Point(1, 1, 1),), "guessed")

@@ -14,7 +14,7 @@ from trainables.knobs import Scalar
 from tuning.records import Journal
 from tuning.sections import ProbeSection
 from tuning.space import Space
-from tuning.stages.estimate import estimate, frontier
+from tuning.stages.estimate import EstimateStage, couplings, frontier
 from tuning.stages.probe import ProbeStage, probed, speed_couplings
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
@@ -33,7 +33,7 @@ SPACE = Space.of(
 def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]) -> tuple[FormulaBench, Journal]:
     bench = FormulaBench(cap_bytes)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    estimate(bench, SPACE, journal, cap_bytes)
+    EstimateStage(bench, SPACE, journal, cap_bytes).run()
     ProbeStage(bench, SPACE, journal, frontier(journal.records, cap_bytes), BUDGET, seed=0).run(named, lambda r: None)
     return bench, journal
 
@@ -80,9 +80,9 @@ def test_couplings_are_the_product_of_the_searched_both_knobs() -> None:
 @pytest.mark.parametrize("cap_bytes", [None, 10**12])
 def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_bytes: int | None) -> None:
     _, journal = run(tmp_path, cap_bytes)
-    prints = [r for r in journal.records if r.event == "footprint"]
-    assert len(prints) == 4
-    assert {r["bytes_per_sample"] for r in prints} == {5_000_000, 10_000_000}
+    prints = [(r["coupling"], len(r["measured"])) for r in journal.records if r.event == "footprint"]
+    assert [n for _, n in prints] == [2] * 4 + [3] * 4  # then once more, at the largest size, as there is time
+    assert [c for c, _ in prints[:4]] == [c for c, _ in prints[4:]] == couplings(SPACE)
 
 
 LOADING = Space.of(

@@ -1,0 +1,329 @@
+"""How many of 60 trials run out of memory, and how many that would have fitted are refused; is P(OOM) right?
+
+    python -m benchmarks.oom_search --seeds 5 --out benchmarks/results/oom_search.jsonl
+
+A virtual card on the CPU, real trainings (`oom_workload`), one process, the same space and the same trainings for all:
+  ours     SearchDesk, strategy joint: every knob proposed in one flat space, judged by the frontier, never halved
+  staged   SearchDesk, strategy staged, after the probe stage: micro-batches are halved where they do not fit
+  tune     Ray Tune's OptunaSearch as it comes: an OOM is an error, which it tells Optuna as FAIL
+  tpe      Optuna's TPE with a constraint: an OOM is told as infeasible, by how much over the cap
+Each launches 60 trials. What was refused is trained afterwards, as a check. A frontier that only watches judges what
+`tune` and `tpe` launch: its P(OOM), compared with what came of it, is not cut off by its own refusals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+
+from trainables.knobs import Scalar
+from trainables.loop import Plan
+from tuning.backends.session import Session, Setting, device_facts
+from tuning.memory.frontier import Costs, Frontier
+from tuning.policies.oom import requested_bytes
+from tuning.records import Journal
+from tuning.sections import ProbeSection
+from tuning.space import Choice, Range, Space
+from tuning.stages.bench import Orders
+from tuning.stages.estimate import EstimateStage, frontier, key_of, learn, micro_batch_of
+from tuning.stages.probe import ProbeStage
+from tuning.stages.search import SearchDesk, SearchTerms
+from tuning.study import versions
+
+WORKLOAD = str(Path(__file__).with_name("oom_workload.py"))
+SAMPLES, TRIALS = 128, 60
+CAP_BYTES = 20 * 2**20
+PLAN = Plan(samples=SAMPLES, milestones=(SAMPLES,), cap_bytes=CAP_BYTES)
+SPACE = Space.of(
+    {
+        "batch_size": [32, 64],
+        "micro_batch_size": [4, 8, 16, 32, 64],
+        "hidden_size": [32, 64, 96, 128, 192],
+        "amp_dtype": ["fp32", "bf16"],
+        "activation_checkpointing": [False, True],
+        "learning_rate": {"low": 1e-4, "high": 3e-2, "log": True},
+        "weight_decay": {"low": 0.0, "high": 0.2},
+    }
+)
+OBJECTIVES: Mapping[str, Any] = {"samples_per_s": "max", "loss": "min"}
+Knobs = Mapping[str, Scalar]
+Launched = tuple[dict[str, Scalar], dict[str, Any], float | None]
+"""Knobs, what came of them, and the P(OOM) that was said before."""
+
+
+class Machine:
+    """One process with the workload loaded; trains a configuration under the virtual card."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.session = Session(Setting(WORKLOAD, {"count": SAMPLES}, "cpu", 1, CAP_BYTES, seed))
+
+    def train(self, knobs: Knobs) -> dict[str, Any]:
+        """Returns how a training ended; an OOM ends it."""
+        return self.session.trial(knobs, PLAN, self.seed, shrink=False).advance()
+
+
+class Watcher:
+    """A frontier made of footprints, which says what it thinks of each trial before it is launched, and learns."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.journal = journal(machine, folder)
+        begun = time.perf_counter()
+        EstimateStage(machine.session, SPACE, self.journal, CAP_BYTES).run()
+        self.estimate_s = time.perf_counter() - begun
+        self.frontier: Frontier = frontier(self.journal.records, CAP_BYTES)
+
+    def p_oom(self, knobs: Knobs) -> float | None:
+        """Returns P(OOM) as known so far."""
+        return self.frontier.p_oom(key_of(knobs), micro_batch_of(knobs))
+
+    def hear(self, knobs: Knobs, found: Mapping[str, Any]) -> None:
+        """Learns what came of it."""
+        learn(self.frontier, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0), whole=True)
+
+
+def journal(machine: Machine, folder: Path) -> Journal:
+    """Returns a new journal that says which card and device it is of."""
+    opened = Journal.open(folder / "trials.jsonl", create=True)
+    device = {"type": machine.session.setting.device}
+    opened.append("study", card={"name": "virtual", "cap_bytes": CAP_BYTES}, device=device)
+    return opened
+
+
+def by_desk(machine: Machine, folder: Path, strategy: Any) -> tuple[list[Launched], list[dict[str, Any]], Journal]:
+    """Returns what our desk launched, what it refused, and its journal."""
+    watcher = Watcher(machine, folder)
+    learned = watcher.frontier
+    if strategy == "staged":
+        budget = ProbeSection(max_time_s=10.0, probe_time_s=0.2, spread_frac=0.2)
+        ProbeStage(machine.session, SPACE, watcher.journal, learned, budget, machine.seed).run({}, lambda r: None)
+    terms = SearchTerms(strategy, 10_000, None, machine.seed, 2, {"loss": "min"})
+    orders = Orders(SAMPLES, (SAMPLES,), shrink=strategy == "staged", concurrency=1, threads=1)
+    desk = SearchDesk(watcher.journal, SPACE, learned, terms, orders, lambda r: None)
+    launched: list[Launched] = []
+    while len(launched) < TRIALS and (assignment := desk.next_trial()) is not None:
+        begun = next(r for r in reversed(watcher.journal.records) if r.event == "trial_start")
+        found = machine.train(assignment.knobs)
+        launched.append((dict(assignment.knobs), found, begun["p_oom"]))
+        desk.ended(assignment.trial, found)
+    own = [r for r in watcher.journal.records if r.event == "refused" and r["stage"] == "search"]
+    refused = [{"knobs": dict(r["config"]), "p_oom": r["p_oom"]} for r in own]
+    return launched, refused, watcher.journal
+
+
+def by_tune(machine: Machine, watcher: Watcher) -> list[Launched]:
+    """Returns what Ray Tune's OptunaSearch launched, asked and told as Tune's controller does, one trial at a time."""
+    from ray import tune
+    from ray.tune.search.optuna import OptunaSearch
+
+    searched = {name: _tune_domain(p, tune) for name, p in SPACE.parameters.items()}
+    search = OptunaSearch(searched, metric=list(OBJECTIVES), mode=list(OBJECTIVES.values()), seed=machine.seed)
+    launched: list[Launched] = []
+    for number in range(TRIALS):
+        knobs = SPACE.complete(search.suggest(str(number)))
+        said, found = watcher.p_oom(knobs), machine.train(knobs)
+        launched.append((knobs, found, said))
+        watcher.hear(knobs, found)
+        search.on_trial_complete(str(number), result=_values(found), error=found["outcome"] != "ok")
+    return launched
+
+
+def by_tpe(machine: Machine, watcher: Watcher) -> list[Launched]:
+    """Returns what Optuna's TPE launched, told of an OOM as a constraint violated by what was over the cap."""
+    sampler = optuna.samplers.TPESampler(seed=machine.seed, multivariate=True, group=True)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    launched: list[Launched] = []
+    for _ in range(TRIALS):
+        trial = study.ask()
+        knobs = SPACE.complete({name: _ask(trial, name) for name in SPACE.parameters})
+        said, found = watcher.p_oom(knobs), machine.train(knobs)
+        launched.append((knobs, found, said))
+        watcher.hear(knobs, found)
+        values = _values(found)
+        over = requested_bytes(found["message"]) or 1
+        trial.set_constraint("memory", -1.0 if values else over / CAP_BYTES)
+        study.tell(trial, [values[n] for n in OBJECTIVES] if values else [0.0, 10.0])
+    return launched
+
+
+def _values(found: Mapping[str, Any]) -> dict[str, float] | None:
+    if found["outcome"] != "ok":
+        return None
+    return {"samples_per_s": SAMPLES / max(found["train_s"], 1e-6), "loss": found["values"]["loss"]}
+
+
+def _tune_domain(parameter: Choice | Range, tune: Any) -> Any:
+    if isinstance(parameter, Choice):
+        return tune.choice(list(parameter.values))
+    return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)
+
+
+def _ask(trial: optuna.Trial, name: str) -> Any:
+    parameter = SPACE.parameters[name]
+    if isinstance(parameter, Choice):
+        return trial.suggest_categorical(name, parameter.values)
+    return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
+
+
+# -- one seed, and figures of all --------------------------------------------------------------------------------------
+
+
+def one_seed(seed: int) -> dict[str, Any]:
+    """Returns what each way launched and refused, and which cells of the space fit at all."""
+    rows: dict[str, Any] = {}
+    for way in ("ours", "staged", "tune", "tpe"):
+        begun = time.perf_counter()
+        machine = Machine(seed)
+        with tempfile.TemporaryDirectory() as folder:
+            refused: list[dict[str, Any]] = []
+            if way in ("ours", "staged"):
+                strategy = "joint" if way == "ours" else "staged"
+                launched, refused, held = by_desk(machine, Path(folder), strategy)
+            else:
+                watcher = Watcher(machine, Path(folder))
+                held = watcher.journal
+                launched = (by_tune if way == "tune" else by_tpe)(machine, watcher)
+            probes = [r["outcome"] for r in held.records if r.event == "probe"]
+            held.close()
+        spent_s = time.perf_counter() - begun
+        for one in refused:
+            one["outcome"] = machine.train(one["knobs"])["outcome"]
+        rows[way] = {
+            "launched": [{"knobs": k, "outcome": f["outcome"], "p_oom": p, **_kept(f)} for k, f, p in launched],
+            "refused": refused,
+            "probes": len(probes),
+            "probe_ooms": sum(o == "oom" for o in probes),
+            "wall_s": spent_s,
+        }
+        ooms = sum(f["outcome"] == "oom" for _, f, _ in launched)
+        print(f"seed {seed} {way}: {ooms} OOM of {len(launched)}, {len(refused)} refused, {spent_s:.0f} s", flush=True)
+    return {"seed": seed, "ways": rows, "unfit_frac": unfit_frac(Machine(seed))}
+
+
+def unfit_frac(machine: Machine) -> float:
+    """Returns the share of the space's cells that run out of memory, each trained once."""
+    names = [n for n, p in SPACE.parameters.items() if isinstance(p, Choice)]
+    cells = itertools.product(*(p.values for p in SPACE.parameters.values() if isinstance(p, Choice)))
+    base = {"learning_rate": 1e-3, "weight_decay": 0.0}
+    outcomes: dict[tuple[Any, ...], str] = {}
+    count = unfit = 0
+    for cell in cells:
+        knobs = SPACE.complete({**base, **dict(zip(names, cell, strict=True))})
+        key = (key_of(knobs), micro_batch_of(knobs))
+        if key not in outcomes:
+            outcomes[key] = machine.train(knobs)["outcome"]
+        count += 1
+        unfit += outcomes[key] == "oom"
+    return unfit / count
+
+
+def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"values": found["values"], "peak_allocated_bytes": found["peak_allocated_bytes"]}
+
+
+def reliability(pairs: Sequence[tuple[float, bool]]) -> dict[str, Any]:
+    """Returns the Brier score of (said, came true) and, by tenth, how many, the mean said and the share that came."""
+    said, true = np.array([p for p, _ in pairs]), np.array([t for _, t in pairs], dtype=float)
+    edges = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 1.0 + 1e-9)
+    bins = []
+    for low, high in itertools.pairwise(edges):
+        inside = (said >= low) & (said < high)
+        if inside.any():
+            bins.append(
+                [low, min(high, 1.0), int(inside.sum()), float(said[inside].mean()), float(true[inside].mean())]
+            )
+    rate = float(true.mean())
+    return {
+        "count": len(pairs),
+        "brier": float(np.mean((said - true) ** 2)),
+        "brier_of_the_base_rate": rate * (1 - rate),
+        "base_rate": rate,
+        "bins": bins,
+    }
+
+
+def figures(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the table's figures."""
+    ways: dict[str, Any] = {}
+    for way in seeds[0]["ways"]:
+        rows = [s["ways"][way] for s in seeds]
+        ooms = [sum(t["outcome"] == "oom" for t in r["launched"]) for r in rows]
+        refused = [t for r in rows for t in r["refused"]]
+        wrong = sum(t["outcome"] != "oom" for t in refused)
+        asked = sum(len(r["launched"]) for r in rows) + len(refused)
+        best = [min((t["values"]["loss"] for t in r["launched"] if t["outcome"] == "ok"), default=1.0) for r in rows]
+        ways[way] = {
+            "ooms": ooms,
+            "median_ooms": statistics.median(ooms),
+            "launched": [len(r["launched"]) for r in rows],
+            "refused": [len(r["refused"]) for r in rows],
+            "false_refusals": wrong,
+            "false_refusal_frac": wrong / max(1, len(refused)),
+            "false_refusal_frac_of_all": wrong / asked,
+            "probe_ooms": [r["probe_ooms"] for r in rows],
+            "median_best_loss": statistics.median(best),
+            "median_wall_s": statistics.median(r["wall_s"] for r in rows),
+        }
+    watched = [
+        (t["p_oom"], t["outcome"] == "oom") for s in seeds for w in ("tune", "tpe") for t in s["ways"][w]["launched"]
+    ]
+    own = [
+        (t["p_oom"], t["outcome"] == "oom")
+        for s in seeds
+        for w in ("ours", "staged")
+        for t in (*s["ways"][w]["launched"], *s["ways"][w]["refused"])
+    ]
+    return {
+        "ways": ways,
+        "unfit_frac": [s["unfit_frac"] for s in seeds],
+        "watched": reliability([p for p in watched if p[0] is not None]),
+        "own": reliability([p for p in own if p[0] is not None]),
+    }
+
+
+def main() -> None:
+    """Runs every way for every seed and prints figures, the last line as one JSON document."""
+    asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    asked.add_argument("--seeds", type=int, default=5)
+    asked.add_argument("--first", type=int, default=0, help="the first seed")
+    asked.add_argument("--read", type=Path, nargs="*", help="take the seeds of these files in the place of running any")
+    asked.add_argument("--out", type=Path)
+    arguments = asked.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    if arguments.read:
+        seeds = [json.loads(line) for path in arguments.read for line in path.read_text().splitlines()[1:]]
+    else:
+        seeds = [one_seed(arguments.first + n) for n in range(arguments.seeds)]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    document = {
+        "benchmark": "oom_search",
+        "device": device_facts("cpu"),
+        "commit": commit.stdout.strip(),
+        "versions": versions(),
+        "cap_bytes": CAP_BYTES,
+        "space": SPACE.as_raw(),
+        "threshold": Costs().threshold,
+        "figures": figures(seeds),
+    }
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(document), *(json.dumps(s) for s in seeds)]
+        arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(json.dumps(document["figures"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

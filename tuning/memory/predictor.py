@@ -1,0 +1,180 @@
+"""Predictions of a step's memory, from a process of their own with a time limit; answers are kept on disk.
+
+The process imports torch and patches it (`tuning.memory.tracing`); here nothing does, so that stages may ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from trainables.knobs import NAMES, Knobs, Scalar
+from tuning.memory.answers import fingerprint
+from tuning.memory.prediction import Prediction
+
+WITHOUT_EFFECT = frozenset(
+    {
+        *("micro_batch_size", "batch_size", "learning_rate", "weight_decay", "warmup_frac", "tf32", "set_to_none"),
+        *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "device_prefetch"),
+        *("length_bucketing", "ram_cache", "empty_cache", "sync_every_step", "cudnn_benchmark"),
+    }
+)
+"""Knobs that do not change the traced step: one prediction serves all their values."""
+ONLY_WHETHER = ("dropout", "encoder_frac", "augmentation")
+"""Knobs that change the step by being above 0, not by how far."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A configuration to predict: a workload as in `workload=`, its options, and knobs; others are at their defaults.
+
+    `kernels` says whose are traced: "cuda" those of a card of compute `capability`, also where there is none; "cpu"
+    what a virtual card on a machine without one counts. The knob micro_batch_size is ignored: a prediction is for all.
+    """
+
+    workload: str
+    options: Mapping[str, Any]
+    knobs: Mapping[str, Scalar]
+    kernels: Literal["cuda", "cpu"]
+    capability: tuple[int, int] = (8, 6)
+
+
+def default_cache() -> Path | None:
+    """Returns $XDG_CACHE_HOME/cardtune/predictions, or the like below ~/.cache; None where there is no home."""
+    own = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(own) if Path(own).is_absolute() else Path.home() / ".cache") / "cardtune" / "predictions"
+    except RuntimeError:
+        return None
+
+
+DEFAULT_CACHE = default_cache()
+
+
+def predict(request: Request, *, timeout_s: float = 120.0, cache: Path | None = DEFAULT_CACHE) -> Prediction:
+    """Returns the prediction for a request, from the `cache` folder where it is known; never raises for what it meets.
+
+    Where the step cannot be traced within `timeout_s` the prediction is of confidence "none", and its notes say why.
+    """
+    return predict_all([request], timeout_s=timeout_s, cache=cache)[0]
+
+
+def predict_all(
+    requests: Sequence[Request], *, timeout_s: float = 120.0, cache: Path | None = DEFAULT_CACHE
+) -> list[Prediction]:
+    """Returns a prediction for each request, all within `timeout_s`.
+
+    Requests of the same kernels and capability share one process: starting it, reading the workload's data and tracing
+    the first step take 4 to 8 s, each further one a second or so.
+    """
+    deadline = time.monotonic() + timeout_s
+    wire = [_wire(request) for request in requests]
+    found: dict[str, Prediction] = {}
+    asked: dict[str, dict[str, str]] = {}
+    for request, line in zip(requests, wire, strict=True):
+        key = _key(request, line)
+        known = _kept(cache, key)
+        if known is not None:
+            found[line] = known
+        else:
+            asked.setdefault(f"{request.kernels} {request.capability}", {})[line] = key
+    for keys in asked.values():
+        found |= _ask(list(keys), deadline, {line: (cache, key) for line, key in keys.items()})
+    return [found[line] for line in wire]
+
+
+def _wire(request: Request) -> str:
+    """Returns the request as a line of JSON, less what does not change its answer."""
+    knobs: dict[str, Any] = {n: v for n, v in {**Knobs().as_dict(), **request.knobs}.items() if n not in WITHOUT_EFFECT}
+    for name in ONLY_WHETHER:
+        knobs[name] = 0.5 if knobs[name] else 0.0
+    knobs |= {name: request.knobs[name] for name in request.knobs if name not in NAMES}  # refused there, with words
+    return json.dumps(
+        {**asdict(request), "options": dict(request.options), "knobs": knobs}, sort_keys=True, default=str
+    )
+
+
+def _ask(lines: list[str], deadline: float, places: Mapping[str, tuple[Path | None, str]]) -> dict[str, Prediction]:
+    """Returns the tracing process's answers; one that ends early is started anew behind the line it fell over."""
+    found: dict[str, Prediction] = {}
+    left = list(lines)
+    while left:
+        began = time.monotonic()
+        answers, why = _run(left, max(1.0, deadline - began))
+        for line, text in zip(left, answers, strict=False):
+            with contextlib.suppress(ValueError):
+                found[line] = Prediction.from_json(text)
+                _keep(*places[line], text)
+        missing = [line for line in left if line not in found]
+        for line in missing if time.monotonic() >= deadline - 1.0 else missing[:1]:
+            found[line] = Prediction("none", (why,), (), time.monotonic() - began)
+        left = [line for line in missing if line not in found]
+    return found
+
+
+def _run(lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
+    """Returns the lines that the tracing process wrote, and how it ended; at the limit it is killed with its children."""
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",  # a card that is there would answer for one that is not
+        "PYTHONPATH": os.pathsep.join(p for p in (str(_ROOT), os.environ.get("PYTHONPATH", "")) if p),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tuning.memory.tracing"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate("\n".join(lines) + "\n", timeout=limit_s)
+        last = errors.strip().splitlines()[-1:]
+        why = f"the tracing process ended with {process.returncode}" + "".join(f": {line[:300]}" for line in last)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+        why = f"tracing took longer than {limit_s:.0f} s and was stopped"
+    return [line for line in out.splitlines() if line.startswith("{")], why
+
+
+def _key(request: Request, line: str) -> str:
+    compiler = os.environ.get("CXX", "") + str(any(map(shutil.which, ("g++", "c++", "clang++"))))
+    depends = f"{line} {fingerprint(request.workload, request.options)} {compiler}"
+    return hashlib.sha256(depends.encode()).hexdigest()
+
+
+def _kept(cache: Path | None, key: str) -> Prediction | None:
+    """Returns the prediction kept under a key; None where there is none, or none that can be read."""
+    if cache is None:
+        return None
+    try:
+        return Prediction.from_json((cache / f"{key}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _keep(cache: Path | None, key: str, text: str) -> None:
+    """Writes an answer whole; where it cannot be written, it is traced again the next time."""
+    if cache is None:
+        return
+    with contextlib.suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=cache)
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        Path(draft).replace(cache / f"{key}.json")

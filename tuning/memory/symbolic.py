@@ -1,0 +1,104 @@
+"""Two traces of a step give its trace at any micro-batch size, and two shallow models its peak at any depth.
+
+Every storage's size is affine in the micro-batch size: what does not depend on it is there once, the rest once for each
+sample. So sizes of the same birth in two traces give `once + per_sample x micro_batch`, and the log of the first trace
+with these sizes is the log at any other. A line through the *peaks* is no substitute: the peak moves from the optimiser
+to the backward pass as the batch grows, and such lines were 5 to 40 % off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuning.memory.trace import Trace
+
+
+@dataclass(frozen=True)
+class Symbolic:
+    """A trace whose births have sizes affine in the micro-batch size.
+
+    `at_first[i]` and `slopes[i]` are the bytes of event i at the first trace's size, and what `span` samples more add;
+    both are 0 for deaths.
+    """
+
+    first: Trace
+    at_first: tuple[int, ...]
+    slopes: tuple[int, ...]
+    span: int
+
+    def at(self, micro_batch: int) -> Trace:
+        """Returns the trace at a micro-batch size of 1 or more; sizes between whole bytes are rounded up."""
+        if micro_batch < 1:
+            raise ValueError(f"expected a micro-batch of 1 sample or more, got {micro_batch}")
+        more, span = micro_batch - self.first.micro_batch, self.span
+        events = tuple(
+            event if not slope else (event[0], max(0, size - (-slope * more) // span))
+            for event, size, slope in zip(self.first.events, self.at_first, self.slopes, strict=True)
+        )
+        return Trace(micro_batch, events, self.first.categories, self.first.marks, self.first.ops)
+
+
+def between(one: Trace, other: Trace) -> Symbolic | None:
+    """Returns what both traces are cases of; None where their births differ, so that the step depends on the size.
+
+    Births are matched by their order and their operators. Deaths may differ in order (autocast drops its cached casts
+    in the order of their addresses): the first trace's is kept. Raises ValueError for two traces of one size.
+    """
+    if one.micro_batch == other.micro_batch:
+        raise ValueError(f"expected traces of two micro-batch sizes, got two of {one.micro_batch}")
+    first, second = (one, other) if one.micro_batch < other.micro_batch else (other, one)
+    if first.ops != second.ops:
+        return None
+    grown = iter([size for _, size in second.events if size >= 0])
+    sizes, slopes = [], []
+    for _, size in first.events:
+        if size < 0:
+            sizes.append(0)
+            slopes.append(0)
+            continue
+        larger = next(grown, None)
+        if larger is None:
+            return None
+        sizes.append(size)
+        slopes.append(larger - size)
+    if next(grown, None) is not None:
+        return None
+    return Symbolic(first, tuple(sizes), tuple(slopes), second.micro_batch - first.micro_batch)
+
+
+def at_depth(shallow: Mapping[str, int], deeper: Mapping[str, int], depths: tuple[int, int], depth: int) -> int:
+    """Returns the peak bytes of a model of `depth` equal blocks, from the peaks of two shallower ones.
+
+    `shallow` and `deeper` have the peak of each phase (`phase_peaks`) at `depths` blocks. At any one moment of a step,
+    what is live is affine in the depth, so the peak of a phase is the largest of such lines: a line through two depths
+    is exact where the same moment is the peak of its phase at all of them, and too low elsewhere, hence not used below
+    2 blocks. For a decoder of 1 B parameters, depths 2 and 4 gave the peak at 26 to 0.04 %, in a third of the time.
+
+    Raises ValueError where the depths do not rise, or `depth` is below the first.
+    """
+    low, high = depths
+    if not 1 <= low < high or depth < low:
+        raise ValueError(f"expected depths 1 <= first < second and a depth from the first on, got {depths} and {depth}")
+    phases = shallow.keys() | deeper.keys()
+    lines = ((shallow.get(name, 0), deeper.get(name, 0)) for name in phases)
+    return max((a + -(-(b - a) * (depth - low) // (high - low)) for a, b in lines), default=0)
+
+
+def phase_peaks(trace: Trace) -> dict[str, int]:
+    """Returns the most bytes live at once in each phase of a trace; what went before the first mark is "setup"."""
+    marks: Sequence[tuple[int, str]] = [*trace.marks, (len(trace.events) + 1, "")]
+    sizes: dict[int, int] = {}
+    peaks: dict[str, int] = {}
+    live, phase, turn = 0, "setup", 0
+    for index, (ident, size) in enumerate(trace.events):
+        while marks[turn][0] <= index:
+            phase = marks[turn][1]
+            turn += 1
+        if size >= 0:
+            sizes[ident] = size
+            live += size
+        else:
+            live -= sizes.pop(ident, 0)
+        peaks[phase] = max(peaks.get(phase, 0), live)
+    return peaks

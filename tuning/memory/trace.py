@@ -1,0 +1,48 @@
+"""The storages of a training step in the order of their lives, and the peak that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Event = tuple[int, int]
+"""(storage id, bytes): it is born; (storage id, -1): it dies."""
+
+CATEGORIES = ("parameter", "buffer", "gradient", "optimizer", "activation", "temporary", "workspace", "batch")
+PHASES = ("setup", "forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The storages of one training step at one micro-batch size, in the order in which they are born and die.
+
+    `categories` names each storage's (`CATEGORIES`); `marks` are (index into events, phase from there on), phases of
+    `PHASES`; `ops` names the operator of each birth, in the order of the births.
+    """
+
+    micro_batch: int
+    events: tuple[Event, ...]
+    categories: Mapping[int, str]
+    marks: tuple[tuple[int, str], ...]
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The peak of a step at one micro-batch size, in bytes.
+
+    `live_bytes`: the sum of the storages. `allocated_bytes`, `reserved_bytes`: what torch.cuda.max_memory_allocated()
+    and max_memory_reserved() would say of the native allocator; `expandable_bytes`: reserved with expandable segments.
+    `capacity_bytes`: the smallest card, context not counted, on which the step does not run out of memory.
+    `breakdown`: category -> bytes at the peak, which sum to `live_bytes`; `phase` and `operator`: where it is.
+    """
+
+    micro_batch: int
+    live_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    expandable_bytes: int
+    capacity_bytes: int
+    breakdown: Mapping[str, int]
+    phase: str
+    operator: str

@@ -1,0 +1,203 @@
+"""The loop's own step (`trainables.loop.rehearse`), traced on fake tensors."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.optim import optimizer as optimizers
+from torch.utils import _foreach_utils as foreach
+
+from trainables import loop
+from trainables.batches import size_of, to_device
+from trainables.knobs import Knobs
+from trainables.resident import Resident
+from trainables.workload import Batch, Config, Workload, load
+from tuning.memory.prediction import Confidence, Prediction, Trace
+from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
+from tuning.memory.tracing.lifetimes import Insides, Lifetimes
+
+_FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+"""One for the process: a workload may keep tensors of one step for the next."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration to trace, and whose kernels; `insides` adds what oneDNN hides from a virtual card."""
+
+    workload: Workload
+    config: Config
+    capability: tuple[int, int] = (8, 6)
+    insides: bool = False
+
+    @property
+    def on_card(self) -> bool:
+        """Returns whether CUDA's kernels are traced."""
+        return self.config.device == "cuda"
+
+
+@dataclass
+class Traced:
+    """Traces of one configuration, and what was met on the way."""
+
+    traces: list[Trace] = field(default_factory=list)
+    notes: set[str] = field(default_factory=set)
+    operators: set[str] = field(default_factory=set)
+
+
+def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
+    """Returns the prediction that a request as in `__main__` asks for, with `fallback` of the CPU's kernels."""
+    device = "cpu" if fallback else request["kernels"]
+    knobs = {name: value for name, value in request["knobs"].items() if name != "micro_batch_size"}
+    config = Config(Knobs.of(knobs), dict(request["options"]), device=device)
+    job = Job(_workload(request["workload"]), config, tuple(request["capability"]), request.get("insides", False))
+    return predict(job, request.get("micro_batches", (2, 3)))
+
+
+@functools.cache
+def _workload(ref: str) -> Workload:
+    """Returns the workload, with the data that it has read, once a process."""
+    return load(ref)
+
+
+def predict(job: Job, micro_batches: Sequence[int] = (2, 3)) -> Prediction:
+    """Returns the prediction for a configuration; one of confidence "none" where its step cannot be traced.
+
+    CUDA's kernels need a process that has loaded the shim before torch.
+    """
+    start = time.perf_counter()
+    traced = Traced()
+    try:
+        _trace_all(traced, job, micro_batches)
+    except Exception as error:
+        # Whatever a workload's code or torch's fake kernels raise: the trial itself will tell what is wrong with it.
+        notes = (*sorted(traced.notes), reason(error))
+        return Prediction("none", notes, (), time.perf_counter() - start)
+    if job.config.knobs.compile != "off":
+        traced.notes.add("knobs.compile: the step was traced uncompiled; compiled it may need less")
+    unseen = sorted(op for op in traced.operators if any(part in op for part in workspaces.UNSEEN))
+    confidence: Confidence = "workspaces unseen" if unseen and job.on_card else "traced"
+    if confidence == "workspaces unseen":
+        traced.notes.add(f"workspaces that cuDNN chooses as it runs are not known: {', '.join(unseen)}")
+    return Prediction(confidence, tuple(sorted(traced.notes)), tuple(traced.traces), time.perf_counter() - start)
+
+
+def _trace_all(traced: Traced, job: Job, micro_batches: Sequence[int]) -> None:
+    if job.config.knobs.optimizer == "adamw8bit":
+        eight_bit.stand_in()
+    with weightless.any_tokenizer(traced.notes):
+        available = size_of(job.workload.dataset(job.config, "train"))
+        sizes = sorted({min(m, available) for m in micro_batches})
+        first, kept = _trace(traced, job, sizes[0], [])
+        if kept:  # made in the first step, found there by all others: traced again, as one of the others
+            first, _ = _trace(traced, job, sizes[0], kept)
+        traced.traces += [first, *(_trace(traced, job, size, kept)[0] for size in sizes[1:])]
+
+
+def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> tuple[Trace, list[int]]:
+    """Returns the trace of a step, and the bytes of each storage that the workload keeps when the step is gone.
+
+    `kept` are those that steps before it have left.
+    """
+    insides: Insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(_FAKE, transient=job.insides)
+    lifetimes = Lifetimes(job.config.device, _FAKE, insides)
+    lifetimes.hold(kept)
+    trace = _traced_step(traced, job, micro_batch, lifetimes)
+    gc.collect()
+    return trace, lifetimes.survivors()
+
+
+def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetimes) -> Trace:
+    empty = weightless.Weightless(job.workload, _FAKE)
+    resident = Resident(cast(Workload, empty))
+    config = job.config.with_knobs(micro_batch_size=micro_batch)
+    with _patched(), recurrent.cudnn() as kinds:
+        with lifetimes if job.on_card else nullcontext():  # a card also holds the first weights that a trial copies
+            state = loop.prepare(resident, config, loop.Plan(samples=1_000_000))
+        lifetimes.adopt(state.model.parameters(), "parameter")
+        lifetimes.adopt(state.model.buffers(), "buffer")
+        _name_as_it_goes(lifetimes, state)
+        state.meter = cast(Any, lifetimes)
+        lifetimes.phase = "forward"
+        loop.rehearse(state, micro_batch, _to_card if job.on_card else lambda batch: batch)
+        lifetimes.name((p.grad for p in state.model.parameters() if p.grad is not None), "gradient")
+    traced.notes |= lifetimes.notes
+    traced.operators |= lifetimes.operators | {f"cudnn {kind}" for kind in kinds}
+    return lifetimes.trace(micro_batch)
+
+
+def _to_card(batch: Batch) -> Batch:
+    with _FAKE:
+        return to_device(batch, torch.device("cuda"))
+
+
+def _name_as_it_goes(lifetimes: Lifetimes, state: loop.State) -> None:
+    """Lets the optimiser's step tell the tracer where it begins and ends, and which storages are its state."""
+
+    def begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        lifetimes.phase = "optimizer"
+
+    def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        states = (value for of_one in optimizer.state.values() for value in of_one.values())
+        lifetimes.name((value for value in states if isinstance(value, Tensor)), "optimizer")
+        lifetimes.phase = "forward"
+
+    state.optimizer.register_step_pre_hook(begins)
+    state.optimizer.register_step_post_hook(ends)
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
+    """Inside the block torch takes fake tensors for tensors where it looks at their class.
+
+    Modules can be moved, which torch refuses on fake parameters; and AdamW takes its foreach kernels, which it
+    otherwise keeps for plain tensors: one by one, the temporary copies of a step would not show.
+    """
+    tables: list[Any] = [optimizers._foreach_supported_types, foreach._foreach_supported_types]
+    module = cast(Any, nn.Module)
+    own = module._apply
+
+    def apply(self: nn.Module, change: Any, recurse: bool = True) -> nn.Module:
+        tensors = [*self.parameters(), *self.buffers()]
+        if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            return cast(nn.Module, own(self, change, recurse))
+        return weightless.moved(self, change)
+
+    for table in tables:
+        table.append(FakeTensor)
+    module._apply = apply
+    try:
+        yield
+    finally:
+        module._apply = own
+        for table in tables:
+            table.remove(FakeTensor)
+
+
+def reason(error: BaseException) -> str:
+    """Returns one sentence on why a step could not be traced; operators that have no fake kernel are named."""
+    func = getattr(error, "func", None)
+    if func is None and error.args and isinstance(error.args[0], torch._ops.OpOverload):
+        func = error.args[0]
+    if isinstance(error, DynamicOutputShapeException):
+        return f"{func}: the shape of its result depends on numbers, which fake tensors do not hold"
+    if isinstance(error, DataDependentOutputException):
+        return f"{func}: its result depends on numbers, which fake tensors do not hold"
+    if isinstance(error, UnsupportedOperatorException):
+        return f"{func}: it has no fake kernel"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,118 @@
+"""Models without their weights: built on fake tensors where the workload allows, else built and then emptied."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from trainables.workload import Config, Workload
+
+
+class Weightless:
+    """A workload whose model has parameters and buffers of the right shape and type, and no memory behind them."""
+
+    def __init__(self, workload: Workload, fake: FakeTensorMode) -> None:
+        self._workload, self._fake = workload, fake
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns the workload's model on fake CPU tensors."""
+        with pretrained_from_config():
+            try:
+                with self._fake:
+                    model = self._workload.model(config)
+            except Exception:
+                # Some models look at their first weights, which a fake tensor does not have.
+                model = self._workload.model(config)
+        return emptied(model, self._fake)
+
+
+def emptied(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
+    """Returns the model with its parameters and buffers made fake; what two modules share stays shared."""
+    return moved(model, lambda tensor: tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor))
+
+
+def moved(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Returns the model with each parameter and buffer replaced by what `change` makes of it."""
+    known: dict[int, tuple[Tensor, Tensor]] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, old in table.items():
+                if old is None:
+                    continue
+                if id(old) not in known:
+                    with torch.no_grad():
+                        new = change(old)
+                    if isinstance(old, nn.Parameter) and new is not old:
+                        new = nn.Parameter(new.detach(), old.requires_grad)
+                    known[id(old)] = new, old
+                cast(Any, table)[name] = known[id(old)][0]
+    return model
+
+
+@contextmanager
+def pretrained_from_config() -> Iterator[None]:
+    """Inside the block `from_pretrained` of transformers reads a model's configuration and none of its weights."""
+    transformers: Any = sys.modules.get("transformers")
+    if transformers is None:
+        yield
+        return
+    auto = transformers.models.auto.auto_factory._BaseAutoModelClass
+    own = auto.__dict__["from_pretrained"]
+
+    def from_config(cls: Any, source: Any, *args: Any, **how: Any) -> Any:
+        wanted = {name: how[name] for name in ("attn_implementation", "dtype") if name in how}
+        config = how.get("config") or transformers.AutoConfig.from_pretrained(
+            source, local_files_only=how.get("local_files_only", True), trust_remote_code=False
+        )
+        model = cls.from_config(config, trust_remote_code=False, **wanted)
+        model.eval()
+        info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), frozenset())
+        return (model, info) if how.get("output_loading_info") else model
+
+    auto.from_pretrained = classmethod(from_config)
+    try:
+        yield
+    finally:
+        auto.from_pretrained = own
+
+
+class ByteTokenizer:
+    """Stands in for a tokenizer that a model's folder does not hold: every byte is a token."""
+
+    def __call__(self, text: str, *, truncation: bool = False, max_length: int | None = None, **how: Any) -> Any:
+        """Returns the ids of one text."""
+        found = list(text.encode())
+        return {"input_ids": found[:max_length] if truncation else found}
+
+
+@contextmanager
+def any_tokenizer(notes: set[str]) -> Iterator[None]:
+    """Inside the block a folder without a tokenizer gets one of bytes, whose rows are longer than another's."""
+    transformers: Any = sys.modules.get("transformers")
+    if transformers is None:
+        yield
+        return
+    auto = transformers.AutoTokenizer
+    own = auto.__dict__["from_pretrained"]
+
+    def from_pretrained(cls: Any, source: Any, *args: Any, **how: Any) -> Any:
+        if Path(source).is_dir() and not any(Path(source).glob("*token*")) and not any(Path(source).glob("vocab*")):
+            notes.add(f"{source} holds no tokenizer: each byte was taken for a token, up to the longest row allowed")
+            return ByteTokenizer()
+        return own.__func__(cls, source, *args, **how)
+
+    auto.from_pretrained = classmethod(from_pretrained)
+    try:
+        yield
+    finally:
+        auto.from_pretrained = own
