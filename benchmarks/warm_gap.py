@@ -96,6 +96,9 @@ class Desk:
         """Keeps the result."""
         self.found.append(dict(result))
 
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Keeps nothing."""
+
 
 def plain(count: int, *, reuse: bool) -> list[dict[str, Any]]:
     """Returns the reports of `count` trials by Tune alone, in order."""

@@ -22,7 +22,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables import batches, optim, precision
-from trainables.live_bytes import LiveBytes
+from trainables.live_bytes import LiveBytes, Sparse
 from trainables.resident import Resident
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Part, Witness
@@ -95,6 +95,9 @@ class State:
     """Unix seconds at which the first micro-batch was asked for; 0 before."""
     last_step_at: float = 0.0
     meter: LiveBytes | None = field(default=None, repr=False)
+    sparse: Sparse = field(default_factory=Sparse, repr=False)
+    counts: bool = True
+    """Whether the meter is on for the part at hand."""
     witness: Witness | None = field(default=None, repr=False)
     active: dict[str, Any] = field(default_factory=dict)
     """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
@@ -126,7 +129,8 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        meter = LiveBytes(plan.cap_bytes)
+        meter = resident.meter
+        meter.begin(plan.cap_bytes)
         meter.adopt([*model.parameters(), *model.buffers()])
     return State(resident, config, plan, model, optimizer, precision.grad_scaler(config.knobs, device), meter=meter)
 
@@ -171,6 +175,7 @@ def train(state: State) -> Iterator[Window | Evaluation]:
                 watch.lap("transfer")
                 if state.witness is not None:
                     state.witness.micro_batch(len(micro.indices), batches.tensors_of(host_batch))
+                state.counts = state.sparse.part(state.steps, micro.phase, batches.tensors_of(batch))
                 # What is compiled under a counter of operators stays uncompiled for good, so a watched step is not.
                 called = state.model if _counting(state) or state.witness is not None else model
                 loss = _forward_backward(state, called, batch, micro.share, micro.phase)
@@ -215,11 +220,12 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     """Returns the workload's objectives on the validation split; raises Diverged where one is not finite."""
     start = time.perf_counter()
     model.eval()
+    state.counts = state.sparse.evaluation()
     resident, config = state.resident, state.config
     knobs, device = config.knobs, state.device
     with torch.no_grad(), _watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
-        on_device = (batches.to_device(b, state.device) for b in resident.validation(config))
-        values = {name: float(v) for name, v in resident.workload.evaluate(model, on_device).items()}
+        found = resident.workload.evaluate(model, _validation(state))
+        values = {name: float(v) for name, v in found.items()}
     missing = [name for name in resident.workload.objectives if name not in values]
     if missing:
         raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
@@ -227,6 +233,21 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
         if not math.isfinite(value):
             raise Diverged(f"{name} is {value} after {state.samples} samples")
     return Evaluation(state.samples, values, time.perf_counter() - start)
+
+
+def _validation(state: State) -> Iterator[Any]:
+    """Yields the validation batches on the device; what the host makes on the way to one is not the device's."""
+    collated: Iterator[Any] | None = None
+    while True:
+        with state.meter.uncounted() if state.meter is not None else nullcontext():
+            collated = collated or iter(state.resident.validation(state.config))
+            batch = next(collated, None)
+        if batch is None:
+            return
+        batch = batches.to_device(batch, state.device)
+        if state.meter is not None:
+            state.meter.adopt(batches.tensors_of(batch))
+        yield batch
 
 
 def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
@@ -275,8 +296,11 @@ def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, 
     """Returns the micro-batch's mean loss times its share of the batch, detached; its gradients are added."""
     knobs = state.config.knobs
     with _watched(state, "forward_backward"):
-        if state.meter is not None:
-            state.meter.adopt(batches.tensors_of(batch))
+        if state.meter is not None and _counting(state):
+            gradients = [
+                p.grad for p in model.parameters() if p.grad is not None
+            ]  # born in parts that were not counted
+            state.meter.adopt([*batches.tensors_of(batch), *gradients])
         if isinstance(batch, batches.Keyed):
             augment = augment_of(state.resident.workload)
             if augment is not None:
@@ -330,10 +354,13 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
     progress = timetable.progress(state.samples - state.batch_samples / 2)
     rate = knobs.learning_rate * optim.schedule(progress, knobs.warmup_frac)
     optim.set_rate(state.optimizer, rate)
+    state.counts = state.sparse.whole(state.steps)
     with _watched(state, "optimizer"):
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none)
+    if state.meter is not None:
+        state.sparse.stepped(state.steps, state.meter.live_bytes)
 
 
 def _close(watch: Stopwatch, loss_sum: Tensor, samples: int) -> Window:
@@ -348,10 +375,12 @@ def _close(watch: Stopwatch, loss_sum: Tensor, samples: int) -> Window:
 def _watched(state: State, part: Part | None = None) -> Iterator[None]:
     """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
 
-    The bytes are counted all through a run with a cap, else in the first optimiser step.
+    The bytes are counted in the first optimiser step, and of a run with a cap in every part that may need more than
+    those counted before (`live_bytes.Sparse`).
     """
     with ExitStack() as stack:
         if state.meter is not None and _counting(state):
+            state.meter.adopts = state.steps == 0  # what the workload keeps beside its model is met by then
             stack.enter_context(state.meter)
         if state.witness is not None and part is not None:
             stack.enter_context(state.witness.watching(part))
@@ -359,7 +388,7 @@ def _watched(state: State, part: Part | None = None) -> Iterator[None]:
 
 
 def _counting(state: State) -> bool:
-    return state.meter is not None and (state.steps == 0 or state.meter.cap_bytes is not None)
+    return state.meter is not None and (state.steps == 0 or (state.counts and state.meter.cap_bytes is not None))
 
 
 def _hear(state: State, loading: Mapping[str, Any]) -> None:

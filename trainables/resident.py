@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from trainables import knobs as knob_table
 from trainables.batches import Cached, sample_lengths, validation_batches
+from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.workload import Batch, Config, Split, Workload, collate_of, length_of
 
 EVALUATION_FACTOR = 2
@@ -26,6 +27,8 @@ class Resident:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
+        self.meter = LiveBytes()
+        """Of all runs of this process on a CPU: what one run leaves behind is there when the next begins."""
         self._data: dict[Hashable, Dataset[Any]] = {}
         self._lengths: dict[Hashable, list[int] | None] = {}
         self._model: nn.Module | None = None
@@ -44,7 +47,8 @@ class Resident:
                 torch.manual_seed(config.seed)
                 model = self.workload.model(config)
             self._model = model.to(config.device)
-            self._first = {name: t.detach().clone() for name, t in _changing(self._model)}
+            # On the host: a copy of all that trains would be held on the card for as long as the process lives.
+            self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
             self._model_key = key
             return self._model
         with torch.no_grad():
@@ -53,6 +57,14 @@ class Resident:
         for parameter in self._model.parameters():
             parameter.grad = None
         return self._model
+
+    def held_bytes(self) -> int:
+        """Returns the bytes of the model on its device, 0 where none is loaded; drops its gradients."""
+        if self._model is None:
+            return 0
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        return storage_bytes([*self._model.parameters(), *self._model.buffers()])
 
     def drop_model(self) -> None:
         """Forgets the model, so that its memory can be used by the next."""

@@ -20,7 +20,7 @@ the same sample worse than no training.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -323,7 +323,7 @@ def _key(config: Config) -> tuple[Any, ...]:
 def _options(config: Config) -> dict[str, Any]:
     """Returns the options, those not given at their defaults; raises WorkloadError for what means nothing."""
     options = {**Signals.options, **config.options}
-    allowed = {
+    allowed: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "data": ("a name or a path", lambda value: isinstance(value, str)),
         "val_frac": ("a number > 0 and < 1", lambda value: isinstance(value, float) and 0.0 < value < 1.0),
         "max_train_samples": ("a whole number >= 2", lambda value: isinstance(value, int) and value >= 2),

@@ -71,8 +71,11 @@ def banner(config: StudyConfig, facts: Record | Mapping[str, Any], width: int = 
         yield from wrapped(label, [f"{part}," for part in parts[:-1]] + list(parts[-1:]), width, " ")
 
 
-def event(record: Record, reference: Mapping[str, Any] | None) -> str:
-    """Returns what happened in a line, "" for events that are not told; knobs are those unlike in `reference`."""
+def event(record: Record, reference: Mapping[str, Any] | None, objective: str = "") -> str:
+    """Returns what happened in a line, "" for events that are not told; knobs are those unlike in `reference`.
+
+    Of the values that were measured it shows the objective's, where there is one of this name.
+    """
     config = record.get("config") or {}
     differing = wording.differing(config, reference)
     first: dict[str, object] = {k: differing[k] for k in ("learning_rate", "batch_size") if k in differing}
@@ -84,7 +87,9 @@ def event(record: Record, reference: Mapping[str, Any] | None) -> str:
     if record.event == "probe":
         told = rate if speed else outcome
         return f"{'probe':<{LABEL}}{name:<8}{told:<17} {wording.size(record.get('peak_allocated_bytes')):<9} {knobs}"
-    values = " ".join(f"{wording.plain(k)} {v:.3f}" for k, v in (record.get("values") or {}).items() if v is not None)
+    measured = record.get("values") or {}
+    shown = {objective: measured[objective]} if objective in measured else measured
+    values = " ".join(f"{wording.plain(k)} {v:.3f}" for k, v in shown.items() if v is not None)
     if record.event == "trial":
         told = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
         rate = rate if values else ""  # of one that failed it is only what was expected
@@ -93,6 +98,8 @@ def event(record: Record, reference: Mapping[str, Any] | None) -> str:
         return f"{'rung':<{LABEL}}{name:<6}{record.get('samples')} samples  {values}"
     if record.event == "refused":
         return f"{'refused':<{LABEL}}{wording.plain(record.get('reason') or '')}  {knobs}"
+    if record.event in ("retired", "widened", "lost"):
+        return f"{record.event:<{LABEL}}{name:<6}{wording.plain(record.get('reason') or '')}"
     if record.event == "window":
         return f"{'window':<{LABEL}}{name:<8}{rate or outcome}"
     if record.event == "confirmed":

@@ -15,7 +15,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,15 @@ import psutil
 from trainables import workload
 from trainables.knobs import Scalar, kind_of
 from tuning import __version__, atomic, doctor, export, report, summary, timeline, wording
-from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
+from tuning.backends.laboratory import Laboratory
+from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
 from tuning.memory.known import Key, Known
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
-from tuning.policies import active
+from tuning.policies import active, packing
 from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
@@ -67,12 +68,13 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     terminal.checks(checks)
     doctor.require(checks)
     setting = _setting(config)
-    with RayCluster(
-        cores=doctor.cores(), gpus=len(doctor.gpus()) if cuda else 0, dashboard=config.dashboard
-    ) as cluster:
-        if cluster.dashboard_url:
+    with ExitStack() as stack:
+        cluster = RayCluster(cores=doctor.cores(), gpus=len(doctor.gpus()) if cuda else 0, dashboard=config.dashboard)
+        while_searching: AbstractContextManager[object] = cluster
+        if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
+            while_searching = nullcontext(stack.enter_context(cluster))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
-        bench = RayBench(setting)
+        bench = stack.enter_context(Laboratory(setting))
         facts = _described(bench, config.workload.options, estimate.defaults(config.space))
         folder = folder or _new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
@@ -81,8 +83,8 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting)
             study.measure(bench)
-            bench.release()
-            study.search(RayCrew(setting, f"{config.workload.name}_trials"))
+            bench.end()
+            study.search(RayCrew(setting, f"{config.workload.name}_trials"), while_searching)
             study.confirm(bench)
             study.publish()
     return folder
@@ -109,6 +111,7 @@ class _Study:
 
     def __init__(self, config: StudyConfig, terminal: Terminal, journal: Journal, folder: Path, started: float) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
+        self._ram_bytes: int | None = None
         self._used_s = timeline.times(journal.records).wall_s  # by earlier sessions
         self._started = started
 
@@ -130,7 +133,7 @@ class _Study:
         if shortage:
             self._terminal.warning(shortage)
 
-    def measure(self, bench: RayBench) -> None:
+    def measure(self, bench: Laboratory) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes = self._cap_bytes()
         self._recall()
@@ -154,24 +157,27 @@ class _Study:
                 )
                 stage.run(self._config.named, self._told)
 
-    def search(self, crew: RayCrew) -> None:
-        """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
+    def search(self, crew: RayCrew, ray: AbstractContextManager[object]) -> None:
+        """Stage 3: trials, until they are enough, time is up, or nothing is left to try; `ray` is what they run in."""
         with self._stage("search") as needed:
             if not needed:
                 return
+            slots = self._slots()
             desk = SearchDesk(
                 self._journal,
                 self._config.space,
-                estimate.frontier(self._journal.records, self._cap_bytes()),
+                estimate.frontier(self._journal.records, slots.cap_bytes(slots.count) or self._cap_bytes()),
                 self._terms(),
                 self._orders(),
                 self._told,
             )
-            crew.run(desk, self._orders())
+            self._share()
+            with ray:
+                crew.run(desk, self._orders())
             self._remember()
             self._note(f"the search ended: {desk.stop_reason}")
 
-    def confirm(self, bench: RayBench) -> None:
+    def confirm(self, bench: Laboratory) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
         picked = self._pick()
         if picked is None:
@@ -281,14 +287,50 @@ class _Study:
         budget = self._config.budget
         samples = max(1, round(budget.train_epochs * int(self._facts["train_samples"])))
         first = max(1, round(samples * budget.rungs.first_frac))
-        slots = concurrency(self._config)
+        slots = self._slots()
         return Orders(
             samples=samples,
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
             shrink=self._config.search.strategy == "staged",
-            concurrency=slots,
-            threads=max(1, doctor.cores() // slots),
+            concurrency=slots.count,
+            threads=slots.threads,
+            slot_bytes=slots.slot_bytes,
+            idle_bytes=slots.idle_bytes,
+            enforced=slots.enforced,
         )
+
+    def _slots(self) -> packing.Slots:
+        """Returns how the search trials share the card and the cores; on a card it takes the probes to say."""
+        config, card_bytes, cores = self._config, self._cap_bytes(), doctor.cores()
+        asked = config.concurrency if isinstance(config.concurrency, int) else None
+        if config.card.device != "cuda":
+            count = packing.on_cpu(cores, asked)
+            enforced = config.card.cap_bytes is not None  # else it is the machine's own memory that is shared
+            return packing.Slots(count, max(1, cores // count), card_bytes // count, enforced=enforced)
+        fastest = max(
+            (r for r in self._journal.records if r.event == "probe" and r["outcome"] == "ok"),
+            key=lambda r: float(r["samples_per_s"]),
+            default=None,
+        )
+        # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
+        busy, needs, workers = None, list[int](), 0
+        if fastest is not None and config.search.strategy == "staged":
+            busy = (fastest.get("telemetry") or {}).get("gpu_sm_frac")
+            needs = [int(r.get("peak_allocated_bytes") or 0) for r in self._journal.records if r.event == "probe"]
+            workers = int(fastest["config"].get("num_workers") or 0)
+        count = packing.on_card(card_bytes, [n for n in needs if n], busy, cores, workers, asked)
+        idle_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)  # a process keeps its model
+        enforced = count > 1 or config.card.cap_bytes is not None
+        return packing.Slots(
+            count, max(1, cores // count), packing.share_bytes(card_bytes, count), idle_bytes, enforced
+        )
+
+    def _share(self) -> None:
+        """Says how the trials share the card, where they do and it limits them."""
+        slots = self._slots()
+        if slots.count > 1 and slots.enforced and slots.slot_bytes is not None:
+            gib = slots.slot_bytes / 2**30
+            self._note(f"{slots.count} trials share the card, {gib:.2f} GiB each; a trial that needs more takes more")
 
     def _terms(self) -> SearchTerms:
         search = self._config.search
@@ -344,13 +386,16 @@ class _Study:
             else [picked.best]
         )
 
-    def _cap_bytes(self) -> int | None:
+    def _cap_bytes(self) -> int:
+        """Returns what one trial that has the device to itself may take."""
         card = self._config.card
         if card.cap_bytes is not None:
             return card.cap_bytes
         if card.device == "cuda":
-            return (int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes) // concurrency(self._config)
-        return int(psutil.virtual_memory().available * RAM_FRAC) // concurrency(self._config)
+            return int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes
+        if self._ram_bytes is None:  # once: while trials run, less is free
+            self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
+        return self._ram_bytes
 
     def _opening(self) -> Record:
         opening = last(self._journal.records, "study")
@@ -378,10 +423,13 @@ class _Study:
 
 
 def concurrency(config: StudyConfig) -> int:
-    """Returns how many search trials run at once: as asked, else one on a card, and one a core up to four without."""
+    """Returns how many search trials run at once: as asked, else one a core up to four.
+
+    On a card it is one as far as can be known before the probes, which may show room for more (`_Study._slots`).
+    """
     if isinstance(config.concurrency, int):
         return config.concurrency
-    return 1 if config.card.device == "cuda" else min(doctor.cores(), 4)
+    return 1 if config.card.device == "cuda" else packing.on_cpu(doctor.cores())
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
@@ -431,7 +479,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
     return apply_card(config, card)
 
 
-def _described(bench: RayBench, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+def _described(bench: Laboratory, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns what the bench knows of device and workload; raises ConfigError where an option or its data are wrong."""
     try:
         facts = bench.describe(knobs)
@@ -486,7 +534,13 @@ def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Settin
         "command": _command(config),
         "versions": versions(),
         "device": facts["device"],
-        "card": {"name": card.name, "cap_bytes": card.cap_bytes, "virtual": virtual},
+        "card": {
+            "name": card.name,
+            "cap_bytes": card.cap_bytes,
+            "virtual": virtual,
+            "held_by": _held_by(config),
+            "speed_of": facts["device"].get("name", card.device),
+        },
         "seed": config.search.seed,
         "parameters": facts.get("parameters", {}),
         "objectives": facts["objectives"],
@@ -498,6 +552,15 @@ def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Settin
         "threads": setting.threads,
         "config": resolved(config),
     }
+
+
+def _held_by(config: StudyConfig) -> str:
+    """Returns what holds the trials to the card's bytes."""
+    if config.card.cap_bytes is None:
+        return "the device itself"
+    if config.card.device == "cuda":
+        return "the allocator's limit of a process"
+    return "a count of live tensor bytes, and RLIMIT_DATA behind it"
 
 
 def versions() -> dict[str, str]:

@@ -110,7 +110,7 @@ class Terminal:
         """Takes a probe, trial, refusal, rung, window, confirmation or note as it is written."""
         if record.event == "note":
             self.note(record["text"])
-        line = lines.event(record, self._progress.reference)
+        line = lines.event(record, self._progress.reference, self._progress.objective)
         self._progress.take(record)
         told = record.event not in ("rung", "window") and not self._drawn
         if line and (told or self._verbosity > 0):
@@ -195,8 +195,8 @@ class Progress:
 
     def __init__(self, facts: Record | Mapping[str, Any], trials: int = 0) -> None:
         objectives = facts.get("objectives") or {}
-        self._objective = next((n for n in objectives if n != SAMPLES_PER_S), "")
-        self._lower = objectives.get(self._objective) == "min"
+        self.objective = next((n for n in objectives if n != SAMPLES_PER_S), "")
+        self._lower = objectives.get(self.objective) == "min"
         self._trials, self._slots = trials, int(facts.get("concurrency") or 1)
         self._stage, self._entered = "", 0.0
         self._done = {"probe": 0, "search": 0, "confirm": 0}
@@ -224,7 +224,7 @@ class Progress:
             took = [record.get(k) for k in ("setup_s", "train_s", "evaluate_s")]
             if record.event == "trial":
                 self._took_s.append(sum(float(s) for s in took if s))
-            value = (record.get("values") or {}).get(self._objective)
+            value = (record.get("values") or {}).get(self.objective)
             if value is not None and (self._best_value is None or (value < self._best_value) == self._lower):
                 self._best_value = value
         elif record.event in ("window", "confirmed"):
@@ -245,7 +245,7 @@ class Progress:
         if self._stage == "probe" and self._best_speed:
             best = f"best {wording.rate(self._best_speed)} samples/s"
         elif self._best_value is not None:
-            best = f"best {self._objective} {self._best_value:.3f}"
+            best = f"best {self.objective} {self._best_value:.3f}"
         eta = self.eta_s()
         left = f"~{wording.duration(eta)} left" if eta is not None else ""
         parts = [self._stage, done, best, wording.duration(max(0.0, now_s - self._entered)), left]

@@ -23,6 +23,7 @@ from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop
 from trainables.batches import size_of
+from trainables.knobs import Knobs
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
 from tuning import atomic, doctor, lines
@@ -168,7 +169,9 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
         windows, values = _run(job, state, signals, bar)
-    for text in active.disagreements(job.best.knobs, state.active):
+    plain = Knobs().as_dict()  # best.yaml holds every knob; one at its default asks for nothing
+    asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
+    for text in active.disagreements(asked, state.active):
         messages.print(f"note: {text}", markup=False)
     steady = windows[1:] or windows
     wall_s = sum(w.wall_s for w in steady)

@@ -27,6 +27,7 @@ OUTCOME_WORDS = {
     "oom": "oom",
     "host_oom": "host oom",
     "shm": "out of shared memory",
+    "fd": "out of file descriptors",
     "no_result": "without a result",
     "crash": "crashed",
     "timeout": "timed out",

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from tests.commands import MINE, run
-from tuning.backends.ray_tune import RayBench, RayCluster, RayCrew
+from tuning.backends.laboratory import Laboratory
+from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.export import read_best
 from tuning.records import read, trials
@@ -77,6 +78,7 @@ class OneSlot:
         small, large = {"micro_batch_size": 4}, {"micro_batch_size": 64, "batch_size": 64}
         self._left = [large, small, large, small, small, small]
         self.found: list[dict[str, object]] = []
+        self.decisions: list[tuple[str, str, str]] = []
 
     def next_trial(self) -> Assignment | None:
         """Returns the next one."""
@@ -90,6 +92,10 @@ class OneSlot:
         """Keeps what came."""
         self.found.append(dict(result or {}))
 
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Keeps what the backend did."""
+        self.decisions.append((event, trial, reason))
+
 
 def test_one_cluster_is_on_loopback_asks_for_its_token_and_keeps_its_actors_through_ooms() -> None:
     with RayCluster(cores=2, gpus=0, dashboard=True) as cluster:
@@ -102,9 +108,9 @@ def test_one_cluster_is_on_loopback_asks_for_its_token_and_keeps_its_actors_thro
             assert status(f"{cluster.dashboard_url}/api/jobs/", token) == code
 
         wide = {"hidden": 2048, "noise": 0.15}  # 8 KiB of activations a sample, a layer
-        bench = RayBench(Setting(str(MINE), wide))
-        knobs = {"micro_batch_size": 4, "batch_size": 64}
-        need = bench.train(knobs, 64, (64,), 0)["peak_allocated_bytes"]
+        with Laboratory(Setting(str(MINE), wide)) as bench:
+            knobs = {"micro_batch_size": 4, "batch_size": 64}
+            need = bench.train(knobs, 64, (64,), 0)["peak_allocated_bytes"]
         desk = OneSlot()
         setting = Setting(str(MINE), wide, cap_bytes=need + 400 * 1024)
         RayCrew(setting, "mine_trials").run(desk, Orders(256, (256,), False, 1, 1))

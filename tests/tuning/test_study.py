@@ -12,8 +12,9 @@ import pytest
 from tests.commands import MINE
 from tests.fakes import FormulaBench
 from tuning import config, run, study
-from tuning.backends.ray_tune import RayBench
+from tuning.backends.laboratory import Laboratory
 from tuning.errors import ConfigError, PreflightError
+from tuning.policies.packing import Slots
 from tuning.records import Journal, Record
 from tuning.terminal import Terminal
 
@@ -98,7 +99,7 @@ def test_validate_says_what_would_be_left_out(capsys: pytest.CaptureFixture[str]
     assert err.endswith("note    the configuration is valid\n")
 
 
-class Described(RayBench):
+class Described(Laboratory):
     """A bench that describes itself as it is told to, and has no process."""
 
     def __init__(self, facts: dict[str, object], text: str = "") -> None:
@@ -111,7 +112,7 @@ class Described(RayBench):
         return self._facts
 
 
-DIED = "The actor died because of an error raised in its creation task, ray::Laboratory.__init__()\n  File x, line 1\n"
+DIED = "Traceback (most recent call last):\n  File x, line 1\n"
 OPTIONS = {"data": "/d/pairs.jsonl", "layers": 0, "model": None, "val_frac": 2}
 
 
@@ -181,8 +182,8 @@ def test_too_little_time_is_said_at_the_start(tmp_path: Path) -> None:
     _, journal, said = opened(tmp_path, "search.max_time=60s", "budget.confirm.windows=5", started=started)
     journal.close()
     words = " ".join(said.getvalue().split())
-    assert "warning search.max_time=1m is too short: start-up (14s), probes (36s) and confirming (about 52s)" in words
-    assert "alone take 1m42s, and " in words
+    assert "warning search.max_time=1m is too short: start-up (14s), probes (36s) and confirming (about 1m)" in words
+    assert "alone take 1m50s, and " in words
     assert "give it search.max_time=4m, or lower budget.probe.max_time_s and budget.confirm.windows" in words
     warned = said.getvalue()[said.getvalue().index("warning") :]
     assert max(map(len, warned.splitlines())) <= 80
@@ -206,3 +207,53 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     assert picked.best == "t1"
     assert picked.rule.startswith("the fastest of 3 whose error is within 0.2 of the best seen: 2.15 against 2")
     assert picked.rule.endswith("the tolerance is 10% of that best")
+
+
+def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None = None, device: str = "cpu") -> Slots:
+    """Returns how a study with these arguments, on four cores, would let its trials share the card."""
+    loaded = config.load(["workload=nli", *arguments])
+    loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        if probe is not None:
+            journal.append("probe", outcome="ok", samples_per_s=10.0, **probe)
+        own = study._Study(
+            loaded, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, folder, time.monotonic()
+        )
+        own._facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}}
+        return own._slots()
+
+
+def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
+    found = slots_of(tmp_path, ["card=rtx4060"])
+    cap = config.load(["card=rtx4060"]).card.cap_bytes
+    assert cap is not None
+    assert (found.count, found.threads) == (4, 1)
+    assert cap - 4 < 4 * (found.cap_bytes(1) or 0) <= cap
+    assert found.cap_bytes(4) == found.count * (found.slot_bytes or 0)
+
+
+def test_without_a_card_trials_are_placed_by_free_memory_and_held_to_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
+    found = slots_of(tmp_path, ["card=cpu", "concurrency=2"])
+    assert (found.count, found.threads, found.cap_bytes(1)) == (2, 2, None)
+    assert found.slot_bytes is not None
+    assert found.width(found.slot_bytes) == 2
+
+
+def test_a_card_is_shared_where_the_probes_found_it_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study.doctor, "cores", lambda: 16)
+    idle = {"config": {"num_workers": 2}, "telemetry": {"gpu_sm_frac": 0.4}, "peak_allocated_bytes": 3 * 2**30}
+    busy = {**idle, "telemetry": {"gpu_sm_frac": 0.97}}
+    counts = {}
+    for name, probe, more in (("idle", idle, []), ("busy", busy, []), ("joint", idle, ["search.strategy=joint"])):
+        (tmp_path / name).mkdir()
+        found = slots_of(tmp_path / name, ["card=rtx3090", *more], probe, "cuda")
+        counts[name] = found.count
+        assert sum([found.cap_bytes(1) or 0] * found.count) <= 24 * 2**30
+        assert found.enforced
+    assert counts == {"idle": 2, "busy": 1, "joint": 1}

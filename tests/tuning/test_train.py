@@ -80,6 +80,13 @@ def result(folder: str) -> dict[str, object]:
     return {name: found[name] for name in ("samples", "values", "model_sha256")}
 
 
+def test_knobs_at_their_defaults_are_not_said_to_be_dishonoured(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(best, "knobs", "channels_last", True)
+    assert train(best) == 0
+    notes = [line for line in " ".join(capsys.readouterr().err.split()).split("note: ") if "was asked" in line]
+    assert [note.split("=")[0] for note in notes] == ["knobs.channels_last"]
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("step", [7, STEPS])
 def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(

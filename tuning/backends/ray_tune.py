@@ -1,4 +1,4 @@
-"""Ray: one cluster a study, a laboratory actor that measures alone, and Tune for the search trials.
+"""Ray: one cluster a search, and Tune for its trials.
 
 Public API only. A searcher and a scheduler that do nothing but ask the study's desk; a Stopper is not needed, since the
 desk ends the search by having no next trial.
@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -24,16 +24,18 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from trainables.knobs import Scalar
 from trainables.loop import Plan
-from tuning.backends.ray_worker import REPORT, Laboratory, TrialRunner
+from tuning.backends.ray_worker import REPORT, Retired, TrialRunner
 from tuning.backends.session import Setting
 from tuning.errors import PreflightError, StoppedEarly, TuningError
-from tuning.stages.bench import Desk, Orders
+from tuning.policies import oom
+from tuning.policies.oom import Outcome
+from tuning.policies.packing import Ledger
+from tuning.stages.bench import Assignment, Desk, Orders
 
-LABORATORY_GPU = 0.1
-"""The laboratory keeps its process and context on the card while trials run; the rest is the trials'."""
 NO_LIMIT = 1_000_000_000
+ATTEMPTS = 4
+"""A trial whose process had to be given up before it began is not offered to more new ones than this."""
 
 
 class RayCluster:
@@ -82,63 +84,6 @@ class RayCluster:
         self._folder.cleanup()
 
 
-class RayBench:
-    """The laboratory actor, as a stage sees it."""
-
-    def __init__(self, setting: Setting, *, start_timeout_s: float = 180.0) -> None:
-        # No cores are asked for: the stages never overlap, and the trials' actors need them all.
-        gpus = LABORATORY_GPU if setting.device == "cuda" else 0
-        remote = ray.remote(num_cpus=0, num_gpus=gpus)(Laboratory)
-        self._setting = setting
-        self._actor = cast(Any, remote).remote(setting)
-        self._timeout_s = start_timeout_s
-
-    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns what the process knows of device and workload; the first call waits for its imports."""
-        return self._get(self._actor.describe.remote(dict(knobs)), self._timeout_s)
-
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns `Session.footprint`."""
-        return self._get(self._actor.footprint.remote(dict(knobs), list(micro_batches)))
-
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
-        """Returns `Session.probe`."""
-        return self._get(self._actor.probe.remote(dict(knobs), time_s, spread_frac, best_samples_per_s))
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns `Session.window`."""
-        return self._get(self._actor.window.remote(dict(knobs), window_s, seed))
-
-    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
-        """Returns `Session.train`."""
-        plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
-        return self._get(self._actor.train.remote(dict(knobs), plan, seed))
-
-    def release(self) -> None:
-        """Leaves the device's memory to the trials."""
-        self._get(self._actor.release.remote())
-
-    def _get(self, reference: Any, timeout_s: float | None = None) -> dict[str, Any]:
-        try:
-            return cast(dict[str, Any], ray.get(reference, timeout=timeout_s))
-        except ray.exceptions.RayTaskError as error:
-            raise PreflightError(
-                f"the workload failed while it was measured: {type(error.cause).__name__}: {error.cause}",
-                remedy="run the workload contract suite on it, see README.md",
-            ) from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise PreflightError(
-                f"the measuring process was not ready after {timeout_s:.0f} s", remedy="look at the machine's load"
-            ) from error
-        except ray.exceptions.RayError as error:  # died in its creation task, was killed, lost its node
-            cause = str(error).strip().splitlines()[-1]
-            name, _, text = cause.partition(": ")
-            said = text if name.endswith("Error") and text else cause
-            raise PreflightError(said, remedy="mend what it names; -v shows where it was raised") from error
-
-
 class RayCrew:
     """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial."""
 
@@ -148,15 +93,11 @@ class RayCrew:
     def run(self, desk: Desk, orders: Orders) -> None:
         """Returns when the desk has no next trial and every trial has ended."""
         slots = orders.concurrency
+        # Every actor asks Ray for the same, whatever share its trials are given, so that any can take the next one.
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
         if self._setting.device == "cuda":
-            resources["GPU"] = math.floor((1.0 - LABORATORY_GPU) / slots * 1000) / 1000
-        shared = {
-            "setting": dataclasses.replace(self._setting, threads=orders.threads),
-            "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=self._setting.cap_bytes),
-            "shrink": orders.shrink,
-        }
-        asking = _Asking(desk, shared)
+            resources["GPU"] = math.floor(1000 / slots) / 1000
+        asking = _Asking(desk, orders, self._setting)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 _named_runner(self._name, resources),
@@ -167,12 +108,13 @@ class RayCrew:
                     max_concurrent_trials=slots,
                     reuse_actors=True,
                     trial_name_creator=_trial_name,
-                    trial_dirname_creator=_trial_name,
+                    trial_dirname_creator=_trial_folder,
                 ),
                 run_config=tune.RunConfig(
                     name=self._name,
                     storage_path=folder,
                     verbose=0,
+                    callbacks=[_Lost(asking)],
                     failure_config=tune.FailureConfig(max_failures=1),  # only lost processes fail; all else is a result
                     checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
                 ),
@@ -189,13 +131,27 @@ class RayCrew:
             raise asking.failed
 
 
-class _Asking(Searcher):
-    """A Tune searcher that passes on the desk's trials, and tells the desk how they ended."""
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    """A trial of the desk as Tune runs it: in so many slots, for the so-manieth time."""
 
-    def __init__(self, desk: Desk, shared: Mapping[str, Any]) -> None:
+    assignment: Assignment
+    width: int
+    attempt: int = 1
+
+
+class _Asking(Searcher):
+    """A Tune searcher that passes on the desk's trials where the ledger has room, and tells the desk how they ended."""
+
+    def __init__(self, desk: Desk, orders: Orders, setting: Setting) -> None:
         super().__init__(metric="samples", mode="max")
-        self._desk, self._shared = desk, dict(shared)
-        self._trials: dict[str, str] = {}
+        self._desk, self._orders, self._setting = desk, orders, setting
+        self._ledger = Ledger(orders.slots)
+        self._placed: dict[str, _Placed] = {}
+        self._errors: dict[str, BaseException | None] = {}
+        self._unbegun: set[str] = set()
+        self._next: list[_Placed] = []
+        """What is to run before anything new is asked for: it waits for room, or begins again in another process."""
         self.failed: TuningError | None = None
         """What the desk raised, such as a full disk; Tune would wrap it in a traceback of its own."""
 
@@ -203,29 +159,84 @@ class _Asking(Searcher):
         return True
 
     def suggest(self, trial_id: str) -> Any:
-        assignment = None
-        try:
-            assignment = self._desk.next_trial() if self.failed is None else None
-        except TuningError as error:
-            self.failed = error
-        if assignment is None:
-            return Searcher.FINISHED
-        self._trials[trial_id] = assignment.trial
+        if not self._next and self.failed is None:
+            try:
+                assignment = self._desk.next_trial()
+            except TuningError as error:
+                self.failed, assignment = error, None
+            if assignment is not None:
+                self._next.append(_Placed(assignment, self._ledger.width(assignment.need_bytes)))
+        if not self._next or self.failed is not None:
+            # Not the end while trials run: one of them may have to begin again.
+            return None if self._placed else Searcher.FINISHED
+        if not self._ledger.room(self._next[0].width):
+            return None
+        placed = self._placed[trial_id] = self._next.pop(0)
+        self._ledger.enter(trial_id, placed.width)
+        return self._config(placed)
+
+    def _config(self, placed: _Placed) -> dict[str, Any]:
+        orders, slots = self._orders, self._ledger.slots
+        whole = slots.slot_bytes is None or placed.width >= slots.count
+        cap_bytes = self._setting.cap_bytes if slots.slot_bytes is None else slots.cap_bytes(placed.width)
+        shrink = "" if not orders.shrink else "all" if whole else "loader"  # a share too small is widened first
         return {
-            **self._shared,
-            "trial": assignment.trial,
-            "knobs": dict(assignment.knobs),
-            "seed": assignment.seed,
+            "setting": dataclasses.replace(self._setting, threads=orders.threads),
+            "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=cap_bytes),
+            "threads": orders.threads * placed.width,
+            "shrink": shrink,
+            "trial": placed.assignment.trial,
+            "attempt": placed.attempt,
+            "knobs": dict(placed.assignment.knobs),
+            "seed": placed.assignment.seed,
         }
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        trial = self._trials.pop(trial_id, None)
-        if trial is None or self.failed is not None:
+        placed, fault = self._placed.pop(trial_id, None), self._errors.pop(trial_id, None)
+        unbegun = trial_id in self._unbegun
+        self._ledger.leave(trial_id)
+        if placed is None or self.failed is not None:
             return
+        found = None if error or not result or REPORT not in result else dict(result[REPORT][0])
         try:
-            self._desk.ended(trial, None if error or not result or REPORT not in result else result[REPORT][0])
+            if not self._again(placed, found, fault, unbegun=unbegun):
+                self._desk.ended(placed.assignment.trial, found or _lost(fault))
         except TuningError as failure:
             self.failed = failure
+
+    def _again(
+        self, placed: _Placed, found: Mapping[str, Any] | None, fault: BaseException | None, *, unbegun: bool
+    ) -> bool:
+        """Returns whether the trial is to run again, and keeps it: its process or its share was at fault, not it."""
+        trial, slots = placed.assignment.trial, self._ledger.slots
+        if unbegun and placed.attempt < ATTEMPTS:
+            cause = getattr(fault, "cause", None)
+            event, why = ("retired", str(cause)) if isinstance(cause, Retired) else ("lost", _lost(fault)["message"])
+            self._desk.decided(event, trial, f"{why}; the trial runs in a new process")
+            self._next.append(dataclasses.replace(placed, attempt=placed.attempt + 1))
+            return True
+        short = found is not None and found.get("outcome") in (Outcome.OOM, Outcome.HOST_OOM)
+        if not short or slots.slot_bytes is None or placed.width >= slots.count:
+            return False
+        self._ledger.too_narrow(placed.assignment.need_bytes, placed.width)
+        width = slots.wider(placed.width)
+        share = slots.share_bytes(placed.width) / 2**20
+        reason = f"it needs more than its share of {share:.0f} MiB, and begins again in {width} of {slots.count} slots"
+        self._desk.decided("widened", trial, reason)
+        self._next.append(dataclasses.replace(placed, width=width, attempt=placed.attempt + 1))
+        return True
+
+    def errored(self, trial: TuneTrial, *, recovers: bool) -> None:
+        """Keeps what a trial's process died of, as Tune wrote it down, and says so where Tune starts it again."""
+        found = self._errors[trial.trial_id] = _pickled(trial)
+        if trial.status == TuneTrial.PENDING:  # the process failed before the trial's first step
+            self._unbegun.add(trial.trial_id)
+        placed = self._placed.get(trial.trial_id)
+        if recovers and placed is not None and self.failed is None:
+            try:
+                self._desk.decided("lost", placed.assignment.trial, f"{_lost(found)['message']}; it is run once more")
+            except TuningError as failure:
+                self.failed = failure
 
     def save(self, checkpoint_path: str) -> None:
         """Writes nothing: a study is resumed from its own records, never from Tune's."""
@@ -234,7 +245,15 @@ class _Asking(Searcher):
         """Reads nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_desk": None, "_shared": {}}
+        dropped: dict[str, Any] = {
+            "_desk": None,
+            "_orders": None,
+            "_setting": None,
+            "_ledger": None,
+            "_placed": {},
+            "_errors": {},
+        }
+        return {**self.__dict__, **dropped, "_next": []}
 
 
 class _Deciding(FIFOScheduler):
@@ -256,8 +275,50 @@ class _Deciding(FIFOScheduler):
             self._asking.failed, goes_on = error, False
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
+    def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
+        """Hears of an error that ends the trial, before the searcher does."""
+        if self._asking is not None:
+            self._asking.errored(trial, recovers=False)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_desk": None, "_asking": None}
+
+
+class _Lost(tune.Callback):
+    """Hears of a process that was lost where Tune starts its trial again."""
+
+    def __init__(self, asking: _Asking) -> None:
+        self._asking: _Asking | None = asking
+
+    def on_trial_recover(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        """Passes it on."""
+        if self._asking is not None:
+            self._asking.errored(trial, recovers=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_asking": None}
+
+
+def _pickled(trial: TuneTrial) -> BaseException | None:
+    """Returns the exception of a trial; Tune's own getters look where the file is not yet."""
+    path = trial.pickled_error_file
+    if path is None:
+        return None
+    try:
+        found = ray.cloudpickle.loads(Path(path).read_bytes())  # written by Tune a moment ago, in our own folder
+    except (OSError, EOFError, AttributeError, ImportError, TypeError, ValueError):
+        return None
+    return found if isinstance(found, BaseException) else None
+
+
+def _lost(error: BaseException | None) -> dict[str, Any]:
+    """Returns the result of a trial that Tune gave up, from the error its process ended with."""
+    fault = oom.PROCESS_LOST if error is None else oom.fault(error)
+    if fault is oom.UNKNOWN and isinstance(error, ray.exceptions.RayError) and getattr(error, "cause", None) is None:
+        fault = oom.PROCESS_LOST
+    said = str(getattr(error, "cause", None) or error or "").strip().splitlines()
+    message = "the process was lost" if fault is oom.PROCESS_LOST else f"{fault.name}: {said[-1] if said else ''}"
+    return {"outcome": str(fault.outcome), "fault": fault.name, "values": {}, "message": message[:500]}
 
 
 def _named_runner(name: str, resources: dict[str, float]) -> type[TrialRunner]:
@@ -271,6 +332,12 @@ def _named_runner(name: str, resources: dict[str, float]) -> type[TrialRunner]:
 
     members = {"default_resource_request": classmethod(request)}
     return cast(type[TrialRunner], type(name, (TrialRunner,), members))
+
+
+def _trial_folder(trial: TuneTrial) -> str:
+    """Returns a folder of its own for each time that a trial is run."""
+    attempt = int(trial.config.get("attempt", 1))
+    return _trial_name(trial) + (f"-again{attempt - 1}" if attempt > 1 else "")
 
 
 def _trial_name(trial: TuneTrial) -> str:

@@ -1,14 +1,13 @@
-"""What runs inside Ray's processes: the laboratory that measures alone, and the Trainable that runs search trials."""
+"""What runs inside Ray's processes: the Trainable that runs search trials."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ray import tune
 
 from trainables.knobs import Scalar
-from trainables.loop import Plan
 from tuning.backends.session import Session, Setting, Trial
 
 REPORT = "report"
@@ -27,56 +26,28 @@ def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
     return _WARM[key]
 
 
-class Laboratory:
-    """An actor that has the machine to itself while it measures: footprints, probes, windows, confirmations."""
-
-    def __init__(self, setting: Setting) -> None:
-        self._session = session(setting, {})
-
-    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns `Session.describe`."""
-        return self._session.describe(knobs)
-
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns `Session.footprint`."""
-        return self._session.footprint(knobs, micro_batches)
-
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
-        """Returns `Session.probe`."""
-        return self._session.probe(knobs, time_s, spread_frac, best_samples_per_s)
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns `Session.window`."""
-        return self._session.window(knobs, window_s, seed)
-
-    def release(self) -> None:
-        """Does `Session.release`."""
-        self._session.release()
-
-    def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
-        """Returns `Session.train`."""
-        return self._session.train(knobs, plan, seed)
+class Retired(RuntimeError):
+    """This process runs no further trial, for the reason given; the one it was asked to run goes to a new process."""
 
 
 class TrialRunner(tune.Trainable):
     """One search trial at a time; every `step` goes to the next rung. An actor lives through all trials of its slot.
 
-    The config holds `trial`, `knobs`, `seed`, and what the study fixed: `setting`, `plan`, `shrink`.
+    The config holds `trial`, `knobs`, `seed`, the `plan` with the cap of its share, `threads`, `shrink` ("", "loader",
+    "all": what it may change to begin again), and what the study fixed: `setting`.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Keeps what the first trial is; loading is left to its first step, where a failure is a result."""
         self._trial: Trial | None = None
         self._asked = config
-        self._poisoned = False
+        self._retire = ""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Ends what is left of the last trial and keeps the next."""
+        """Ends what is left of the last trial and keeps the next; raises Retired where this process should not."""
         self._end()
-        if self._poisoned:
-            raise RuntimeError("the device context of this process is lost")  # Tune starts the trial in a new one
+        if self._retire:
+            raise Retired(self._retire)
         self._asked = new_config
         return True
 
@@ -88,9 +59,12 @@ class TrialRunner(tune.Trainable):
         config = self._asked
         if self._trial is None:
             own = session(config["setting"], config["knobs"])
+            own.use_threads(config["threads"])
             self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
         found = self._trial.advance()
-        self._poisoned = bool(found.get("poisoned"))
+        self._retire = str(found.get("retire") or "")
+        if found["done"]:
+            self._trial = None
         return {"done": found["done"], "samples": found["samples"], REPORT: [found]}
 
     def cleanup(self) -> None:
@@ -98,6 +72,6 @@ class TrialRunner(tune.Trainable):
         self._end()
 
     def _end(self) -> None:
-        if self._trial is not None:
-            self._trial.close()
+        if self._trial is not None:  # it was stopped between two rungs
+            self._retire = str(self._trial.end()["retire"])
             self._trial = None

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -24,13 +24,15 @@ from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.resident import Resident
 from trainables.stopwatch import Window
+from tuning.backends.device_memory import DeviceMemory
 from tuning.backends.windows import read_windows, sampler_of, spans_of, speed, spread
-from tuning.policies import oom
+from tuning.policies import oom, watch
 from tuning.policies.oom import Outcome
 
 MIN_WINDOWS, WINDOW_S = 3, 0.4
 """A probe's fewest windows and the length of one: shorter ones show the batches' lengths more than the knobs."""
 SETTLE_S = 0.5
+Shrink = Literal["", "loader", "all"]
 HOPELESS_FRAC = 0.75
 """A probe whose first window is below this share of the best so far is not measured further."""
 
@@ -59,9 +61,8 @@ class Session:
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
         self.sampler = sampler_of(setting.device)
-        if setting.device == "cuda" and setting.cap_bytes is not None:
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, setting.cap_bytes / total))
+        self.memory = DeviceMemory(setting.device, self.resident.meter)
+        self.memory.limit(setting.cap_bytes)
 
     def config(self, knobs: Mapping[str, Scalar], seed: int | None = None) -> workload.Config:
         """Returns the configuration of these knobs under the session's setting."""
@@ -132,8 +133,8 @@ class Session:
         """
         start = time.perf_counter()
         found: dict[str, Any] = {"windows": [], "samples_per_s": None}
-        with self._attempt(found):
-            plan = self._endless(WINDOW_S)
+        plan = self._endless(WINDOW_S)
+        with self._attempt(found, plan):
             state = loop.prepare(self.resident, self.config(knobs), plan)
             windows: list[Window] = []
             for window in read_windows(state, self.sampler):
@@ -156,8 +157,8 @@ class Session:
         """
         start = time.perf_counter()
         found: dict[str, Any] = {"samples_per_s": None}
-        with self._attempt(found):
-            plan = self._endless(min(SETTLE_S, window_s))
+        plan = self._endless(min(SETTLE_S, window_s))
+        with self._attempt(found, plan):
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
             state = loop.prepare(self.resident, self.config(knobs), plan)
             state.epoch = 1 + seed
@@ -171,24 +172,27 @@ class Session:
         found["wall_s"] = time.perf_counter() - start
         return found
 
-    def trial(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int, *, shrink: bool = True) -> Trial:
-        """Returns a trial that has not begun; `shrink` lets it halve its micro-batch after an OOM and begin again."""
+    def trial(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int, *, shrink: Shrink = "all") -> Trial:
+        """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.
+
+        Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`); with
+        "loader" only the latter, with "" none.
+        """
         return Trial(self, dict(knobs), plan, seed, shrink)
+
+    def use_threads(self, count: int) -> None:
+        """Gives torch's operators so many threads from here on."""
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
 
     def train(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int) -> dict[str, Any]:
         """Returns the result of a whole trial."""
+        self.use_threads(self.setting.threads)
         trial = self.trial(knobs, plan, seed)
         result = trial.advance()
         while not result["done"]:
             result = trial.advance()
         return result
-
-    def release(self) -> None:
-        """Gives the device's memory to other processes: on CUDA what the allocator keeps is nobody else's."""
-        if self.setting.device == "cuda":
-            self.resident.drop_model()
-            gc.collect()
-            torch.cuda.empty_cache()
 
     def recover(self, error: BaseException) -> None:
         """Frees what a failed step holds: its frames and the allocator's cache; the next trial drops the gradients."""
@@ -200,38 +204,64 @@ class Session:
         if not self._settled:  # what torch imported at its first step: 118,000 objects, 65 ms a collection
             gc.freeze()
             self._settled = True
-        if self.setting.device == "cuda":
+        if self.setting.device == "cuda" and not oom.poisoned(error):
             torch.cuda.empty_cache()
+
+    def settled(self, cap_bytes: int | None) -> dict[str, Any]:
+        """Returns what the process holds now that a trial is over, and as `retire` why it should run no other, or "".
+
+        What belongs to the process is its model; the rest has to be gone, after a collection at the latest.
+        """
+        own = self.resident.held_bytes()
+        if self.memory.held_bytes() > own:
+            gc.collect()
+        held = self.memory.reserved_bytes()
+        return {"own_bytes": own, "held_bytes": held, "retire": watch.left_behind(own, held, cap_bytes) or ""}
 
     def _endless(self, window_s: float) -> loop.Plan:
         return loop.Plan(samples=1_000_000_000, window_s=window_s, cap_bytes=self.setting.cap_bytes, mixed_phases=True)
 
-    def _attempt(self, found: dict[str, Any]) -> _Attempt:
-        return _Attempt(self, found)
+    def _attempt(self, found: dict[str, Any], plan: loop.Plan) -> _Attempt:
+        return _Attempt(self, found, plan.cap_bytes)
+
+
+class Alarmed(Exception):
+    """A trial is stopped before it dies of what its memory does."""
+
+    def __init__(self, alarm: watch.Alarm) -> None:
+        super().__init__(alarm.reason)
+        self.fault = alarm.fault
 
 
 class _Attempt:
     """Sets `outcome` and `message` in a result; an error inside the block becomes its outcome."""
 
-    def __init__(self, session: Session, found: dict[str, Any]) -> None:
+    def __init__(self, session: Session, found: dict[str, Any], cap_bytes: int | None) -> None:
         self._session, self._found = session, found
+        self._limited = session.memory.backstop(cap_bytes)
+        self.fault = oom.UNKNOWN
+        """What the block failed of, if it did."""
         found.update(outcome=str(Outcome.OK), message="")
 
     def __enter__(self) -> None:
-        return None
+        self._limited.__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self._limited.__exit__(None, None, None)  # before recovering, which may need room
         if error is None:
             return False
         if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
             return False
-        outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
+        self.fault = fault = error.fault if isinstance(error, Alarmed) else oom.fault(error)
+        outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else fault.outcome
         message = f"{type(error).__name__}: {error}"[:500]
-        self._found.update(outcome=str(outcome), message=message, failed_at=time.time())
+        self._found.update(outcome=str(outcome), message=message, failed_at=time.time(), fault=fault.name)
+        if outcome is Outcome.OOM:
+            self._found["wanted_bytes"] = self._session.memory.wanted_bytes(str(error))
         if outcome is Outcome.CRASH:
             self._found["traceback"] = "".join(traceback.format_exception(error))[-4000:]
         if oom.poisoned(error):
-            self._found["poisoned"] = True
+            self._found.update(poisoned=True, retire="the device context of the process is lost")
         self._session.recover(error)
         return True
 
@@ -239,10 +269,10 @@ class _Attempt:
 class Trial:
     """A configuration being trained; `advance` runs it to its next milestone."""
 
-    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: loop.Plan, seed: int, shrink: bool) -> None:
+    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: loop.Plan, seed: int, shrink: Shrink) -> None:
         self._session, self._plan, self._seed, self._shrink = session, plan, seed, shrink
         self._knobs = knobs
-        self._ooms: list[dict[str, Any]] = []
+        self._restarts: list[dict[str, Any]] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -250,39 +280,56 @@ class Trial:
         self._events: Iterator[Window | loop.Evaluation] | None = None
         self._state: loop.State | None = None
         self._windows: list[Window] = []
+        self._readings: list[watch.Reading] = []
         self._setup_s = self._evaluate_s = 0.0
 
     def advance(self) -> dict[str, Any]:
         """Returns what is known at the next milestone, or at the end: then `done` is true. Never raises on OOM."""
         found: dict[str, Any] = {"values": {}}
-        with self._session._attempt(found):
+        attempt = self._session._attempt(found, self._plan)
+        with attempt:
             start = time.perf_counter()
             if self._state is None:
                 config = self._session.config(self._knobs, self._seed)
+                self._session.memory.limit(self._plan.cap_bytes)
                 self._state = loop.prepare(self._session.resident, config, self._plan)
                 self._events = loop.train(self._state)
                 self._setup_s = time.perf_counter() - start
             found.update(self._to_milestone())
-        found["ooms"] = list(self._ooms)
-        if found["outcome"] == Outcome.OOM and self._shrink:
-            smaller = oom.halve(int(self._knobs.get("micro_batch_size", Knobs().micro_batch_size)))
-            if smaller is not None:
-                self._ooms.append({"knobs": dict(self._knobs), "message": found["message"]})
-                self.close()
-                self._knobs["micro_batch_size"] = smaller
-                self._begin()
-                return self.advance()
+        if self._restarted(found, attempt.fault):
+            return self.advance()
+        for name, is_oom in (("ooms", True), ("restarts", False)):
+            found[name] = [one for one in self._restarts if (one["outcome"] == Outcome.OOM) == is_oom]
         found.update(self._facts())
         found["done"] = found["outcome"] != Outcome.OK or found["samples"] >= self._plan.samples
         if found["done"]:
-            self.close()
+            found.update({} if found.get("poisoned") else self.end())
         return found
+
+    def end(self) -> dict[str, Any]:
+        """Ends the trial where it is; returns `Session.settled`."""
+        self.close()
+        return self._session.settled(self._plan.cap_bytes)
 
     def close(self) -> None:
         """Ends the trial where it is and lets go of its optimiser; the model stays with the session."""
         if self._events is not None:
             self._events.close()  # type: ignore[attr-defined]
         self._events = self._state = None
+
+    def _restarted(self, found: Mapping[str, Any], fault: oom.Fault) -> bool:
+        """Returns whether the trial is to begin again with less, and makes it ready to."""
+        knobs = Knobs.of(self._knobs)
+        change = oom.retreat(fault, knobs.micro_batch_size, knobs.num_workers)
+        allowed = self._shrink == "all" or (self._shrink == "loader" and change is not None and "num_workers" in change)
+        if change is None or not allowed or found.get("poisoned"):
+            return False
+        kept = {n: found.get(n) for n in ("outcome", "fault", "message", "wanted_bytes")}
+        self._restarts.append({**kept, "knobs": dict(self._knobs), "cap_bytes": self._plan.cap_bytes})
+        self.close()
+        self._knobs.update(change)
+        self._begin()
+        return True
 
     def _to_milestone(self) -> dict[str, Any]:
         sampler = self._session.sampler
@@ -293,6 +340,10 @@ class Trial:
                 return {"values": event.values}
             self._windows.append(event)
             sampler.read()
+            self._readings.append(self._session.memory.reading())
+            alarm = watch.alarm(self._readings, self._plan.cap_bytes)
+            if alarm is not None:
+                raise Alarmed(alarm)
         return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
 
     def _facts(self) -> dict[str, Any]:
@@ -303,6 +354,8 @@ class Trial:
             "first_step_at": state.first_step_at if state else 0.0,
             "last_step_at": state.last_step_at if state else 0.0,
             "peak_allocated_bytes": state.peak_allocated_bytes if state else 0,
+            "cap_bytes": self._plan.cap_bytes,
+            "pid": os.getpid(),
             "active": dict(state.active) if state else {},
             "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
             "window_samples_per_s": [w.samples_per_s for w in windows[1:]],

@@ -102,7 +102,9 @@ def _inplace_augmentation(asked: Any, seen: Seen) -> Found:
     if "augmented_in_place" not in seen:  # a worker's own process
         return "augmentation out of sight, in the loader's workers", None
     wrote = seen["augmented_in_place"]
-    return f"augmentation {'in place' if wrote else 'into new tensors'}", wrote == asked
+    # Of several phases one may have to make new tensors (signals joins two views of a sample), and be the one seen.
+    agrees = wrote == asked or (None if len(seen.get("phases", ())) > 1 else False)
+    return f"augmentation {'in place' if wrote else 'into new tensors'}", agrees
 
 
 def _amp_dtype(asked: Any, seen: Seen) -> Found:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainables.knobs import Scalar
+from tuning.policies.packing import Slots
 
 
 class Windows(Protocol):
@@ -37,11 +38,12 @@ class Bench(Windows, Protocol):
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial to run: its id, its knobs, and the seed of its weights and batches."""
+    """A trial to run: its id, its knobs, the seed of its weights and batches, and its predicted minimal capacity."""
 
     trial: str
     knobs: Mapping[str, Scalar]
     seed: int
+    need_bytes: int | None = None
 
 
 class Desk(Protocol):
@@ -59,12 +61,17 @@ class Desk(Protocol):
         """Takes the last result of a trial; None when its process was lost."""
         ...
 
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Takes what the backend did about a trial or its process, such as `retired`, and why."""
+        ...
+
 
 @dataclass(frozen=True)
 class Orders:
     """How every trial of a search stage is run.
 
     `milestones` are samples seen, the last of them the horizon `samples`; `shrink` halves the micro-batch on an OOM.
+    `concurrency` and `threads` are slots and torch's threads in each; the rest is what a slot holds (`packing.Slots`).
     """
 
     samples: int
@@ -72,6 +79,14 @@ class Orders:
     shrink: bool
     concurrency: int
     threads: int
+    slot_bytes: int | None = None
+    idle_bytes: int = 0
+    enforced: bool = True
+
+    @property
+    def slots(self) -> Slots:
+        """Returns how the trials share the card and the cores."""
+        return Slots(self.concurrency, self.threads, self.slot_bytes, self.idle_bytes, self.enforced)
 
 
 class Crew(Protocol):

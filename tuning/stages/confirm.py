@@ -14,6 +14,8 @@ from tuning.stages.bench import Bench, Orders
 Told = Callable[[Record], None]
 SETTLE_S = 1.5
 """About what a window costs beside its own length: the first step, and starting workers."""
+START_S = 8.0
+"""About what a fresh process takes to load torch, data and model: 5 to 9 s for the built-in workloads on 2 cores."""
 
 
 def choose(records: Sequence[Record], objective: str, mode: str, tolerance: float) -> Pick | None:
@@ -31,7 +33,7 @@ def choose(records: Sequence[Record], objective: str, mode: str, tolerance: floa
 def expected_s(budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float) -> float:
     """Returns about how long the stage will take, so that the search can leave it that much."""
     windows = budget.windows * configurations * (budget.window_s + SETTLE_S)
-    return 1.15 * (windows + budget.seeds * horizon / max(samples_per_s, 1e-9) * 1.15)
+    return START_S + 1.15 * (windows + budget.seeds * horizon / max(samples_per_s, 1e-9) * 1.15)
 
 
 def measure_windows(

@@ -12,6 +12,7 @@ from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.footprint import Footprint, Sizes
 from tuning.memory.frontier import Frontier
 from tuning.memory.prediction import Prediction
+from tuning.policies.oom import GROWING
 from tuning.records import Journal, Record, last
 from tuning.space import Choice, Range, Space
 from tuning.stages.bench import Bench
@@ -222,7 +223,7 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
             if all(n in record.fields for n in kept):
                 coupling = dict(key_of(record["coupling"]))
                 found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}})
-        elif record.event in ("oom", "probe", "trial"):
+        elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
             knobs = record["config"]
             outcome = "oom" if record.event == "oom" else str(record["outcome"])
             peak_bytes = int(record.get("peak_allocated_bytes") or 0)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.frontier import Frontier
 from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour
-from tuning.policies.verdict import frozen, frozen_sentence
+from tuning.policies.verdict import frozen, frozen_sentence, judge
 from tuning.records import Journal, Record
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
@@ -36,8 +36,8 @@ class ProbeStage:
 
     From the best so far, each knob is changed alone, until no neighbour is left; then Optuna proposes, until the
     stage's time is spent. Each coupling gets an equal share of the time, the first starting from the space's defaults,
-    the others from the best system knobs found so far. What the best cannot gain by is left as it is
-    (`policies.verdict.frozen`): the loader's knobs, where it hardly waits for data.
+    the others from the best system knobs found so far. What the verdict on the best names as a remedy is changed first
+    (the RAM cache where it waits for data); what it cannot gain by is left as it is (`policies.verdict`).
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class ProbeStage:
                 system = _without(self._space.subset({"system"}), held)
                 searcher = self._searcher(system, coupling)
             alternatives = {n: p.values for n, p in system.parameters.items() if isinstance(p, Choice)}
-            usable = {n: v for n, v in alternatives.items() if is_active(n, incumbent)}
+            order = [n for n in self._promising(coupling) if n in alternatives]
+            usable = {n: alternatives[n] for n in dict.fromkeys([*order, *alternatives]) if is_active(n, incumbent)}
             candidate = neighbour(incumbent, usable, seen) if seen else incumbent
             number = None
             if candidate is None:  # every neighbour of the best is slower
@@ -98,8 +99,7 @@ class ProbeStage:
     def _frozen(self, coupling: Mapping[str, Scalar], told: Told) -> list[str]:
         """Returns the knobs that cannot help the best under the coupling; says so of those nobody has varied yet."""
         records = self._journal.records
-        best = self._best(coupling)
-        record = next((r for r in records if r.event == "probe" and best and r["config"] is best.knobs), None)
+        record = self._record_of(self._best(coupling))
         if record is None:
             return []
         searched = self._space.subset({"system"}).parameters
@@ -113,6 +113,16 @@ class ProbeStage:
             text = f"{where}: " * bool(where) + frozen_sentence(found)
             told(self._journal.append("note", text=text, coupling=dict(coupling), frozen=names))
         return names
+
+    def _promising(self, coupling: Mapping[str, Scalar]) -> list[str]:
+        """Returns the knobs that the verdict on what a sweep starts from names as remedies: they are changed first."""
+        record = self._record_of(self._best(coupling) or self._best(None))
+        verdict = judge(record.get("spans") or {}, record.get("telemetry"), record["config"]) if record else None
+        return [remedy.partition("=")[0] for remedy in verdict.remedies] if verdict else []
+
+    def _record_of(self, best: Probed | None) -> Record | None:
+        probes = (r for r in self._journal.records if r.event == "probe")
+        return next((r for r in probes if best is not None and r["config"] is best.knobs), None)
 
     def _observation(self, record: Record) -> Observation:
         verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Literal
 from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
-from tuning.policies.oom import Outcome, requested_bytes
+from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
@@ -121,14 +122,17 @@ class SearchDesk:
         live = self._live.pop(trial, {})
         found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
         for failed in found.get("ooms", []):
-            self._journal.append("oom", trial=trial, config=failed["knobs"], message=failed["message"])
+            self._journal.append("oom", trial=trial, config=failed["knobs"], **_why(failed))
             learn(self._frontier, failed["knobs"], str(Outcome.OOM), 0)
+        for failed in found.get("restarts", []):
+            self._journal.append("restart", trial=trial, config=failed["knobs"], **_why(failed))
         outcome = str(found["outcome"])
         if outcome == Outcome.OK and "stopped_at" in live:
             outcome = str(Outcome.STOPPED)
         knobs = dict(found.get("knobs") or live.get("knobs") or {})
         kept = ("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
         more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active")
+        memory = ("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire")
         record = self._journal.append(
             "trial",
             trial=trial,
@@ -139,11 +143,15 @@ class SearchDesk:
             values=dict(found["values"]),
             samples_per_s=self._rate_of(knobs, found),
             seed=self._terms.seed,
-            **{n: found.get(n) for n in (*kept, *more) if n in found},
+            **{n: found.get(n) for n in (*kept, *more, *memory) if n in found},
         )
         self._learn(record)
         self._told(record)
         self._replace_fp16(record)
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Writes what the backend did about a trial or its process, and why."""
+        self._told(self._journal.append(event, trial=trial, reason=reason))
 
     def _replace_fp16(self, record: Record) -> None:
         """Queues a trial that fp16 made diverge once more with another type, where the space has one; says so once."""
@@ -175,7 +183,7 @@ class SearchDesk:
             decision=verdict.action,
             decision_reason=verdict.reason,
         )
-        return assignment
+        return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
 
     def _propose(self) -> Proposal | None:
         """Returns what is tried in place of fp16 that diverged, else what the searcher suggests."""
@@ -234,7 +242,8 @@ class SearchDesk:
 
     def _learn(self, record: Record) -> None:
         peak = int(record.get("peak_allocated_bytes") or 0)
-        learn(self._frontier, record["config"], str(record["outcome"]), peak, self._whole_peaks)
+        if record.get("fault") != GROWING.name:  # a leak says nothing of the micro-batch
+            learn(self._frontier, record["config"], str(record["outcome"]), peak, self._whole_peaks)
         self._teach(record)
 
     def _teach(self, record: Record) -> None:
@@ -280,6 +289,11 @@ class SearchDesk:
         for trial, knobs in unfinished(records):
             self._numbers[trial] = self._searcher.adopt(self._searched(knobs))
             self._again.append(Assignment(trial, knobs, self._terms.seed))
+
+
+def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns why a trial began again with other system knobs, as far as it is known."""
+    return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
 
 
 def _at(knobs: Mapping[str, Scalar], verdict: Verdict) -> dict[str, Scalar]:

@@ -74,7 +74,7 @@ def test_a_trial_reports_at_each_milestone_and_is_done_at_the_last(broken: Any) 
 )
 def test_an_error_is_a_result_and_the_next_trial_is_unharmed(broken: Any, poison: str, outcome: str, says: str) -> None:
     session = broken(poison)
-    found = session.trial(KNOBS, PLAN, seed=0, shrink=False).advance()
+    found = session.trial(KNOBS, PLAN, seed=0, shrink="").advance()
     assert (found["outcome"], found["done"]) == (outcome, True)
     assert says in found["message"]
     session.resident.workload.armed = False

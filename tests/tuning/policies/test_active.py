@@ -144,6 +144,12 @@ def test_a_knob_without_effect_here_and_a_run_without_a_step_have_no_row() -> No
     assert compare({"num_workers": 2}, {}) == []
 
 
+def test_one_of_several_phases_may_have_to_augment_into_new_tensors() -> None:
+    fresh = {**CPU, "augmented_on": "cpu", "augmented_in_place": False}
+    assert agrees({**fresh, "phases": {"": 1.0}}, inplace_augmentation=True) is False
+    assert agrees({**fresh, "phases": {"encoder": 0.5, "classifier": 0.5}}, inplace_augmentation=True) is None
+
+
 def test_convolutions_over_time_are_no_images() -> None:
     mixed = {**CPU, "conv_weights": ["not an image", "channels_last"]}
     assert agrees(mixed, channels_last=True) is True

@@ -129,6 +129,18 @@ def test_where_loading_waits_its_knobs_are_searched_until_it_does_not(tmp_path: 
     assert best["ram_cache"] is True
 
 
+def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(tmp_path: Path) -> None:
+    space = Space.of(
+        {"batch_size": 64, "micro_batch_size": [4, 8, 16], "fused_optimizer": [False, True], "ram_cache": [False, True]}
+    )
+    waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.003)
+    for bench in (waiting, busy):
+        sweep(bench, tmp_path, space)
+    assert waiting.probed[0]["ram_cache"] is False
+    assert waiting.probed[1] == {**waiting.probed[0], "ram_cache": True}
+    assert busy.probed[1] == {**busy.probed[0], "micro_batch_size": busy.probed[1]["micro_batch_size"]}
+
+
 def test_a_resumed_stage_says_it_no_second_time(tmp_path: Path) -> None:
     bench = SpanBench(load_s=0.0)
     journal = sweep(bench, tmp_path)

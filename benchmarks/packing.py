@@ -1,0 +1,133 @@
+"""The wall time of a search stage with trials one at a time, and with trials that share one virtual card.
+
+    python -m benchmarks.packing --trials 12 --out benchmarks/results/packing.jsonl
+
+The same trials of `nli` (256 training samples, DoRA on three layers of MiniLM) on a virtual card of two CPU cores:
+  alone    one slot with the whole card and two threads, which is what a search without packing does
+  shared   two slots with half of the card and one thread each; a trial that needs more than half takes both
+Every fourth trial has a micro-batch that needs more than half of the card. The wall time runs from the first step of
+the first trial to the end of the last, the starts of processes in between included, those of the first ones not. The
+last line of stdout is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainables import loop
+from trainables.knobs import Scalar
+from tuning.backends.ray_tune import RayCluster, RayCrew
+from tuning.backends.session import Session, Setting, device_facts
+from tuning.stages.bench import Assignment, Orders
+from tuning.study import versions
+
+OPTIONS = {"max_train_samples": 256, "max_val_samples": 32}
+NARROW, WIDE = 8, 32
+"""Micro-batches; batches are of 32 samples either way."""
+SAMPLES = 256
+
+
+def knobs(micro_batch: int) -> dict[str, Scalar]:
+    """Returns a configuration of that micro-batch."""
+    return {"learning_rate": 5e-4, "batch_size": 32, "micro_batch_size": micro_batch, "ram_cache": True}
+
+
+class Desk:
+    """Hands out the trials with what they are predicted to need."""
+
+    def __init__(self, count: int, needs: Mapping[int, int]) -> None:
+        self._left = [WIDE if n % 4 == 2 else NARROW for n in range(count)]
+        self._needs = needs
+        self.found: list[dict[str, Any]] = []
+        self.decisions: list[str] = []
+
+    def next_trial(self) -> Assignment | None:
+        """Returns the next trial."""
+        if not self._left:
+            return None
+        micro_batch = self._left.pop(0)
+        return Assignment(f"t{len(self._left):03d}", knobs(micro_batch), 0, self._needs[micro_batch])
+
+    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Never stops."""
+        return True
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Keeps the result."""
+        self.found.append(dict(result or {}))
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Keeps what the backend did."""
+        self.decisions.append(f"{event} {trial}: {reason}")
+
+
+def search(count: int, needs: Mapping[int, int], card_bytes: int, slots: int) -> dict[str, Any]:
+    """Returns what the trials did in so many slots of the card."""
+    desk = Desk(count, needs)
+    orders = Orders(SAMPLES, (SAMPLES,), False, slots, 2 // slots, slot_bytes=card_bytes // slots)
+    RayCrew(Setting("nli", OPTIONS, threads=2, cap_bytes=card_bytes), f"slots{slots}").run(desk, orders)
+    found = [f for f in desk.found if f["first_step_at"]]
+    begin, end = min(f["first_step_at"] for f in found), max(f["returned_at"] for f in found)
+    moments = sorted({f["first_step_at"] for f in found})
+    running = [[f for f in found if f["first_step_at"] <= m < f["returned_at"]] for m in moments]
+    return {
+        "slots": slots,
+        "wall_s": end - begin,
+        "outcomes": {o: sum(f["outcome"] == o for f in desk.found) for o in sorted({f["outcome"] for f in desk.found})},
+        "most_at_once": max(len(r) for r in running),
+        "most_cap_bytes": max(sum(f["cap_bytes"] for f in r) for r in running),
+        "most_peak_bytes": max(sum(f["peak_allocated_bytes"] for f in r) for r in running),
+        "trial_s": [round(f["returned_at"] - f["first_step_at"], 2) for f in found],
+        "processes": len({f["pid"] for f in found}),
+        "decisions": desk.decisions,
+    }
+
+
+def main() -> None:
+    """Runs both ways, twice, in turns; prints a table, then JSON."""
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("--trials", type=int, default=12)
+    asked.add_argument("--rounds", type=int, default=2)
+    asked.add_argument("--out", type=Path)
+    arguments = asked.parse_args()
+    session = Session(Setting("nli", OPTIONS, threads=2))
+    needs = {m: loop.peak_bytes(session.resident, session.config(knobs(m)), m) for m in (NARROW, WIDE)}
+    card_bytes = max(2 * round(needs[NARROW] * 1.1), round(needs[WIDE] * 1.1))
+    rows: list[dict[str, Any]] = []
+    with RayCluster(cores=2, gpus=0, dashboard=False):
+        for _, slots in itertools.product(range(arguments.rounds), (1, 2)):
+            rows.append(search(arguments.trials, needs, card_bytes, slots))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    document = {
+        "benchmark": "packing",
+        "device": device_facts("cpu"),
+        "machine": platform.platform(),
+        "commit": commit.stdout.strip(),
+        "versions": versions(),
+        "trials": arguments.trials,
+        "needs_bytes": needs,
+        "card_bytes": card_bytes,
+        "rows": rows,
+    }
+    mib = 2**20
+    print(f"card {card_bytes / mib:.0f} MiB; needs {', '.join(f'{m}: {b / mib:.0f} MiB' for m, b in needs.items())}")
+    print(f"{'slots':>5}{'wall s':>9}{'at once':>9}{'caps MiB':>10}{'peaks MiB':>11}{'processes':>11}  outcomes")
+    for row in rows:
+        caps, peaks = row["most_cap_bytes"] / mib, row["most_peak_bytes"] / mib
+        figures = f"{row['slots']:>5}{row['wall_s']:>9.1f}{row['most_at_once']:>9}{caps:>10.0f}{peaks:>11.0f}"
+        print(f"{figures}{row['processes']:>11}  {row['outcomes']} {row['decisions'] or ''}")
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main()

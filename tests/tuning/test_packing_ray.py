@@ -1,0 +1,121 @@
+"""Ray's side of memory: one process through OOMs of every kind, shares of a card, processes given up, and why."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.greedy import CAP_BYTES, WHERE
+from tuning.backends.ray_tune import RayCluster, RayCrew
+from tuning.backends.session import Setting
+from tuning.stages.bench import Assignment, Orders
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+GREEDY = Path(__file__).parents[1] / "data" / "greedy.py"
+KNOBS = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 8}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[RayCluster]:
+    """One Ray for the tests of this file."""
+    with RayCluster(cores=2, gpus=0, dashboard=False) as running:
+        yield running
+
+
+class Queue:
+    """A desk with a list of trials, given as where they fail and what they are predicted to need."""
+
+    def __init__(self, trials: list[tuple[str, int | None]]) -> None:
+        self._left = list(enumerate(trials))
+        self.found: dict[str, dict[str, Any]] = {}
+        self.decisions: list[tuple[str, str, str]] = []
+
+    def next_trial(self) -> Assignment | None:
+        """Returns the next one."""
+        if not self._left:
+            return None
+        number, (where, need) = self._left.pop(0)
+        knobs = {**KNOBS, "augmentation": WHERE[where], "num_workers": int(where.startswith("loader"))}
+        return Assignment(f"t{number}", knobs, 0, need)
+
+    def at_rung(self, trial: str, result: object) -> bool:
+        """Lets everyone go on."""
+        return True
+
+    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
+        """Keeps what came."""
+        self.found[trial] = dict(result or {})
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Keeps what the backend did."""
+        self.decisions.append((event, trial, reason))
+
+
+def orders(count: int, **more: Any) -> Orders:
+    return Orders(64, (64,), False, count, 1, **more)
+
+
+def test_the_same_actor_trains_the_next_trial_within_half_a_second_of_any_oom() -> None:
+    places = [
+        "nowhere",
+        *(p for w in ("forward", "backward", "optimizer", "evaluation", "loader") for p in (w, "nowhere")),
+    ]
+    desk = Queue([(p, None) for p in places])
+    RayCrew(Setting(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(desk, orders(1))
+    found = [desk.found[f"t{n}"] for n in range(len(places))]
+    expected = {"nowhere": "ok", "loader": "host_oom"}
+    assert [f["outcome"] for f in found] == [expected.get(p, "oom") for p in places]
+    assert len({f["pid"] for f in found}) == 1
+    assert {f["held_bytes"] - f["own_bytes"] for f in found} == {0}
+    gaps = [b["first_step_at"] - a["failed_at"] for a, b in zip(found[1::2], found[2::2], strict=True)]
+    assert max(gaps) <= 0.5
+    assert desk.decisions == []
+
+
+def test_trials_share_a_card_and_one_that_needs_more_than_its_share_gets_more() -> None:
+    share = CAP_BYTES
+    trials: list[tuple[str, int | None]] = [("nowhere", share // 2)] * 3 + [("forward", share // 2), ("nowhere", None)]
+    trials += [("nowhere", share // 2), ("nowhere", 2 * share), ("nowhere", share // 2)]
+    desk = Queue(trials)
+    RayCrew(Setting(str(GREEDY), cap_bytes=2 * share), "greedy_trials").run(desk, orders(2, slot_bytes=share))
+    assert {f["outcome"] for f in desk.found.values()} == {"ok"}, "4 MiB of greed fit two shares"
+    caps = {name: f["cap_bytes"] // share for name, f in desk.found.items()}
+    assert caps == {"t0": 1, "t1": 1, "t2": 1, "t3": 2, "t4": 2, "t5": 2, "t6": 2, "t7": 2}
+    assert [(e, t) for e, t, _ in desk.decisions] == [("widened", "t3")]
+    assert "more than its share of 4 MiB, and begins again in 2 of 2 slots" in desk.decisions[0][2]
+    spans = [(f["first_step_at"], f["returned_at"], f["cap_bytes"]) for f in desk.found.values()]
+    for moment, _, _ in spans:
+        assert sum(cap for begin, end, cap in spans if begin <= moment <= end) <= 2 * share
+
+
+def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lost() -> None:
+    desk = Queue([("nowhere", None)] * 3)
+    setting = Setting(str(GREEDY), {"leak": 8 * 2**20}, cap_bytes=2**30)
+    RayCrew(setting, "greedy_trials").run(desk, orders(1))
+    assert [desk.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok"] * 3
+    assert len({f["pid"] for f in desk.found.values()}) == 3
+    assert [(e, t) for e, t, _ in desk.decisions] == [("retired", "t1"), ("retired", "t2")]
+    assert "MiB were still held after the trial" in desk.decisions[0][2]
+
+
+class Killing(Queue):
+    """A desk that kills the process of its second trial, once."""
+
+    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
+        """Kills the process that has just brought a result, which waits for the next trial."""
+        super().ended(trial, result)
+        if trial == "t0":
+            os.kill(int(self.found[trial]["pid"]), signal.SIGKILL)
+
+
+def test_a_trial_whose_process_was_killed_is_run_in_another_and_it_is_said() -> None:
+    desk = Killing([("nowhere", None)] * 2)
+    RayCrew(Setting(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(desk, orders(1))
+    assert [f["outcome"] for f in desk.found.values()] == ["ok", "ok"]
+    # Tune may give the dead process to the trial a second time before it starts another.
+    assert {(e, t) for e, t, _ in desk.decisions} == {("lost", "t1")}

@@ -1,0 +1,190 @@
+"""The laboratory: a warm process beside the study, which has the machine to itself while it measures. No Ray here.
+
+    python -m tuning.backends.laboratory FD      # started by `Laboratory`; FD is the socket of requests and answers
+
+`python -m tuning train` runs in such a process too: what is confirmed here is what a training from best.yaml runs at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any, cast
+
+from trainables.knobs import Scalar
+from trainables.loop import Plan
+from tuning.backends.session import Session, Setting
+from tuning.errors import PreflightError
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception of the process, in words: what a user's file defines cannot be loaded here."""
+
+    kind: str
+    text: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """Returns what is told of an exception."""
+        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+
+
+class Laboratory:
+    """The process as a stage sees it (`stages.bench.Bench`): started by the first call, and anew after `end`.
+
+    Every method raises PreflightError where the workload fails in a way that is no result, or the process is lost.
+    """
+
+    def __init__(self, setting: Setting, *, start_timeout_s: float = 180.0) -> None:
+        self._setting, self._timeout_s = setting, start_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
+
+    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns what the process knows of device and workload; the first call waits for its imports."""
+        return self._ask("describe", dict(knobs))
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns `Session.footprint`."""
+        return self._ask("footprint", dict(knobs), list(micro_batches))
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns `Session.probe`."""
+        return self._ask("probe", dict(knobs), time_s, spread_frac, best_samples_per_s)
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns `Session.window`."""
+        return self._ask("window", dict(knobs), window_s, seed)
+
+    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+        """Returns `Session.train`."""
+        plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
+        return self._ask("train", dict(knobs), plan, seed)
+
+    def end(self) -> None:
+        """Ends the process, and leaves its memory, on a card its context too, to whoever measures next."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        cast(Any, self._process.stdin).close()
+        self._connection.close()
+        self._process = None
+
+    def __enter__(self) -> Laboratory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._said.close()
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        self._said.truncate(0)
+        self._process = subprocess.Popen(  # noqa: S603  (our own module)
+            [sys.executable, "-m", "tuning.backends.laboratory", str(theirs.fileno())],
+            stdin=subprocess.PIPE,  # never written to: its end tells the process that we are gone
+            stdout=self._said,
+            stderr=self._said,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        theirs.close()
+        self._connection = ours
+        self._connection.send(self._setting)
+        if not self._connection.poll(self._timeout_s):
+            self.end()
+            raise PreflightError(
+                f"the measuring process was not ready after {self._timeout_s:.0f} s",
+                remedy="look at the machine's load",
+            )
+        self._answer("the measuring process cannot start")
+
+    def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
+        if self._process is None:
+            self._start()
+        try:
+            self._connection.send((method, arguments))
+        except OSError:
+            self._lost()
+        answer = self._answer("the workload failed while it was measured")
+        if answer.get("retire"):  # its device context is lost, or memory: the next call starts another
+            self.end()
+        return answer
+
+    def _answer(self, failed: str) -> dict[str, Any]:
+        try:
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            self._lost()
+        if isinstance(answer, Failed):
+            self.end()
+            raise PreflightError(
+                f"{failed}: {answer.kind}: {answer.text}", remedy="run the workload contract suite on it, see README.md"
+            ) from RuntimeError(answer.traceback)
+        return cast(dict[str, Any], answer)
+
+    def _lost(self) -> None:
+        process = self._process
+        if process is None:
+            raise RuntimeError("nothing was started that could be lost")
+        code = process.wait()
+        self.end()
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        remedy = "less memory: a smaller micro_batch_size" if code == -signal.SIGKILL else "mend what it names"
+        raise PreflightError(f"the measuring process was lost: {how}{f'; {last}' if last else ''}", remedy=remedy)
+
+
+def _serve(connection: Connection) -> None:
+    """Answers requests until there are no more; an exception is an answer too."""
+    with contextlib.suppress(EOFError):
+        try:
+            session = Session(connection.recv())
+            session.warm({})
+        except Exception as error:  # whatever a workload's loading raises: the study says it
+            connection.send(Failed.of(error))
+            return
+        connection.send({})
+        while True:
+            method, arguments = connection.recv()
+            try:
+                answer = getattr(session, method)(*arguments)
+            except Exception as error:  # likewise, where it is no result
+                answer = Failed.of(error)
+            connection.send(answer)
+
+
+def _end_with_the_study() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 1):
+            pass
+    os._exit(1)
+
+
+def main() -> None:
+    """Serves the study that started this process, and ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is heard by the study, which ends this process
+    threading.Thread(target=_end_with_the_study, daemon=True).start()
+    _serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    from tuning.backends import laboratory  # so that what is pickled is of this name, not of __main__
+
+    laboratory.main()
