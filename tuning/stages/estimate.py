@@ -188,8 +188,10 @@ def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
         elif record.event == "footprint" and record.get("source", "measured") != "measured":
             for micro_batch, peak_bytes in record["measured"]:
                 learned.observe_peak(key_of(record["coupling"]), int(micro_batch), int(peak_bytes))
-        elif record.event == "oom":
-            learn(learned, record["config"], "oom", 0)
+        elif record.event in ("oom", "probe", "trial") and record.get("fault") == GROWING.name:
+            continue  # a leak says nothing of the micro-batch
+        elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
+            learned.observe_oom(key_of(record["config"]), micro_batch_of(record["config"]), record.get("cap_bytes"))
         elif record.event in ("probe", "trial"):
             peak_bytes = int(record.get("peak_allocated_bytes") or 0)
             learn(learned, record["config"], str(record["outcome"]), peak_bytes, whole and record.event == "trial")
@@ -229,7 +231,7 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
             peak_bytes = int(record.get("peak_allocated_bytes") or 0)
             fact = {"coupling": dict(key_of(knobs)), "micro_batch": micro_batch_of(knobs)}
             if outcome == "oom":
-                found.append({"kind": "oom", **fact})
+                found.append({"kind": "oom", **fact, "cap_bytes": record.get("cap_bytes")})
             elif outcome in ("ok", "stopped") and peak_bytes > 0:
                 is_whole = whole and outcome == "ok" and record.event == "trial"
                 found.append({"kind": "peak" if is_whole else "fit", **fact, "peak_bytes": peak_bytes})
@@ -242,7 +244,7 @@ def _recall(learned: Frontier, fact: Mapping[str, Any]) -> None:
         for micro_batch, peak_bytes in fact["measured"]:
             learned.observe_peak(key, int(micro_batch), int(peak_bytes))
     elif fact["kind"] == "oom":
-        learned.observe_oom(key, int(fact["micro_batch"]))
+        learned.observe_oom(key, int(fact["micro_batch"]), fact.get("cap_bytes"))
     elif fact["kind"] in ("peak", "fit"):
         whole = fact["kind"] == "peak"
         learned.observe_fit(key, int(fact["micro_batch"]), int(fact["peak_bytes"]), whole=whole)

@@ -60,10 +60,10 @@ def test_what_fits_fits_at_every_smaller_micro_batch(
 @given(caps, events)
 def test_what_was_seen_is_respected(cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]) -> None:
     frontier = learned(cap_bytes, history)
+    fitted = [(c, m) for kind, c, m, b in history if kind != "oom" and (cap_bytes is None or b <= cap_bytes)]
+    assert all(frontier.judge(coupling, m).action == "launch" for coupling, m in fitted)
     for kind, coupling, micro_batch, _ in history:
-        if kind != "oom":
-            assert frontier.judge(coupling, micro_batch).action == "launch"
-        elif not any(k != "oom" and c == coupling and m >= micro_batch for k, c, m, _ in history):
+        if kind == "oom" and not any(c == coupling and m >= micro_batch for c, m in fitted):
             assert frontier.judge(coupling, micro_batch).action == "refuse"
 
 
@@ -135,6 +135,17 @@ def test_overshoot_is_what_is_expected_over_the_cap() -> None:
     assert frontier.overshoot_bytes(frontier.judge(FP32, 20)) == pytest.approx(100 * MB, rel=0.15)
     frontier.observe_oom(BF16, 4)
     assert frontier.overshoot_bytes(frontier.judge(BF16, 4)) == 1
+
+
+def test_what_other_caps_showed_is_learned_from_and_not_taken_for_this_one() -> None:
+    shared = Frontier(150 * MB, {FP32: PLAIN})
+    shared.observe_fit(FP32, 16, 260 * MB)  # probed with the card to itself
+    assert not shared.judge(FP32, 16).fits
+    alone = Frontier(400 * MB, {FP32: PLAIN})
+    alone.observe_oom(FP32, 16, cap_bytes=150 * MB)
+    assert alone.judge(FP32, 16).fits
+    alone.observe_oom(FP32, 16, cap_bytes=400 * MB)
+    assert not alone.judge(FP32, 16).fits
 
 
 def test_an_oom_bounds_its_own_coupling_only() -> None:
