@@ -43,7 +43,7 @@ def largest(frontier: Frontier, coupling: Coupling = FP32) -> int:
     return max((m for m in range(1, 100) if frontier.judge(coupling, m).fits), default=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(caps, events)
 def test_what_fits_fits_at_every_smaller_micro_batch(
     cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]
@@ -56,7 +56,7 @@ def test_what_fits_fits_at_every_smaller_micro_batch(
         assert all(a <= b + 1e-9 for a, b in itertools.pairwise(p))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(caps, events)
 def test_what_was_seen_is_respected(cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]) -> None:
     frontier = learned(cap_bytes, history)
@@ -67,7 +67,7 @@ def test_what_was_seen_is_respected(cap_bytes: int | None, history: list[tuple[s
             assert frontier.judge(coupling, micro_batch).action == "refuse"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(caps, events, events, st.integers(1, 40))
 def test_knowing_more_never_refuses_what_was_seen_to_fit(
     cap_bytes: int | None,
@@ -79,7 +79,7 @@ def test_knowing_more_never_refuses_what_was_seen_to_fit(
     assert all(frontier.judge(FP32, m).fits for m in range(1, micro_batch + 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 600 * MB), events, st.integers(1, 60), st.booleans())
 def test_overshoot_is_positive_exactly_where_refused(
     cap_bytes: int, history: list[tuple[str, Coupling, int, int]], micro_batch: int, shrink: bool
@@ -89,7 +89,7 @@ def test_overshoot_is_positive_exactly_where_refused(
     assert (frontier.overshoot_bytes(verdict) > 0) is (verdict.action == "refuse")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(caps, events, st.integers(1, 64))
 def test_halving_stops_at_the_largest_half_that_fits(
     cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]], micro_batch: int
@@ -102,7 +102,7 @@ def test_halving_stops_at_the_largest_half_that_fits(
     assert (verdict.action, verdict.micro_batch) == (action, fitting[0] if fitting else micro_batch)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(events, st.integers(0, 79 * MB), st.integers(1, 64))
 def test_nothing_fits_below_parameters_and_optimizer_state(
     history: list[tuple[str, Coupling, int, int]], cap_bytes: int, micro_batch: int
