@@ -302,20 +302,15 @@ def table(found: Mapping[str, Any]) -> list[str]:
     for way, row in found["ways"].items():
         each = ", ".join(map(str, row["ooms"]))
         wrong = f"{row['false_refusals']} ({row['false_refusal_frac']:.1%})"
-        lines.append(
-            f"| `{way}` | {each} | {row['median_ooms']:g} | {sum(row['probe_ooms'])} | {sum(row['refused'])} | {wrong} | "
-            f"{row['median_best_loss']:.3f} | {row['median_wall_s']:.0f} |"
-        )
+        ooms = f"{each} | {row['median_ooms']:g} | {sum(row['probe_ooms'])}"
+        ends = f"{row['median_best_loss']:.3f} | {row['median_wall_s']:.0f}"
+        lines.append(f"| `{way}` | {ooms} | {sum(row['refused'])} | {wrong} | {ends} |")
     for name in ("watched", "own"):
         one = found[name]
-        rate = (
-            f"{one['base_rate']:.1%} ran out of memory, Brier of always saying so {one['brier_of_the_base_rate']:.4f}"
-        )
-        lines += ["", f"{name}: {one['count']} launches, {rate}, Brier {one['brier']:.5f}", ""]
+        rate = f"{one['base_rate']:.1%} ran out of memory (always said: Brier {one['brier_of_the_base_rate']:.4f})"
+        lines += ["", f"{name}: {one['count']} configurations, {rate}, Brier {one['brier']:.5f}", ""]
         lines += ["| P(OOM) said | how many | mean said | ran out of memory |", "|---|---|---|---|"]
-        lines += [
-            f"| {low:g} to {high:g} | {n} | {said:.3f} | {true:.3f} |" for low, high, n, said, true in one["bins"]
-        ]
+        lines += [f"| {low:g} to {high:g} | {n} | {p:.3f} | {true:.3f} |" for low, high, n, p, true in one["bins"]]
     return lines
 
 
