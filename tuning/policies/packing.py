@@ -41,8 +41,11 @@ class Slots:
     enforced: bool = True
 
     def width(self, need_bytes: int | None) -> int:
-        """Returns how many slots a trial of that need takes: 1, 2, 4 ... or all; all where the need is not known."""
-        if self.slot_bytes is None:
+        """Returns how many slots a trial of that need takes: 1, 2, 4 ... or all.
+
+        Where the need is not known it is all, unless nobody is held to a share.
+        """
+        if self.slot_bytes is None or (need_bytes is None and not self.enforced):
             return 1
         if need_bytes is not None:
             for width in self._widths():

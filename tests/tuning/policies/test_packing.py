@@ -33,6 +33,7 @@ def test_a_wide_trial_leaves_room_for_what_the_processes_of_its_slots_keep() -> 
     slots = Slots(2, slot_bytes=4 * GIB, idle_bytes=GIB)
     assert [slots.cap_bytes(w) for w in (1, 2)] == [4 * GIB, 7 * GIB]
     assert Slots(2, slot_bytes=4 * GIB, enforced=False).cap_bytes(1) is None
+    assert Slots(2, slot_bytes=GIB, enforced=False).width(None) == 1
     assert Slots(2).width(None) == 1, "where nothing is known of the card, trials are placed by cores alone"
     assert Slots(2).cap_bytes(2) is None
 
