@@ -68,6 +68,27 @@ def test_more_than_is_free_is_refused_and_leaving_twice_is_harmless() -> None:
     assert ledger.room(4)
 
 
+@pytest.mark.parametrize(
+    ("held", "waiting", "draining", "place"),
+    [
+        (0, [4, 1], False, 0),
+        (1, [4, 1], False, 1),  # a wide one is overtaken
+        (1, [4, 1], True, None),  # until it is its turn
+        (3, [2, 2, 1], False, 2),
+        (4, [1], False, None),
+        (2, [2, 4], True, 0),
+        (0, [], False, None),
+    ],
+)
+def test_a_wide_trial_is_overtaken_until_it_is_time_to_drain(
+    held: int, waiting: list[int], draining: bool, place: int | None
+) -> None:
+    ledger = Ledger(CARD)
+    if held:
+        ledger.enter("other", held)
+    assert ledger.start(waiting, draining) == place
+
+
 def test_a_need_that_ran_out_of_memory_in_a_share_gets_a_wider_one_and_so_does_every_larger() -> None:
     ledger = Ledger(CARD)
     assert ledger.width(GIB) == 1
