@@ -11,6 +11,7 @@ CUDA device does, adds to the peak of a step. The last line of stdout is one JSO
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -46,6 +47,7 @@ class Dense(Sparse):
 
 def window(session: Session, mode: str, window_s: float) -> tuple[float, int]:
     """Returns samples a second after the first two windows, and the peak so far."""
+    gc.collect()
     cap = None if mode == "off" else NO_CAP
     plan = loop.Plan(1_000_000_000, window_s=window_s / 4, cap_bytes=cap, mixed_phases=True)
     state = loop.prepare(session.resident, session.config(KNOBS), plan)
@@ -72,6 +74,7 @@ def measure(name: str, rounds: int, window_s: float) -> dict[str, Any]:
             rate, peak = window(session, mode, window_s)
             found.append(rate)
             peaks[mode] = max(peak, peaks.get(mode, 0))
+    gc.collect()
     plain = loop.peak_bytes(session.resident, session.config(KNOBS), 16)
     session.resident.drop_model()
     session.resident.meter = live_bytes.LiveBytes(granule_bytes=CUDA_GRANULE_BYTES)

@@ -13,11 +13,12 @@ import pytest
 from tests.fakes import FormulaBench
 from trainables.knobs import Knobs
 from tuning.memory.frontier import Frontier
+from tuning.policies.oom import GROWING
 from tuning.records import Journal, trials, unfinished
 from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, frontier, key_of
+from tuning.stages.estimate import EstimateStage, frontier, key_of, micro_batch_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 
@@ -272,3 +273,28 @@ def test_a_resumed_search_knows_of_memory_what_the_unbroken_one_did_and_no_more(
     office.journal.close()
     resumed = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
     assert [resumed.desk._frontier.p_oom(key, m) for m in (16, 28, 30, 32, 64)] == pytest.approx(said)
+
+
+def test_what_the_backend_decided_and_why_a_trial_began_again_are_lines_of_the_records(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    first = office.desk.next_trial()
+    assert first is not None
+    assert first.need_bytes is not None, "what the crew places it by"
+    office.desk.decided("retired", first.trial, "80.0 MiB were still held after the trial")
+    again = {"knobs": dict(first.knobs), "outcome": "shm", "fault": "shared memory", "message": "Bus error"}
+    office.desk.ended(first.trial, {**office.result(first, ORDERS.samples), "restarts": [again], "held_bytes": 7})
+    retired, restart, trial = office.journal.records[-3:]
+    assert (retired.event, retired["trial"], retired["reason"][:4]) == ("retired", first.trial, "80.0")
+    assert (restart.event, restart["outcome"], restart["fault"]) == ("restart", "shm", "shared memory")
+    assert (trial.event, trial["held_bytes"]) == ("trial", 7)
+
+
+def test_a_leak_ends_a_trial_but_says_nothing_of_its_micro_batch(tmp_path: Path) -> None:
+    office = Office(tmp_path, cap_bytes=10**9)
+    first = office.desk.next_trial()
+    assert first is not None
+    leak = {"outcome": "oom", "fault": GROWING.name, "message": "live bytes grow", "values": {}, "ooms": []}
+    office.desk.ended(first.trial, {**leak, "knobs": dict(first.knobs), "samples": 0})
+    assert trials(office.journal.records)[-1].outcome == "oom"
+    for learned in (office.desk._frontier, frontier(office.journal.records, 10**9)):
+        assert learned.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
