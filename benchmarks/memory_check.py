@@ -3,9 +3,9 @@
     make memory-check
     python -m benchmarks.memory_check --out benchmarks/results/memory_check.jsonl
 
-Part "cpu": the peak that two traces on fake tensors predict for the CPU's kernels, against the peak of a real run of the
-same step, from the allocations that torch.profiler sees. Kinds of model x fp32 and bf16 x checkpointing off and on x
-micro-batches. Part "tracker": a step on fake CUDA tensors, traced by us and by torch.distributed._tools' MemTracker.
+Part "cpu": the peak that two traces on fake tensors predict for the CPU's kernels, against the peak of a real run of
+the same step, from the allocations that torch.profiler sees. Kinds of model x fp32 and bf16 x checkpointing off and on
+x micro-batches. Part "tracker": a step on fake CUDA tensors, traced by us and by torch.distributed._tools' MemTracker.
 Each row is a line of JSON, a table at the end; the exit code is 1 where a bar is not met.
 """
 
