@@ -1,5 +1,6 @@
 """The traced step on fake CPU tensors: its peak is that of a real run, and what cannot be traced says why."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -134,9 +135,9 @@ def test_both_traces_have_the_same_births_and_their_storages_are_named() -> None
     one, other = traced(Perceptron).traces
     assert one.ops == other.ops
     born = {ident: size for ident, size in one.events if size >= 0}
-    total = {
-        kind: sum(born[i] for i, k in one.categories.items() if k == kind) for kind in set(one.categories.values())
-    }
+    total: Counter[str] = Counter()
+    for ident, kind in one.categories.items():
+        total[kind] += born[ident]
     weights = sum(p.numel() * 4 for p in Perceptron().parameters())
     assert total["parameter"] == total["gradient"] == weights
     steps = 4 * len(list(Perceptron().parameters()))  # AdamW counts the steps of each tensor
