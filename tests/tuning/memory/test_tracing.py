@@ -32,7 +32,7 @@ class Task:
         return self._net()
 
     def dataset(self, config: Config, split: str) -> Any:
-        return [(torch.randn(6, 4), torch.tensor(i % 2)) for i in range(16)]
+        return [(torch.randn(6, 4), torch.tensor(i % 2)) for i in range(32)]
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
@@ -108,7 +108,7 @@ class Custom(Perceptron):
         return super().forward(x) + out.sum()
 
 
-def traced(net: type[nn.Module], sizes: tuple[int, ...] = (2, 3), **knobs: Any) -> Prediction:
+def traced(net: type[nn.Module], sizes: tuple[int, ...] = (), **knobs: Any) -> Prediction:
     return predict(Job(Task(net), Config(Knobs(**knobs))), sizes)
 
 
@@ -123,11 +123,11 @@ def real(workload: Any, config: Config, micro_batch: int) -> int:
 def test_the_peak_is_that_of_a_real_run_also_at_sizes_not_traced(net: type[nn.Module], knobs: dict[str, Any]) -> None:
     prediction = traced(net, **knobs)
     assert prediction.confidence == "traced", prediction.notes
-    for micro_batch in (2, 3, 7):
+    for micro_batch in (4, 16, 27, 32):
         trace = prediction.trace(micro_batch)
         assert trace is not None
-        # Sizes of oneDNN's workspaces are whole pages, so between two traces they are a straight line but for that.
-        slack = 3 * 4096 if net is Recurrent and micro_batch == 7 else 0
+        # oneDNN's workspace is of whole pages, so beside the sizes traced it is a straight line but for a few of them.
+        slack = 5 * 4096 if net is Recurrent and micro_batch not in (16, 32) else 0
         assert abs(highest(trace)[1] - real(Task(net), Config(Knobs(**knobs)), micro_batch)) <= slack
 
 

@@ -34,6 +34,9 @@ from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: a workload may keep tensors of one step for the next."""
 
+SIZES = {"cuda": (2, 3), "cpu": (16, 32)}
+"""Micro-batches traced; all others follow. oneDNN's workspaces are of whole pages: for 2 and 3 samples no line."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -66,7 +69,7 @@ def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
     config = Config(Knobs.of(knobs), dict(request["options"]), device=device)
     job = Job(_workload(request["workload"]), config, tuple(request["capability"]), request.get("insides", False))
     gc.freeze()  # what is imported by now need not be looked at after each trace: 0.8 s
-    return predict(job, request.get("micro_batches", (2, 3)))
+    return predict(job, request.get("micro_batches", ()))
 
 
 @functools.cache
@@ -81,15 +84,15 @@ def _resident(workload: Workload) -> Resident:
     return Resident(cast(Workload, weightless.Weightless(workload, FAKE)))
 
 
-def predict(job: Job, micro_batches: Sequence[int] = (2, 3)) -> Prediction:
+def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
     """Returns the prediction for a configuration; one of confidence "none" where its step cannot be traced.
 
-    CUDA's kernels need a process that has loaded the shim before torch.
+    CUDA's kernels need a process that has loaded the shim before torch. Traced is at `micro_batches`, else at `SIZES`.
     """
     start = time.perf_counter()
     traced = Traced()
     try:
-        _trace_all(traced, job, micro_batches)
+        _trace_all(traced, job, micro_batches or SIZES[job.config.device])
     except Exception as error:
         # Whatever a workload's code or torch's fake kernels raise: the trial itself will tell what is wrong with it.
         notes = (*sorted(traced.notes), reason(error))
