@@ -143,7 +143,8 @@ def test_both_traces_have_the_same_births_and_their_storages_are_named() -> None
     steps = 4 * len(list(Perceptron().parameters()))  # AdamW counts the steps of each tensor
     assert total["optimizer"] == 2 * weights + steps
     assert set(total) == {"parameter", "gradient", "optimizer", "activation", "temporary", "batch"}
-    assert [phase for _, phase in one.marks] == ["setup", "forward", "backward", "optimizer", "forward", "backward"]
+    phases = ["setup", "forward", "backward", "forward", "optimizer", "forward", "backward"]
+    assert [phase for _, phase in one.marks][: len(phases)] == phases
 
 
 def test_recomputed_blocks_keep_fewer_activations_and_belong_to_the_backward_pass() -> None:
@@ -163,7 +164,7 @@ def test_what_oneDNN_hides_is_added_on_request() -> None:
 
 @pytest.mark.parametrize(
     ("net", "operator"),
-    [(Choosing, "aten.index"), (Branching, "aten._local_scalar_dense"), (Custom, "cardtune_test.twice")],
+    [(Choosing, "aten.nonzero"), (Branching, "aten._local_scalar_dense"), (Custom, "cardtune_test::twice")],
 )
 def test_a_step_that_cannot_be_traced_names_its_operator(net: type[nn.Module], operator: str) -> None:
     prediction = traced(net)
