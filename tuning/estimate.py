@@ -17,12 +17,14 @@ from typing import Any
 from trainables.knobs import Scalar
 from tuning import doctor, estimate_lines
 from tuning.config import load
+from tuning.errors import ConfigError
 from tuning.memory import answers
 from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.levers import Asked, levers
 from tuning.memory.prediction import Prediction
-from tuning.memory.predictor import Request, default_cache, predict
+from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.question import Question, question
+from tuning.resolve import option_fault
 
 HELP = """\
 Says what fits a card, without one: the predicted peak of a training step, by micro-batch, type of autocast,
@@ -32,7 +34,7 @@ activation checkpointing and adapter.
   python -m tuning estimate workload=mine.py card=rtx3090 knobs.micro_batch_size=[1,2,4,8] --json
 """
 
-Predict = Callable[[Request], Prediction]
+Predict = Callable[[Sequence[Request]], list[Prediction]]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
         default="auto",
         help="whose kernels: cpu is what a virtual card on this machine counts  [auto: the card's]",
     )
+    made.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="most seconds of tracing, 1 to 3600  [120]"
+    )
     made.add_argument("--no-cache", action="store_true", help="trace again, and keep nothing")
     made.add_argument("--json", action="store_true", help="JSON on stdout")
     return made
@@ -58,15 +63,19 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     `predicts` stands in for the predictor's process, for tests; its answers are not kept.
     """
     asked = parser().parse_args(argv)
+    if not 1 <= asked.timeout <= 3600:
+        raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
     about = question(load(asked.settings), asked.kernels, doctor.gpus())
     cache = None if asked.no_cache or predicts is not None else default_cache()
     key = about.key() + answers.fingerprint(about.workload, about.options)[:16] if cache is not None else ""
     answer = answers.kept(cache, key) if cache is not None else None
     if answer is None:
-        answer = answered(about, predicts or (lambda request: predict(request, cache=cache)))
-        if cache is not None:
-            answers.keep(cache, key, answer)
+        answer = answered(
+            about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache))
+        )
+        if cache is not None and all(row["confidence"] != "none" for row in answer["rows"]):
+            answers.keep(cache, key, answer)  # what took too long may take less the next time
     answer = {**answer, "seconds": time.monotonic() - began}
     if asked.json:
         print(json.dumps(answer))
@@ -81,17 +90,18 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
 
     Raises ConfigError where the workload refuses its options.
     """
-    known: dict[tuple[tuple[str, Scalar], ...], Prediction] = {}
+    known: dict[str, Prediction] = {}
 
     def of(knobs: Mapping[str, Scalar]) -> Prediction:
-        key = tuple(sorted(knobs.items()))
+        key = json.dumps(dict(knobs), sort_keys=True)
         if key not in known:
-            known[key] = predicts(Request(about.workload, about.options, knobs, about.kernels, about.capability))
+            known[key] = predicts([_request(about, knobs)])[0]
         return known[key]
 
     couplings = [{**about.knobs, **coupling} for coupling in about.couplings]
-    with ThreadPoolExecutor(max_workers=min(len(couplings), doctor.cores())) as pool:
-        predictions = list(pool.map(of, couplings))
+    predictions = _side_by_side([_request(about, knobs) for knobs in couplings], predicts)
+    known |= {json.dumps(knobs, sort_keys=True): one for knobs, one in zip(couplings, predictions, strict=True)}
+    _refuse_what_the_workload_refuses(about, predictions)
     fits = [
         fit(coupling, found, about.micro_batches, about.usable_bytes, about.kernels)
         for coupling, found in zip(about.couplings, predictions, strict=True)
@@ -118,6 +128,27 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
         "wanted": wanted if none_fits else None,
         "levers": [asdict(lever) for lever in helping],
     }
+
+
+def _request(about: Question, knobs: Mapping[str, Scalar]) -> Request:
+    return Request(about.workload, about.options, knobs, about.kernels, about.capability)
+
+
+def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Prediction]:
+    """Returns the predictions, traced in as many processes as there are cores; none is started for a single one."""
+    count = max(1, min(doctor.cores(), len(requests) // 2))
+    parts = [requests[n::count] for n in range(count)]
+    with ThreadPoolExecutor(max_workers=count) as pool:
+        found = list(pool.map(predicts, parts))
+    return [found[n % count][n // count] for n in range(len(requests))]
+
+
+def _refuse_what_the_workload_refuses(about: Question, predictions: Sequence[Prediction]) -> None:
+    """Raises ConfigError where the workload says that its options or its data are wrong; that is no prediction."""
+    for one in predictions:
+        for note in one.notes if one.confidence == "none" else ():
+            if note.startswith(("WorkloadError: ", "DataError: ")):
+                raise option_fault(note.partition(": ")[2], about.options)
 
 
 def _row(one: Fit) -> dict[str, Any]:

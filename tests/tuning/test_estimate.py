@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ def formula(request: Request, width_mib: int = 16) -> Prediction:
     return prediction(layers=6, width_bytes=width_mib * MIB, sample_bytes=sample)
 
 
-def told(settings: str, capsys: pytest.CaptureFixture[str], predict: estimate.Predict = formula) -> str:
-    assert estimate.main(settings.split(), predict) == 0
+def told(settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula) -> str:
+    assert estimate.main(settings.split(), lambda requests: [predict(one) for one in requests]) == 0
     return capsys.readouterr().out
 
 
-def answer(settings: str, capsys: pytest.CaptureFixture[str], predict: estimate.Predict = formula) -> dict[str, Any]:
+def answer(
+    settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula
+) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(told(f"{settings} --json", capsys, predict))
     return found
 
@@ -191,6 +193,8 @@ def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) ->
         ("workload=missing.py", "does not exist"),
         ("workload=nli --kernels tpu", "invalid choice"),
         ("workload=nli --nope", "unrecognized arguments"),
+        ("workload=nli --timeout nan", "--timeout nan"),
+        ("workload=nli --timeout 0", "--timeout 0"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +205,16 @@ def test_bad_input_is_one_clear_error(arguments: str, says: str, capsys: pytest.
     assert not said.out
 
 
+def test_what_the_workload_refuses_is_a_wrong_command_line() -> None:
+    said = "DataError: workload.data=/nowhere is not there; allowed: a file"
+    with pytest.raises(ConfigError, match="data=/nowhere is not there") as raised:
+        estimate.main(
+            ["workload=nli", "workload.data=/nowhere"],
+            lambda requests: [Prediction("none", (said,), (), 0.1) for _ in requests],
+        )
+    assert raised.value.allowed == "a file"
+
+
 @pytest.mark.parametrize("text", ["x = (", "a = 1\n", "\x00"])
 def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "own.py"
@@ -209,6 +223,33 @@ def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys
     assert f"error: workload={mine}" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no such module"):
         declared("nowhere_at_all")
+
+
+def test_an_answer_is_kept_and_what_could_not_be_predicted_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[Request] = []
+    settings = [f"workload={MINE}", "card=t4", "--json"]
+
+    def late(requests: Sequence[Request], **how: Any) -> list[Prediction]:
+        asked.extend(requests)
+        return [Prediction("none", ("tracing took longer than 120 s",), (), 120.0) for _ in requests]
+
+    def known(requests: Sequence[Request], **how: Any) -> list[Prediction]:
+        asked.extend(requests)
+        return [formula(one) for one in requests]
+
+    counts, rows = [], []
+    for predict_all in (late, known, known):
+        monkeypatch.setattr(estimate, "predict_all", predict_all)
+        assert estimate.main(settings) == 0
+        counts.append(len(asked))
+        rows.append(json.loads(capsys.readouterr().out)["rows"])
+    assert counts[0] * 2 == counts[1] == counts[2]
+    assert rows[1] == rows[2] != rows[0]
+    assert estimate.main([*settings, "--no-cache"]) == 0
+    assert len(asked) > counts[2]
 
 
 def test_answers_are_kept_until_what_they_depend_on_changes(tmp_path: Path) -> None:

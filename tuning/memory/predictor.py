@@ -126,7 +126,7 @@ def _ask(lines: list[str], deadline: float, places: Mapping[str, tuple[Path | No
 
 
 def _run(lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
-    """Returns the lines that the tracing process wrote, and how it ended; at the limit it is killed with its children."""
+    """Returns the lines that the tracing process wrote, and how it ended; at the limit it is killed."""
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",  # a card that is there would answer for one that is not

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 RESERVE = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
-"""Numbers kept for each step, sample, layer, direction and hidden unit: gates, of LSTM also cell states and their tanh."""
+"""Numbers kept for each step, sample, layer, direction and unit: the gates, of LSTM also cell states and their tanh."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,11 @@ from tuning.memory.prediction import Confidence, Prediction, Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
 from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 
-_FAKE = FakeTensorMode(allow_non_fake_inputs=True)
+FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: a workload may keep tensors of one step for the next."""
+
+SIZES = {"cuda": (2, 3), "cpu": (16, 32)}
+"""Micro-batches traced; all others follow. oneDNN's workspaces are of whole pages: for 2 and 3 samples no line."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
     knobs = {name: value for name, value in request["knobs"].items() if name != "micro_batch_size"}
     config = Config(Knobs.of(knobs), dict(request["options"]), device=device)
     job = Job(_workload(request["workload"]), config, tuple(request["capability"]), request.get("insides", False))
-    return predict(job, request.get("micro_batches", (2, 3)))
+    gc.freeze()  # what is imported by now need not be looked at after each trace: 0.8 s
+    return predict(job, request.get("micro_batches", ()))
 
 
 @functools.cache
@@ -74,15 +78,21 @@ def _workload(ref: str) -> Workload:
     return load(ref)
 
 
-def predict(job: Job, micro_batches: Sequence[int] = (2, 3)) -> Prediction:
+@functools.lru_cache(maxsize=4)
+def _resident(workload: Workload) -> Resident:
+    """Returns the workload with its data and the lengths of its samples, which are measured once."""
+    return Resident(cast(Workload, weightless.Weightless(workload, FAKE)))
+
+
+def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
     """Returns the prediction for a configuration; one of confidence "none" where its step cannot be traced.
 
-    CUDA's kernels need a process that has loaded the shim before torch.
+    CUDA's kernels need a process that has loaded the shim before torch. Traced is at `micro_batches`, else at `SIZES`.
     """
     start = time.perf_counter()
     traced = Traced()
     try:
-        _trace_all(traced, job, micro_batches)
+        _trace_all(traced, job, micro_batches or SIZES[job.config.device])
     except Exception as error:
         # Whatever a workload's code or torch's fake kernels raise: the trial itself will tell what is wrong with it.
         notes = (*sorted(traced.notes), reason(error))
@@ -113,8 +123,8 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
     `kept` are those that steps before it have left.
     """
-    insides: Insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(_FAKE, transient=job.insides)
-    lifetimes = Lifetimes(job.config.device, _FAKE, insides)
+    insides: Insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(FAKE, transient=job.insides)
+    lifetimes = Lifetimes(job.config.device, FAKE, insides)
     lifetimes.hold(kept)
     trace = _traced_step(traced, job, micro_batch, lifetimes)
     gc.collect()
@@ -122,10 +132,8 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
 
 def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetimes) -> Trace:
-    empty = weightless.Weightless(job.workload, _FAKE)
-    resident = Resident(cast(Workload, empty))
-    config = job.config.with_knobs(micro_batch_size=micro_batch)
-    with _patched(), recurrent.cudnn() as kinds:
+    resident, config = _resident(job.workload), job.config.with_knobs(micro_batch_size=micro_batch)
+    with patched(), recurrent.cudnn() as kinds:
         with lifetimes if job.on_card else nullcontext():  # a card also holds the first weights that a trial copies
             state = loop.prepare(resident, config, loop.Plan(samples=1_000_000))
         lifetimes.adopt(state.model.parameters(), "parameter")
@@ -133,15 +141,17 @@ def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetime
         _name_as_it_goes(lifetimes, state)
         state.meter = cast(Any, lifetimes)
         lifetimes.phase = "forward"
-        loop.rehearse(state, micro_batch, _to_card if job.on_card else lambda batch: batch)
+        loop.rehearse(state, micro_batch, to_card if job.on_card else lambda batch: batch)
         lifetimes.name((p.grad for p in state.model.parameters() if p.grad is not None), "gradient")
     traced.notes |= lifetimes.notes
     traced.operators |= lifetimes.operators | {f"cudnn {kind}" for kind in kinds}
-    return lifetimes.trace(micro_batch)
+    trace = lifetimes.trace(micro_batch)
+    resident.drop_model()
+    return trace
 
 
-def _to_card(batch: Batch) -> Batch:
-    with _FAKE:
+def to_card(batch: Batch) -> Batch:
+    with FAKE:
         return to_device(batch, torch.device("cuda"))
 
 
@@ -161,7 +171,7 @@ def _name_as_it_goes(lifetimes: Lifetimes, state: loop.State) -> None:
 
 
 @contextmanager
-def _patched() -> Iterator[None]:
+def patched() -> Iterator[None]:
     """Inside the block torch takes fake tensors for tensors where it looks at their class.
 
     Modules can be moved, which torch refuses on fake parameters; and AdamW takes its foreach kernels, which it

@@ -66,24 +66,22 @@ def pretrained_from_config() -> Iterator[None]:
     if transformers is None:
         yield
         return
-    auto = transformers.models.auto.auto_factory._BaseAutoModelClass
-    own = auto.__dict__["from_pretrained"]
+    base = transformers.PreTrainedModel
+    own = base.__dict__["from_pretrained"]
 
     def from_config(cls: Any, source: Any, *args: Any, **how: Any) -> Any:
         wanted = {name: how[name] for name in ("attn_implementation", "dtype") if name in how}
-        config = how.get("config") or transformers.AutoConfig.from_pretrained(
-            source, local_files_only=how.get("local_files_only", True), trust_remote_code=False
-        )
-        model = cls.from_config(config, trust_remote_code=False, **wanted)
+        config = how.get("config") or cls.config_class.from_pretrained(source, local_files_only=True)
+        model = cls._from_config(config, **wanted)
         model.eval()
         info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), frozenset())
         return (model, info) if how.get("output_loading_info") else model
 
-    auto.from_pretrained = classmethod(from_config)
+    base.from_pretrained = classmethod(from_config)
     try:
         yield
     finally:
-        auto.from_pretrained = own
+        base.from_pretrained = own
 
 
 class ByteTokenizer:
