@@ -260,5 +260,4 @@ KINDS: Mapping[str, Kind] = {
     "DoRA LM": Kind(Adapted, _tokens(VOCABULARY), _tokens(VOCABULARY)),
     "embedding-heavy": Kind(_bag, _tokens(200_000), _CLASS),
 }
-RECURRENT = ("LSTM", "GRU")
 CONVOLUTIONAL = ("residual CNN", "depthwise CNN", "U-Net")

@@ -1,4 +1,4 @@
-"""One step on fake CUDA tensors, traced by us and by PyTorch's MemTracker; for memory_check, which loads the shim first."""
+"""A step on fake CUDA tensors, traced by us and by PyTorch's MemTracker; memory_check loads the shim before."""
 
 from __future__ import annotations
 

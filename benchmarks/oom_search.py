@@ -293,6 +293,27 @@ def figures(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
+def table(found: Mapping[str, Any]) -> list[str]:
+    """Returns the figures as lines of Markdown."""
+    lines = [
+        "| way | OOMs of 60, by seed | median | probes' OOMs | refused | of those would have fitted | best loss | s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for way, row in found["ways"].items():
+        each = ", ".join(map(str, row["ooms"]))
+        wrong = f"{row['false_refusals']} ({row['false_refusal_frac']:.1%})"
+        ooms = f"{each} | {row['median_ooms']:g} | {sum(row['probe_ooms'])}"
+        ends = f"{row['median_best_loss']:.3f} | {row['median_wall_s']:.0f}"
+        lines.append(f"| `{way}` | {ooms} | {sum(row['refused'])} | {wrong} | {ends} |")
+    for name in ("watched", "own"):
+        one = found[name]
+        rate = f"{one['base_rate']:.1%} ran out of memory (always said: Brier {one['brier_of_the_base_rate']:.4f})"
+        lines += ["", f"{name}: {one['count']} configurations, {rate}, Brier {one['brier']:.5f}", ""]
+        lines += ["| P(OOM) said | how many | mean said | ran out of memory |", "|---|---|---|---|"]
+        lines += [f"| {low:g} to {high:g} | {n} | {p:.3f} | {true:.3f} |" for low, high, n, p, true in one["bins"]]
+    return lines
+
+
 def main() -> None:
     """Runs every way for every seed and prints figures, the last line as one JSON document."""
     asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -322,7 +343,8 @@ def main() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(document), *(json.dumps(s) for s in seeds)]
         arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(json.dumps(document["figures"], indent=1))
+    print("\n".join(table(document["figures"])))
+    print(json.dumps(document["figures"]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The wall time of a search stage with trials one at a time, and with trials that share one virtual card.
 
-    python -m benchmarks.packing --trials 12 --out benchmarks/results/packing.jsonl
+    python -m benchmarks.packing --trials 16 --out benchmarks/results/packing.jsonl
 
-The same trials of `nli` (256 training samples, DoRA on three layers of MiniLM) on a virtual card of two CPU cores:
+The same trials of a workload, `pointer` unless another is named, on a virtual card of two CPU cores:
   alone    one slot with the whole card and two threads, which is what a search without packing does
   shared   two slots with half of the card and one thread each; a trial that needs more than half takes both
 Every fourth trial has a micro-batch that needs more than half of the card. The wall time runs from the first step of
@@ -28,10 +28,9 @@ from tuning.backends.session import Session, Setting, device_facts
 from tuning.stages.bench import Assignment, Orders
 from tuning.study import versions
 
-OPTIONS = {"max_train_samples": 256, "max_val_samples": 32}
+OPTIONS: dict[str, dict[str, Any]] = {"nli": {"max_train_samples": 256, "max_val_samples": 32}}
 NARROW, WIDE = 8, 32
 """Micro-batches; batches are of 32 samples either way."""
-SAMPLES = 256
 
 
 def knobs(micro_batch: int) -> dict[str, Scalar]:
@@ -68,11 +67,11 @@ class Desk:
         self.decisions.append(f"{event} {trial}: {reason}")
 
 
-def search(count: int, needs: Mapping[int, int], card_bytes: int, slots: int) -> dict[str, Any]:
+def search(setting: Setting, desk: Desk, samples: int, slots: int) -> dict[str, Any]:
     """Returns what the trials did in so many slots of the card."""
-    desk = Desk(count, needs)
-    orders = Orders(SAMPLES, (SAMPLES,), False, slots, 2 // slots, slot_bytes=card_bytes // slots)
-    RayCrew(Setting("nli", OPTIONS, threads=2, cap_bytes=card_bytes), f"slots{slots}").run(desk, orders)
+    card_bytes = setting.cap_bytes or 0
+    orders = Orders(samples, (samples,), False, slots, 2 // slots, slot_bytes=card_bytes // slots)
+    RayCrew(setting, f"slots{slots}").run(desk, orders)
     found = [f for f in desk.found if f["first_step_at"]]
     begin, end = min(f["first_step_at"] for f in found), max(f["returned_at"] for f in found)
     moments = sorted({f["first_step_at"] for f in found})
@@ -93,17 +92,21 @@ def search(count: int, needs: Mapping[int, int], card_bytes: int, slots: int) ->
 def main() -> None:
     """Runs both ways, twice, in turns; prints a table, then JSON."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--trials", type=int, default=12)
+    asked.add_argument("--workload", default="pointer")
+    asked.add_argument("--samples", type=int, default=1024, help="of training, a trial")
+    asked.add_argument("--trials", type=int, default=16)
     asked.add_argument("--rounds", type=int, default=2)
     asked.add_argument("--out", type=Path)
     arguments = asked.parse_args()
-    session = Session(Setting("nli", OPTIONS, threads=2))
+    name, options = arguments.workload, OPTIONS.get(arguments.workload, {})
+    session = Session(Setting(name, options, threads=2))
     needs = {m: loop.peak_bytes(session.resident, session.config(knobs(m)), m) for m in (NARROW, WIDE)}
     card_bytes = max(2 * round(needs[NARROW] * 1.1), round(needs[WIDE] * 1.1))
     rows: list[dict[str, Any]] = []
     with RayCluster(cores=2, gpus=0, dashboard=False):
         for _, slots in itertools.product(range(arguments.rounds), (1, 2)):
-            rows.append(search(arguments.trials, needs, card_bytes, slots))
+            setting = Setting(name, options, threads=2, cap_bytes=card_bytes)
+            rows.append(search(setting, Desk(arguments.trials, needs), arguments.samples, slots))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     document = {
         "benchmark": "packing",
@@ -111,7 +114,9 @@ def main() -> None:
         "machine": platform.platform(),
         "commit": commit.stdout.strip(),
         "versions": versions(),
+        "workload": name,
         "trials": arguments.trials,
+        "samples": arguments.samples,
         "needs_bytes": needs,
         "card_bytes": card_bytes,
         "rows": rows,

@@ -16,7 +16,8 @@ MINE = ROOT / "tests" / "data" / "mine.py"
 
 def start(module: str, arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     """Returns the running command, its output in `folder`/out and /err, in a process group of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    # A cache of its own: what one test's run learns about memory is not to be known to another's.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "XDG_CACHE_HOME": str(folder / "cache")}
     with (folder / "out").open("a") as out, (folder / "err").open("a") as err:
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.Popen(

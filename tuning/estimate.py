@@ -17,6 +17,7 @@ from typing import Any
 from trainables.knobs import Scalar
 from tuning import doctor, estimate_lines
 from tuning.config import load
+from tuning.errors import ConfigError
 from tuning.memory import answers
 from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.levers import Asked, levers
@@ -48,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
         default="auto",
         help="whose kernels: cpu is what a virtual card on this machine counts  [auto: the card's]",
     )
+    made.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="most seconds of tracing, 1 to 3600  [120]"
+    )
     made.add_argument("--no-cache", action="store_true", help="trace again, and keep nothing")
     made.add_argument("--json", action="store_true", help="JSON on stdout")
     return made
@@ -59,15 +63,19 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     `predicts` stands in for the predictor's process, for tests; its answers are not kept.
     """
     asked = parser().parse_args(argv)
+    if not 1 <= asked.timeout <= 3600:
+        raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
     about = question(load(asked.settings), asked.kernels, doctor.gpus())
     cache = None if asked.no_cache or predicts is not None else default_cache()
     key = about.key() + answers.fingerprint(about.workload, about.options)[:16] if cache is not None else ""
     answer = answers.kept(cache, key) if cache is not None else None
     if answer is None:
-        answer = answered(about, predicts or (lambda requests: predict_all(requests, cache=cache)))
-        if cache is not None:
-            answers.keep(cache, key, answer)
+        answer = answered(
+            about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache))
+        )
+        if cache is not None and all(row["confidence"] != "none" for row in answer["rows"]):
+            answers.keep(cache, key, answer)  # what took too long may take less the next time
     answer = {**answer, "seconds": time.monotonic() - began}
     if asked.json:
         print(json.dumps(answer))

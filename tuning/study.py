@@ -14,7 +14,7 @@ import platform
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,8 @@ from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
 from tuning.memory.known import Key, Known
+from tuning.memory.prediction import Prediction
+from tuning.memory.predictor import Request, predict_all
 from tuning.policies import active, packing
 from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
@@ -44,6 +46,8 @@ from tuning.stages.probe import ProbeStage, probed
 from tuning.stages.search import SearchDesk, SearchTerms
 from tuning.terminal import Terminal
 
+PREDICT_S = 60.0
+"""What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
 
@@ -136,7 +140,8 @@ class _Study:
         with self._stage("estimate") as needed:
             if needed:
                 cuda = self._config.card.device == "cuda"
-                estimate.EstimateStage(bench, self._config.space, self._journal, cap_bytes, cuda=cuda).run()
+                first = estimate.EstimateStage(bench, self._config.space, self._journal, cap_bytes, cuda=cuda)
+                first.run(self._predict if cuda else None)
         if self._config.search.strategy == "joint":
             return
         with self._stage("probe") as needed:
@@ -220,6 +225,20 @@ class _Study:
         self._terminal.summary(found, self._folder, paths)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _predict(self, configurations: Sequence[Mapping[str, Scalar]]) -> list[Prediction]:
+        """Returns predictions for the card that is here.
+
+        Not asked for on a CPU: there a measurement says all that a prediction does, and takes less than tracing. On
+        CUDA only a prediction knows what the allocator keeps beside the tensors.
+        """
+        workload, device = self._config.workload, self._facts["device"]
+        major, minor = device.get("capability") or (8, 6)
+        requests = [
+            Request(workload.ref, dict(workload.options), knobs, "cuda", (int(major), int(minor)))
+            for knobs in configurations
+        ]
+        return predict_all(requests, timeout_s=PREDICT_S)
 
     def _recall(self) -> None:
         """Puts into the records, once, what earlier runs of this workload on this device learned about memory."""

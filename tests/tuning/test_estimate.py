@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,8 @@ def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) ->
         ("workload=missing.py", "does not exist"),
         ("workload=nli --kernels tpu", "invalid choice"),
         ("workload=nli --nope", "unrecognized arguments"),
+        ("workload=nli --timeout nan", "--timeout nan"),
+        ("workload=nli --timeout 0", "--timeout 0"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,6 +223,33 @@ def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys
     assert f"error: workload={mine}" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no such module"):
         declared("nowhere_at_all")
+
+
+def test_an_answer_is_kept_and_what_could_not_be_predicted_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[Request] = []
+    settings = [f"workload={MINE}", "card=t4", "--json"]
+
+    def late(requests: Sequence[Request], **how: Any) -> list[Prediction]:
+        asked.extend(requests)
+        return [Prediction("none", ("tracing took longer than 120 s",), (), 120.0) for _ in requests]
+
+    def known(requests: Sequence[Request], **how: Any) -> list[Prediction]:
+        asked.extend(requests)
+        return [formula(one) for one in requests]
+
+    counts, rows = [], []
+    for predict_all in (late, known, known):
+        monkeypatch.setattr(estimate, "predict_all", predict_all)
+        assert estimate.main(settings) == 0
+        counts.append(len(asked))
+        rows.append(json.loads(capsys.readouterr().out)["rows"])
+    assert counts[0] * 2 == counts[1] == counts[2]
+    assert rows[1] == rows[2] != rows[0]
+    assert estimate.main([*settings, "--no-cache"]) == 0
+    assert len(asked) > counts[2]
 
 
 def test_answers_are_kept_until_what_they_depend_on_changes(tmp_path: Path) -> None:

@@ -113,9 +113,9 @@ class Killing(Queue):
             os.kill(int(self.found[trial]["pid"]), signal.SIGKILL)
 
 
-def test_a_trial_whose_process_died_before_it_began_is_run_in_another_and_says_so() -> None:
+def test_a_trial_whose_process_was_killed_is_run_in_another_and_it_is_said() -> None:
     desk = Killing([("nowhere", None)] * 2)
     RayCrew(Setting(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(desk, orders(1))
     assert [f["outcome"] for f in desk.found.values()] == ["ok", "ok"]
-    print(desk.decisions)
-    assert [(e, t) for e, t, _ in desk.decisions] == [("lost", "t1")]
+    # Tune may give the dead process to the trial a second time before it starts another.
+    assert {(e, t) for e, t, _ in desk.decisions} == {("lost", "t1")}

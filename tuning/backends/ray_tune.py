@@ -30,7 +30,7 @@ from tuning.backends.session import Setting
 from tuning.errors import PreflightError, StoppedEarly, TuningError
 from tuning.policies import oom
 from tuning.policies.oom import Outcome
-from tuning.policies.packing import Ledger
+from tuning.policies.packing import PATIENCE, Ledger
 from tuning.stages.bench import Assignment, Desk, Orders
 
 NO_LIMIT = 1_000_000_000
@@ -152,6 +152,7 @@ class _Asking(Searcher):
         self._unbegun: set[str] = set()
         self._next: list[_Placed] = []
         """What is to run before anything new is asked for: it waits for room, or begins again in another process."""
+        self._draining = False
         self.failed: TuningError | None = None
         """What the desk raised, such as a full disk; Tune would wrap it in a traceback of its own."""
 
@@ -159,21 +160,32 @@ class _Asking(Searcher):
         return True
 
     def suggest(self, trial_id: str) -> Any:
-        if not self._next and self.failed is None:
-            try:
-                assignment = self._desk.next_trial()
-            except TuningError as error:
-                self.failed, assignment = error, None
-            if assignment is not None:
-                self._next.append(_Placed(assignment, self._ledger.width(assignment.need_bytes)))
-        if not self._next or self.failed is not None:
+        try:
+            place = self._place()
+        except TuningError as error:
+            self.failed, place = error, None
+        if place is None:
             # Not the end while trials run: one of them may have to begin again.
             return None if self._placed else Searcher.FINISHED
-        if not self._ledger.room(self._next[0].width):
-            return None
-        placed = self._placed[trial_id] = self._next.pop(0)
+        placed = self._placed[trial_id] = self._next.pop(place)
+        self._draining = self._draining and bool(self._next)
         self._ledger.enter(trial_id, placed.width)
         return self._config(placed)
+
+    def _place(self) -> int | None:
+        """Returns which of `_next` runs now, after asking the desk for as many as it takes; None where none can."""
+        while self.failed is None:
+            place = self._ledger.start([placed.width for placed in self._next], self._draining)
+            if place is not None or self._draining:
+                return place
+            assignment = self._desk.next_trial() if len(self._next) < PATIENCE else None
+            if assignment is not None:
+                self._next.append(_Placed(assignment, self._ledger.width(assignment.need_bytes)))
+            elif self._next:
+                self._draining = True
+            else:
+                return None
+        return None
 
     def _config(self, placed: _Placed) -> dict[str, Any]:
         orders, slots = self._orders, self._ledger.slots

@@ -109,6 +109,7 @@ class Session:
         message = ""
         for micro_batch in micro_batches:
             try:
+                self._clear()
                 measured.append((micro_batch, loop.peak_bytes(self.resident, config, micro_batch)))
             except (RuntimeError, MemoryError) as error:
                 if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
@@ -134,6 +135,7 @@ class Session:
         start = time.perf_counter()
         found: dict[str, Any] = {"windows": [], "samples_per_s": None}
         plan = self._endless(WINDOW_S)
+        self._clear()
         with self._attempt(found, plan):
             state = loop.prepare(self.resident, self.config(knobs), plan)
             windows: list[Window] = []
@@ -158,6 +160,7 @@ class Session:
         start = time.perf_counter()
         found: dict[str, Any] = {"samples_per_s": None}
         plan = self._endless(min(SETTLE_S, window_s))
+        self._clear()
         with self._attempt(found, plan):
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
             state = loop.prepare(self.resident, self.config(knobs), plan)
@@ -212,11 +215,19 @@ class Session:
 
         What belongs to the process is its model; the rest has to be gone, after a collection at the latest.
         """
+        own = self._clear()
+        held = self.memory.reserved_bytes()
+        return {"own_bytes": own, "held_bytes": held, "retire": watch.left_behind(own, held, cap_bytes) or ""}
+
+    def _clear(self) -> int:
+        """Returns the bytes of the model, after a collection where more is held.
+
+        An optimiser is in a circle with its hooks: what a run held would otherwise be part of the next one's peak.
+        """
         own = self.resident.held_bytes()
         if self.memory.held_bytes() > own:
             gc.collect()
-        held = self.memory.reserved_bytes()
-        return {"own_bytes": own, "held_bytes": held, "retire": watch.left_behind(own, held, cap_bytes) or ""}
+        return own
 
     def _endless(self, window_s: float) -> loop.Plan:
         return loop.Plan(samples=1_000_000_000, window_s=window_s, cap_bytes=self.setting.cap_bytes, mixed_phases=True)

@@ -76,7 +76,7 @@ class Footprint:
         `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: all that the sizes leave
         unexplained then counts as the samples', which is too much for larger micro-batches rather than too little.
         """
-        points = [Point(m, b, math.ceil(b * spare)) for m, b in measured]
+        points = [Point(m, b, round(b * spare)) for m, b in measured]
         return cls(sizes, tuple(points))
 
     @classmethod

@@ -77,9 +77,10 @@ class Frontier:
         """Learns that a micro-batch fitted, and the most that was alive; 0 where nobody measured it.
 
         The peak of a `whole` training is its need. That of a shorter run, which may not have met the longest samples,
-        says that the need is no less.
+        says that the need is no less. What took more than this cap fitted a larger one, and is not known to fit here.
         """
-        self._fitted[coupling] = max(micro_batch, self._fitted.get(coupling, 0))
+        if self.cap_bytes is None or peak_bytes <= self.cap_bytes:
+            self._fitted[coupling] = max(micro_batch, self._fitted.get(coupling, 0))
         footprint = self._footprint(coupling)
         if peak_bytes > 0 and footprint is None:
             point = Point(micro_batch, peak_bytes, peak_bytes)
@@ -99,13 +100,18 @@ class Frontier:
         if footprint is not None:
             self._posterior(footprint, micro_batch).observe_peak(coupling, footprint.peak(micro_batch), peak_bytes)
 
-    def observe_oom(self, coupling: Coupling, micro_batch: int) -> None:
-        """Learns that a micro-batch ran out of memory."""
-        self._failed[coupling] = min(micro_batch, self._failed.get(coupling, micro_batch))
+    def observe_oom(self, coupling: Coupling, micro_batch: int, cap_bytes: int | None = None) -> None:
+        """Learns that a micro-batch ran out of memory, under `cap_bytes` where that was not this cap.
+
+        Under a smaller one, such as a shared card's, it says that the need is more, and not that it does not fit here.
+        """
+        cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
+        if self.cap_bytes is None or cap_bytes is None or cap_bytes >= self.cap_bytes:
+            self._failed[coupling] = min(micro_batch, self._failed.get(coupling, micro_batch))
         footprint = self._footprint(coupling)
-        if footprint is not None and self.cap_bytes is not None:
+        if footprint is not None and cap_bytes is not None:
             posterior = self._posterior(footprint, micro_batch)
-            posterior.observe_above(coupling, footprint.capacity(micro_batch), self.cap_bytes)
+            posterior.observe_above(coupling, footprint.capacity(micro_batch), cap_bytes)
 
     def judge(self, coupling: Coupling, micro_batch: int, *, shrink: bool = False) -> Verdict:
         """Returns what to do with a micro-batch; `shrink` allows half of it, a quarter and so on.

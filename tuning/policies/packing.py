@@ -21,6 +21,9 @@ MARGIN = 1.05
 """A prediction within 5 % of a share is taken for more than it: what runs out of memory has run for nothing."""
 CONTEXT_BYTES = 600 * 2**20
 """What a process takes of a CUDA device beside its tensors: context, kernels, library handles."""
+PATIENCE = 3
+"""So many wide trials are gathered before the narrow ones make room: Ray ends a process that waits beside another, and
+its successor takes 2 to 10 seconds to load torch and the data."""
 BUSY_FRAC = 1.2
 """The most that processes may ask of a card's time together. Kernels of two processes take turns, and a card that is
 idle for a third of the time is not for two that are busy for two thirds each."""
@@ -41,8 +44,11 @@ class Slots:
     enforced: bool = True
 
     def width(self, need_bytes: int | None) -> int:
-        """Returns how many slots a trial of that need takes: 1, 2, 4 ... or all; all where the need is not known."""
-        if self.slot_bytes is None:
+        """Returns how many slots a trial of that need takes: 1, 2, 4 ... or all.
+
+        Where the need is not known it is all, unless nobody is held to a share.
+        """
+        if self.slot_bytes is None or (need_bytes is None and not self.enforced):
             return 1
         if need_bytes is not None:
             for width in self._widths():
@@ -95,6 +101,19 @@ class Ledger:
     def leave(self, trial: str) -> int:
         """Takes a trial's slots back and returns how many they were; 0 where it holds none."""
         return self._held.pop(trial, 0)
+
+    def start(self, waiting: Sequence[int], draining: bool) -> int | None:
+        """Returns which of the trials that wait, given by their widths, starts now; None where none does yet.
+
+        The first that there is room for, so that a wide one is overtaken and no slot stands empty for it. Once it is
+        time to drain, the first alone: all that wait then run in turn.
+        """
+        for place, width in enumerate(waiting):
+            if self.room(width):
+                return place
+            if draining:
+                return None
+        return None
 
     def too_narrow(self, need_bytes: int | None, width: int) -> None:
         """Learns that a trial of that predicted need ran out of memory in so many slots."""

@@ -12,6 +12,7 @@ from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.footprint import Footprint, Sizes
 from tuning.memory.frontier import Frontier
 from tuning.memory.prediction import Prediction
+from tuning.policies.oom import GROWING
 from tuning.records import Journal, Record, last
 from tuning.space import Choice, Range, Space
 from tuning.stages.bench import Bench
@@ -38,8 +39,8 @@ CUDA_SPARE = 1.10
 LIMIT_S = 8.0
 """What the stage may take; what was not measured by then is judged by the trials."""
 
-Predict = Callable[[Mapping[str, Scalar]], Prediction]
-"""Predicts a coupling without running it."""
+Predict = Callable[[Sequence[Mapping[str, Scalar]]], Sequence[Prediction]]
+"""Predicts configurations without running them, one prediction for each."""
 
 
 def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
@@ -113,6 +114,10 @@ class EstimateStage:
         until = time.monotonic() + limit_s
         known = set(_footprints(self._journal.records))
         todo = [c for c in couplings(self._space) if key_of(c) not in known]
+        if predict is not None and todo:
+            found = predict([self._knobs(c) for c in todo])
+            until = time.monotonic() + limit_s  # a prediction has a limit of its own
+            todo = [c for c, p in zip(todo, found, strict=True) if not self._predicted(c, p)]
         took: dict[int, float] = {}
         for number, coupling in enumerate(todo):
             begun = time.monotonic()
@@ -120,10 +125,8 @@ class EstimateStage:
                 text = f"the estimate measured {number} of {len(todo)} couplings in {limit_s:g} s; trials tell the rest"
                 self._journal.append("note", text=text)
                 return
-            prediction = predict(coupling) if predict is not None else None
-            if prediction is None or not self._predicted(coupling, prediction):
-                self._measure(coupling, self._first)
-                took[number] = time.monotonic() - begun
+            self._measure(coupling, self._first)
+            took[number] = time.monotonic() - begun
         for number, spent_s in took.items():
             size = self._further(todo[number])
             if size is not None and time.monotonic() + spent_s * size / sum(self._first) < until:
@@ -185,8 +188,10 @@ def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
         elif record.event == "footprint" and record.get("source", "measured") != "measured":
             for micro_batch, peak_bytes in record["measured"]:
                 learned.observe_peak(key_of(record["coupling"]), int(micro_batch), int(peak_bytes))
-        elif record.event == "oom":
-            learn(learned, record["config"], "oom", 0)
+        elif record.event in ("oom", "probe", "trial") and record.get("fault") == GROWING.name:
+            continue  # a leak says nothing of the micro-batch
+        elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
+            learned.observe_oom(key_of(record["config"]), micro_batch_of(record["config"]), record.get("cap_bytes"))
         elif record.event in ("probe", "trial"):
             peak_bytes = int(record.get("peak_allocated_bytes") or 0)
             learn(learned, record["config"], str(record["outcome"]), peak_bytes, whole and record.event == "trial")
@@ -220,13 +225,13 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
             if all(n in record.fields for n in kept):
                 coupling = dict(key_of(record["coupling"]))
                 found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}})
-        elif record.event in ("oom", "probe", "trial"):
+        elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
             knobs = record["config"]
             outcome = "oom" if record.event == "oom" else str(record["outcome"])
             peak_bytes = int(record.get("peak_allocated_bytes") or 0)
             fact = {"coupling": dict(key_of(knobs)), "micro_batch": micro_batch_of(knobs)}
             if outcome == "oom":
-                found.append({"kind": "oom", **fact})
+                found.append({"kind": "oom", **fact, "cap_bytes": record.get("cap_bytes")})
             elif outcome in ("ok", "stopped") and peak_bytes > 0:
                 is_whole = whole and outcome == "ok" and record.event == "trial"
                 found.append({"kind": "peak" if is_whole else "fit", **fact, "peak_bytes": peak_bytes})
@@ -239,7 +244,7 @@ def _recall(learned: Frontier, fact: Mapping[str, Any]) -> None:
         for micro_batch, peak_bytes in fact["measured"]:
             learned.observe_peak(key, int(micro_batch), int(peak_bytes))
     elif fact["kind"] == "oom":
-        learned.observe_oom(key, int(fact["micro_batch"]))
+        learned.observe_oom(key, int(fact["micro_batch"]), fact.get("cap_bytes"))
     elif fact["kind"] in ("peak", "fit"):
         whole = fact["kind"] == "peak"
         learned.observe_fit(key, int(fact["micro_batch"]), int(fact["peak_bytes"]), whole=whole)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
-from tuning.policies.oom import Outcome, requested_bytes
+from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
@@ -242,7 +242,8 @@ class SearchDesk:
 
     def _learn(self, record: Record) -> None:
         peak = int(record.get("peak_allocated_bytes") or 0)
-        learn(self._frontier, record["config"], str(record["outcome"]), peak, self._whole_peaks)
+        if record.get("fault") != GROWING.name:  # a leak says nothing of the micro-batch
+            learn(self._frontier, record["config"], str(record["outcome"]), peak, self._whole_peaks)
         self._teach(record)
 
     def _teach(self, record: Record) -> None:

@@ -28,7 +28,7 @@ def learned(source: str, history: list[tuple[str, str, Predicted, int]]) -> Post
     return posterior
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(priors, events, predictions, sizes, st.floats(1.0, 4.0), st.floats(1.0, 4.0))
 def test_p_oom_never_falls_with_the_prediction_and_never_rises_with_the_cap(
     source: str, history: list[tuple[str, str, Predicted, int]], one: Predicted, cap: int, more: float, larger: float
@@ -106,10 +106,10 @@ def drawn(prior: Prior, random: np.random.Generator, cap: float) -> tuple[list[f
     return said, true
 
 
-@pytest.mark.parametrize("source", ["traced", "workspaces unseen", "measured"])
+@pytest.mark.parametrize("source", ["traced", "workspaces unseen"])
 def test_it_is_right_as_often_as_it_says(source: str) -> None:
     random = np.random.default_rng(7)
-    pairs = [drawn(PRIORS[source], random, 100 * MB) for _ in range(90)]
+    pairs = [drawn(PRIORS[source], random, 100 * MB) for _ in range(50)]
     said = np.array([p for one, _ in pairs for p in one])
     true = np.array([t for _, one in pairs for t in one], dtype=float)
     assert abs(said.mean() - true.mean()) < 0.03

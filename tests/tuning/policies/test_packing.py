@@ -33,6 +33,7 @@ def test_a_wide_trial_leaves_room_for_what_the_processes_of_its_slots_keep() -> 
     slots = Slots(2, slot_bytes=4 * GIB, idle_bytes=GIB)
     assert [slots.cap_bytes(w) for w in (1, 2)] == [4 * GIB, 7 * GIB]
     assert Slots(2, slot_bytes=4 * GIB, enforced=False).cap_bytes(1) is None
+    assert Slots(2, slot_bytes=GIB, enforced=False).width(None) == 1
     assert Slots(2).width(None) == 1, "where nothing is known of the card, trials are placed by cores alone"
     assert Slots(2).cap_bytes(2) is None
 
@@ -65,6 +66,27 @@ def test_more_than_is_free_is_refused_and_leaving_twice_is_harmless() -> None:
         ledger.enter("b", 2)
     assert [ledger.leave("a"), ledger.leave("a")] == [3, 0]
     assert ledger.room(4)
+
+
+@pytest.mark.parametrize(
+    ("held", "waiting", "draining", "place"),
+    [
+        (0, [4, 1], False, 0),
+        (1, [4, 1], False, 1),  # a wide one is overtaken
+        (1, [4, 1], True, None),  # until it is its turn
+        (3, [2, 2, 1], False, 2),
+        (4, [1], False, None),
+        (2, [2, 4], True, 0),
+        (0, [], False, None),
+    ],
+)
+def test_a_wide_trial_is_overtaken_until_it_is_time_to_drain(
+    held: int, waiting: list[int], draining: bool, place: int | None
+) -> None:
+    ledger = Ledger(CARD)
+    if held:
+        ledger.enter("other", held)
+    assert ledger.start(waiting, draining) == place
 
 
 def test_a_need_that_ran_out_of_memory_in_a_share_gets_a_wider_one_and_so_does_every_larger() -> None:

@@ -12,11 +12,13 @@ import pytest
 
 from tests.fakes import FormulaBench
 from trainables.knobs import Knobs
-from tuning.records import Journal, trials
+from tuning.memory.frontier import Frontier
+from tuning.policies.oom import GROWING
+from tuning.records import Journal, trials, unfinished
 from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, frontier
+from tuning.stages.estimate import EstimateStage, frontier, key_of, micro_batch_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 
@@ -221,3 +223,78 @@ def test_what_is_to_be_tried_instead_outlives_a_crash(tmp_path: Path) -> None:
     then = again.next_trial()
     assert then is not None
     assert (then.knobs["amp_dtype"], then.knobs["learning_rate"]) == ("fp32", last.knobs["learning_rate"])
+
+
+def test_every_decision_about_memory_is_written_with_its_reason_and_p_oom(tmp_path: Path) -> None:
+    office = Office(tmp_path, strategy="joint", count=30, cap_bytes=400_000_000)
+    office.work()
+    started = [r for r in office.journal.records if r.event == "trial_start"]
+    refused = [r for r in office.journal.records if r.event == "refused"]
+    assert refused
+    assert {r["decision"] for r in started} == {"launch"}
+    assert max(r["p_oom"] for r in started) <= 0.5 < min(r["p_oom"] for r in refused)
+    assert all("P(OOM)" in r["reason"] or "ran out of memory" in r["reason"] for r in refused)
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved_and_the_batch_kept(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=6)  # probed without a cap, as another card may have been
+    office.desk._frontier = Frontier(300_000_000, office.desk._frontier._footprints)
+    begun = office.work()
+    halved = [r for r in office.journal.records if r.event == "trial_start" and r["decision"] == "halve"]
+    assert halved
+    assert all(r["decision_reason"].startswith("micro-batch 16 in the place of 64, for which") for r in halved)
+    assert {a.knobs["batch_size"] for a in begun} == {16, 64}
+    assert {a.knobs["micro_batch_size"] for a in begun} == {16}
+
+
+def test_an_interrupted_trial_that_new_knowledge_rules_out_is_refused_and_its_place_taken(tmp_path: Path) -> None:
+    office = Office(tmp_path, strategy="joint", count=5)
+    first = office.desk.next_trial()
+    assert first is not None
+    micro = min(Knobs.of(first.knobs).micro_batch_size, Knobs.of(first.knobs).batch_size)
+    office.journal.append("oom", trial="t999", config={**first.knobs, "micro_batch_size": micro}, message="full")
+    office.journal.close()
+
+    resumed = Office(tmp_path, strategy="joint", count=5)
+    begun = [a.trial for a in resumed.work()]
+    assert first.trial not in begun
+    gone = [r for r in resumed.journal.records if r.event == "refused" and r.get("trial")]
+    assert [(r["trial"], r["p_oom"]) for r in gone] == [(first.trial, 1.0)]
+    assert unfinished(resumed.journal.records) == []
+    resumed.journal.close()
+    assert Office(tmp_path, strategy="joint", count=5).work() == []
+
+
+def test_a_resumed_search_knows_of_memory_what_the_unbroken_one_did_and_no_more(tmp_path: Path) -> None:
+    office = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
+    office.work(6)
+    key = key_of({})
+    said = [office.desk._frontier.p_oom(key, m) for m in (16, 28, 30, 32, 64)]
+    office.journal.close()
+    resumed = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
+    assert [resumed.desk._frontier.p_oom(key, m) for m in (16, 28, 30, 32, 64)] == pytest.approx(said)
+
+
+def test_what_the_backend_decided_and_why_a_trial_began_again_are_lines_of_the_records(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    first = office.desk.next_trial()
+    assert first is not None
+    assert first.need_bytes is not None, "what the crew places it by"
+    office.desk.decided("retired", first.trial, "80.0 MiB were still held after the trial")
+    again = {"knobs": dict(first.knobs), "outcome": "shm", "fault": "shared memory", "message": "Bus error"}
+    office.desk.ended(first.trial, {**office.result(first, ORDERS.samples), "restarts": [again], "held_bytes": 7})
+    retired, restart, trial = office.journal.records[-3:]
+    assert (retired.event, retired["trial"], retired["reason"][:4]) == ("retired", first.trial, "80.0")
+    assert (restart.event, restart["outcome"], restart["fault"]) == ("restart", "shm", "shared memory")
+    assert (trial.event, trial["held_bytes"]) == ("trial", 7)
+
+
+def test_a_leak_ends_a_trial_but_says_nothing_of_its_micro_batch(tmp_path: Path) -> None:
+    office = Office(tmp_path, cap_bytes=10**9)
+    first = office.desk.next_trial()
+    assert first is not None
+    leak = {"outcome": "oom", "fault": GROWING.name, "message": "live bytes grow", "values": {}, "ooms": []}
+    office.desk.ended(first.trial, {**leak, "knobs": dict(first.knobs), "samples": 0})
+    assert trials(office.journal.records)[-1].outcome == "oom"
+    for learned in (office.desk._frontier, frontier(office.journal.records, 10**9)):
+        assert learned.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits

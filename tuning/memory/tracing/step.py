@@ -34,6 +34,9 @@ from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: a workload may keep tensors of one step for the next."""
 
+SIZES = {"cuda": (2, 3), "cpu": (16, 32)}
+"""Micro-batches traced; all others follow. oneDNN's workspaces are of whole pages: for 2 and 3 samples no line."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -65,7 +68,8 @@ def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
     knobs = {name: value for name, value in request["knobs"].items() if name != "micro_batch_size"}
     config = Config(Knobs.of(knobs), dict(request["options"]), device=device)
     job = Job(_workload(request["workload"]), config, tuple(request["capability"]), request.get("insides", False))
-    return predict(job, request.get("micro_batches", (2, 3)))
+    gc.freeze()  # what is imported by now need not be looked at after each trace: 0.8 s
+    return predict(job, request.get("micro_batches", ()))
 
 
 @functools.cache
@@ -74,15 +78,21 @@ def _workload(ref: str) -> Workload:
     return load(ref)
 
 
-def predict(job: Job, micro_batches: Sequence[int] = (2, 3)) -> Prediction:
+@functools.lru_cache(maxsize=4)
+def _resident(workload: Workload) -> Resident:
+    """Returns the workload with its data and the lengths of its samples, which are measured once."""
+    return Resident(cast(Workload, weightless.Weightless(workload, FAKE)))
+
+
+def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
     """Returns the prediction for a configuration; one of confidence "none" where its step cannot be traced.
 
-    CUDA's kernels need a process that has loaded the shim before torch.
+    CUDA's kernels need a process that has loaded the shim before torch. Traced is at `micro_batches`, else at `SIZES`.
     """
     start = time.perf_counter()
     traced = Traced()
     try:
-        _trace_all(traced, job, micro_batches)
+        _trace_all(traced, job, micro_batches or SIZES[job.config.device])
     except Exception as error:
         # Whatever a workload's code or torch's fake kernels raise: the trial itself will tell what is wrong with it.
         notes = (*sorted(traced.notes), reason(error))
@@ -122,9 +132,7 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
 
 def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetimes) -> Trace:
-    empty = weightless.Weightless(job.workload, FAKE)
-    resident = Resident(cast(Workload, empty))
-    config = job.config.with_knobs(micro_batch_size=micro_batch)
+    resident, config = _resident(job.workload), job.config.with_knobs(micro_batch_size=micro_batch)
     with patched(), recurrent.cudnn() as kinds:
         with lifetimes if job.on_card else nullcontext():  # a card also holds the first weights that a trial copies
             state = loop.prepare(resident, config, loop.Plan(samples=1_000_000))
@@ -137,7 +145,9 @@ def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetime
         lifetimes.name((p.grad for p in state.model.parameters() if p.grad is not None), "gradient")
     traced.notes |= lifetimes.notes
     traced.operators |= lifetimes.operators | {f"cudnn {kind}" for kind in kinds}
-    return lifetimes.trace(micro_batch)
+    trace = lifetimes.trace(micro_batch)
+    resident.drop_model()
+    return trace
 
 
 def to_card(batch: Batch) -> Batch:

@@ -1,0 +1,105 @@
+"""The predictor: what it asks the tracing process for, what it keeps, and what it makes of a process that fails."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuning.memory import predictor
+from tuning.memory.prediction import Prediction
+from tuning.memory.predictor import Request, predict, predict_all
+from tuning.memory.trace import Trace
+
+TRACE = Trace(2, ((0, 512), (0, -1)), {0: "activation"}, ((0, "forward"),), ("aten.relu.default",))
+MINE = "tests/data/mine.py"
+
+
+def request(**knobs: Any) -> Request:
+    return Request(MINE, {}, knobs, "cuda")
+
+
+class Process:
+    """Stands in for the tracing process: answers each line, and dies over those of a `deadly` dropout."""
+
+    def __init__(self, deadly: str = "no such thing") -> None:
+        self.runs: list[list[dict[str, Any]]] = []
+        self._deadly = deadly
+
+    def __call__(self, lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
+        asked = [json.loads(line) for line in lines]
+        self.runs.append(asked)
+        answers = []
+        for line, one in zip(lines, asked, strict=True):
+            if self._deadly in line:
+                return answers, "the tracing process ended with -11"
+            answers.append(Prediction("traced", (one["knobs"]["amp_dtype"],), (TRACE,), 0.1).to_json())
+        return answers, ""
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    made = Process()
+    monkeypatch.setattr(predictor, "_run", made)
+    return made
+
+
+def test_an_answer_is_kept_and_found_again(process: Process, tmp_path: Path) -> None:
+    first = predict(request(), cache=tmp_path)
+    assert predict(request(), cache=tmp_path) == first
+    assert len(process.runs) == 1
+    predict(request(), cache=None)
+    assert len(process.runs) == 2
+
+
+def test_knobs_without_effect_share_an_answer_and_others_do_not(process: Process, tmp_path: Path) -> None:
+    predict(request(), cache=tmp_path)
+    predict(request(micro_batch_size=64, learning_rate=0.1, num_workers=2, dropout=0.3), cache=tmp_path)
+    assert len(process.runs) == 1
+    predict(request(dropout=0.0), cache=tmp_path)
+    predict(request(amp_dtype="bf16"), cache=tmp_path)
+    assert len(process.runs) == 3
+
+
+def test_a_changed_file_is_traced_again(process: Process, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(Path(MINE).read_text())
+    one = Request(str(own), {}, {}, "cpu")
+    predict(one, cache=tmp_path / "kept")
+    own.write_text(Path(MINE).read_text() + "\n# changed\n")
+    predict(one, cache=tmp_path / "kept")
+    assert len(process.runs) == 2
+
+
+def test_a_torn_answer_is_traced_again(process: Process, tmp_path: Path) -> None:
+    predict(request(), cache=tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    file.write_text(file.read_text()[:40])
+    assert predict(request(), cache=tmp_path).confidence == "traced"
+    assert len(process.runs) == 2
+
+
+def test_requests_of_one_kind_share_a_process_and_equal_ones_a_trace(process: Process, tmp_path: Path) -> None:
+    asked = [request(), request(amp_dtype="bf16"), request(learning_rate=0.1), Request(MINE, {}, {}, "cpu")]
+    notes = [found.notes for found in predict_all(asked, cache=tmp_path)]
+    assert notes == [("fp32",), ("bf16",), ("fp32",), ("fp32",)]
+    assert [len(run) for run in process.runs] == [2, 1]
+
+
+def test_a_process_that_dies_costs_the_request_it_died_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(predictor, "_run", Process(deadly='"amp_dtype": "bf16"'))
+    asked = [request(), request(amp_dtype="bf16"), request(amp_dtype="fp16")]
+    found = predict_all(asked, cache=tmp_path)
+    assert [one.confidence for one in found] == ["traced", "none", "traced"]
+    assert found[1].notes == ("the tracing process ended with -11",)
+    assert len(list(tmp_path.glob("*.json"))) == 2
+
+
+def test_a_process_that_is_too_slow_is_killed(tmp_path: Path) -> None:
+    own = tmp_path / "slow.py"
+    own.write_text("import time\ntime.sleep(600)\n")
+    found = predict(Request(str(own), {}, {}, "cpu"), timeout_s=1.0, cache=tmp_path / "kept")
+    assert found.confidence == "none"
+    assert "was stopped" in found.notes[0]
+    assert not (tmp_path / "kept").exists()

@@ -1,0 +1,136 @@
+"""Our five workloads and a decoder without weights, traced: on fake CUDA tensors in a process, and against the CPU."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainables import loop
+from trainables.knobs import Knobs, Scalar
+from trainables.resident import Resident
+from trainables.workload import Config, load
+from tuning.memory.peaks import highest
+from tuning.memory.prediction import Prediction
+from tuning.memory.predictor import Request, predict_all
+from tuning.memory.tracing.step import Job, predict
+
+pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
+
+SMALL: dict[str, dict[str, Any]] = {
+    "nli": {"max_train_samples": 40, "max_val_samples": 8},
+    "pointer": {"train_samples": 40, "val_samples": 8},
+    "headpose": {"heads": 64},
+    "temporal": {},
+    "signals": {"max_train_samples": 200},
+}
+KNOBS: dict[str, list[dict[str, Scalar]]] = {
+    "nli": [{}, {"amp_dtype": "bf16", "activation_checkpointing": True}, {"adapter": "none", "fused_optimizer": True}],
+    "pointer": [{}, {"amp_dtype": "bf16", "device_augmentation": True}],
+    "headpose": [{}, {"channels_last": True, "device_augmentation": True}],
+    "temporal": [{}, {"architecture": "transformer", "amp_dtype": "bf16"}, {"architecture": "mlp"}],
+    "signals": [{"encoder_frac": 0.5}, {"sequence_packing": True}],
+}
+DECODER = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "sliding_window": 16,
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_cpus_peak_is_what_a_virtual_card_counts(name: str) -> None:
+    workload = load(name)
+    for knobs in KNOBS[name]:
+        config = Config(Knobs.of(knobs), SMALL[name])
+        prediction = predict(Job(workload, config))
+        assert prediction.confidence == "traced", prediction.notes
+        resident = Resident(workload)
+        for trace in prediction.traces:
+            real = loop.peak_bytes(resident, config.with_knobs(micro_batch_size=trace.micro_batch), trace.micro_batch)
+            assert highest(trace)[1] == pytest.approx(real, rel=0.001), (knobs, trace.micro_batch)
+
+
+@pytest.fixture(scope="module")
+def predictions() -> dict[str, list[Prediction]]:
+    """All workloads on the kernels of a card, a process for each."""
+    return {name: cuda(name, KNOBS[name]) for name in SMALL}
+
+
+def cuda(name: str, knobs: list[dict[str, Scalar]], **options: Any) -> list[Prediction]:
+    asked = [Request(name, {**SMALL.get(name, {}), **options}, one, "cuda") for one in knobs]
+    return predict_all(asked, timeout_s=240.0, cache=None)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_workload_is_traced_with_a_cards_kernels(name: str, predictions: dict[str, list[Prediction]]) -> None:
+    expected = {"headpose": "workspaces unseen", "signals": "workspaces unseen"}.get(name, "traced")
+    for index, found in enumerate(predictions[name]):
+        wanted = "workspaces unseen" if (name, index) == ("temporal", 0) else expected
+        assert found.confidence == wanted, found.notes
+        one, other = found.traces
+        assert one.ops == other.ops
+        assert found.peak(64) is not None
+
+
+def test_attention_takes_the_kernel_that_a_card_would() -> None:
+    knobs: list[dict[str, Scalar]] = [
+        {"architecture": "transformer", "amp_dtype": "bf16"},
+        {"architecture": "transformer"},
+        {"architecture": "transformer", "amp_dtype": "bf16", "sdpa_backend": "math"},
+        {"architecture": "transformer", "amp_dtype": "bf16", "sdpa_backend": "efficient"},
+    ]
+    kernels = [
+        {
+            op.split("_attention")[0].removeprefix("aten._scaled_dot_product_")
+            for op in found.traces[0].ops
+            if "scaled_dot" in op
+        }
+        for found in cuda("temporal", knobs)
+    ]
+    assert kernels == [{"flash"}, {"efficient"}, set(), {"efficient"}]
+
+
+def test_the_optimisers_kernels_differ_in_their_temporaries() -> None:
+    def of_optimiser(found: Prediction) -> set[str]:
+        return {op for op in found.traces[0].ops if "foreach" in op or "fused" in op}
+
+    foreach, fused, eight = cuda(
+        "tests/data/mine.py", [{}, {"fused_optimizer": True}, {"optimizer": "adamw8bit"}], hidden=4096
+    )
+    assert any("_foreach_sqrt" in op for op in of_optimiser(foreach))
+    assert not of_optimiser(fused)
+    state = [
+        sum(size for i, size in found.traces[0].events if size >= 0 and found.traces[0].categories[i] == "optimizer")
+        for found in (foreach, eight)
+    ]
+    assert state[1] < 0.4 * state[0]
+
+
+def test_a_decoder_without_weights_and_tokenizer_is_traced_with_dora(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DECODER))
+    plain, checkpointed = cuda("nli", [{}, {"activation_checkpointing": True}], model=str(tmp_path))
+    for found in (plain, checkpointed):
+        assert found.confidence == "traced", found.notes
+        assert any("no tokenizer" in note for note in found.notes)
+    large = [found.peak(64) for found in (plain, checkpointed)]
+    assert large[0] is not None
+    assert large[1] is not None
+    assert large[1].live_bytes < large[0].live_bytes
+
+
+def test_without_a_compiler_the_cpus_kernels_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    (found,) = cuda("tests/data/mine.py", [{}])
+    assert found.confidence == "fallback"
+    assert "no C++ compiler" in found.notes[0]
+    assert len(found.traces) == 2
