@@ -19,11 +19,11 @@ TIERS    := ray or fault$(if $(CHROMIUM), or browser)
 # Processes of the default tier; the tests of the other tiers want the machine to themselves.
 JOBS ?= 2
 
-.PHONY: help tune test check clean
+.PHONY: help tune test check memory-check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 tune: $(VENV)/.installed ## set up .venv once, then tune the nli workload; overrides in ARGS="..."
 	@$(PY) -m tuning.run workload=nli $(ARGS)
@@ -38,6 +38,9 @@ check: $(VENV)/.installed-dev ## lint, format, types and import layers
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
+
+memory-check: $(VENV)/.installed-dev ## predicted peaks of twelve kinds of model against real ones: 4 minutes
+	$(PY) -m benchmarks.memory_check $(ARGS)
 
 clean: ## remove .venv, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

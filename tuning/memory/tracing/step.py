@@ -151,6 +151,7 @@ def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetime
 
 
 def to_card(batch: Batch) -> Batch:
+    """Returns a batch of the host as fake tensors on CUDA."""
     with FAKE:
         return to_device(batch, torch.device("cuda"))
 
