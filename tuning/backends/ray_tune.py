@@ -173,8 +173,11 @@ class _Asking(Searcher):
         return self._config(placed)
 
     def _place(self) -> int | None:
-        """Returns which of `_next` runs now, after asking the desk for as many as it takes; None where none can."""
-        while self.failed is None:
+        """Returns which of `_next` runs now, after asking the desk for as many as it takes; None where none can.
+
+        Nothing is asked for while no slot is free: the longer a proposal waits, the less it was made from.
+        """
+        while self.failed is None and self._ledger.room(1):
             place = self._ledger.start([placed.width for placed in self._next], self._draining)
             if place is not None or self._draining:
                 return place
