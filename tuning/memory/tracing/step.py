@@ -82,7 +82,7 @@ _RESIDENTS: list[tuple[Workload, Resident]] = []
 
 
 def _resident(workload: Workload) -> Resident:
-    """Returns the workload with its data and the lengths of its samples, which are measured once; the last four stay."""
+    """Returns the workload with its data and its samples' lengths, which are measured once; the last four stay."""
     for known, resident in _RESIDENTS:
         if known is workload:
             return resident
