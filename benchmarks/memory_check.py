@@ -28,7 +28,7 @@ from tuning.memory.tracing import shim
 MICRO_BATCHES = (4, 12, 32)
 RECURRENT = ("LSTM", "GRU")
 UNTRACKED = ("DoRA LM",)
-"""MemTracker raises where a parameter is frozen ("cannot register a hook on a tensor that doesn't require gradient")."""
+"""MemTracker raises where a parameter is frozen: it wants to hook its gradient."""
 MEAN_BAR, MOST_BAR, RECURRENT_BAR, TRACKER_BAR = 0.01, 0.03, 0.05, 0.001
 """Of the errors where the dispatcher sees the kernels; the most of recurrent networks; the most against MemTracker."""
 
