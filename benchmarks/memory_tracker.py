@@ -53,6 +53,7 @@ def theirs(workload: Workload, config: Config) -> int:
         state = _prepared(workload, config)
         state.meter = None
         tracker.track_external(state.model, state.optimizer)
+        state.optimizer.register_step_post_hook(lambda *_: tracker.reset_mod_stats())  # it follows one forward pass
         state.optimizer.register_step_post_hook(lambda *_: tracker.reset_mod_stats())  # one forward pass is behind it
         with step.FAKE, tracker:
             loop.rehearse(state, MICRO_BATCH, step.to_card)
