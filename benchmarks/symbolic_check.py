@@ -131,6 +131,7 @@ def estimates(names: list[str]) -> Iterator[dict[str, Any]]:
         model.mkdir()
         (model / "config.json").write_text(json.dumps(DECODER))
         decoder = [f"workload.model={model}", "workload.max_length=512", "knobs.micro_batch_size=[1,2,4,8]"]
+        decoder += ["knobs.amp_dtype=bf16", "knobs.activation_checkpointing=true", "--timeout", "600"]
         cases = {name: [f"workload={name}"] for name in names}
         for name, settings in {**cases, "1B DoRA": ["workload=nli", *decoder]}.items():
             cache = Path(place) / f"cache-{name}"
