@@ -85,7 +85,9 @@ def test_trials_share_a_card_and_one_that_needs_more_than_its_share_gets_more() 
     RayCrew(Setting(str(GREEDY), cap_bytes=2 * share), "greedy_trials").run(desk, orders(2, slot_bytes=share))
     assert {f["outcome"] for f in desk.found.values()} == {"ok"}, "4 MiB of greed fit two shares"
     caps = {name: f["cap_bytes"] // share for name, f in desk.found.items()}
-    assert caps == {"t0": 1, "t1": 1, "t2": 1, "t3": 2, "t4": 2, "t5": 2, "t6": 2, "t7": 2}
+    assert {caps.pop(t) for t in ("t0", "t1", "t2")} == {1}
+    assert {caps.pop(t) for t in ("t3", "t4", "t6")} == {2}
+    assert set(caps.values()) <= {1, 2}, "t5 and t7 need what t3 was thought to: one share, or two once that is known"
     assert [(e, t) for e, t, _ in desk.decisions] == [("widened", "t3")]
     assert "more than its share of 4 MiB, and begins again in 2 of 2 slots" in desk.decisions[0][2]
     spans = [(f["first_step_at"], f["returned_at"], f["cap_bytes"]) for f in desk.found.values()]
