@@ -18,12 +18,8 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-SLACK_BYTES = 512 * 2**20
-"""Room above the cap for what is no tensor: stacks and arenas of Ray's and the loader's threads, oneDNN's scratch."""
 ROOM_BYTES = 256 * 2**20
 """A process may always grow by this: with 20 MiB of room, Ray could not start a thread."""
-HELD_BACK = 2
-"""The C allocator keeps freed blocks: 288 MB of live tensors were seen to take 527 MB of a process."""
 
 
 class DeviceMemory:
@@ -32,7 +28,6 @@ class DeviceMemory:
     def __init__(self, device: str, meter: LiveBytes) -> None:
         self._cuda = device == "cuda"
         self._meter = meter
-        self._start_bytes: int | None = None
 
     def limit(self, cap_bytes: int | None) -> None:
         """Holds a CUDA process to so many bytes of tensors and cache; its context comes on top, and is not counted.
@@ -80,22 +75,21 @@ class DeviceMemory:
 
     @contextlib.contextmanager
     def backstop(self, cap_bytes: int | None) -> Iterator[None]:
-        """Limits the data segment of a CPU process inside the block, for what the meter does not see.
+        """Keeps a capped CPU process inside the block from taking more than the machine has free.
 
-        What passes it fails as an allocation (RuntimeError or MemoryError), in this process or a loader's, in place of
-        the machine's OOM killer. The limit is what the process had when it was first limited, twice the cap and a
-        slack, and no more than the machine has free. RLIMIT_DATA, since RLIMIT_AS would count Ray's whole object store.
-        Only the soft limit is set, so that it can be lifted; where there is no such limit the block runs without.
+        The meter holds tensors to the cap; this is for what it does not see. What passes it fails as an allocation
+        (RuntimeError or MemoryError), in this process or a loader's, in place of the machine's OOM killer. It is not
+        drawn closer to the cap: oneDNN's scratch and cache of compiled kernels grow with every shape it meets, and
+        where an allocation of its own fails it crashes the process (six of nine runs, at twice the cap and 512 MiB).
+        RLIMIT_DATA, since RLIMIT_AS would count Ray's whole object store. Only the soft limit is set, so that it can be
+        lifted; where there is no such limit the block runs without.
         """
         now = None if self._cuda or cap_bytes is None or resource is None else data_bytes()
-        if now is None or cap_bytes is None:
+        if now is None:
             yield
             return
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        if self._start_bytes is None:
-            self._start_bytes = now
-        wanted = self._start_bytes + HELD_BACK * cap_bytes + SLACK_BYTES
-        wanted = max(min(wanted, now + psutil.virtual_memory().available), now + ROOM_BYTES)
+        wanted = now + max(psutil.virtual_memory().available, ROOM_BYTES)
         lowest = min(limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
         try:
