@@ -7,6 +7,7 @@ A cap of 3.5 MiB holds everything but that. `leak` (an option) keeps so many byt
 from typing import ClassVar
 
 import numpy
+import psutil
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -16,7 +17,11 @@ WHERE = {**WHERE, "loader_hidden": 0.6, "hidden": 0.7}
 CAP_BYTES = 7 * 2**19
 BALLAST = 2**18  # float32: 1 MiB
 GREED = 2**20  # float32: 4 MiB
-HIDDEN_BYTES = 12 * 2**30  # not seen by a counter of tensors; never touched, so it costs nothing where it is granted
+
+
+def hidden_bytes():
+    """Returns more than the machine has free: unseen by a counter of tensors, never touched, so free where granted."""
+    return psutil.virtual_memory().available + 2**30
 
 
 class Hungry(torch.autograd.Function):
@@ -71,7 +76,7 @@ class Greedy:
         if where == WHERE["loader"]:
             torch.empty(2**60, dtype=torch.uint8)
         if where == WHERE["loader_hidden"]:
-            torch.empty(HIDDEN_BYTES, dtype=torch.uint8)
+            torch.empty(hidden_bytes(), dtype=torch.uint8)
         return [*batch, torch.tensor(where)]
 
     def loss(self, model, batch):
@@ -81,7 +86,7 @@ class Greedy:
         if model.where == WHERE["forward"]:
             values = values + torch.ones(GREED)[0] * 0
         if model.where == WHERE["hidden"]:
-            numpy.empty(HIDDEN_BYTES, dtype=numpy.uint8)
+            numpy.empty(hidden_bytes(), dtype=numpy.uint8)
         if self.leak:
             Greedy.kept.append(torch.ones(self.leak, dtype=torch.uint8))
         predicted = model(values)

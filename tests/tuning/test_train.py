@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -102,7 +103,9 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(
     assert train(best, "--out", "my out", "--seed", "3") == code
     assert signal.getsignal(signum) == before
     said, go_on = capsys.readouterr().err.splitlines()[-2:]
-    assert said == f"interrupted by {signum.name}; saved at {64 * step} of 2048 samples"
+    found = re.fullmatch(rf"interrupted by {signum.name}; saved at (\d+) of 2048 samples", said)
+    assert found  # at the end of the window, which holds another step where one took under a millisecond
+    assert 64 * step <= int(found[1]) <= min(2048, 64 * (step + 3))
     assert not Path("my out", "result.json").exists()
 
     command = shlex.split(go_on.removeprefix("resume with: "))

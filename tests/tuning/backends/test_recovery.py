@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.data.greedy import CAP_BYTES, WHERE, Greedy
+from tests.data.greedy import CAP_BYTES, WHERE, Greedy, hidden_bytes
 from trainables.loop import Plan
 from tuning.backends import device_memory
 from tuning.backends.session import Session, Setting
@@ -74,10 +74,10 @@ def test_what_no_counter_of_tensors_sees_meets_the_limit_of_the_process_which_is
     before = resource.getrlimit(resource.RLIMIT_DATA)
     failed = session.trial(knobs("hidden"), PLAN, 0, shrink="").advance()
     assert (failed["outcome"], failed["fault"]) == ("host_oom", "host allocator")
-    assert "MemoryError: Unable to allocate 12.0 GiB" in failed["message"]
+    assert re.search(r"MemoryError: Unable to allocate [\d.]+ GiB", failed["message"])
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     uncapped = Plan(64, (64,), window_s=0.0)
-    if psutil.virtual_memory().total > 16 * 2**30:  # or the machine itself may refuse
+    if hidden_bytes() < psutil.virtual_memory().total:  # or the machine itself may refuse
         assert session.trial(knobs("hidden"), uncapped, 0).advance()["outcome"] == "ok", (
             "without a cap there is no limit"
         )
