@@ -72,10 +72,10 @@ def test_it_ends_when_the_process_that_started_it_is_killed() -> None:
         "from tuning.backends.laboratory import Laboratory; from tuning.backends.session import Setting;"
         f"b = Laboratory(Setting({str(MINE)!r})); b.describe({{}}); print(b._process.pid, flush=True); input()"
     )
-    study = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert study.stdout is not None
-    pid = int(study.stdout.readline())
-    os.kill(study.pid, signal.SIGKILL)
-    study.wait()
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as study:
+        assert study.stdout is not None
+        pid = int(study.stdout.readline())
+        os.kill(study.pid, signal.SIGKILL)
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait(timeout=20)
