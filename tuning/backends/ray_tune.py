@@ -38,6 +38,10 @@ ATTEMPTS = 4
 """A trial whose process had to be given up before it began is not offered to more new ones than this."""
 
 
+_TOKEN = secrets.token_hex(32)
+"""Of every cluster this process starts: Ray reads its token once a process, and a second cluster's would be refused."""
+
+
 class RayCluster:
     """A Ray of this run alone: started with `with`, ended with it. Loopback only, token on, dashboard if asked."""
 
@@ -49,7 +53,7 @@ class RayCluster:
 
     def __enter__(self) -> RayCluster:
         self.token_path.touch(mode=0o600)
-        self.token_path.write_text(secrets.token_hex(32), encoding="utf-8")
+        self.token_path.write_text(_TOKEN, encoding="utf-8")
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(self.token_path)
         os.environ.pop("RAY_ADDRESS", None)  # a foreign cluster is joined only on request
         terminated = signal.getsignal(signal.SIGTERM)
