@@ -10,7 +10,6 @@ Beside it stands the share of data-wait that the run itself measured for `before
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -21,11 +20,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from benchmarks.document import provenance, publish
 from benchmarks.telemetry_cost import median_interval
 from trainables import batches, loop
 from trainables.stopwatch import Window
 from trainables.workload import Batch
-from tuning.backends.session import WINDOW_S, Session, Setting, device_facts
+from tuning.backends.session import WINDOW_S, Session, Setting
 from tuning.export import Best, read_best
 from tuning.records import Record, read
 
@@ -116,11 +116,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file to append to")
     asked = parser.parse_args()
     for folder in asked.runs:
-        found = {"device": device_facts(asked.device), **compare(folder, asked.rounds, asked.seconds, asked.device)}
-        print(json.dumps(found))
-        if asked.out:
-            with asked.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(found) + "\n")
+        found = {
+            **provenance("compute_bound", asked.device),
+            **compare(folder, asked.rounds, asked.seconds, asked.device),
+        }
+        publish(found, asked.out, append=True)
 
 
 if __name__ == "__main__":

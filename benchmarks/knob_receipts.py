@@ -10,7 +10,6 @@ that need a CUDA device are left out without one; learning rate, warm-up, weight
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,9 +18,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.document import provenance, publish
 from trainables.knobs import Scalar
 from tuning import lines
-from tuning.backends.session import Session, Setting, device_facts
+from tuning.backends.session import Session, Setting
 from tuning.policies.ablation import Pair, settled
 from tuning.receipts import receipts
 from tuning.records import Journal
@@ -112,16 +112,14 @@ def main() -> None:
         for line in lines.receipts(found)[1:]:
             print(line)
         document = {
-            "device": device_facts(asked.device),
+            **provenance("knob_receipts", asked.device),
             "workload": workload,
             "base": BASES[workload],
             "rounds": asked.rounds,
             "window_s": asked.window,
             "receipts": [asdict(r) for r in found],
         }
-        if asked.out:
-            with asked.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(document) + "\n")
+        publish(document, asked.out, append=True)
 
 
 if __name__ == "__main__":

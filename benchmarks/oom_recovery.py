@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
+from benchmarks.document import KeepingDesk, provenance, publish
 from trainables.knobs import Scalar
 from trainables.loop import Plan
 from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Session, Setting, device_facts
+from tuning.backends.session import Session, Setting
 from tuning.stages.bench import Assignment, Orders
-from tuning.study import versions
 
 GREEDY = Path(__file__).parents[1] / "tests" / "data" / "greedy.py"
 CAP_BYTES = 7 * 2**19
@@ -42,14 +38,13 @@ def knobs(place: str) -> dict[str, Scalar]:
     return {**base, "augmentation": PLACES.get(place, 1.0), "num_workers": int(place == "loader")}
 
 
-class Desk:
+class Desk(KeepingDesk):
     """Hands out trials that fail and trials that fit, in turns."""
 
     def __init__(self, rounds: int) -> None:
+        super().__init__()
         self.places = ["", *(p for _ in range(rounds) for place in PLACES for p in (place, ""))]
         self._next = 0
-        self.found: list[dict[str, Any]] = []
-        self.decisions: list[str] = []
 
     def next_trial(self) -> Assignment | None:
         """Returns the next trial."""
@@ -57,18 +52,6 @@ class Desk:
             return None
         self._next += 1
         return Assignment(f"t{self._next - 1:03d}", knobs(self.places[self._next - 1]), 0)
-
-    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Never stops."""
-        return True
-
-    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Keeps the result."""
-        self.found.append(dict(result or {}))
-
-    def decided(self, event: str, trial: str, reason: str) -> None:
-        """Keeps what the backend did."""
-        self.decisions.append(f"{event} {trial}: {reason}")
 
 
 def recover(rounds: int) -> dict[str, Any]:
@@ -115,13 +98,8 @@ def main() -> None:
     asked.add_argument("--out", type=Path)
     arguments = asked.parse_args()
     found = {**recover(arguments.rounds), "leak": leak(50)}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     document = {
-        "benchmark": "oom_recovery",
-        "device": device_facts("cpu"),
-        "machine": platform.platform(),
-        "commit": commit.stdout.strip(),
-        "versions": versions(),
+        **provenance("oom_recovery"),
         **found,
     }
     print(f"{'OOM in':<12}{'median s':>10}{'max s':>8}{'n':>4}{'left bytes':>12}  outcomes")
@@ -131,10 +109,7 @@ def main() -> None:
         outcomes = "; ".join(sorted(set(row["outcomes"])))
         print(f"{place:<12}{middle:>10.3f}{most:>8.3f}{len(seconds):>4}{max(row['left_bytes']):>12}  {outcomes}")
     print(f"processes: {found['processes']}; 50 OOMs: {found['leak']['before']} -> {found['leak']['after']}")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    print(json.dumps(document))
+    publish(document, arguments.out)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import argparse
 import itertools
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 import warnings
@@ -28,9 +27,10 @@ from typing import Any
 import numpy as np
 import optuna
 
+from benchmarks.document import provenance
 from trainables.knobs import Scalar
 from trainables.loop import Plan
-from tuning.backends.session import Session, Setting, device_facts
+from tuning.backends.session import Session, Setting
 from tuning.memory.frontier import Costs, Frontier
 from tuning.policies.oom import requested_bytes
 from tuning.records import Journal
@@ -40,7 +40,6 @@ from tuning.stages.bench import Orders
 from tuning.stages.estimate import EstimateStage, frontier, key_of, learn, micro_batch_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
-from tuning.study import versions
 
 WORKLOAD = str(Path(__file__).with_name("oom_workload.py"))
 SAMPLES, TRIALS = 128, 60
@@ -72,7 +71,7 @@ class Machine:
 
     def train(self, knobs: Knobs) -> dict[str, Any]:
         """Returns how a training ended; an OOM ends it."""
-        return self.session.trial(knobs, PLAN, self.seed, shrink=False).advance()
+        return self.session.trial(knobs, PLAN, self.seed, shrink="").advance()
 
 
 class Watcher:
@@ -328,12 +327,8 @@ def main() -> None:
         seeds = [json.loads(line) for path in arguments.read for line in path.read_text().splitlines()[1:]]
     else:
         seeds = [one_seed(arguments.first + n) for n in range(arguments.seeds)]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     document = {
-        "benchmark": "oom_search",
-        "device": device_facts("cpu"),
-        "commit": commit.stdout.strip(),
-        "versions": versions(),
+        **provenance("oom_search"),
         "cap_bytes": CAP_BYTES,
         "space": SPACE.as_raw(),
         "threshold": Costs().threshold,

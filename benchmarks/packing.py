@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.document import KeepingDesk, provenance, publish
 from trainables import loop
 from trainables.knobs import Scalar
 from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Session, Setting, device_facts
+from tuning.backends.session import Session, Setting
 from tuning.stages.bench import Assignment, Orders
-from tuning.study import versions
 
 OPTIONS: dict[str, dict[str, Any]] = {"nli": {"max_train_samples": 256, "max_val_samples": 32}}
 NARROW, WIDE = 8, 32
@@ -38,14 +35,13 @@ def knobs(micro_batch: int) -> dict[str, Scalar]:
     return {"learning_rate": 5e-4, "batch_size": 32, "micro_batch_size": micro_batch, "ram_cache": True}
 
 
-class Desk:
+class Desk(KeepingDesk):
     """Hands out the trials with what they are predicted to need."""
 
     def __init__(self, count: int, needs: Mapping[int, int]) -> None:
+        super().__init__()
         self._left = [WIDE if n % 4 == 2 else NARROW for n in range(count)]
         self._needs = needs
-        self.found: list[dict[str, Any]] = []
-        self.decisions: list[str] = []
 
     def next_trial(self) -> Assignment | None:
         """Returns the next trial."""
@@ -53,18 +49,6 @@ class Desk:
             return None
         micro_batch = self._left.pop(0)
         return Assignment(f"t{len(self._left):03d}", knobs(micro_batch), 0, self._needs[micro_batch])
-
-    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Never stops."""
-        return True
-
-    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Keeps the result."""
-        self.found.append(dict(result or {}))
-
-    def decided(self, event: str, trial: str, reason: str) -> None:
-        """Keeps what the backend did."""
-        self.decisions.append(f"{event} {trial}: {reason}")
 
 
 def search(setting: Setting, desk: Desk, samples: int, slots: int) -> dict[str, Any]:
@@ -107,13 +91,8 @@ def main() -> None:
         for _, slots in itertools.product(range(arguments.rounds), (1, 2)):
             setting = Setting(name, options, threads=2, cap_bytes=card_bytes)
             rows.append(search(setting, Desk(arguments.trials, needs), arguments.samples, slots))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     document = {
-        "benchmark": "packing",
-        "device": device_facts("cpu"),
-        "machine": platform.platform(),
-        "commit": commit.stdout.strip(),
-        "versions": versions(),
+        **provenance("packing"),
         "workload": name,
         "trials": arguments.trials,
         "samples": arguments.samples,
@@ -128,10 +107,7 @@ def main() -> None:
         caps, peaks = row["most_cap_bytes"] / mib, row["most_peak_bytes"] / mib
         figures = f"{row['slots']:>5}{row['wall_s']:>9.1f}{row['most_at_once']:>9}{caps:>10.0f}{peaks:>11.0f}"
         print(f"{figures}{row['processes']:>11}  {row['outcomes']} {row['decisions'] or ''}")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    print(json.dumps(document))
+    publish(document, arguments.out)
 
 
 if __name__ == "__main__":

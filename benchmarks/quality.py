@@ -10,7 +10,6 @@ a file.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,9 +19,10 @@ from typing import Any
 import torch
 import yaml
 
+from benchmarks.document import provenance, publish
 from trainables import loop, workload
 from trainables.batches import size_of
-from tuning.backends.session import Session, Setting, device_facts
+from tuning.backends.session import Session, Setting
 from tuning.config import load
 from tuning.export import read_best
 
@@ -60,7 +60,7 @@ def main() -> None:
             seeds.append(train(session, dict(best.knobs), epochs, seed))
             print(f"{best.ref} seed {seed}: {seeds[-1]['values']} in {seeds[-1]['wall_s']:.0f} s", file=sys.stderr)
         found = {
-            "device": device_facts(asked.device),
+            **provenance("quality", asked.device),
             "workload": best.ref,
             "options": options,
             "knobs": best.knobs,
@@ -69,10 +69,7 @@ def main() -> None:
             "baselines": workload.baselines(session.resident.workload, session.config(best.knobs)),
             "seeds": seeds,
         }
-        print(json.dumps(found))
-        if asked.out:
-            with asked.out.open("a", encoding="utf-8") as out:
-                out.write(json.dumps(found) + "\n")
+        publish(found, asked.out, append=True)
 
 
 if __name__ == "__main__":

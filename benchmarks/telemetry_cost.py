@@ -11,7 +11,6 @@ median. The last line of stdout is one JSON document; nothing is written unless 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -24,10 +23,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.document import provenance, publish
 from trainables import loop
 from trainables.knobs import Scalar
 from trainables.stopwatch import Span, Stopwatch, Window
-from tuning.backends.session import WINDOW_S, Session, Setting, device_facts
+from tuning.backends.session import WINDOW_S, Session, Setting
 
 BATCH = 32
 SMALL = {"max_train_samples": 256, "max_val_samples": 32}
@@ -140,7 +140,7 @@ def main() -> None:
     ratios = [p.on / p.off for p in pairs]
     low, high = median_interval(ratios)
     document = {
-        "device": device_facts(asked.device),
+        **provenance("telemetry_cost", asked.device),
         "workload": asked.workload,
         "knobs": knobs,
         "samples": asked.samples,
@@ -151,9 +151,7 @@ def main() -> None:
         "reading_s": reading_s,
         "pairs": [asdict(p) for p in pairs],
     }
-    if asked.out:
-        asked.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    print(json.dumps(document))
+    publish(document, asked.out)
 
 
 if __name__ == "__main__":

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import platform
 import statistics
-import subprocess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.document import provenance, publish
 from trainables import live_bytes, loop
 from trainables.knobs import Scalar
 from trainables.live_bytes import CUDA_GRANULE_BYTES, Sparse
 from trainables.stopwatch import Window
-from tuning.backends.session import Session, Setting, device_facts
-from tuning.study import versions
+from tuning.backends.session import Session, Setting
 
 NO_CAP = 1 << 60
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -107,19 +104,11 @@ def main() -> None:
             f"{peaks['off']:>9.2f}{peaks['sparse']:>9.2f}{peaks['dense']:>9.2f}{adds:>10.3%}",
             flush=True,
         )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     document = {
-        "benchmark": "virtual_card",
-        "device": device_facts("cpu"),
-        "machine": platform.platform(),
-        "commit": commit.stdout.strip(),
-        "versions": versions(),
+        **provenance("virtual_card"),
         "rows": rows,
     }
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    print(json.dumps(document))
+    publish(document, arguments.out)
 
 
 if __name__ == "__main__":

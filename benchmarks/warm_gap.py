@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import logging
-import platform
 import statistics
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 
+from benchmarks.document import KeepingDesk, provenance, publish
 from trainables.loop import Plan
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.ray_worker import REPORT
-from tuning.backends.session import Session, Setting, device_facts
+from tuning.backends.session import Session, Setting
 from tuning.stages.bench import Assignment, Orders
-from tuning.study import versions
 
 OPTIONS = {"max_train_samples": 64, "max_val_samples": 16}
 KNOBS = {"learning_rate": 5e-4, "batch_size": 16, "micro_batch_size": 8, "ram_cache": True}
@@ -73,12 +70,12 @@ class Keep(tune.Callback):
         self.found.append(result[REPORT][0])
 
 
-class Desk:
+class Desk(KeepingDesk):
     """Hands out `count` equal trials; with `ooms`, every other one is too large."""
 
     def __init__(self, count: int, ooms: bool) -> None:
+        super().__init__()
         self._left, self._ooms = count, ooms
-        self.found: list[dict[str, Any]] = []
 
     def next_trial(self) -> Assignment | None:
         """Returns the next trial."""
@@ -87,17 +84,6 @@ class Desk:
         self._left -= 1
         large = self._ooms and self._left % 2 == 1
         return Assignment(f"t{self._left:03d}", TOO_LARGE if large else KNOBS, 0)
-
-    def at_rung(self, trial: str, result: Any) -> bool:
-        """Never stops."""
-        return True
-
-    def ended(self, trial: str, result: Any) -> None:
-        """Keeps the result."""
-        self.found.append(dict(result))
-
-    def decided(self, event: str, trial: str, reason: str) -> None:
-        """Keeps nothing."""
 
 
 def plain(count: int, *, reuse: bool) -> list[dict[str, Any]]:
@@ -149,13 +135,8 @@ def main() -> None:
             "ours-oom": gaps(ours(2 * count, ooms=True), after="oom"),
         }
     fresh = statistics.median(rows["fresh"])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     document = {
-        "benchmark": "warm_gap",
-        "device": device_facts("cpu"),
-        "machine": platform.platform(),
-        "commit": commit.stdout.strip(),
-        "versions": versions(),
+        **provenance("warm_gap"),
         "trials": count,
         "gaps_s": {name: [round(g, 4) for g in found] for name, found in rows.items()},
     }
@@ -163,10 +144,7 @@ def main() -> None:
     for name, found in rows.items():
         median = statistics.median(found)
         print(f"{name:<10}{median:>10.3f}{min(found):>9.3f}{max(found):>9.3f}{len(found):>5}{median / fresh:>10.3f}")
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    print(json.dumps(document))
+    publish(document, arguments.out)
 
 
 if __name__ == "__main__":

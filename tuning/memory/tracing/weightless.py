@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,28 +60,35 @@ def moved(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
 
 
 @contextmanager
-def pretrained_from_config() -> Iterator[None]:
-    """Inside the block `from_pretrained` of transformers reads a model's configuration and none of its weights."""
-    transformers: Any = sys.modules.get("transformers")
-    if transformers is None:
+def _instead(name: str, made: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """Puts `made(the old one)` in the place of from_pretrained of a class of transformers, if that is imported."""
+    owner: Any = getattr(sys.modules.get("transformers"), name, None)
+    if owner is None:
         yield
         return
-    base = transformers.PreTrainedModel
-    own = base.__dict__["from_pretrained"]
-
-    def from_config(cls: Any, source: Any, *args: Any, **how: Any) -> Any:
-        wanted = {name: how[name] for name in ("attn_implementation", "dtype") if name in how}
-        config = how.get("config") or cls.config_class.from_pretrained(source, local_files_only=True)
-        model = cls._from_config(config, **wanted)
-        model.eval()
-        info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), frozenset())
-        return (model, info) if how.get("output_loading_info") else model
-
-    base.from_pretrained = classmethod(from_config)
+    own = owner.__dict__["from_pretrained"]
+    owner.from_pretrained = classmethod(made(own))
     try:
         yield
     finally:
-        base.from_pretrained = own
+        owner.from_pretrained = own
+
+
+def pretrained_from_config() -> AbstractContextManager[None]:
+    """Inside the block `from_pretrained` of transformers reads a model's configuration and none of its weights."""
+
+    def made(_: Any) -> Callable[..., Any]:
+        def from_config(cls: Any, source: Any, *args: Any, **how: Any) -> Any:
+            wanted = {name: how[name] for name in ("attn_implementation", "dtype") if name in how}
+            config = how.get("config") or cls.config_class.from_pretrained(source, local_files_only=True)
+            model = cls._from_config(config, **wanted)
+            model.eval()
+            info: dict[str, Any] = dict.fromkeys(("missing_keys", "unexpected_keys", "mismatched_keys"), frozenset())
+            return (model, info) if how.get("output_loading_info") else model
+
+        return from_config
+
+    return _instead("PreTrainedModel", made)
 
 
 class ByteTokenizer:
@@ -93,24 +100,18 @@ class ByteTokenizer:
         return {"input_ids": found[:max_length] if truncation else found}
 
 
-@contextmanager
-def any_tokenizer(notes: set[str]) -> Iterator[None]:
+def any_tokenizer(notes: set[str]) -> AbstractContextManager[None]:
     """Inside the block a folder without a tokenizer gets one of bytes, whose rows are longer than another's."""
-    transformers: Any = sys.modules.get("transformers")
-    if transformers is None:
-        yield
-        return
-    auto = transformers.AutoTokenizer
-    own = auto.__dict__["from_pretrained"]
 
-    def from_pretrained(cls: Any, source: Any, *args: Any, **how: Any) -> Any:
-        if Path(source).is_dir() and not any(Path(source).glob("*token*")) and not any(Path(source).glob("vocab*")):
-            notes.add(f"{source} holds no tokenizer: each byte was taken for a token, up to the longest row allowed")
-            return ByteTokenizer()
-        return own.__func__(cls, source, *args, **how)
+    def made(own: Any) -> Callable[..., Any]:
+        def from_pretrained(cls: Any, source: Any, *args: Any, **how: Any) -> Any:
+            if Path(source).is_dir() and not any(Path(source).glob("*token*")) and not any(Path(source).glob("vocab*")):
+                notes.add(
+                    f"{source} holds no tokenizer: each byte was taken for a token, up to the longest row allowed"
+                )
+                return ByteTokenizer()
+            return own.__func__(cls, source, *args, **how)
 
-    auto.from_pretrained = classmethod(from_pretrained)
-    try:
-        yield
-    finally:
-        auto.from_pretrained = own
+        return from_pretrained
+
+    return _instead("AutoTokenizer", made)

@@ -1,0 +1,55 @@
+"""What every result says of where it comes from, how it is written, and the desk that only keeps what it hears."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuning.backends.session import device_facts
+from tuning.study import versions
+
+
+def provenance(benchmark: str, device: str = "cpu") -> dict[str, Any]:
+    """Returns the benchmark's name, the device and machine it ran on, the commit and the versions."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    return {
+        "benchmark": benchmark,
+        "device": device_facts(device),
+        "machine": platform.platform(),
+        "commit": commit.stdout.strip(),
+        "versions": versions(),
+    }
+
+
+def publish(document: Mapping[str, Any], out: Path | None, *, append: bool = False) -> None:
+    """Prints the document as one line of JSON and, where a file is named, writes it there or adds it at its end."""
+    line = json.dumps(document)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(line + "\n")
+    print(line)
+
+
+class KeepingDesk:
+    """The half of a desk (`tuning.stages.bench.Desk`) that stops nothing, and keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.decisions: list[str] = []
+
+    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Never stops."""
+        return True
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Keeps the result."""
+        self.found.append(dict(result or {}))
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Keeps what the backend did."""
+        self.decisions.append(f"{event} {trial}: {reason}")
