@@ -9,6 +9,7 @@ from typing import Any
 from trainables.knobs import kind_of
 from tuning import wording
 from tuning.cards import GIB_BYTES
+from tuning.memory.fitting import MOST
 
 WIDTH = 80
 _HEAD = f"{'dtype':<6}{'ckpt':<5}{'adapter':<8}{'micro':>6}{'GiB':>8}{'card':>7}  {'':<6}of the peak"
@@ -61,7 +62,8 @@ def _row(row: Mapping[str, Any]) -> Iterator[str]:
         yield _cell_line(label, f"{cell['micro_batch']}", cell)
         label = " " * len(label)
     if row["largest_cell"] is not None and row["largest"] not in [cell["micro_batch"] for cell in cells]:
-        yield _cell_line(label, f"<={row['largest']}", row["largest_cell"])
+        sign = ">=" if row["largest"] >= MOST else "<="  # no further is looked than MOST
+        yield _cell_line(label, f"{sign}{row['largest']}", row["largest_cell"])
     elif row["largest"] == 0:
         yield f"{label}   not one sample fits"
     if not cells:

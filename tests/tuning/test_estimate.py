@@ -146,6 +146,15 @@ def test_rows_say_what_fits_and_the_largest_that_does(capsys: pytest.CaptureFixt
             assert c["share_frac"] == pytest.approx(c["needed_bytes"] / found["card"]["usable_bytes"])
 
 
+def test_the_largest_that_was_looked_at_is_not_called_the_largest_that_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = told("workload=nli card=rtx4060", capsys, lambda _: prediction(layers=1, width_bytes=512, sample_bytes=512))
+    assert ">=65536" in text
+    assert "<=" not in text
+    assert "<=" in told("workload=nli card=rtx4060", capsys)
+
+
 def test_what_does_not_fit_is_followed_by_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     text = told("workload=nli card=rtx4060", capsys)
     after = text[text.index("does not fit. Cheapest first, these fit:") :].splitlines()[1:]
