@@ -25,6 +25,7 @@ from trainables.live_bytes import parameter_bytes
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.backends.device_memory import DeviceMemory
+from tuning.backends.host_memory import keep_freed
 from tuning.backends.windows import read_windows, sampler_of, spans_of, speed, spread
 from tuning.policies import oom, watch
 from tuning.policies.oom import Outcome
@@ -57,6 +58,7 @@ class Session:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self.keeps_freed = setting.device == "cpu" and keep_freed()
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
@@ -89,7 +91,7 @@ class Session:
                 "total": sum(p.numel() for p in parameters),
                 "trainable": sum(p.numel() for p in parameters if p.requires_grad),
             },
-            "device": device_facts(self.setting.device),
+            "device": device_facts(self.setting.device) | {"keeps_freed": self.keeps_freed},
             "objectives": dict(self.resident.workload.objectives),
             "train_samples": size_of(self.resident.dataset(config, "train")),
             "val_samples": size_of(self.resident.dataset(config, "val")),
