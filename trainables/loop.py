@@ -152,7 +152,7 @@ def train(state: State) -> Iterator[Window | Evaluation]:
     transfer = batches.Transfer(knobs, device)
     timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
     milestones = [m for m in plan.milestones if m > state.samples]
-    watch = Stopwatch(device)
+    watch = Stopwatch(device, loader.seconds)
     warm_at = state.steps + _WARM_STEPS[knobs.compile]
     state.witness = Witness(state.model, state.optimizer, device)
     with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):
