@@ -255,7 +255,7 @@ def _some(faces: list[Face], limit: int | None) -> list[Face]:
     """Returns at most `limit` of the faces in their order, from all parts of the set."""
     if limit is None or limit >= len(faces):
         return faces
-    return [faces[i] for i in sorted(random.Random(SPLIT_SEED).sample(range(len(faces)), limit))]  # noqa: S311
+    return [faces[i] for i in sorted(random.Random(SPLIT_SEED).sample(range(len(faces)), limit))]
 
 
 def expected_deg(logits: Tensor) -> Tensor:

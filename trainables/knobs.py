@@ -240,9 +240,9 @@ class Knobs:
     adapter_rank: int = _knob(16, "both", Domain(int, low=1, high=1024), "Rank of the adapters. [workload]", model=True)
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
+        for name in NAMES:
             try:
-                object.__setattr__(self, name, domain_of(name).check(value))
+                object.__setattr__(self, name, domain_of(name).check(getattr(self, name)))
             except ValueError as error:
                 raise ValueError(f"knob {name}: {error}") from None
 
@@ -258,7 +258,7 @@ class Knobs:
 
     def as_dict(self) -> dict[str, Scalar]:
         """Returns every knob by name."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in NAMES}  # dataclasses.asdict copies deeply, 45 us for these 3
 
     def with_(self, **changes: Scalar) -> Knobs:
         """Returns a copy with some knobs changed."""

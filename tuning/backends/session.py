@@ -10,7 +10,7 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -290,7 +290,7 @@ class Trial:
 
     def _begin(self) -> None:
         self._session.sampler.begin()
-        self._events: Iterator[Window | loop.Evaluation] | None = None
+        self._events: Generator[Window | loop.Evaluation] | None = None
         self._state: loop.State | None = None
         self._windows: list[Window] = []
         self._readings: list[watch.Reading] = []
@@ -327,7 +327,7 @@ class Trial:
     def close(self) -> None:
         """Ends the trial where it is and lets go of its optimiser; the model stays with the session."""
         if self._events is not None:
-            self._events.close()  # type: ignore[attr-defined]
+            self._events.close()
         self._events = self._state = None
 
     def _restarted(self, found: Mapping[str, Any], fault: oom.Fault) -> bool:
