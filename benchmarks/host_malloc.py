@@ -45,7 +45,7 @@ def training(best: Path, samples: int, environment: dict[str, str]) -> dict[str,
             str(samples),
         ]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)  # noqa: S603
+        subprocess.run(command, env={**os.environ, **environment}, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = json.loads((out / "result.json").read_text(encoding="utf-8"))
     return {
@@ -71,7 +71,7 @@ def main() -> None:
         pairs.append({side: training(asked.best, asked.samples, SIDES[side]) for side in order})
         speeds = "  ".join(f"{side} {pairs[-1][side]['samples_per_s']:.1f}" for side in SIDES)
         print(f"{number + 1}/{asked.pairs}  {speeds} samples/s", file=sys.stderr)
-    found = gain("kept", "given back", [tuple(pair[side]["samples_per_s"] for side in SIDES) for pair in pairs])  # type: ignore[misc]
+    found = gain("kept", "given back", [tuple(pair[side]["samples_per_s"] for side in SIDES) for pair in pairs])
     document = {
         **provenance("host_malloc"),
         "best": asked.best.name,
