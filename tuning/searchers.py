@@ -8,6 +8,7 @@ proposal takes as long after 10,000 trials as after 300.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import warnings
@@ -114,7 +115,8 @@ class OptunaSearcher:
         number = len(self._finished) + len(self._live)
         self._seen.add(self._key(values))
         params = self._params(values)
-        self._live[number] = create_trial(state=TrialState.RUNNING, params=params, distributions=self._only(params))
+        running = create_trial(state=TrialState.RUNNING, params=params, distributions=self._only(params))
+        self._live[number] = _Shared.of(running)
         return number
 
     def observe(self, number: int, observation: Observation) -> None:
@@ -233,15 +235,14 @@ class OptunaSearcher:
         failed = not (complete or over or outcome == "stopped")
         constraints = {"memory": max(observation.overshoot_bytes, 1) / _GIB if over else -1.0}
         constraints["failed"] = 1.0 if failed else -1.0
-        self._finished.append(
-            create_trial(
-                state=TrialState.COMPLETE if complete else TrialState.PRUNED,
-                values=finite if complete else None,
-                params=params,
-                distributions=self._only(params),
-                constraints=constraints,
-            )
+        finished = create_trial(
+            state=TrialState.COMPLETE if complete else TrialState.PRUNED,
+            values=finite if complete else None,
+            params=params,
+            distributions=self._only(params),
+            constraints=constraints,
         )
+        self._finished.append(_Shared.of(finished))
         self._history.add(len(self._finished) - 1, finite if complete else None)
 
     def _checked(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -251,6 +252,23 @@ class OptunaSearcher:
             if not _allows(self._space.parameters[name], value):
                 raise ValueError(f"initial {name}={value}: not in {self._space.parameters[name]}")
         return dict(values)
+
+
+class _Shared(FrozenTrial):
+    """A trial whose parts every study may share, since nobody changes them: a storage's deep copy of it is shallow.
+
+    The deep copies were four fifths of a proposal's time.
+    """
+
+    @classmethod
+    def of(cls, trial: FrozenTrial) -> _Shared:
+        """Returns the trial as one of these."""
+        own = cls.__new__(cls)
+        own.__dict__.update(trial.__dict__)
+        return own
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return copy.copy(self)
 
 
 class _History:
