@@ -5,11 +5,12 @@
 
 A table is made of the `footprint`, `probe`, `rung` and `trial` records of any run. A configuration that was recorded is
 answered with its record. Between records the rule is: coordinates are 0 to 1 along each searched knob (logarithmic
-where its range is; the place in the list for numbers; equal or not for words and switches); what weighs most, of speed
-the micro-batch and the "both" knobs, of quality the learning rate and the "both" knobs, counts `HEAVY` times; the
-`NEAREST` recorded neighbours are averaged with weights 1 / distance^2: of step times the logarithm of the seconds a
-sample, of qualities the value itself. Speed knows nothing of learning knobs and quality nothing of system knobs, which
-is how they are defined. A value between two recorded rungs lies on the line over the logarithm of the samples.
+where its range is; the place in the list for numbers; equal or not for words and switches). What is likely to weigh
+most counts `HEAVY` times: of speed the micro-batch, the workers and the "both" knobs; of quality the learning rate and
+the "both" knobs. The `NEAREST` recorded neighbours are averaged with weights 1 / distance^2: of step times the
+logarithm of the seconds a sample, of qualities the value itself. Speed knows nothing of learning knobs and quality
+nothing of system knobs, which is how they are defined. A value between two recorded rungs lies on the line over the
+logarithm of the samples.
 """
 
 from __future__ import annotations
@@ -46,16 +47,19 @@ class _Neighbours:
         self._weights = np.repeat(weights, [self._width(space.parameters[n]) for n in self._names])
         self._points = np.array([self._at(row) for row in rows]).reshape(len(rows), -1)
 
-    def around(self, knobs: Mapping[str, Scalar]) -> tuple[NDArray[np.intp], Floats]:
-        """Returns the rows that answer and their weights, which sum to 1; the very configuration answers alone."""
+    def around(self, knobs: Mapping[str, Scalar]) -> tuple[NDArray[np.intp], Floats, bool]:
+        """Returns the rows that answer, their weights, which sum to 1, and whether that is a guess.
+
+        The very configuration answers alone.
+        """
         distances = np.sqrt((((self._points - self._at(knobs)) * self._weights) ** 2).sum(axis=1))
         order = np.argsort(distances, kind="stable")
         if distances[order[0]] < 1e-9:
             same = order[: int((distances < 1e-9).sum())]
-            return same, np.full(len(same), 1.0 / len(same))
+            return same, np.full(len(same), 1.0 / len(same)), False
         chosen = order[:NEAREST]
         weights = 1.0 / distances[chosen] ** 2
-        return chosen, weights / weights.sum()
+        return chosen, weights / weights.sum(), True
 
     @staticmethod
     def _width(parameter: Parameter) -> int:
@@ -123,7 +127,9 @@ class Table:
                 raise ValueError(
                     f"the records of {study.get('workload')} hold no {what}: there is nothing to answer from"
                 )
-        self._speed = _Neighbours(self.space, ("system", "both"), ("micro_batch_size",), [r["config"] for r in probes])
+        self._speed = _Neighbours(
+            self.space, ("system", "both"), ("micro_batch_size", "num_workers"), [r["config"] for r in probes]
+        )
         self._quality = _Neighbours(self.space, ("learning", "both"), ("learning_rate",), [r["config"] for r in trials])
         self._evaluate_s = statistics.median(
             float(r.get("evaluate_s") or 0.0) / max(1, len(curve))
@@ -132,8 +138,8 @@ class Table:
 
     def step_s(self, knobs: Mapping[str, Scalar]) -> tuple[float, float]:
         """Returns the seconds of a micro-step, at the knobs' own micro-batch, and of an optimiser step."""
-        rows, weights = self._speed.around(knobs)
-        self._count("speed", rows, weights)
+        rows, weights, guessed = self._speed.around(knobs)
+        self._count("speed", guessed=guessed)
         log_sample_s, log_optimizer_s = weights @ np.array([self._steps[i] for i in rows])
         own = Knobs.of(knobs)
         micro = min(own.micro_batch_size, own.batch_size)
@@ -149,8 +155,8 @@ class Table:
 
     def values(self, knobs: Mapping[str, Scalar], samples: int, seed: int) -> dict[str, float]:
         """Returns the objectives after so many training samples; NaN where a recorded neighbour diverged."""
-        rows, weights = self._quality.around(knobs)
-        self._count("quality", rows, weights)
+        rows, weights, guessed = self._quality.around(knobs)
+        self._count("quality", guessed=guessed)
         curves = [self._curves[i] for i in rows]
         return {
             name: float(sum(w * self._on(curve, name, samples) for curve, w in zip(curves, weights, strict=True)))
@@ -166,9 +172,8 @@ class Table:
     def _whole(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {**self.space.fixed, **knobs}
 
-    def _count(self, what: str, rows: NDArray[np.intp], weights: Floats) -> None:
-        spread = len(rows) > 1 and not np.allclose(weights, weights[0])
-        self.answers[f"{what}, {'interpolated' if spread else 'recorded'}"] += 1
+    def _count(self, what: str, *, guessed: bool) -> None:
+        self.answers[f"{what}, {'interpolated' if guessed else 'recorded'}"] += 1
 
     def _step(self, probe: Record) -> _Step:
         own = Knobs.of(self._whole(probe["config"]))

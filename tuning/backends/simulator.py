@@ -33,6 +33,10 @@ OOM_S = 0.3
 """What an out-of-memory error costs: the step that failed and the collection after it (docs/log.md, `oom_recovery`)."""
 
 
+REFUSAL_S = 0.03
+"""What a refusal costs: a proposal and a judgement. Were it free, a sweep of refusals would never end."""
+
+
 class VirtualClock:
     """Seconds that pass when they are told to; called, it says how many have. Stands in for `time.monotonic`."""
 
@@ -69,6 +73,8 @@ class VirtualJournal(Journal):
 
     def _keep(self, record: Record) -> None:
         """Writes nothing."""
+        if record.event == "refused":
+            self._clock.spend(REFUSAL_S)
 
 
 class World(Protocol):
