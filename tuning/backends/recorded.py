@@ -112,7 +112,8 @@ class Table:
         self.answers: Counter[str] = Counter()
         self._steps: list[_Step] = []
         self._curves: list[dict[int, dict[str, float]]] = []
-        probes = [r for r in records if r.event == "probe" and r["outcome"] == "ok"]
+        # A configuration named beside the search need not be in the space, where these coordinates are.
+        probes = [r for r in records if r.event == "probe" and r["outcome"] == "ok" and not r.get("name")]
         self._steps = [self._step(r) for r in probes]
         trials = self._trials(records)
         self._prints = {

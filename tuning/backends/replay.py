@@ -134,7 +134,9 @@ class _Course:
         cuts = [n for n, r in enumerate(events) if r.event in ("widened", "trial")]
         start = cuts[attempt - 2] + 1 if attempt > 1 else 0
         own = events[start : cuts[attempt - 1] + 1] if attempt <= len(cuts) else []
-        self._left = [r for r in own if r.event in ("rung", "widened", "trial")]
+        # Of one that was stopped the last rung is its end: whether it is one now is for the desk to say.
+        ends = [r for r in own if r.event == "widened" or (r.event == "trial" and r["outcome"] != "stopped")]
+        self._left = [*(r for r in own if r.event == "rung"), *ends]
         self._end = next((r for r in own if r.event == "trial"), None)
         failed = [r for r in own if r.event in ("oom", "restart")]
         self._again = {kind: [self._failed(r) for r in failed if r.event == kind] for kind in ("oom", "restart")}
