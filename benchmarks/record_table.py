@@ -34,7 +34,10 @@ LEFT_OUT = ("t", "crc")
 SHARES = (4, 2, 1)
 """Trials are evaluated after a quarter, half and all of their samples."""
 KEPT: Mapping[str, tuple[str, ...]] = {
-    "footprint": ("coupling", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured"),
+    "footprint": (
+        *("coupling", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured"),
+        *("fixed_bytes", "bytes_per_sample"),  # of older records
+    ),
     "probe": (
         *("config", "outcome", "samples_per_s", "micro_step_s", "optimizer_step_s", "spread_frac"),
         *("peak_allocated_bytes", "wall_s"),
