@@ -94,7 +94,7 @@ class OptunaSearcher:
         self._history = _History([mode == "max" for mode in self._objectives.values()], seed)
         self._live: dict[int, FrozenTrial] = {}
         self._seen: set[Key] = set()
-        self._every: dict[Key, dict[str, Scalar]] = {}
+        self._left: dict[Key, dict[str, Scalar]] | None = None  # of a space that was listed, what is not in _seen
 
     @property
     def trials(self) -> tuple[FrozenTrial, ...]:
@@ -113,7 +113,7 @@ class OptunaSearcher:
     def adopt(self, values: Mapping[str, Scalar]) -> int:
         """Returns the number of a configuration that is under way already, as when a search goes on after a crash."""
         number = len(self._finished) + len(self._live)
-        self._seen.add(self._key(values))
+        self._see(self._key(values))
         params = self._params(values)
         running = create_trial(state=TrialState.RUNNING, params=params, distributions=self._only(params))
         self._live[number] = _Shared.of(running)
@@ -134,10 +134,15 @@ class OptunaSearcher:
 
         A value the space no longer has is left out of what Optuna learns; the configuration counts as proposed.
         """
-        self._seen.add(self._key(values))
+        self._see(self._key(values))
         self._finish(self._params(values), observation)
 
     # -- proposals -----------------------------------------------------------------------------------------------------
+
+    def _see(self, key: Key) -> None:
+        self._seen.add(key)
+        if self._left is not None:
+            self._left.pop(key, None)
 
     def _next_initial(self, number: int) -> dict[str, Scalar] | None:
         while self._initial:
@@ -161,10 +166,11 @@ class OptunaSearcher:
     def _unseen(self, number: int) -> dict[str, Scalar] | None:
         draw = np.random.default_rng([self._seed, number])
         if self._space.size() <= ENUMERABLE:
-            if not self._every:
-                self._every = {self._key(values): values for values in self._listed()}
-            left = [values for key, values in self._every.items() if key not in self._seen]
-            return left[int(draw.integers(len(left)))] if left else None
+            if self._left is None:
+                every = {self._key(values): values for values in self._listed()}
+                self._left = {key: values for key, values in every.items() if key not in self._seen}
+            place = int(draw.integers(len(self._left))) if self._left else 0
+            return next(itertools.islice(self._left.values(), place, None), None)
         sampler = optuna.samplers.RandomSampler(seed=int(draw.integers(2**32)))
         with _quiet():
             study = optuna.create_study(sampler=sampler)

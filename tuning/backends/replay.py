@@ -153,7 +153,9 @@ class _Course:
         result = {**whole, "knobs": dict(whole.get("config", {})), "ooms": self._again["oom"]}
         result |= {"restarts": self._again["restart"], "outcome": "ok", "done": False}
         if record.event == "rung":
-            return wait_s, {**result, "samples": record["samples"], "values": dict(record["values"])}
+            rate = record.get("samples_per_s", whole.get("measured_samples_per_s"))  # the second of older records
+            here = {"samples": record["samples"], "values": dict(record["values"]), "measured_samples_per_s": rate}
+            return wait_s, {**result, **here}
         return wait_s, {**result, "outcome": record["outcome"], "done": True}
 
     @staticmethod
