@@ -29,8 +29,8 @@ tune: $(VENV)/.installed ## set up .venv once, then tune the nli workload; overr
 	@$(PY) -m tuning.run workload=nli $(ARGS)
 
 test: check ## check, then every test that needs no GPU
-	$(PY) -m pytest -q -n $(JOBS)
-	$(PY) -m pytest -q -n $(JOBS) -m workload
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m workload
 	$(PY) -m pytest -q -m "$(TIERS)"
 
 check: $(VENV)/.installed-dev ## lint, format, types and import layers

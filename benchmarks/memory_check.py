@@ -48,7 +48,7 @@ def main() -> int:
         rows += _shown(tracker_rows(asked.kind))
     elif asked.only is None:  # the library for fake CUDA tensors is loaded before torch, hence in a process of its own
         command = [sys.executable, "-m", "benchmarks.memory_check", "--only", "tracker"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         rows += _shown(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     if asked.out is not None:
         head = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}

@@ -158,7 +158,6 @@ class Adapted(nn.Module):
             num_attention_heads=6,
             num_key_value_heads=2,
             use_cache=False,
-            attn_implementation="sdpa",
         )
         settings = peft.LoraConfig(r=8, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM")
         self.model = peft.get_peft_model(cast(Any, transformers.LlamaForCausalLM(config)), settings)

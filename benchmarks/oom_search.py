@@ -131,7 +131,7 @@ def by_tune(machine: Machine, watcher: Watcher) -> list[Launched]:
     search = OptunaSearch(searched, metric=list(OBJECTIVES), mode=list(OBJECTIVES.values()), seed=machine.seed)
     launched: list[Launched] = []
     for number in range(TRIALS):
-        knobs = SPACE.complete(search.suggest(str(number)))
+        knobs = SPACE.complete(search.suggest(str(number)) or {})  # None: only with a limit of trials, which is not set
         said, found = watcher.p_oom(knobs), machine.train(knobs)
         launched.append((knobs, found, said))
         watcher.hear(knobs, found)

@@ -53,7 +53,8 @@ class Block(nn.Module):
         seen = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
         states = states + self.dropout(self.out(seen))
         normed = functional.layer_norm(states, (width,), self.norms[1])
-        return states + self.dropout(self.narrow(functional.gelu(self.wide(normed))))
+        out: Tensor = states + self.dropout(self.narrow(functional.gelu(self.wide(normed))))
+        return out
 
 
 class Encoder(nn.Module):

@@ -391,7 +391,7 @@ def tables(path: Path) -> dict[str, Any]:
         "probes": len(speed),
         "trials": len(real),
         "speed_error_median": float(np.exp(np.median(speed)) - 1),
-        "quality_rank_correlation": float(np.corrcoef(*ranks)[0, 1]),
+        "quality_rank_correlation": float(np.corrcoef(ranks[0], ranks[1])[0, 1]),
     }
 
 

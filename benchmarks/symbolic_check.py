@@ -118,9 +118,7 @@ def traced(request: Mapping[str, Any]) -> Prediction:
     """Returns the traces at all sizes, from the tracer's own process."""
     asked = json.dumps({**request, "micro_batches": sorted({*SOURCES, *SIZES})})
     command = [sys.executable, "-m", "tuning.memory.tracing"]
-    done = subprocess.run(  # noqa: S603  (our own module)
-        command, input=asked + "\n", capture_output=True, text=True, timeout=600, check=True
-    )
+    done = subprocess.run(command, input=asked + "\n", capture_output=True, text=True, timeout=600, check=True)
     return Prediction.from_json(done.stdout.splitlines()[-1])
 
 
@@ -164,7 +162,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _timed(settings: list[str], cache: Path) -> tuple[float, dict[str, Any]]:
     began = time.perf_counter()
-    done = subprocess.run(  # noqa: S603  (our own command)
+    done = subprocess.run(
         [sys.executable, "-m", "tuning", "estimate", *settings],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         capture_output=True,

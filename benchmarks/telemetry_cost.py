@@ -1,11 +1,14 @@
-"""What telemetry and the stopwatch cost: the throughput of one training loop with them and without, in turns.
+"""What telemetry and the stopwatch cost: one training, read as every measurement of a study is and not, in turns.
 
-    python -m benchmarks.telemetry_cost --rounds 20 --samples 160
+    python -m benchmarks.telemetry_cost --minutes 5
 
-A pair is two trainings of the same batches, one read as every measurement of a study is, one with neither spans nor
-readings; which goes first changes from pair to pair. Their speeds are samples over all seconds of the loop, so what
-happens between two windows counts as well. The cost is 1 minus the median ratio, with the 95 % interval of a
-median. The last line of stdout is one JSON document; nothing is written unless --out names a file.
+The loop of one warm process goes on and on. Its windows are in turns read as a study reads them and left with neither
+spans nor readings: on, off, off, on. Two neighbours make a pair, a second of which shares what the machine does at
+the time. The cost is 1 minus the median ratio of samples a second, with the 95 % interval of a median: once over
+wall seconds, once over the processor seconds of the process, which others on the machine disturb less. Beside it
+stands what the calls themselves take, timed alone, over a window. The default workload is the one with most steps a
+second, since laps are paid a step. The last line of stdout is one JSON document; nothing is written unless --out
+names a file.
 """
 
 from __future__ import annotations
@@ -15,55 +18,56 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from benchmarks.document import provenance, publish
 from trainables import loop
 from trainables.knobs import Scalar
-from trainables.stopwatch import Span, Stopwatch, Window
+from trainables.stopwatch import SPANS, Span, Stopwatch, Window
 from tuning.backends.session import WINDOW_S, Session, Setting
 
-BATCH = 32
+KNOBS: dict[str, dict[str, Scalar]] = {
+    "temporal": {"batch_size": 32, "micro_batch_size": 32, "hidden_size": 32},
+    "nli": {"batch_size": 8, "micro_batch_size": 8, "ram_cache": True},
+}
 SMALL = {"max_train_samples": 256, "max_val_samples": 32}
+WARM = 4
+"""Windows that are not counted."""
 
 
-class Bare(Stopwatch):
-    """Counts samples and reads one clock; no spans, hence no events on CUDA."""
+class Switched(Stopwatch):
+    """A stopwatch that counts samples and reads one clock a window while it is off: no spans, no events on CUDA."""
+
+    on: ClassVar[bool] = True
 
     def lap(self, span: Span) -> None:
-        """Measures nothing."""
+        """Measures while it is on."""
+        if self.on:
+            super().lap(span)
 
     def window(self, loss: float) -> Window:
-        """Returns the window with empty spans; waits for a CUDA device, as the samples of a window must be done."""
+        """Returns the window, while off with empty spans; waits for a CUDA device, as its samples must be done."""
+        if self.on:
+            return super().window(loss)
         if self._cuda:
             torch.cuda.synchronize(self._device)
         return Window(self.samples, self.steps, self.micro_steps, self.elapsed_s(), 0.0, 0.0, 0.0, 0.0, loss)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Samples a second of the two sides, and which went first."""
-
-    on: float
-    off: float
-    first: str
-
-
 @contextmanager
-def bare() -> Iterator[None]:
-    """Inside, the loop runs without spans. It offers no such choice, as nobody but this program wants it."""
+def switched() -> Iterator[None]:
+    """Inside, the loop's stopwatch can be switched off. It offers no such choice, as only this program wants it."""
     module: Any = loop
-    module.Stopwatch = Bare
+    module.Stopwatch = Switched
     try:
         yield
     finally:
-        module.Stopwatch = Stopwatch
+        module.Stopwatch, Switched.on = Stopwatch, True
 
 
 def median_interval(values: list[float]) -> tuple[float, float]:
@@ -78,79 +82,90 @@ def median_interval(values: list[float]) -> tuple[float, float]:
     return ordered[max(0, rank - 1)], ordered[count - max(1, rank)]
 
 
-def samples_per_s(session: Session, knobs: dict[str, Scalar], samples: int, number: int, read: bool) -> float:
-    """Returns samples over seconds of a training on `samples` samples, its first optimiser step left out."""
-    plan = loop.Plan(samples=samples, window_s=WINDOW_S)
-    state = loop.prepare(session.resident, session.config(knobs), plan)
-    state.epoch = number
-    if read:
-        session.sampler.begin()
-    start, before = 0.0, 0
-    for event in loop.train(state):
-        if not isinstance(event, Window):
-            continue
-        if read:
-            session.sampler.read()
-        if not before:
-            start, before = time.perf_counter(), state.samples
-    return (state.samples - before) / (time.perf_counter() - start)
+def measure(session: Session, knobs: dict[str, Scalar], seconds: float, window_s: float) -> list[dict[str, Any]]:
+    """Returns the blocks in their order: whether read, samples, wall and processor seconds."""
+    state = loop.prepare(session.resident, session.config(knobs), loop.Plan(samples=10**9, window_s=window_s))
+    blocks: list[dict[str, Any]] = []
+    session.sampler.begin()
+    with switched():
+        until = 0.0
+        samples, wall, cpu = 0, time.perf_counter(), time.process_time()
+        for _ in loop.train(state):
+            if Switched.on:
+                session.sampler.read()
+            now = state.samples, time.perf_counter(), time.process_time()
+            blocks.append(
+                {"on": Switched.on, "samples": now[0] - samples, "wall_s": now[1] - wall, "cpu_s": now[2] - cpu}
+            )
+            until = until or (now[1] + seconds if len(blocks) == WARM else 0.0)
+            if until and now[1] > until and len(blocks) % 4 == 0:
+                break
+            if len(blocks) % 1000 == 0:  # the sampler keeps its readings, a study's are few
+                session.sampler.begin()
+            Switched.on = len(blocks) % 4 in (0, 3)
+            samples, wall, cpu = state.samples, time.perf_counter(), time.process_time()
+    return blocks[WARM:]
 
 
-def measure(session: Session, knobs: dict[str, Scalar], rounds: int, samples: int) -> list[Pair]:
-    """Returns the pairs, after one that is not counted."""
-    pairs = []
-    for number in range(rounds + 1):
-        order = ("on", "off") if number % 2 == 0 else ("off", "on")
-        found = {}
-        for side in order:
-            if side == "on":
-                found[side] = samples_per_s(session, knobs, samples, number, read=True)
-            else:
-                with bare():
-                    found[side] = samples_per_s(session, knobs, samples, number, read=False)
-        if number:
-            pairs.append(Pair(found["on"], found["off"], order[0]))
-            print(f"{number}/{rounds}  on {found['on']:.1f}  off {found['off']:.1f} samples/s", file=sys.stderr)
-    return pairs
+def cost(blocks: Sequence[dict[str, Any]], clock: str) -> dict[str, float]:
+    """Returns 1 minus the median ratio of speeds of neighbouring blocks, its interval, the deviation of one ratio."""
+    ratios = []
+    for one, other in zip(blocks[::2], blocks[1::2], strict=True):
+        on, off = (one, other) if one["on"] else (other, one)
+        ratios.append(on["samples"] / on[clock] / (off["samples"] / off[clock]))
+    low, high = median_interval(ratios)
+    spread = statistics.stdev(ratios) if len(ratios) > 1 else math.nan
+    return {"frac": 1 - statistics.median(ratios), "low_frac": 1 - high, "high_frac": 1 - low, "spread_frac": spread}
+
+
+def calls(session: Session) -> tuple[float, float]:
+    """Returns the seconds of a lap and of a reading, each timed alone."""
+    watch = Stopwatch(torch.device(session.setting.device))
+    start = time.perf_counter()
+    for _ in range(1000):
+        watch.lap("data_wait")
+    lap_s = (time.perf_counter() - start) / 1000
+    session.sampler.begin()
+    start = time.perf_counter()
+    for _ in range(100):
+        session.sampler.read()
+    return lap_s, (time.perf_counter() - start) / 100
 
 
 def main() -> None:
     """Measures, and prints the cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", default="nli")
+    parser.add_argument("--workload", default="temporal")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--samples", type=int, default=160, help="of each training; 4 s of nli on one core")
-    parser.add_argument("--micro-batch", type=int, default=8)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds of a block; a study's windows")
+    parser.add_argument("--out", type=Path, help="a file for the document")
     asked = parser.parse_args()
-    if asked.rounds < 1:
-        parser.error(f"--rounds {asked.rounds}: 1 or more")
-    if asked.samples < 2 * BATCH:
-        parser.error(f"--samples {asked.samples}: {2 * BATCH} or more, two batches")
+    if asked.minutes <= 0 or asked.window <= 0:
+        parser.error(f"--minutes {asked.minutes} --window {asked.window}: more than 0")
     options = SMALL if asked.workload == "nli" else {}
     session = Session(Setting(asked.workload, options, asked.device, threads=torch.get_num_threads()))
-    knobs: dict[str, Scalar] = {"batch_size": BATCH, "micro_batch_size": asked.micro_batch, "ram_cache": True}
-    pairs = measure(session, knobs, asked.rounds, asked.samples)
-    session.sampler.begin()
-    start = time.perf_counter()
-    for _ in range(100):
-        session.sampler.read()
-    reading_s = (time.perf_counter() - start) / 100
-    ratios = [p.on / p.off for p in pairs]
-    low, high = median_interval(ratios)
+    knobs = KNOBS.get(asked.workload, {})
+    blocks = measure(session, knobs, 60 * asked.minutes, asked.window)
+    wall, cpu = cost(blocks, "wall_s"), cost(blocks, "cpu_s")
+    lap_s, reading_s = calls(session)
+    steps = statistics.median(b["samples"] for b in blocks) / int(session.config(knobs).knobs.micro_batch_size)
     document = {
         **provenance("telemetry_cost", asked.device),
         "workload": asked.workload,
         "knobs": knobs,
-        "samples": asked.samples,
-        "cost_frac": 1 - statistics.median(ratios),
-        "cost_low_frac": 1 - high,
-        "cost_high_frac": 1 - low,
-        "spread_frac": statistics.stdev(ratios) if len(ratios) > 1 else None,
+        "window_s": asked.window,
+        "pairs": len(blocks) // 2,
+        "cost_wall": wall,
+        "cost_cpu": cpu,
+        "lap_s": lap_s,
         "reading_s": reading_s,
-        "pairs": [asdict(p) for p in pairs],
+        "calls_frac": (steps * len(SPANS) * lap_s + reading_s) / statistics.median(b["wall_s"] for b in blocks),
+        "blocks": [[int(b["on"]), b["samples"], round(b["wall_s"], 5), round(b["cpu_s"], 5)] for b in blocks],
     }
+    for name, one in (("wall", wall), ("processor", cpu)):
+        said = f"{one['frac']:+.2%} ({one['low_frac']:+.2%} to {one['high_frac']:+.2%})"
+        print(f"cost over {name} seconds {said}, {len(blocks) // 2} pairs", file=sys.stderr)
     publish(document, asked.out)
 
 

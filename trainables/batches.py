@@ -7,7 +7,8 @@ workers load them or on how a batch is cut.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainables import draws
 from trainables.knobs import Knobs
+from trainables.stopwatch import LOADING
 from trainables.workload import Augment, Batch, Config
 
 WORKER_TIMEOUT_S = 120.0
@@ -70,96 +72,114 @@ class Keyed(NamedTuple):
     keys: Tensor
 
 
-class _Item(NamedTuple):
-    """What the sampler asks of a data set whose samples are augmented."""
+class _Made(Dataset[Batch]):
+    """Micro-batches, made whole: by the training process itself, or in a worker by torch's loader.
 
-    sample: int
-    key: int
-    phase: str
+    What a worker could not know comes with the micro-batch, since its copy of everything is as old as it is. The keys
+    are made where the batch is: one at a time in Python they took 2.5 us a sample of the training process.
+    """
 
-
-class _WithKeys(Dataset[Any]):
-    """Samples with their key and phase, which a worker could not know: its copy of everything is as old as it is."""
-
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, dataset: Dataset[Any], config: Config, collate: Callable[[list[Any]], Batch], augment: Augment | None
+    ) -> None:
+        self._dataset, self._config, self._collate, self._augment = dataset, config, collate, augment
+        self.in_place: bool | None = None
+        """Whether the first batch was augmented in place; None before, and where workers augment."""
+        self.seconds = dict.fromkeys(LOADING, 0.0)
+        """What each part of the work has taken so far, in this process."""
 
     def __len__(self) -> int:
         return size_of(self._dataset)
 
-    def __getitem__(self, item: _Item) -> tuple[_Item, Any]:
-        return item, self._dataset[item.sample]
+    def __getitem__(self, micro: MicroBatch) -> Batch:
+        """Returns the batch collated and augmented, or `Keyed` where the device is to augment it."""
+        start = time.perf_counter()
+        read_at = start
+        if (at_once := getattr(self._dataset, "batch", None)) is not None:
+            batch = at_once(micro.indices)
+        else:
+            samples = [self._dataset[i] for i in micro.indices]
+            read_at = time.perf_counter()
+            batch = self._collate(samples)
+        collated_at = time.perf_counter()
+        batch = self._augmented(batch, micro)
+        seconds = self.seconds
+        seconds["read"] += read_at - start
+        seconds["collate"] += collated_at - read_at
+        seconds["augment"] += time.perf_counter() - collated_at
+        return batch
 
-
-class _Augmenting:
-    """Collates, then augments on the host, or leaves that to the device."""
-
-    def __init__(self, collate: Callable[[list[Any]], Batch], augment: Augment, config: Config) -> None:
-        self._collate, self._augment, self._config = collate, augment, config
-        self.in_place: bool | None = None
-        """Whether the first batch was augmented in place; None before, and where workers augment."""
-
-    def __call__(self, samples: list[tuple[_Item, Any]]) -> Batch:
-        keyed = Keyed(self._collate([sample for _, sample in samples]), torch.tensor([item.key for item, _ in samples]))
+    def _augmented(self, batch: Batch, micro: MicroBatch) -> Batch:
+        if self._augment is None:
+            return batch
+        keyed = Keyed(batch, draws.keys(self._config.seed, micro.epoch, torch.tensor(micro.indices)))
         if self._config.knobs.device_augmentation:
             return keyed
-        call = functools.partial(self._augment, keyed.batch, keyed.keys, self._config, samples[0][0].phase)
+        call = functools.partial(self._augment, keyed.batch, keyed.keys, self._config, micro.phase)
         if self.in_place is not None:
             return call()
         batch, self.in_place = writing(call, keyed.batch)
         return batch
 
 
-class _Planned(Sampler[list[Any]]):
-    """Hands the micro-batches of the epoch at hand to the DataLoader: indices, or items where samples have keys."""
+class _Planned(Sampler[MicroBatch]):
+    """Hands the micro-batches of the epoch at hand to torch's loader, each as if it were one sample's index."""
 
-    def __init__(self, seed: int | None) -> None:
-        self._seed = seed
+    def __init__(self) -> None:
         self.micro_batches: Sequence[MicroBatch] = ()
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        for m in self.micro_batches:
-            if self._seed is None:
-                yield list(m.indices)
-            else:
-                yield [_Item(i, draws.key(self._seed, m.epoch, i), m.phase) for i in m.indices]
+    def __iter__(self) -> Iterator[MicroBatch]:
+        return iter(self.micro_batches)
 
     def __len__(self) -> int:
         return len(self.micro_batches)
 
 
 class Loader:
-    """A DataLoader over planned micro-batches, with the loader knobs applied."""
+    """Planned micro-batches, with the loader knobs applied: workers of a DataLoader, or none and no DataLoader."""
 
     def __init__(
         self, dataset: Dataset[Any], config: Config, collate: Callable[[list[Any]], Batch], augment: Augment | None
     ) -> None:
         knobs = config.knobs
-        workers = knobs.num_workers
-        self._plan = _Planned(config.seed if augment is not None else None)
-        self._cached = isinstance(dataset, Cached)
-        self._augmenting = _Augmenting(collate, augment, config) if augment is not None else None
-        if self._augmenting is not None:
-            dataset, collate = _WithKeys(dataset), self._augmenting
-        self._on_device = knobs.device_augmentation
-        self._loader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_sampler=self._plan,
-            collate_fn=collate,
-            num_workers=workers,
-            prefetch_factor=knobs.prefetch_factor if workers else None,
-            persistent_workers=knobs.persistent_workers and workers > 0,
-            pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
-            timeout=WORKER_TIMEOUT_S if workers else 0,
+        self._plan, self._cached = _Planned(), isinstance(dataset, Cached)
+        self._made = _Made(dataset, config, collate, augment)
+        self._augments = augment is not None and not knobs.device_augmentation
+        self._pins = knobs.pin_memory and config.device.startswith("cuda")
+        self._loader: DataLoader[Any] | None = None
+        if not knobs.num_workers:
+            return
+        self._loader = DataLoader(
+            self._made,
+            batch_size=None,
+            sampler=self._plan,
+            collate_fn=_as_it_is,
+            num_workers=knobs.num_workers,
+            prefetch_factor=knobs.prefetch_factor,
+            persistent_workers=knobs.persistent_workers,
+            pin_memory=self._pins,
+            timeout=WORKER_TIMEOUT_S,
             # Its own, since every epoch draws the workers' seeds from it: the process's generator is dropout's, and a
             # run that goes on in the middle of an epoch would find it one draw further.
             generator=torch.Generator(),
         )
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Returns what each part of loading has taken so far in this process, by name; 0 where workers load."""
+        return self._made.seconds
+
     def epoch(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
         """Yields one collated batch for each micro-batch of the plan, on the host; a `Keyed` one if yet to augment."""
+        if self._loader is None:
+            return self._own(plan)
         self._plan.micro_batches = plan
         return iter(self._loader)
+
+    def _own(self, plan: Sequence[MicroBatch]) -> Iterator[Batch]:
+        for micro in plan:
+            batch = self._made[micro]
+            yield mapped(Tensor.pin_memory, batch) if self._pins else batch
 
     def seen(self, epoch: Iterator[Batch]) -> dict[str, Any]:
         """Returns how an epoch's batches come about, read from the loader while it delivers them."""
@@ -168,24 +188,37 @@ class Loader:
         if workers:
             found["prefetch_factor"] = getattr(epoch, "_prefetch_factor", None)
             found["persistent_workers"] = getattr(self._loader, "_iterator", None) is epoch
-        if self._augmenting is not None and not self._on_device:
+        if self._augments:
             found["augmented_on"] = "loader"
-            if self._augmenting.in_place is not None:
-                found["augmented_in_place"] = self._augmenting.in_place
+            if self._made.in_place is not None:
+                found["augmented_in_place"] = self._made.in_place
         return found
 
 
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
 class Cached(Dataset[Any]):
-    """Every sample of a dataset, prepared once and kept in RAM."""
+    """Every sample of a dataset, prepared once and kept in RAM: in tables where it can make such, else in a list."""
 
     def __init__(self, dataset: Dataset[Any]) -> None:
-        self._samples = [dataset[i] for i in range(size_of(dataset))]
+        in_ram = getattr(dataset, "in_ram", None)
+        self._samples: Any = in_ram() if in_ram is not None else [dataset[i] for i in range(size_of(dataset))]
+        if hasattr(self._samples, "batch"):
+            self.batch: Callable[[Sequence[int]], Batch] = self._samples.batch
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Any:
         return self._samples[index]
+
+
+def batch_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], indices: Sequence[int]) -> Batch:
+    """Returns the batch of these samples: by the data set at once where it can, else of one sample after the other."""
+    at_once = getattr(dataset, "batch", None)
+    return at_once(indices) if at_once is not None else collate([dataset[i] for i in indices])
 
 
 def size_of(dataset: Dataset[Any]) -> int:
@@ -195,17 +228,22 @@ def size_of(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
-def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = False) -> Batch:
-    """Returns the batch with its tensors on the device; tuples, lists and dicts are walked, other values kept."""
+def mapped(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """Returns the batch with its tensors changed; tuples, lists and dicts are walked, other values kept."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=non_blocking)
+        return change(batch)
     if isinstance(batch, dict):
-        return {k: to_device(v, device, non_blocking=non_blocking) for k, v in batch.items()}
+        return {k: mapped(change, v) for k, v in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-        return type(batch)(*(to_device(v, device, non_blocking=non_blocking) for v in batch))
+        return type(batch)(*(mapped(change, v) for v in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(v, device, non_blocking=non_blocking) for v in batch)
+        return type(batch)(mapped(change, v) for v in batch)
     return batch
+
+
+def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = False) -> Batch:
+    """Returns the batch with its tensors on the device."""
+    return mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking), batch)
 
 
 class Transfer:
@@ -271,7 +309,7 @@ def validation_batches(
     if lengths is not None:
         order.sort(key=lambda index: lengths[index])
     for start in range(0, len(order), size):
-        yield collate([dataset[i] for i in order[start : start + size]])
+        yield batch_of(dataset, collate, order[start : start + size])
 
 
 def sample_lengths(dataset: Dataset[Any], length: Callable[[Any], int] | None) -> list[int] | None:

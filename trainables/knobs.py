@@ -261,7 +261,7 @@ class Knobs:
 
     def as_dict(self) -> dict[str, Scalar]:
         """Returns every knob by name."""
-        return {name: getattr(self, name) for name in NAMES}  # asdict copies deeply: 0.2 ms
+        return {name: getattr(self, name) for name in NAMES}  # dataclasses.asdict copies deeply, 45 us for these 3
 
     def with_(self, **changes: Scalar) -> Knobs:
         """Returns a copy with some knobs changed."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,7 +135,7 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
     return State(resident, config, plan, model, optimizer, precision.grad_scaler(config.knobs, device), meter=meter)
 
 
-def train(state: State) -> Iterator[Window | Evaluation]:
+def train(state: State) -> Generator[Window | Evaluation]:
     """Yields a Window whenever one closes and an Evaluation at every milestone, until the horizon is reached.
 
     The first window is the first optimiser step alone: starting workers, first use of kernels, the byte counter and the
@@ -152,7 +152,7 @@ def train(state: State) -> Iterator[Window | Evaluation]:
     transfer = batches.Transfer(knobs, device)
     timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
     milestones = [m for m in plan.milestones if m > state.samples]
-    watch = Stopwatch(device)
+    watch = Stopwatch(device, loader.seconds)
     warm_at = state.steps + _WARM_STEPS[knobs.compile]
     state.witness = Witness(state.model, state.optimizer, device)
     with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):

@@ -157,8 +157,8 @@ class Nli:
         if key not in self._read:
             train, val = read_splits(Path(options["data"] or SAMPLE), options["val_frac"], SPLIT_SEED)
             self._read[key] = {
-                "train": balanced(train, random.Random(SPLIT_SEED), options["max_train_samples"]),  # noqa: S311
-                "val": balanced(val, random.Random(SPLIT_SEED), options["max_val_samples"]),  # noqa: S311
+                "train": balanced(train, random.Random(SPLIT_SEED), options["max_train_samples"]),
+                "val": balanced(val, random.Random(SPLIT_SEED), options["max_val_samples"]),
             }
         return self._read[key]
 

@@ -71,6 +71,44 @@ class Samples(Dataset[Sample]):
         x = (torch.from_numpy(npy_sequences.load(recording)) - self.mean) / self.scale
         return Sample(x, self._number[recording.label], index)
 
+    def in_ram(self) -> SamplesInRam:
+        """Returns all samples, each read once."""
+        return SamplesInRam(self)
+
+
+class SamplesInRam(Dataset[Sample]):
+    """Samples end to end in one tensor, and a step of zeros after the last, which is what padding is taken from.
+
+    A batch is one copy. Padded one by one and stacked, the same numbers took four times as long.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        self._steps = torch.tensor([recording.steps for recording in samples.recordings])
+        ends = self._steps.cumsum(0)
+        self._starts, self._zeros = ends - self._steps, int(ends[-1])
+        self._values = torch.zeros(self._zeros + 1, len(samples.mean))
+        self._labels = torch.zeros(len(samples), dtype=torch.long)
+        for index in range(len(samples)):
+            x, self._labels[index], _ = samples[index]
+            self._values[self._starts[index] : ends[index]] = x
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __getitem__(self, index: int) -> Sample:
+        start = int(self._starts[index])
+        return Sample(self._values[start : start + int(self._steps[index])], int(self._labels[index]), index)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Returns what `Signals.collate` makes of these samples."""
+        index = torch.tensor(indices)
+        steps = self._steps[index]
+        places = torch.arange(int(steps.max()))
+        mask = places < steps[:, None]
+        rows = torch.where(mask, self._starts[index][:, None] + places, self._zeros)
+        x = self._values.index_select(0, rows.flatten()).view(*rows.shape, -1)
+        return {"x": x, "mask": mask, "lengths": HostLengths(steps), "index": index, "labels": self._labels[index]}
+
 
 @dataclass(frozen=True)
 class HostLengths:
@@ -155,8 +193,8 @@ def disturbed(x: Tensor, mask: Tensor, keys: Tensor, strength: float, in_place: 
     width = (width * SPAN_FRAC * strength * steps).round()
     start = (start * (steps - width)).floor()
     hidden = ((places >= start[..., None]) & (places < (start + width)[..., None])).any(dim=1)
-    dropped = draws.uniform(keys, x.shape[2:], stream=2) < CHANNEL_FRAC * strength
-    keep = (mask & ~hidden)[:, :, None] & ~dropped[:, None]
+    kept = draws.uniform(keys, x.shape[2:], stream=2) >= CHANNEL_FRAC * strength
+    keep = (mask & ~hidden).to(x.dtype)[:, :, None] * kept.to(x.dtype)[:, None]  # as numbers: a third of the time
     return x.add_(noise).mul_(keep) if in_place else (x + noise) * keep
 
 

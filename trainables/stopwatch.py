@@ -7,6 +7,7 @@ closes; only that reading synchronises. Waiting for data is host time everywhere
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,8 @@ import torch
 
 Span = Literal["data_wait", "transfer", "forward_backward", "optimizer"]
 SPANS: tuple[Span, ...] = ("data_wait", "transfer", "forward_backward", "optimizer")
+LOADING = ("read", "collate", "augment")
+"""What the training process does itself while it waits for data: reading samples, making batches, augmenting them."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class Window:
     """What happened between two readings of the clock.
 
     `wall_s` is host time; the `*_s` spans are sums over the window (on CUDA the last three are device time, so they
-    need not add up to `wall_s`). `loss` is the mean over the samples of the window.
+    need not add up to `wall_s`). `loss` is the mean over the samples of the window. The seconds of `LOADING` are parts
+    of `data_wait_s`; what workers do is not among them.
     """
 
     samples: int
@@ -33,6 +37,9 @@ class Window:
     forward_backward_s: float
     optimizer_s: float
     loss: float
+    read_s: float = 0.0
+    collate_s: float = 0.0
+    augment_s: float = 0.0
 
     @property
     def samples_per_s(self) -> float:
@@ -48,15 +55,18 @@ class Window:
 class Stopwatch:
     """Splits the time since the last reading into spans; `lap(span)` ends one and starts the next."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, loading: Mapping[str, float] | None = None) -> None:
+        """`loading` holds the seconds of `LOADING` so far, by name, and is read when a window opens and closes."""
         self._cuda = device.type == "cuda"
         self._device = device
+        self._loading = {} if loading is None else loading
         self.restart()
 
     def restart(self) -> None:
         """Starts a window."""
         self._spans: dict[str, float] = dict.fromkeys(SPANS, 0.0)
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._loaded = dict(self._loading)
         self.steps = self.micro_steps = self.samples = 0
         self._opened = self._last = time.perf_counter()
         self._last_event = self._record() if self._cuda else None
@@ -84,6 +94,7 @@ class Stopwatch:
             for span, start, end in self._events:
                 self._spans[span] += start.elapsed_time(end) / 1000.0  # milliseconds
         spans = {f"{name}_s": seconds for name, seconds in self._spans.items()}
+        spans |= {f"{name}_s": seconds - self._loaded[name] for name, seconds in self._loading.items()}
         return Window(self.samples, self.steps, self.micro_steps, self.elapsed_s(), **spans, loss=loss)
 
     def _record(self) -> torch.cuda.Event:

@@ -46,17 +46,25 @@ class Sample(NamedTuple):
 
 
 class Windows(Dataset[Sample]):
-    """Samples as views into one tensor."""
+    """Samples as views into one tensor, which is in RAM as it is."""
 
     def __init__(self, part: Part) -> None:
-        self._windows = torch.from_numpy(part.windows)
-        self._labels = part.labels.tolist()
+        self._windows, self._labels = torch.from_numpy(part.windows), torch.from_numpy(part.labels)
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> Sample:
-        return Sample(self._windows[index], self._labels[index])
+        return Sample(self._windows[index], int(self._labels[index]))
+
+    def in_ram(self) -> Windows:
+        """Returns itself."""
+        return self
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Returns what `Temporal.collate` makes of these samples, in one copy."""
+        index = torch.tensor(indices)
+        return {"windows": self._windows.index_select(0, index), "labels": self._labels.index_select(0, index)}
 
 
 class Lstms(nn.Module):

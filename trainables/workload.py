@@ -62,6 +62,11 @@ class Workload(Protocol):
       `blocks(model) -> Sequence[Module]`   what activation checkpointing wraps; default: members of every ModuleList;
       `baselines(config) -> dict[str, dict[str, float]]`   what no training reaches, such as the majority class:
                                             name -> objectives, printed beside the result; default: none.
+
+    A data set may have, where samples one by one are the slow way:
+      `batch(indices) -> Batch`             what `collate` gives of these samples, made at once;
+      `in_ram() -> Dataset`                 itself with every sample read and prepared, for the knob `ram_cache`;
+                                            default: a list of its samples.
     """
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]]

@@ -140,8 +140,8 @@ def _composed(groups: tuple[tuple[str, str], ...]) -> Tree:
     except (HydraException, OmegaConfBaseException) as error:
         first = re.sub(r"https?://\S+", "", str(error)).splitlines()[0]
         raise ConfigError(f"search_spaces/ with {chosen}: {first}", remedy="edit the file named") from None
-    tree = OmegaConf.to_container(config)
-    return {"knobs": {}, "named": {}, **{str(key): value for key, value in dict(tree).items()}}  # type: ignore[arg-type]
+    tree: Any = OmegaConf.to_container(config)
+    return {"knobs": {}, "named": {}, **{str(key): value for key, value in tree.items()}}
 
 
 def _value(key: str, text: str) -> Any:

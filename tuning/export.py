@@ -267,9 +267,7 @@ def _git() -> str | None:
         return None
     command = [git, "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(  # noqa: S603  (fixed arguments, no shell)
-            command, cwd=root, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

@@ -7,6 +7,7 @@ end, means over its own last sixth of a second to a second. `benchmarks/telemetr
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -150,13 +151,11 @@ class _Card:
         self._failed: set[str] = set()
         try:
             self._nvml = nvml or importlib.import_module("pynvml")
-            self._nvml.nvmlInit()
-            self._handle = self._found(uuid)
         except (ImportError, OSError):
             return
-        except Exception as error:
-            if not self._is_nvmls(error):
-                raise
+        with contextlib.suppress(OSError, self._nvml.NVMLError):
+            self._nvml.nvmlInit()
+            self._handle = self._found(uuid)
 
     def gauges(self) -> dict[str, float | None]:
         """Returns utilisation as shares of time, power in watts, temperature in Celsius, clock in MHz."""
@@ -185,9 +184,7 @@ class _Card:
             return None
         try:
             return getattr(self._nvml, name)(self._handle, *arguments)
-        except Exception as error:
-            if not (isinstance(error, AttributeError) or self._is_nvmls(error)):
-                raise
+        except (AttributeError, self._nvml.NVMLError):
             self._failed.add(name)
             return None
 
@@ -196,13 +193,8 @@ class _Card:
             return self._nvml.nvmlDeviceGetHandleByIndex(0)
         try:
             return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        except Exception as error:
-            if not self._is_nvmls(error):
-                raise
+        except self._nvml.NVMLError:
             return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")  # a slice of a card: most figures are N/A
-
-    def _is_nvmls(self, error: Exception) -> bool:
-        return isinstance(error, self._nvml.NVMLError)
 
 
 def _memory(process: psutil.Process) -> dict[str, float | None]:

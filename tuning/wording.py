@@ -116,10 +116,12 @@ def bound(found: Verdict) -> str:
 
 
 def verdict_sentence(found: Verdict) -> str:
-    """Returns what holds a configuration back; where it holds back much, also what may help and was not tried."""
-    if found.band == "good" or not found.remedies:
+    """Returns what holds a configuration back; where it holds back much, also what may help, tried or not."""
+    if not found.held:
         return found.sentence
-    return f"{found.sentence}; not tried: {', '.join(found.remedies[:3])}"
+    if found.remedies:
+        return f"{found.sentence}; not tried: {', '.join(found.remedies[:3])}"
+    return f"{found.sentence}; tried already: {', '.join(found.tried[:3])}" if found.tried else found.sentence
 
 
 def quality(found: Quality) -> str:

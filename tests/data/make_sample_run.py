@@ -65,7 +65,7 @@ class Script:
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
         self.now = START
-        self.random = random.Random(7)  # noqa: S311  (noise, no secret)
+        self.random = random.Random(7)
 
     def add(self, event: str, after_s: float = 0.0, **fields: Any) -> None:
         """Appends an event `after_s` seconds later."""

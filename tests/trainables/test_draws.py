@@ -21,6 +21,25 @@ def test_keys_differ_between_samples_epochs_and_seeds() -> None:
     assert len(keys) == 8 * 8 * 200
 
 
+def test_keys_together_are_those_one_by_one() -> None:
+    index = torch.tensor([[0, 1], [17, 2**40]])
+    wanted = [draws.key(2**63 - 1, 12, int(i)) for i in index.flatten()]
+    assert draws.keys(2**63 - 1, 12, index).flatten().tolist() == wanted
+
+
+def test_a_cpu_draws_what_other_devices_do() -> None:
+    class Elsewhere(torch.Tensor):
+        """A tensor that numpy may not be asked for."""
+
+    elsewhere = KEYS[:50].as_subclass(Elsewhere)
+    for shape in ((1,), (3, 7), (64,)):
+        for stream in (0, 1, 2**20):
+            for draw in (draws.uniform, draws.normal):
+                there = draw(elsewhere, shape, stream)
+                assert type(there) is Elsewhere
+                assert torch.equal(draw(KEYS[:50], shape, stream), there.as_subclass(torch.Tensor))
+
+
 def test_moments_and_independence() -> None:
     even, bell = draws.uniform(KEYS, (10,), stream=0), draws.normal(KEYS, (10,), stream=1)
     assert even.min() >= 0

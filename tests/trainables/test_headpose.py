@@ -129,9 +129,10 @@ def test_augmentation_in_place_gives_the_same_numbers_in_the_batch_s_own_memory(
 
 
 def test_augmentation_of_a_sample_depends_on_its_key_alone() -> None:
-    batch, keys = noise(), torch.tensor([5, 9, -3, 1 << 60, 5, 0])
+    batch, keys = noise(10), torch.tensor([5, 9, -3, 1 << 60, 5, 0, 1, 2, 3, 4])
+    assert len(batch.image) > headpose.IMAGES_AT_ONCE
     whole = augmented(batch, keys)
-    parts = [augmented(Sample(*(t[i : i + 2] for t in batch)), keys[i : i + 2]) for i in (0, 2, 4)]
+    parts = [augmented(Sample(*(t[i : i + 2] for t in batch)), keys[i : i + 2]) for i in range(0, 10, 2)]
     assert all(torch.equal(a, torch.cat(p)) for a, p in zip(whole, zip(*parts, strict=True), strict=True))
     nhwc = augmented(Sample(batch.image.contiguous(memory_format=torch.channels_last), batch.angles_deg), keys)
     assert torch.equal(nhwc.image, whole.image)

@@ -45,6 +45,7 @@ def test_windows_account_for_every_sample_and_second() -> None:
         spans = w.data_wait_s + w.transfer_s + w.forward_backward_s + w.optimizer_s
         assert 0 < spans <= w.wall_s * 1.001
         assert 0 <= w.data_wait_frac <= 1
+        assert 0 < w.read_s + w.collate_s + w.augment_s <= w.data_wait_s
 
 
 def test_the_first_window_is_the_first_step_alone() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainables.batches import size_of, validation_batches
+from trainables.batches import batch_of, mapped, size_of, tensors_of, validation_batches
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, Plan, evaluate, prepare, train
 from trainables.resident import Resident
@@ -124,10 +124,28 @@ def test_loader_workers_deliver_the_same_batches(resident: Resident, config: Con
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(weights, after, strict=True))
 
 
+@pytest.mark.parametrize("ram_cache", [False, True])
+def test_a_batch_made_at_once_is_the_one_collated(resident: Resident, config: Config, ram_cache: bool) -> None:
+    plain = resident.dataset(config.with_knobs(ram_cache=False), "train")
+    found = resident.dataset(config.with_knobs(ram_cache=ram_cache), "train")
+    indices = (5, 0, size_of(plain) - 1, 5)
+    collate = collate_of(resident.workload)
+    wanted = collate([plain[i] for i in indices])
+    for batch in (batch_of(found, collate, indices), collate([found[i] for i in indices])):
+        assert described(batch) == described(wanted)
+        assert all(torch.equal(a, b) for a, b in zip(tensors_of(batch), tensors_of(wanted), strict=True))
+
+
+def described(batch: Any) -> str:
+    """Returns a batch with its tensors by shape and type, and all else as it is written."""
+    return repr(mapped(lambda t: t.new_empty(0, *t.shape), batch))
+
+
 def test_validation_covers_every_sample(resident: Resident, config: Config) -> None:
     dataset = resident.dataset(config, "val")
-    batches = list(validation_batches(dataset, lambda samples: len(samples), 5, resident.lengths(config, "val")))
-    assert sum(batches) == size_of(dataset)
+    count = size_of(dataset)
+    given = validation_batches(list(range(count)), list, 5, resident.lengths(config, "val"))  # type: ignore[arg-type]
+    assert sorted(index for batch in given for index in batch) == list(range(count))
 
 
 def test_baselines_speak_of_the_objectives(resident: Resident, config: Config) -> None:

@@ -36,7 +36,7 @@ STUDY = [
 
 def test_a_study_killed_at_five_random_moments_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    chance = random.Random(20261121)  # noqa: S311
+    chance = random.Random(20261121)
 
     def lines() -> int:
         return journal.read_bytes().count(b"\n") if journal.exists() else 0

@@ -48,6 +48,6 @@ def split(faces: list[Face], val_frac: float, seed: int) -> tuple[list[Face], li
         raise DataError(
             f"{faces[0].image.parent}: found faces of {groups[0]} alone; allowed: two groups to split, or val_data"
         )
-    random.Random(seed).shuffle(groups)  # noqa: S311 - a split, not a secret
+    random.Random(seed).shuffle(groups)
     held_out = set(groups[: min(len(groups) - 1, max(1, round(val_frac * len(groups))))])
     return [f for f in faces if f.group not in held_out], [f for f in faces if f.group in held_out]

@@ -96,7 +96,7 @@ def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[Pair], lis
         raise _wrong(source, f"val_frac={val_frac}", "> 0 and < 1", field="split")
     pairs = read(source)
     premises = sorted({pair.premise for pair in pairs})
-    random.Random(seed).shuffle(premises)  # noqa: S311 - a split, not a secret
+    random.Random(seed).shuffle(premises)
     kept = set(premises[: int((1.0 - val_frac) * len(premises))])
     train, val = [p for p in pairs if p.premise in kept], [p for p in pairs if p.premise not in kept]
     for name, part in (("training", train), ("validation", val)):

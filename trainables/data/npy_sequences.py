@@ -80,7 +80,7 @@ def some(recordings: list[Recording], limit: int | None, seed: int) -> list[Reco
     """Returns at most `limit` of the recordings, drawn by `seed`, in their order."""
     if limit is None or limit >= len(recordings):
         return recordings
-    chosen = random.Random(seed).sample(range(len(recordings)), limit)  # noqa: S311 - a choice, not a secret
+    chosen = random.Random(seed).sample(range(len(recordings)), limit)
     return [recordings[i] for i in sorted(chosen)]
 
 
@@ -170,7 +170,7 @@ def _held_out(
     """Returns the rest and the part held out; of a label with two recordings or more at least one is in each."""
     if not 0.0 < frac < 1.0:
         raise DataError(f"{root}: found val_frac={frac}; allowed: > 0 and < 1")
-    rng, of_label = random.Random(seed), defaultdict(list)  # noqa: S311 - a split, not a secret
+    rng, of_label = random.Random(seed), defaultdict(list)
     for item in sorted(train, key=_by_label):
         of_label[item[1]].append(item)
     kept: list[tuple[Path, str]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +13,6 @@ import torch
 from trainables.live_bytes import LiveBytes
 from tuning.policies.oom import requested_bytes
 from tuning.policies.watch import Reading
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 ROOM_BYTES = 256 * 2**20
 """A process may always grow by this: with 20 MiB of room, Ray could not start a thread."""
@@ -84,7 +80,7 @@ class DeviceMemory:
         RLIMIT_DATA, since RLIMIT_AS would count Ray's whole object store. Only the soft limit is set, so that it can be
         lifted; where there is no such limit the block runs without.
         """
-        now = None if self._cuda or cap_bytes is None or resource is None else data_bytes()
+        now = None if self._cuda or cap_bytes is None else data_bytes()
         if now is None:
             yield
             return

@@ -95,7 +95,7 @@ class Laboratory:
     def _start(self) -> None:
         ours, theirs = Pipe()
         self._said.truncate(0)
-        self._process = subprocess.Popen(  # noqa: S603  (our own module)
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "tuning.backends.laboratory", str(theirs.fileno())],
             stdin=subprocess.PIPE,  # never written to: its end tells the process that we are gone
             stdout=self._said,

@@ -10,7 +10,7 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from trainables.live_bytes import parameter_bytes
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.backends.device_memory import DeviceMemory
+from tuning.backends.host_memory import keep_freed
 from tuning.backends.windows import read_windows, sampler_of, spans_of, speed, spread
 from tuning.policies import oom, watch
 from tuning.policies.oom import Outcome
@@ -57,6 +58,7 @@ class Session:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
+        self.keeps_freed = setting.device == "cpu" and keep_freed()
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
@@ -89,7 +91,7 @@ class Session:
                 "total": sum(p.numel() for p in parameters),
                 "trainable": sum(p.numel() for p in parameters if p.requires_grad),
             },
-            "device": device_facts(self.setting.device),
+            "device": device_facts(self.setting.device) | {"keeps_freed": self.keeps_freed},
             "objectives": dict(self.resident.workload.objectives),
             "train_samples": size_of(self.resident.dataset(config, "train")),
             "val_samples": size_of(self.resident.dataset(config, "val")),
@@ -288,7 +290,7 @@ class Trial:
 
     def _begin(self) -> None:
         self._session.sampler.begin()
-        self._events: Iterator[Window | loop.Evaluation] | None = None
+        self._events: Generator[Window | loop.Evaluation] | None = None
         self._state: loop.State | None = None
         self._windows: list[Window] = []
         self._readings: list[watch.Reading] = []
@@ -325,7 +327,7 @@ class Trial:
     def close(self) -> None:
         """Ends the trial where it is and lets go of its optimiser; the model stays with the session."""
         if self._events is not None:
-            self._events.close()  # type: ignore[attr-defined]
+            self._events.close()
         self._events = self._state = None
 
     def _restarted(self, found: Mapping[str, Any], fault: oom.Fault) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainables import loop
-from trainables.stopwatch import SPANS, Window
+from trainables.stopwatch import LOADING, SPANS, Window
 from tuning.telemetry import Sampler
 
 
@@ -44,7 +44,7 @@ def speed(windows: Sequence[Window]) -> dict[str, Any]:
 
 def spans_of(windows: Sequence[Window]) -> dict[str, float]:
     """Returns the sums over the windows: seconds of each span and of all, micro-steps and optimiser steps."""
-    names = (*(f"{span}_s" for span in SPANS), "wall_s", "micro_steps", "steps")
+    names = (*(f"{span}_s" for span in (*SPANS, *LOADING)), "wall_s", "micro_steps", "steps")
     return {name: sum(getattr(w, name) for w in windows) for name in names}
 
 

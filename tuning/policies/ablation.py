@@ -33,7 +33,7 @@ class Pair:
     def values(self) -> tuple[str, str]:
         """Returns what the knobs are with and without the optimisation, in words."""
         with_, without = Knobs.of(self.with_).as_dict(), Knobs.of(self.without).as_dict()
-        return tuple("/".join(_word(side[n]) for n in self.knobs) for side in (with_, without))  # type: ignore[return-value]
+        return "/".join(_word(with_[n]) for n in self.knobs), "/".join(_word(without[n]) for n in self.knobs)
 
 
 def pairs(best: Mapping[str, Scalar], before: Mapping[str, Scalar]) -> tuple[list[Pair], dict[str, str]]:

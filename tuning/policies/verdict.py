@@ -24,6 +24,8 @@ NEAR_CAP_FRAC = 0.95
 """Of the memory; a larger micro-batch would not fit, so it is memory that keeps the launches small."""
 STEAL_FRAC = 0.05
 """Of the processor; a measurement during which other virtual machines took more is called disturbed."""
+HELD_FRAC = 0.05
+"""Of the time; a configuration that waits longer for data is so far below what it computes, and it is said by what."""
 SHOWN_FRAC = 0.05
 """An optimiser that takes less is not spoken of."""
 IDLE_FRAC = 0.02
@@ -33,13 +35,16 @@ LOADER_KNOBS = ("num_workers", "prefetch_factor", "persistent_workers", "ram_cac
 AUGMENT_KNOBS = ("device_augmentation", "inplace_augmentation")
 TRANSFER_KNOBS = ("pin_memory", "non_blocking", "device_prefetch")
 OPTIMIZER_KNOBS = ("fused_optimizer",)
+LOADING = {"read": "reading", "collate": "collating", "augment": "augmentation"}
+"""Parts of the waiting that spans tell of where no workers load, in words."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What bounds a configuration: the `share` of its time that it takes, the band of the utilisation, and in words.
 
-    `remedies` are settings as name=value, those most likely to help first.
+    `remedies` are settings as name=value, those most likely to help first; `tried` are those that were measured and
+    are not part of it. `held` is whether anything but computing takes enough of the time to look for them.
     """
 
     bound: Bound
@@ -47,6 +52,8 @@ class Verdict:
     band: Band
     sentence: str
     remedies: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def judge(
 ) -> Verdict | None:
     """Returns the verdict, or None where the spans say nothing; `memory_frac` is the peak over the cap.
 
-    Remedies that the knobs hold already, or that are in `tried`, are left out.
+    Remedies that the knobs hold already are left out, and those in `tried` are kept apart.
     """
     found = shares(spans, telemetry)
     if found is None:
@@ -116,15 +123,23 @@ def judge(
     if bound == "memory":
         said.append(f"{retries} allocator retries" if retries else f"{percent(memory_frac or 0.0)} of the memory taken")
     sentence = f"{'optimiser' if bound == 'optimizer' else bound}-bound: {', '.join(said)} ({band})"
+    loading = _loading(spans)
+    if found.waited >= HELD_FRAC and (loading or bound != "loader"):
+        sentence += f"; held by waiting for data {percent(found.waited)}{loading}"
+    held = band != "good" or found.waited >= HELD_FRAC
     stolen = _number(telemetry.get("steal_frac")) or 0.0
     if stolen >= STEAL_FRAC:
         sentence += f"; disturbed, {percent(stolen)} of the processor went to other machines"
     try:
         own = Knobs.of(knobs or {})
     except ValueError:  # knobs of another version: what would help them is not known
-        return Verdict(bound, share, band, sentence)
-    remedies = tuple(r for r in _remedies(bound, own, found, telemetry) if r not in tried)
-    return Verdict(bound, share, band, sentence, remedies)
+        return Verdict(bound, share, band, sentence, held=held)
+    bounds: list[Bound] = ["loader", bound] if found.waited >= HELD_FRAC and bound != "loader" else [bound]
+    augmenting = (_number(spans.get("augment_s")) or 0.0) / spans["wall_s"]
+    known = (_remedies(each, own, found, telemetry, augmenting) for each in bounds)
+    all_remedies = list(dict.fromkeys(remedy for each in known for remedy in each))
+    left = tuple(r for r in all_remedies if r not in tried)
+    return Verdict(bound, share, band, sentence, left, tuple(r for r in all_remedies if r in tried), held)
 
 
 @dataclass(frozen=True)
@@ -186,6 +201,13 @@ def percent(frac: float) -> str:
     return f"{100 * frac:.1f} %" if 0 < frac < 0.0995 else f"{100 * frac:.0f} %"
 
 
+def _loading(spans: Mapping[str, Any]) -> str:
+    """Returns " (collating 9 %, augmentation 6 %)": what the training process does while it waits, "" if not known."""
+    took = {words: (_number(spans.get(f"{name}_s")) or 0.0) / spans["wall_s"] for name, words in LOADING.items()}
+    said = ", ".join(f"{words} {percent(frac)}" for words, frac in took.items() if frac >= 0.005)
+    return f" ({said})" if said else ""
+
+
 def _bound(found: Shares, retries: int, memory_frac: float | None) -> tuple[Bound, float]:
     if found.busy >= GOOD_FRAC:
         optimizer = found.optimizer >= OPTIMIZER_FRAC * found.busy
@@ -205,7 +227,9 @@ def _busy(found: Shares) -> str:
     return f"{percent(found.compute)} in forward and backward{stepping}"
 
 
-def _remedies(bound: Bound, own: Knobs, found: Shares, telemetry: Mapping[str, Any]) -> Iterator[str]:
+def _remedies(
+    bound: Bound, own: Knobs, found: Shares, telemetry: Mapping[str, Any], augmenting: float
+) -> Iterator[str]:
     """Yields what the documents of `search_spaces/` advise, where it is not done already."""
     if bound == "loader":
         if not own.ram_cache:
@@ -218,6 +242,8 @@ def _remedies(bound: Bound, own: Knobs, found: Shares, telemetry: Mapping[str, A
             yield "prefetch_factor=4"
         if found.cuda and not own.device_augmentation:
             yield "device_augmentation=true"
+        if not found.cuda and not own.inplace_augmentation and augmenting >= IDLE_FRAC:
+            yield "inplace_augmentation=true"
     elif bound == "transfer":
         for name in TRANSFER_KNOBS:
             if not getattr(own, name):

@@ -18,18 +18,26 @@ class Windows(Protocol):
         ...
 
 
-class Bench(Windows, Protocol):
-    """One warm process that has the device to itself; every method returns plain values (`backends.session`)."""
+class Footprints(Protocol):
+    """What measures the memory of a configuration."""
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns parameter, gradient and optimiser bytes and the measured peak by micro-batch."""
         ...
+
+
+class Probes(Protocol):
+    """What times a configuration."""
 
     def probe(
         self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
     ) -> dict[str, Any]:
         """Returns the speed of the knobs, in samples a second."""
         ...
+
+
+class Bench(Footprints, Probes, Windows, Protocol):
+    """One warm process that has the device to itself; every method returns plain values (`backends.session`)."""
 
     def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
         """Returns the result of training on `samples` samples."""

@@ -15,7 +15,7 @@ from tuning.memory.prediction import Prediction
 from tuning.policies.oom import GROWING
 from tuning.records import Journal, Record, last
 from tuning.space import Choice, Range, Space
-from tuning.stages.bench import Bench
+from tuning.stages.bench import Footprints
 
 MEMORY_KNOBS = (
     *("architecture", "hidden_size", "adapter", "adapter_rank", "optimizer", "sequence_packing"),
@@ -103,7 +103,7 @@ class EstimateStage:
 
     def __init__(
         self,
-        bench: Bench,
+        bench: Footprints,
         space: Space,
         journal: Journal,
         cap_bytes: int | None,

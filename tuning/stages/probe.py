@@ -15,7 +15,7 @@ from tuning.records import Journal, Record
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Range, Space
-from tuning.stages.bench import Bench
+from tuning.stages.bench import Probes
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of
 
 Told = Callable[[Record], None]
@@ -42,7 +42,7 @@ class ProbeStage:
 
     def __init__(
         self,
-        bench: Bench,
+        bench: Probes,
         space: Space,
         journal: Journal,
         frontier: Frontier,

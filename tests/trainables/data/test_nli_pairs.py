@@ -59,7 +59,7 @@ def written(path: Path, content: str | bytes) -> Path:
 
 
 def generator() -> random.Random:
-    return random.Random(0)  # noqa: S311
+    return random.Random(0)
 
 
 def snli(pairs: list[Pair]) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tuning.policies import verdict
 from tuning.policies.verdict import IDLE_FRAC, judge, shares
+from tuning.wording import verdict_sentence
 
 SEARCHED = (*verdict.LOADER_KNOBS, *verdict.AUGMENT_KNOBS, *verdict.TRANSFER_KNOBS, *verdict.OPTIMIZER_KNOBS)
 fracs = st.floats(0.0, 1.0)
@@ -56,7 +57,7 @@ def card(sm: float | None, **more: float) -> dict[str, Any]:
         (
             {"wait": 0.1, "passes": 0.9},
             card(0.5, allocator_retries=12.0),
-            "memory-bound: GPU 50 %, data-wait 10 %, 12 allocator retries (bad)",
+            "memory-bound: GPU 50 %, data-wait 10 %, 12 allocator retries (bad); held by waiting for data 10 %",
         ),
     ],
 )
@@ -104,6 +105,27 @@ def test_remedies_are_those_that_are_not_on_and_were_not_tried() -> None:
     crowded = judge(waiting, {"machine_cpu_frac": 0.99})
     assert crowded is not None
     assert crowded.remedies == ("ram_cache=true",)
+
+
+def test_who_waits_for_data_is_told_what_for_and_what_may_help_even_where_it_computes_most_of_the_time() -> None:
+    waiting = {**spans(wait=0.15, passes=0.80, step=0.05), "collate_s": 0.12, "augment_s": 0.18, "read_s": 0.0}
+    found = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, tried={"num_workers=2"})
+    assert found is not None
+    assert found.bound == "compute"
+    assert found.sentence.endswith("(good); held by waiting for data 15 % (collating 6.0 %, augmentation 9.0 %)")
+    assert (found.held, found.remedies, found.tried) == (True, ("inplace_augmentation=true",), ("num_workers=2",))
+    assert verdict_sentence(found).endswith("; not tried: inplace_augmentation=true")
+    all_tried = judge(waiting, {"machine_cpu_frac": 1.0}, {"ram_cache": True}, tried={"inplace_augmentation=true"})
+    assert all_tried is not None
+    assert verdict_sentence(all_tried).endswith("; tried already: inplace_augmentation=true")
+    little = judge({**spans(wait=0.04, passes=0.96), "collate_s": 0.08}, {}, {})
+    assert little is not None
+    assert not little.held
+    assert (
+        verdict_sentence(little)
+        == little.sentence
+        == "compute-bound: 96 % in forward and backward, data-wait 4.0 % (good)"
+    )
 
 
 def test_a_disturbed_measurement_is_called_so() -> None:

@@ -133,7 +133,7 @@ def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(
     space = Space.of(
         {"batch_size": 64, "micro_batch_size": [4, 8, 16], "fused_optimizer": [False, True], "ram_cache": [False, True]}
     )
-    waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.003)
+    waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.001)  # 1 %: below `verdict.HELD_FRAC`
     for bench in (waiting, busy):
         sweep(bench, tmp_path, space)
     assert waiting.probed[0]["ram_cache"] is False

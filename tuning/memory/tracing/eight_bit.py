@@ -39,7 +39,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 def stand_in() -> None:
     """Lets `import bitsandbytes` find this optimiser for the rest of the process."""
-    package, optim = types.ModuleType("bitsandbytes"), types.ModuleType("bitsandbytes.optim")
-    optim.AdamW8bit = AdamW8bit  # type: ignore[attr-defined]
-    package.optim = optim  # type: ignore[attr-defined]
-    sys.modules["bitsandbytes"], sys.modules["bitsandbytes.optim"] = package, optim
+    package: Any = types.ModuleType("bitsandbytes")
+    package.optim = types.ModuleType("bitsandbytes.optim")
+    package.optim.AdamW8bit = AdamW8bit
+    sys.modules["bitsandbytes"], sys.modules["bitsandbytes.optim"] = package, package.optim

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class OneDnn:
 
 def allocations(seen: profile) -> list[int]:
     """Returns the allocations that a profile with memory saw, in order: bytes, negative where they are freed."""
-    events: Any = seen.profiler.kineto_results.events()  # type: ignore[union-attr]
+    events = cast(Any, seen.profiler).kineto_results.events()
     memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and e.device_type().name == "CPU"]
     return [size for _, size in sorted(memory, key=lambda pair: pair[0])]
 

@@ -92,7 +92,7 @@ def _build(folder: Path) -> None:
 
 def _call(command: list[str], limit_s: float, verb: str) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoShim(f"the library for fake CUDA tensors does not {verb}: {error}") from None
     if done.returncode != 0:
