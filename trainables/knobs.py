@@ -240,9 +240,12 @@ class Knobs:
     adapter_rank: int = _knob(16, "both", Domain(int, low=1, high=1024), "Rank of the adapters. [workload]", model=True)
 
     def __post_init__(self) -> None:
-        for name in NAMES:
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value is default:  # most are: a search makes knobs thousands of times, and checking all took 0.3 ms
+                continue
             try:
-                object.__setattr__(self, name, domain_of(name).check(getattr(self, name)))
+                object.__setattr__(self, name, domain_of(name).check(value))
             except ValueError as error:
                 raise ValueError(f"knob {name}: {error}") from None
 

@@ -6,7 +6,9 @@ that is not finite is worse than every finite row: it has the last rank and is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -32,7 +34,8 @@ def non_dominated_ranks(points: Floats, tolerances: Sequence[float] | None = Non
     """Returns each row's rank, shape (points,): 0 for the front, 1 for the front of the others, and so on.
 
     `tolerances`, one an objective, makes two values equal whose difference is at most that share of the larger
-    magnitude. At most one may be above 0: with two, points can dominate each other in a circle. O(points^2).
+    magnitude. At most one may be above 0: with two, points can dominate each other in a circle. O(n log n) for two
+    objectives, else O(points^2).
     """
     points = _checked(points)
     equal = np.zeros(points.shape[1]) if tolerances is None else np.asarray(tolerances, dtype=np.float64)
@@ -40,17 +43,9 @@ def non_dominated_ranks(points: Floats, tolerances: Sequence[float] | None = Non
         raise ValueError(f"tolerances {equal.tolist()}: expected {points.shape[1]}, none below 0, at most one above")
     ranks = np.full(len(points), -1, dtype=np.int64)
     finite = np.isfinite(points).all(axis=1)
-    dominated_by = _dominance(points[finite], equal)
-    above = dominated_by.sum(axis=1)  # how many of the rows without a rank dominate each
-    found = np.full(len(above), -1, dtype=np.int64)
-    rank = 0
-    while (found < 0).any():
-        peers = (found < 0) & (above == 0)
-        found[peers] = rank
-        above -= dominated_by[:, peers].sum(axis=1)
-        rank += 1
+    found = _peeled(points[finite], equal)
     ranks[finite] = found
-    ranks[~finite] = max(rank, 1)
+    ranks[~finite] = max(int(found.max(initial=0)) + 1, 1)
     return ranks
 
 
@@ -96,12 +91,12 @@ def knee(points: Floats) -> int:
     return int(indices[int(np.argmax(np.round(below, 12)))])
 
 
-def spread_order(points: Floats) -> NDArray[np.intp]:
-    """Returns the indices in an order whose every beginning covers the points well; finite rows only.
+def spread_order(points: Floats, until: int | None = None) -> NDArray[np.intp]:
+    """Returns the indices in an order whose every beginning covers the points well, or its beginning up to `until`.
 
     Begins with the point nearest to the ideal (least sum of scaled objectives), then always takes the one farthest from
     all taken: the epsilon-net of Schmucker et al. 2021, "Multi-objective Asynchronous Successive Halving", section 4.
-    Ties go to the lower index. O(points^2).
+    Ties go to the lower index. Finite rows only. O(points^2).
     """
     points = _checked(points)
     if not np.isfinite(points).all():
@@ -111,11 +106,110 @@ def spread_order(points: Floats) -> NDArray[np.intp]:
     scaled = _scaled(points)
     order = [int(np.argmin(np.round(scaled.sum(axis=1), 12)))]
     nearest = np.linalg.norm(scaled - scaled[order[0]], axis=1)
-    for _ in range(len(points) - 1):
+    while len(order) < len(points) and order[-1] != until:
         nearest[order] = -1.0
         order.append(int(np.argmax(np.round(nearest, 12))))
         nearest = np.minimum(nearest, np.linalg.norm(scaled - scaled[order[-1]], axis=1))
     return np.array(order, dtype=np.intp)
+
+
+class Pairs:
+    """Ranks of two-objective rows that come one at a time: those of `non_dominated_ranks`, in O(n log n) for all.
+
+    `tolerance` is that of the first objective (0 <= tolerance < 1); the second has none. A row that dominates another
+    is less in the second and no more than equal in the first, or equal in the second and less in the first. So one
+    pass in the order of the second finds each row's rank from the least first objective of every rank before it.
+    """
+
+    def __init__(self, tolerance: float = 0.0) -> None:
+        if not 0 <= tolerance < 1:
+            raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
+        self._tolerance = tolerance
+        self._rows: dict[Hashable, tuple[float, float]] = {}
+        self._order: list[tuple[float, float, float, float, int]] = []
+        self._ids: dict[int, Hashable] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def put(self, key: Hashable, first: float, second: float) -> None:
+        """Adds a row of finite values, in the place of what the key had before. O(log n), and a move of memory."""
+        if key in self._rows:
+            number = self._numbers[key]
+            at = bisect_left(self._order, self._entry(*self._rows[key], number))
+            del self._order[at]
+        else:
+            number = self._numbers[key] = len(self._numbers)
+            self._ids[number] = key
+        self._rows[key] = (first, second)
+        insort(self._order, self._entry(first, second, number))
+
+    def ranks(self) -> dict[Hashable, int]:
+        """Returns the rank of each key's row, 0 for the front."""
+        found: dict[Hashable, int] = {}
+        least: list[float] = []  # by rank: the least first objective of the rows so far of that rank or a later one
+        order, ids, start = self._order, self._ids, 0
+        while start < len(order):
+            second, stop = order[start][0], start + 1
+            while stop < len(order) and order[stop][0] == second:
+                stop += 1
+            group: list[tuple[float, int]] = []
+            reach, best = 0, -1  # of the group's own rows that are less in the first objective
+            for _, first, low, high, number in order[start:stop]:
+                while reach < len(group) and group[reach][0] < low:
+                    best = max(best, group[reach][1])
+                    reach += 1
+                rank = max(bisect_right(least, high), best + 1)
+                group.append((first, rank))
+                found[ids[number]] = rank
+            for first, rank in group:
+                least.extend([math.inf] * (rank + 1 - len(least)))
+                while rank >= 0 and least[rank] > first:
+                    least[rank] = first
+                    rank -= 1
+            start = stop
+        return found
+
+    def _entry(self, first: float, second: float, number: int) -> tuple[float, float, float, float, int]:
+        return second, first, self._end(first, -math.inf), self._end(first, math.inf), number
+
+    def _end(self, value: float, towards: float) -> float:
+        """Returns the last number in a direction that is equal to the value within the tolerance."""
+        if not self._tolerance or not value:
+            return value
+        outwards = (value > 0) == (towards > 0)
+        end = value / (1.0 - self._tolerance) if outwards else value * (1.0 - self._tolerance)
+        while abs(value - end) > self._tolerance * max(abs(value), abs(end)):
+            end = math.nextafter(end, value)
+        while abs(value - (beyond := math.nextafter(end, towards))) <= self._tolerance * max(abs(value), abs(beyond)):
+            end = beyond
+        return end
+
+
+def _peeled(points: Floats, equal: Floats) -> NDArray[np.int64]:
+    """Returns the ranks of finite rows: two objectives in O(n log n), others front by front in O(n^2)."""
+    if points.shape[1] == 2 and equal.max() < 1:
+        tolerant = int(np.argmax(equal))
+        pairs = Pairs(float(equal[tolerant]))
+        for number, row in enumerate(points.tolist()):
+            pairs.put(number, row[tolerant], row[1 - tolerant])
+        ranks = pairs.ranks()
+        return np.array([ranks[number] for number in range(len(points))], dtype=np.int64)
+    return _peeled_plainly(points, equal)
+
+
+def _peeled_plainly(points: Floats, equal: Floats) -> NDArray[np.int64]:
+    dominated_by = _dominance(points, equal)
+    above = dominated_by.sum(axis=1)  # how many of the rows without a rank dominate each
+    found = np.full(len(above), -1, dtype=np.int64)
+    rank = 0
+    while (found < 0).any():
+        peers = (found < 0) & (above == 0)
+        found[peers] = rank
+        above -= dominated_by[:, peers].sum(axis=1)
+        rank += 1
+    return found
 
 
 def _dominance(points: Floats, equal: Floats) -> NDArray[np.bool_]:

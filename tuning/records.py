@@ -61,12 +61,15 @@ class Journal:
     """An open `trials.jsonl`; `open` makes one. A process that dies gives the lock back with its last breath."""
 
     def __init__(self, path: Path, lock: int, records: list[Record], warnings: list[str]) -> None:
-        self.path, self.warnings = path, warnings
-        self._records, self._lock = records, lock
-        self._counts: Counter[str] = Counter()
-        self._next = max((r.seq for r in records), default=-1) + 1
+        self.path, self.warnings, self._lock = path, warnings, lock
+        self._begin(records)
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._end = os.fstat(self._file).st_size
+
+    def _begin(self, records: list[Record]) -> None:
+        self._records = records
+        self._counts: Counter[str] = Counter()
+        self._next = max((r.seq for r in records), default=-1) + 1
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Journal:
@@ -106,9 +109,8 @@ class Journal:
         taken = [key for key in fields if key in _OWN_KEYS]
         if taken:
             raise ValueError(f"{event}: a field cannot be called {taken[0]}; the journal writes {', '.join(_OWN_KEYS)}")
-        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        record = Record(self._next, stamp, event, {k: _plain(v, f"{event}.{k}") for k, v in fields.items()})
-        self._write(_line(record))
+        record = Record(self._next, self._stamp(), event, {k: _plain(v, f"{event}.{k}") for k, v in fields.items()})
+        self._keep(record)
         self._records.append(record)
         self._next += 1
         self._counts[event] += 1
@@ -129,6 +131,12 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _stamp(self) -> str:
+        return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def _keep(self, record: Record) -> None:
+        self._write(_line(record))
 
     def _write(self, line: bytes) -> None:
         left = memoryview(line)

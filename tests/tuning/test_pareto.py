@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.pareto import Floats, front, hypervolume_2d, knee, non_dominated_ranks, signed, spread_order
+from tuning import pareto
+from tuning.pareto import Floats, Pairs, front, hypervolume_2d, knee, non_dominated_ranks, signed, spread_order
 
 small = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14)
 
@@ -147,3 +148,42 @@ def test_spread_order_begins_nearest_to_the_ideal() -> None:
 def test_rows_have_two_dimensions() -> None:
     with pytest.raises(ValueError, match=r"expected shape \(points, objectives\), got \(3,\)"):
         front(np.zeros(3))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.03, 0.25])
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_of_pairs_are_those_of_every_pair_compared(seed: int, tolerance: float) -> None:
+    draw = np.random.default_rng(seed)
+    points = draw.normal(scale=100, size=(int(draw.integers(1, 60)), 2))
+    if seed % 3 == 1:  # ties in both, and values exactly a tolerance apart
+        points = np.round(points / 25) * 25
+    if seed % 3 == 2:
+        points[:, 0] = -100.0 * (1 - tolerance) ** draw.integers(0, 6, size=len(points))
+    plain = pareto._peeled_plainly(points, np.array([tolerance, 0.0]))
+    assert non_dominated_ranks(points, (tolerance, 0.0)).tolist() == plain.tolist()
+    turned = pareto._peeled_plainly(points[:, ::-1], np.array([0.0, tolerance]))
+    assert non_dominated_ranks(points[:, ::-1], (0.0, tolerance)).tolist() == turned.tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pairs_that_come_one_at_a_time_and_come_again_rank_as_all_at_once(seed: int) -> None:
+    draw, pairs, rows = np.random.default_rng(seed), Pairs(0.03), {}
+    for _ in range(80):
+        key = int(draw.integers(40))
+        rows[key] = draw.integers(-20, 20, size=2).astype(float)
+        pairs.put(key, *rows[key].tolist())
+    ranks = non_dominated_ranks(np.array(list(rows.values())), (0.03, 0.0))
+    assert pairs.ranks() == dict(zip(rows, ranks.tolist(), strict=True))
+    assert len(pairs) == len(rows)
+
+
+def test_the_beginning_of_a_spread_order_is_that_of_the_whole() -> None:
+    points = np.random.default_rng(0).random((30, 2))
+    whole = spread_order(points)
+    for place in (0, 1, 17, 29):
+        assert spread_order(points, until=int(whole[place])).tolist() == whole[: place + 1].tolist()
+
+
+def test_pairs_refuse_a_tolerance_under_which_all_is_equal() -> None:
+    with pytest.raises(ValueError, match="at least 0 and below 1, got 1"):
+        Pairs(1.0)

@@ -15,6 +15,7 @@ import yaml
 from tests.commands import MINE, run
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.ray_tune import RayCluster, RayCrew
+from tuning.backends.replay import decisions, replayed
 from tuning.backends.session import Setting
 from tuning.export import read_best
 from tuning.records import read, trials
@@ -48,6 +49,7 @@ def test_a_study_from_command_line_to_best_yaml_and_a_training_from_it(tmp_path:
     events = {r.event for r in records}
     assert ("probe" in events) == (strategy == "staged")
     assert {t.outcome for t in trials(records)} <= {"ok", "stopped"}
+    assert decisions(replayed(records)) == decisions(records), "the simulator decides as this search did under Ray"
     shown = (tmp_path / "out").read_text()
     assert " before" in shown
     assert "\x1b" not in shown + (tmp_path / "err").read_text()

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from trainables.knobs import Scalar
 from tuning.pareto import Mode
-from tuning.searchers import Observation, OptunaSearcher, Proposal
+from tuning.searchers import MODELLED, RUNNING, Observation, OptunaSearcher, Proposal
 from tuning.space import Choice, Range, Space
 
 BOTH: dict[str, Mode] = {"samples_per_s": "max", "accuracy": "max"}
@@ -215,3 +215,53 @@ def test_the_seed_decides() -> None:
     a, b, c = (proposed(OptunaSearcher(CARD, BOTH, seed)) for seed in (4, 4, 5))
     assert a == b
     assert a != c
+
+
+def _told(count: int, seed: int = 0) -> tuple[OptunaSearcher, list[float]]:
+    """Returns a searcher that heard of so many trials, every third stopped, and the qualities of the others."""
+    space = Space.of({"learning_rate": {"low": 1e-4, "high": 1.0, "log": True}})
+    searcher = OptunaSearcher(space, {"loss": "min"}, seed)
+    draw, losses = np.random.default_rng(seed), []
+    for number in range(count):
+        outcome, loss = ("stopped", None) if number % 3 == 0 else ("ok", float(draw.random()))
+        losses += [] if loss is None else [loss]
+        searcher.replay({"learning_rate": float(10 ** draw.uniform(-4, 0))}, Observation(outcome, {"loss": loss}))
+    return searcher, losses
+
+
+def _modelled(searcher: OptunaSearcher) -> list[FrozenTrial]:
+    return searcher._history.modelled(searcher._finished, list(searcher._live.values()))
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, MODELLED])
+def test_up_to_the_limit_the_model_is_told_of_every_trial(count: int) -> None:
+    searcher, _ = _told(count)
+    assert _modelled(searcher) == list(searcher.trials)
+
+
+@pytest.mark.parametrize("count", [MODELLED + 1, 1500])
+def test_beyond_the_limit_it_is_told_of_the_best_the_newest_and_some_of_all(count: int) -> None:
+    searcher, losses = _told(count)
+    told = _modelled(searcher)
+    numbers = [searcher.trials.index(trial) for trial in told]
+    assert len(told) == MODELLED
+    assert numbers == sorted(set(numbers))
+    assert set(sorted(losses)[:40]) <= {trial.value for trial in told if trial.values}
+    assert set(range(count - 30, count)) <= set(numbers)
+    if count > 1000:  # the sample is of all of the search, not of its end
+        assert len([n for n in numbers if n < count // 2]) >= 40
+
+
+def test_trials_under_way_have_a_part_of_the_model_that_does_not_grow() -> None:
+    searcher, _ = _told(400)
+    for number in range(300):
+        searcher.adopt({"learning_rate": 10 ** -(1 + number / 100)})
+    told = _modelled(searcher)
+    assert len(told) <= MODELLED
+    assert [t.state.name for t in told[-RUNNING:]] == ["RUNNING"] * RUNNING
+    assert searcher.suggest() is not None
+
+
+def test_a_searcher_that_is_told_again_proposes_the_same_after_thousands_of_trials() -> None:
+    first, second = _told(1200)[0].suggest(), _told(1200)[0].suggest()
+    assert first == second

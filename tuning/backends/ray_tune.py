@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -25,13 +24,12 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from trainables.loop import Plan
+from tuning.backends.placing import Placed, Placing
 from tuning.backends.ray_worker import REPORT, Retired, TrialRunner
 from tuning.backends.session import Setting
 from tuning.errors import PreflightError, StoppedEarly, TuningError
 from tuning.policies import oom
-from tuning.policies.oom import Outcome
-from tuning.policies.packing import PATIENCE, Ledger
-from tuning.stages.bench import Assignment, Desk, Orders
+from tuning.stages.bench import Desk, Orders
 
 NO_LIMIT = 1_000_000_000
 ATTEMPTS = 4
@@ -135,28 +133,16 @@ class RayCrew:
             raise asking.failed
 
 
-@dataclasses.dataclass(frozen=True)
-class _Placed:
-    """A trial of the desk as Tune runs it: in so many slots, for the so-manieth time."""
-
-    assignment: Assignment
-    width: int
-    attempt: int = 1
-
-
 class _Asking(Searcher):
-    """A Tune searcher that passes on the desk's trials where the ledger has room, and tells the desk how they ended."""
+    """A Tune searcher that passes on the desk's trials where there is room for them, and tells it how they ended."""
 
     def __init__(self, desk: Desk, orders: Orders, setting: Setting) -> None:
         super().__init__(metric="samples", mode="max")
         self._desk, self._orders, self._setting = desk, orders, setting
-        self._ledger = Ledger(orders.slots)
-        self._placed: dict[str, _Placed] = {}
+        self._placing = Placing(desk, orders, setting.cap_bytes)
+        self._placed: dict[str, Placed] = {}
         self._errors: dict[str, BaseException | None] = {}
         self._unbegun: set[str] = set()
-        self._next: list[_Placed] = []
-        """What is to run before anything new is asked for: it waits for room, or begins again in another process."""
-        self._draining = False
         self.failed: TuningError | None = None
         """What the desk raised, such as a full disk; Tune would wrap it in a traceback of its own."""
 
@@ -164,46 +150,25 @@ class _Asking(Searcher):
         return True
 
     def suggest(self, trial_id: str) -> Any:
-        try:
-            place = self._place()
-        except TuningError as error:
-            self.failed, place = error, None
-        if place is None:
+        placed = None
+        if self.failed is None:
+            try:
+                placed = self._placing.take()
+            except TuningError as error:
+                self.failed = error
+        if placed is None:
             # Not the end while trials run: one of them may have to begin again.
             return None if self._placed else Searcher.FINISHED
-        placed = self._placed[trial_id] = self._next.pop(place)
-        self._draining = self._draining and bool(self._next)
-        self._ledger.enter(trial_id, placed.width)
+        self._placed[trial_id] = placed
         return self._config(placed)
 
-    def _place(self) -> int | None:
-        """Returns which of `_next` runs now, after asking the desk for as many as it takes; None where none can.
-
-        Nothing is asked for while no slot is free: the longer a proposal waits, the less it was made from.
-        """
-        while self.failed is None and self._ledger.room(1):
-            place = self._ledger.start([placed.width for placed in self._next], self._draining)
-            if place is not None or self._draining:
-                return place
-            assignment = self._desk.next_trial() if len(self._next) < PATIENCE else None
-            if assignment is not None:
-                self._next.append(_Placed(assignment, self._ledger.width(assignment.need_bytes)))
-            elif self._next:
-                self._draining = True
-            else:
-                return None
-        return None
-
-    def _config(self, placed: _Placed) -> dict[str, Any]:
-        orders, slots = self._orders, self._ledger.slots
-        whole = slots.slot_bytes is None or placed.width >= slots.count
-        cap_bytes = self._setting.cap_bytes if slots.slot_bytes is None else slots.cap_bytes(placed.width)
-        shrink = "" if not orders.shrink else "all" if whole else "loader"  # a share too small is widened first
+    def _config(self, placed: Placed) -> dict[str, Any]:
+        orders, share = self._orders, self._placing.share(placed)
         return {
             "setting": dataclasses.replace(self._setting, threads=orders.threads),
-            "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=cap_bytes),
-            "threads": orders.threads * placed.width,
-            "shrink": shrink,
+            "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=share.cap_bytes),
+            "threads": share.threads,
+            "shrink": share.shrink,
             "trial": placed.assignment.trial,
             "attempt": placed.attempt,
             "knobs": dict(placed.assignment.knobs),
@@ -213,37 +178,26 @@ class _Asking(Searcher):
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         placed, fault = self._placed.pop(trial_id, None), self._errors.pop(trial_id, None)
         unbegun = trial_id in self._unbegun
-        self._ledger.leave(trial_id)
-        if placed is None or self.failed is not None:
+        if placed is None:
+            return
+        self._placing.leave(placed)
+        if self.failed is not None:
             return
         found = None if error or not result or REPORT not in result else dict(result[REPORT][0])
         try:
-            if not self._again(placed, found, fault, unbegun=unbegun):
+            if unbegun and placed.attempt < ATTEMPTS:
+                self._begin_again(placed, fault)
+            elif not self._placing.widened(placed, found):
                 self._desk.ended(placed.assignment.trial, found or _lost(fault))
         except TuningError as failure:
             self.failed = failure
 
-    def _again(
-        self, placed: _Placed, found: Mapping[str, Any] | None, fault: BaseException | None, *, unbegun: bool
-    ) -> bool:
-        """Returns whether the trial is to run again, and keeps it: its process or its share was at fault, not it."""
-        trial, slots = placed.assignment.trial, self._ledger.slots
-        if unbegun and placed.attempt < ATTEMPTS:
-            cause = getattr(fault, "cause", None)
-            event, why = ("retired", str(cause)) if isinstance(cause, Retired) else ("lost", _lost(fault)["message"])
-            self._desk.decided(event, trial, f"{why}; the trial runs in a new process")
-            self._next.append(dataclasses.replace(placed, attempt=placed.attempt + 1))
-            return True
-        short = found is not None and found.get("outcome") in (Outcome.OOM, Outcome.HOST_OOM)
-        if not short or slots.slot_bytes is None or placed.width >= slots.count:
-            return False
-        self._ledger.too_narrow(placed.assignment.need_bytes, placed.width)
-        width = slots.wider(placed.width)
-        share = slots.share_bytes(placed.width) / 2**20
-        reason = f"it needs more than its share of {share:.0f} MiB, and begins again in {width} of {slots.count} slots"
-        self._desk.decided("widened", trial, reason)
-        self._next.append(dataclasses.replace(placed, width=width, attempt=placed.attempt + 1))
-        return True
+    def _begin_again(self, placed: Placed, fault: BaseException | None) -> None:
+        """Says why a trial's process was given up before it began, and keeps the trial."""
+        cause = getattr(fault, "cause", None)
+        event, why = ("retired", str(cause)) if isinstance(cause, Retired) else ("lost", _lost(fault)["message"])
+        self._desk.decided(event, placed.assignment.trial, f"{why}; the trial runs in a new process")
+        self._placing.again(placed)
 
     def errored(self, trial: TuneTrial, *, recovers: bool) -> None:
         """Keeps what a trial's process died of, as Tune wrote it down, and says so where Tune starts it again."""
@@ -264,15 +218,8 @@ class _Asking(Searcher):
         """Reads nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped: dict[str, Any] = {
-            "_desk": None,
-            "_orders": None,
-            "_setting": None,
-            "_ledger": None,
-            "_placed": {},
-            "_errors": {},
-        }
-        return {**self.__dict__, **dropped, "_next": []}
+        dropped: dict[str, Any] = {"_desk": None, "_orders": None, "_setting": None, "_placing": None}
+        return {**self.__dict__, **dropped, "_placed": {}, "_errors": {}}
 
 
 class _Deciding(FIFOScheduler):

@@ -10,11 +10,11 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tuning.pareto import Floats, Mode, non_dominated_ranks, signed, spread_order
+from tuning.pareto import Floats, Mode, Pairs, non_dominated_ranks, signed, spread_order
 
 
 def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
@@ -70,12 +70,39 @@ class Rungs:
         self._tolerances = [float((tolerances or {}).get(name, 0.0)) for name in objectives]
         self._seen: dict[int, dict[str, Floats]] = {m: {} for m in milestones}
         self._priorities: dict[str, tuple[float, str]] = {}
+        # Two objectives, nearly always: a rung keeps them in order, and a decision among 10,000 takes milliseconds.
+        tolerant = int(np.argmax(self._tolerances))
+        self._columns = (tolerant, 1 - tolerant)
+        pairs = len(self._objectives) == 2 and self._tolerances[tolerant] < 1
+        self._pairs = {m: Pairs(self._tolerances[tolerant]) for m in milestones if pairs}
 
     def decide(self, trial_id: str, milestone: int, values: Mapping[str, float | None]) -> Decision:
         """Returns whether the trial goes on from this milestone.
 
         A trial that comes again, as after a resume, replaces its older values. Raises ValueError for a milestone that
         is none of ours, and for a missing objective, naming it and the values there are; it is then not remembered.
+        """
+        unfit = self.remember(trial_id, milestone, values)
+        if unfit:
+            return Decision(False, unfit)
+        rung = self._seen[milestone]
+        seen = len(rung)
+        if seen < self._min_at_rung:
+            return Decision(True, f"{seen} of the {self._min_at_rung} that are compared at {milestone} samples")
+        ranks = self._ranks(milestone)
+        mine = ranks[trial_id]
+        if mine == 0:
+            return Decision(True, f"on the front of {seen} at {milestone} samples")
+        places = math.ceil(seen / self._eta)
+        place = self._place(rung, ranks, trial_id)
+        return Decision(
+            place <= places, f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
+        )
+
+    def remember(self, trial_id: str, milestone: int, values: Mapping[str, float | None]) -> str:
+        """Returns why the values cannot be compared, "" where they are kept; decides nothing, as when records are read.
+
+        Raises what `decide` raises.
         """
         if milestone not in self._seen:
             raise ValueError(
@@ -84,29 +111,26 @@ class Rungs:
         row = signed(values, self._objectives)
         if not np.isfinite(row).all():
             bad = next(n for n, x in zip(self._objectives, row, strict=True) if not math.isfinite(x))
-            return Decision(False, f"{bad} is {values[bad]} at {milestone} samples")
-        rung = self._seen[milestone]
-        rung[trial_id] = row
+            return f"{bad} is {values[bad]} at {milestone} samples"
+        self._seen[milestone][trial_id] = row
+        if milestone in self._pairs:
+            first, second = self._columns
+            self._pairs[milestone].put(trial_id, float(row[first]), float(row[second]))
         # Of the id, not of the order of arrival, so that a resumed search decides as the first one did.
         draw = np.random.default_rng([self._seed, zlib.crc32(trial_id.encode())])
         self._priorities[trial_id] = (float(draw.random()), trial_id)
-        seen = len(rung)
-        if seen < self._min_at_rung:
-            return Decision(True, f"{seen} of the {self._min_at_rung} that are compared at {milestone} samples")
-        ids = sorted(rung, key=self._priorities.__getitem__)
-        points = np.array([rung[i] for i in ids])
-        ranks = non_dominated_ranks(points, self._tolerances)
-        mine = int(ranks[ids.index(trial_id)])
-        if mine == 0:
-            return Decision(True, f"on the front of {seen} at {milestone} samples")
-        places = math.ceil(seen / self._eta)
-        place = self._place(points, ranks, ids.index(trial_id))
-        return Decision(
-            place <= places, f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
-        )
+        return ""
 
-    def _place(self, points: Floats, ranks: NDArray[np.int64], index: int) -> int:
-        """Returns the place from 1 of a row: after all of lower rank, then in the spread order of its own."""
-        peers = np.flatnonzero(ranks == ranks[index])
-        order = peers[spread_order(points[peers])]
-        return int((ranks < ranks[index]).sum() + np.flatnonzero(order == index)[0]) + 1
+    def _ranks(self, milestone: int) -> Mapping[Any, int]:
+        if milestone in self._pairs:
+            return self._pairs[milestone].ranks()
+        rung = self._seen[milestone]
+        ranks = non_dominated_ranks(np.array(list(rung.values())), self._tolerances)
+        return dict(zip(rung, ranks.tolist(), strict=True))
+
+    def _place(self, rung: Mapping[str, Floats], ranks: Mapping[str, int], trial_id: str) -> int:
+        """Returns the place from 1 of a trial: after all of lower rank, then in the spread order of its own."""
+        mine = ranks[trial_id]
+        better = sum(rank < mine for rank in ranks.values())
+        peers = sorted((i for i, rank in ranks.items() if rank == mine), key=self._priorities.__getitem__)
+        return better + len(spread_order(np.array([rung[i] for i in peers]), until=peers.index(trial_id)))

@@ -102,34 +102,41 @@ class EstimateStage:
     """
 
     def __init__(
-        self, bench: Footprints, space: Space, journal: Journal, cap_bytes: int | None, *, cuda: bool = False
+        self,
+        bench: Footprints,
+        space: Space,
+        journal: Journal,
+        cap_bytes: int | None,
+        *,
+        cuda: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bench, self._space, self._journal, self._cap_bytes = bench, space, journal, cap_bytes
-        self._cuda = cuda
+        self._cuda, self._clock = cuda, clock
         self._sizes = micro_batches(space)
         self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
 
     def run(self, predict: Predict | None = None, limit_s: float = LIMIT_S) -> None:
         """Measures until every coupling has a footprint or the time is up; what is known already is left out."""
-        until = time.monotonic() + limit_s
+        until = self._clock() + limit_s
         known = set(_footprints(self._journal.records))
         todo = [c for c in couplings(self._space) if key_of(c) not in known]
         if predict is not None and todo:
             found = predict([self._knobs(c) for c in todo])
-            until = time.monotonic() + limit_s  # a prediction has a limit of its own
+            until = self._clock() + limit_s  # a prediction has a limit of its own
             todo = [c for c, p in zip(todo, found, strict=True) if not self._predicted(c, p)]
         took: dict[int, float] = {}
         for number, coupling in enumerate(todo):
-            begun = time.monotonic()
+            begun = self._clock()
             if number and begun > until:
                 text = f"the estimate measured {number} of {len(todo)} couplings in {limit_s:g} s; trials tell the rest"
                 self._journal.append("note", text=text)
                 return
             self._measure(coupling, self._first)
-            took[number] = time.monotonic() - begun
+            took[number] = self._clock() - begun
         for number, spent_s in took.items():
             size = self._further(todo[number])
-            if size is not None and time.monotonic() + spent_s * size / sum(self._first) < until:
+            if size is not None and self._clock() + spent_s * size / sum(self._first) < until:
                 self._measure(todo[number], (size,))
 
     def _predicted(self, coupling: Mapping[str, Scalar], prediction: Prediction) -> bool:

@@ -41,29 +41,36 @@ class ProbeStage:
     """
 
     def __init__(
-        self, bench: Probes, space: Space, journal: Journal, frontier: Frontier, budget: ProbeSection, seed: int
+        self,
+        bench: Probes,
+        space: Space,
+        journal: Journal,
+        frontier: Frontier,
+        budget: ProbeSection,
+        seed: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bench, self._space, self._journal, self._frontier = bench, space, journal, frontier
-        self._budget, self._seed = budget, seed
+        self._budget, self._seed, self._clock = budget, seed, clock
         self._batch_size = reference_batch_size(space)
 
     def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
         """Measures until the stage's time is spent; what earlier records hold is not measured again."""
-        deadline = time.monotonic() + self._budget.max_time_s
+        deadline = self._clock() + self._budget.max_time_s
         have = {r["name"] for r in self._journal.records if r.event == "probe" and r["name"]}
         for name, knobs in named.items():
             if name not in have:
                 told(self._measure(dict(knobs), name=name))
         pairs = list(speed_couplings(self._space))
         for number, coupling in enumerate(pairs):
-            share = (deadline - time.monotonic()) / (len(pairs) - number)
-            self._sweep(coupling, time.monotonic() + share, told)
+            share = (deadline - self._clock()) / (len(pairs) - number)
+            self._sweep(coupling, self._clock() + share, told)
 
     def _sweep(self, coupling: Mapping[str, Scalar], until: float, told: Told) -> None:
         system = self._space.subset({"system"})
         searcher = self._searcher(system, coupling)
         held: dict[str, Scalar | None] = {}
-        while time.monotonic() < until or not self._under(coupling):
+        while self._clock() < until or not self._under(coupling):
             seen = [r["config"] for r in self._under(coupling)]
             incumbent = self._incumbent(coupling)
             if (now_held := {n: incumbent.get(n) for n in self._frozen(coupling, told)}) != held:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +17,7 @@ from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
-from tuning.searchers import Observation, OptunaSearcher, Proposal
+from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
 from tuning.space import Choice, Space
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
@@ -29,7 +31,7 @@ Told = Callable[[Record], None]
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """What the search may do: its trials, its last moment (monotonic seconds, None for no limit), its seed."""
+    """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed."""
 
     strategy: Literal["staged", "joint"]
     trials: int
@@ -37,6 +39,7 @@ class SearchTerms:
     seed: int
     eta: int
     objectives: Mapping[str, Literal["min", "max"]]
+    clock: Callable[[], float] = time.monotonic
 
 
 class SearchDesk:
@@ -65,7 +68,8 @@ class SearchDesk:
         self._instead: list[dict[str, Scalar]] = []
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
-        self._full_trial_s: list[float] = []
+        self._attempts: Counter[str] = Counter()
+        self._full_trial_s: list[float] = []  # sorted
         self._whole_peaks = peaks_are_whole(journal.records)
         self.stop_reason = ""
         self._restore()
@@ -107,9 +111,9 @@ class SearchDesk:
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
         samples, values = int(result["samples"]), dict(result["values"])
-        record = self._journal.append("rung", trial=trial, samples=samples, values=values)
-        milestone = max(m for m in self._orders.milestones if m <= samples)
         rate = self._rate(trial, result)
+        record = self._journal.append("rung", trial=trial, samples=samples, values=values, samples_per_s=rate)
+        milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
         if not decision.go_on:
             self._live[trial]["stopped_at"] = samples
@@ -171,13 +175,13 @@ class SearchDesk:
     # -- proposals ---------------------------------------------------------------------------------------------------
 
     def _begin(self, assignment: Assignment, verdict: Verdict) -> Assignment:
-        attempt = sum(1 for r in self._journal.records if r.event == "trial_start" and r["trial"] == assignment.trial)
+        self._attempts[assignment.trial] += 1
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
             "trial_start",
             trial=assignment.trial,
             config=dict(assignment.knobs),
-            attempt=attempt + 1,
+            attempt=self._attempts[assignment.trial],
             predicted_bytes=verdict.predicted_bytes,
             p_oom=verdict.p_oom,
             decision=verdict.action,
@@ -197,8 +201,8 @@ class SearchDesk:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
         elif self._terms.deadline is not None and self._started >= self._orders.concurrency:
             # A trial begun now would end after the deadline more often than not: most are stopped half way.
-            typical_s = sorted(self._full_trial_s)[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
-            if time.monotonic() + typical_s / 2 > self._terms.deadline:
+            typical_s = self._full_trial_s[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
+            if self._terms.clock() + typical_s / 2 > self._terms.deadline:
                 self.stop_reason = "the search's share of search.max_time was spent"
         return bool(self.stop_reason)
 
@@ -250,7 +254,7 @@ class SearchDesk:
         """Tells the searcher how a trial ended."""
         if record["outcome"] == Outcome.OK:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
-            self._full_trial_s.append(took)
+            insort(self._full_trial_s, took)
         seen = self._observation(record)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
@@ -264,6 +268,8 @@ class SearchDesk:
     def _observation(self, record: Record) -> Observation:
         outcome = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
         values = {SAMPLES_PER_S: record.get("samples_per_s"), **dict(record.get("values") or {})}
+        if outcome not in OVER_MEMORY:  # a judgement of memory costs more than all else that an ending does
+            return Observation(outcome, values)
         verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
         # A launched OOM was predicted to fit: what it asked for last is the least it was over.
         asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
@@ -272,15 +278,17 @@ class SearchDesk:
     def _restore(self) -> None:
         """Brings searcher, rungs and counters to where the records left them."""
         records = self._journal.records
-        self._started = len({r["trial"] for r in records if r.event == "trial_start"})
+        self._attempts.update(r["trial"] for r in records if r.event == "trial_start")
+        self._started = len(self._attempts)
         own = [r for r in records if r.event == "refused" and r["stage"] == "search"]
         self._refused = sum(1 for r in own if r.get("trial") is None)
         rates = {t.id: t.samples_per_s or 0.0 for t in trials(records)}
         for record in records:
             if record.event == "rung" and record["trial"] in rates:
                 milestone = max(m for m in self._orders.milestones if m <= record["samples"])
-                values = {SAMPLES_PER_S: rates[record["trial"]], **record["values"]}
-                self._rungs.decide(record["trial"], milestone, values)
+                rate = record.get("samples_per_s", rates[record["trial"]])  # as it was judged; older records lack it
+                values = {SAMPLES_PER_S: rate, **record["values"]}
+                self._rungs.remember(record["trial"], milestone, values)
             elif record.event == "trial":
                 self._teach(record)  # the frontier was made of these records
                 self._replace_fp16(record)

@@ -138,3 +138,26 @@ def test_a_tolerance_belongs_to_an_objective() -> None:
         Rungs((100,), 3, OBJECTIVES, 0, tolerances={"speed": 0.1})
     with pytest.raises(ValueError, match="eta must be at least 2, got 1"):
         Rungs((100,), 1, OBJECTIVES, 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_was_only_remembered_counts_as_what_was_decided(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values = [{"samples_per_s": float(s), "loss": float(v)} for s, v in draw.integers(1, 40, size=(60, 2))]
+    objectives: dict[str, Mode] = {"samples_per_s": "max", "loss": "min"}
+    tolerances = {"samples_per_s": 0.03}
+    decided, remembered = (Rungs([100], 2, objectives, 0, tolerances=tolerances) for _ in range(2))
+    for number, row in enumerate(values[:-1]):
+        decided.decide(f"t{number}", 100, row)
+        assert remembered.remember(f"t{number}", 100, row) == ""
+    assert decided.decide("last", 100, values[-1]) == remembered.decide("last", 100, values[-1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_three_objectives_are_ranked_as_two_where_the_third_is_the_same(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    two = Rungs([100], 2, {"a": "min", "b": "max"}, 0)
+    three = Rungs([100], 2, {"a": "min", "b": "max", "c": "min"}, 0)
+    for number in range(40):
+        row = {"a": float(draw.random()), "b": float(draw.random())}
+        assert two.decide(f"t{number}", 100, row) == three.decide(f"t{number}", 100, {**row, "c": 1.0})

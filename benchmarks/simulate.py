@@ -1,0 +1,425 @@
+"""Searches in virtual time over recorded tables: how good, how fast to decide, how many devices, how easily misled.
+
+    python -m benchmarks.simulate strategies --seeds 30      ours staged and joint, TPE with constraints, random
+    python -m benchmarks.simulate poison --seeds 30          bad defaults, or a wrong earlier run, against a clean start
+    python -m benchmarks.simulate decisions                  milliseconds a decision at 100 to 10,000 finished trials
+    python -m benchmarks.simulate scale                      10,000 trials on 1,000 devices: wall time, rate, memory
+    python -m benchmarks.simulate tables                     what the tables are, and how far their guesses are off
+
+A world is a table of real trials (`benchmarks/tables`, made by `record_table`), which guesses between them by the rule
+in `tuning/backends/recorded.py`: a figure from here is of the tables, not of the workloads. All ways of searching get
+the same virtual seconds, the same space and the same cap, under which a third of the space does not fit. A front is
+made of the trials that trained to their end; hypervolume is in units of the table's fastest speed and of the span of
+its qualities, against no speed and the worst recorded quality. Every document is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.document import provenance, publish
+from benchmarks.record_table import design
+from trainables.knobs import Scalar
+from tuning.backends.recorded import Table
+from tuning.backends.replay import seconds
+from tuning.backends.simulator import SimulatedBench, SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
+from tuning.pareto import front, hypervolume_2d
+from tuning.policies.rungs import milestones
+from tuning.records import Record, read
+from tuning.searchers import Observation, OptunaSearcher
+from tuning.sections import ProbeSection
+from tuning.space import Space
+from tuning.stages.bench import Assignment, Orders
+from tuning.stages.estimate import EstimateStage, frontier, micro_batch_of
+from tuning.stages.probe import ProbeStage
+from tuning.stages.search import SearchDesk, SearchTerms
+
+TABLES = Path(__file__).parent / "tables"
+ETA, FIRST_FRAC = 2, 0.25
+TRAININGS = 40
+"""The budget: so many whole trainings at the table's median speed."""
+PROBE_FRAC = 0.15
+"""What of it the probes may take, at 1 s each."""
+FITS_FRAC = 2 / 3
+
+
+@dataclass(frozen=True)
+class Arena:
+    """A table and what every search over it gets: a cap in bytes, virtual seconds, and the corners of a front."""
+
+    name: str
+    table: Table
+    cap_bytes: int
+    budget_s: float
+    fastest: float
+    worst: float
+    span: float
+
+    @property
+    def objective(self) -> str:
+        """The quality."""
+        return next(iter(self.table.objectives))
+
+    def point(self, knobs: Mapping[str, Scalar]) -> tuple[float, float]:
+        """Returns speed and quality of a whole training as a front has them: both to be minimised, 0 is the worst."""
+        quality = self.table.values(knobs, self.table.horizon, 0)[self.objective]
+        return -samples_per_s(self.table, knobs) / self.fastest, -abs(quality - self.worst) / self.span
+
+    def volume(self, points: Sequence[tuple[float, float]]) -> float:
+        """Returns the hypervolume."""
+        return hypervolume_2d(np.array(points).reshape(-1, 2), (0.0, 0.0))
+
+
+def arena(path: Path) -> Arena:
+    """Returns the arena of a table; cap and corners come from 400 configurations drawn from its space."""
+    table = Table(read(path)[0])
+    drawn = design(table.space, 400, 0)
+    peaks = sorted(table.peak_bytes(k, micro_batch_of(k)) for k in drawn)
+    speeds = [samples_per_s(table, k) for k in drawn]
+    objective, mode = next(iter(table.objectives.items()))
+    qualities = [table.values(k, table.horizon, 0)[objective] for k in drawn]
+    worst, best = (max(qualities), min(qualities)) if mode == "min" else (min(qualities), max(qualities))
+    budget_s = TRAININGS * table.horizon / statistics.median(speeds)
+    cap_bytes = peaks[int(FITS_FRAC * len(peaks))]
+    return Arena(path.stem, table, cap_bytes, budget_s, max(speeds), worst, abs(best - worst))
+
+
+@dataclass
+class Found:
+    """What a search came to: (virtual seconds, speed, quality) of each whole training, and what it lost."""
+
+    ends: list[tuple[float, float, float]]
+    ooms: int
+    trials: int
+    proposed_s: float = 0.0
+
+    def curve(self, own: Arena) -> list[tuple[float, float]]:
+        """Returns the hypervolume after each whole training, with its moment."""
+        points: list[tuple[float, float]] = []
+        found: list[tuple[float, float]] = []
+        for moment_s, speed, quality in sorted(self.ends):
+            points.append((speed, quality))
+            found.append((moment_s, own.volume(points)))
+        return found
+
+    def final(self, own: Arena, until_s: float = float("inf")) -> float:
+        """Returns the hypervolume at a moment."""
+        return max((v for at, v in self.curve(own) if at <= until_s), default=0.0)
+
+    def reaches(self, own: Arena, volume: float) -> float | None:
+        """Returns the moment at which a hypervolume is reached, None where it never is."""
+        return next((at for at, v in self.curve(own) if v >= volume), None)
+
+
+def orders(table: Table, *, shrink: bool) -> Orders:
+    """Returns one trial at a time on a device, judged at a quarter and half of the horizon."""
+    first = max(1, round(table.horizon * FIRST_FRAC))
+    steps = (*milestones(first, table.horizon, ETA), table.horizon)
+    return Orders(table.horizon, steps, shrink, concurrency=1, threads=1)
+
+
+Mislead = Callable[[OptunaSearcher, Space], OptunaSearcher]
+
+
+def ours(
+    own: Arena,
+    strategy: Any,
+    seed: int,
+    *,
+    trials: int = 10_000,
+    times: float = 1.0,
+    devices: int = 1,
+    mislead: Mislead | None = None,
+) -> tuple[Found, VirtualJournal, SimulatedCrew]:
+    """Returns what our desk finds in so many budgets of virtual time."""
+    clock, table = VirtualClock(), own.table
+    journal = VirtualJournal(clock)
+    bench = SimulatedBench(table, clock, own.cap_bytes)
+    journal.append("study", card={"cap_bytes": own.cap_bytes}, device={"type": "cpu"}, objectives=table.objectives)
+    EstimateStage(bench, table.space, journal, own.cap_bytes, clock=clock).run()
+    learned = frontier(journal.records, own.cap_bytes)
+    if strategy == "staged":
+        section = ProbeSection(max_time_s=PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03)
+        ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
+    terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock)
+    told = orders(table, shrink=strategy == "staged")
+    desk = SearchDesk(journal, table.space, learned, terms, told, lambda r: None)
+    if mislead is not None:
+        desk._searcher = mislead(desk._searcher, table.space)
+    crew = SimulatedCrew(table, clock, devices=devices, cap_bytes=own.cap_bytes)
+    crew.run(desk, told)
+    return found_in(own, journal.records), journal, crew
+
+
+def found_in(own: Arena, records: Sequence[Record]) -> Found:
+    """Returns what the records of a simulated search came to."""
+    ended = [r for r in records if r.event == "trial"]
+    whole = [(seconds(r), *own.point(r["config"])) for r in ended if r["outcome"] == "ok"]
+    ooms = sum(r.event == "oom" or (r.event == "trial" and r["outcome"] == "oom") for r in records)
+    return Found(whole, ooms, len(ended))
+
+
+class Peer:
+    """A desk that judges nothing: proposals of one flat space, each trained to its end or to its OOM."""
+
+    def __init__(self, own: Arena, seed: int, clock: VirtualClock, kind: str) -> None:
+        self._own, self._clock, self._kind, self.found = own, clock, kind, Found([], 0, 0)
+        objectives = {"samples_per_s": "max", **own.table.objectives}
+        self._searcher = OptunaSearcher(own.table.space, objectives, seed)
+        self._drawn: Iterator[dict[str, Scalar]] = self._random(np.random.default_rng(seed))
+        self._numbers: dict[str, int] = {}
+
+    def _random(self, draw: np.random.Generator) -> Iterator[dict[str, Scalar]]:
+        while True:
+            yield design(self._own.table.space, 1, int(draw.integers(2**31)))[0]
+
+    def next_trial(self) -> Assignment | None:
+        """Returns the next trial until the time is up."""
+        if self._clock() >= self._own.budget_s:
+            return None
+        name = f"t{self.found.trials:03d}"
+        self.found.trials += 1
+        if self._kind == "random":
+            return Assignment(name, next(self._drawn), 0)
+        proposal = self._searcher.suggest()
+        if proposal is None:
+            return None
+        self._numbers[name] = proposal.number
+        return Assignment(name, self._own.table.space.complete(proposal.values), 0)
+
+    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Never stops."""
+        return True
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Keeps what came, and tells TPE: an OOM as a constraint violated by what was over the cap."""
+        assert result is not None  # noqa: S101  (no process is lost here)
+        ok = result["outcome"] == "ok"
+        self.found.ooms += result["outcome"] == "oom"
+        if ok:
+            self.found.ends.append((self._clock(), *self._own.point(result["knobs"])))
+        if trial in self._numbers:
+            values = {"samples_per_s": result["measured_samples_per_s"], **result["values"]}
+            over = max(1, int(result["peak_allocated_bytes"]) - self._own.cap_bytes)
+            self._searcher.observe(self._numbers.pop(trial), Observation(str(result["outcome"]), values, over))
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Hears of nothing."""
+
+
+def peer(own: Arena, kind: str, seed: int) -> Found:
+    """Returns what a search without probes, rungs and frontier finds in the budget."""
+    clock = VirtualClock()
+    desk = Peer(own, seed, clock, kind)
+    told = dataclasses.replace(orders(own.table, shrink=False), milestones=())
+    SimulatedCrew(own.table, clock, cap_bytes=own.cap_bytes).run(desk, told)
+    return desk.found
+
+
+def strategies(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
+    """Returns, for each way and seed, the final hypervolume and when ours reached each other's."""
+    rows: list[dict[str, Any]] = []
+    for seed in seeds:
+        found = {
+            "staged": ours(own, "staged", seed)[0],
+            "joint": ours(own, "joint", seed)[0],
+            "tpe": peer(own, "tpe", seed),
+            "random": peer(own, "random", seed),
+        }
+        row: dict[str, Any] = {"seed": seed}
+        for name, one in found.items():
+            volume = one.final(own, own.budget_s)
+            row[name] = {"volume": round(volume, 4), "ooms": one.ooms, "trials": one.trials}
+            if name != "staged":
+                at = found["staged"].reaches(own, volume)
+                row[name]["staged_reaches_at"] = None if at is None else round(at / own.budget_s, 3)
+        rows.append(row)
+    return {"table": own.name, "budget_s": own.budget_s, "cap_bytes": own.cap_bytes, "rows": rows}
+
+
+def bad_defaults(own: Arena) -> Mislead:
+    """Returns what gives a search the worst configuration of the space as its first, and two beside it."""
+
+    def mislead(searcher: OptunaSearcher, space: Space) -> OptunaSearcher:
+        names = searcher._names
+        ranked = sorted(design(space, 200, 1), key=lambda k: sum(own.point(k)), reverse=True)
+        worst = [{n: k[n] for n in names if n in k} for k in ranked[:3]]
+        return OptunaSearcher(searcher._space, searcher._objectives, searcher._seed, initial=worst)
+
+    return mislead
+
+
+def wrong_run(own: Arena) -> Mislead:
+    """Returns what tells a search of 12 trials of an earlier run, with the worst taken for the best and back."""
+
+    def mislead(searcher: OptunaSearcher, space: Space) -> OptunaSearcher:
+        drawn = design(space, 12, 2)
+        points = [own.point(k) for k in drawn]
+        least = min(p[1] for p in points) + max(p[1] for p in points)
+        for knobs, (speed, quality) in zip(drawn, points, strict=True):
+            better = 1 if own.table.objectives[own.objective] == "max" else -1
+            turned = own.worst + better * (quality - least) * own.span
+            values = {"samples_per_s": -speed * own.fastest, own.objective: turned}
+            searcher.replay({n: knobs[n] for n in searcher._names if n in knobs}, Observation("ok", values))
+        return searcher
+
+    return mislead
+
+
+def poison(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
+    """Returns hypervolumes of a clean start, and of misled ones at the same and at twice the budget."""
+    rows = []
+    for seed in seeds:
+        row: dict[str, Any] = {"seed": seed, "clean": round(ours(own, "staged", seed)[0].final(own), 4)}
+        for name, mislead in (("bad defaults", bad_defaults(own)), ("wrong run", wrong_run(own))):
+            found = ours(own, "staged", seed, times=2.0, mislead=mislead)[0]
+            row[name] = [round(found.final(own, times * own.budget_s), 4) for times in (1.0, 2.0)]
+        rows.append(row)
+    return {"table": own.name, "rows": rows}
+
+
+def decisions(own: Arena, counts: Sequence[int]) -> dict[str, Any]:
+    """Returns the milliseconds of a suggestion with its launch, of a rung, and of an ending, after so many trials."""
+    rows = []
+    for count in counts:
+        _, journal, _ = ours(own, "staged", 0, trials=count, times=1e9, devices=8)
+        told = orders(own.table, shrink=True)
+        learned = frontier(journal.records, own.cap_bytes)
+        terms = SearchTerms("staged", count + 20, None, 0, ETA, own.table.objectives)
+        begun = time.perf_counter()
+        desk = SearchDesk(journal, own.table.space, learned, terms, told, lambda r: None)
+        row: dict[str, Any] = {"trials": count, "restore_s": time.perf_counter() - begun}
+        took: dict[str, list[float]] = {"suggest": [], "rung": [], "end": []}
+        crew = SimulatedCrew(own.table, VirtualClock(), cap_bytes=own.cap_bytes)
+        crew.run(_Timed(desk, took), told)
+        for name, times in took.items():
+            row[name] = {"median_ms": statistics.median(times) * 1e3, "max_ms": max(times) * 1e3}
+        rows.append(row)
+    return {"table": own.name, "rows": rows}
+
+
+class _Timed:
+    """A desk with a stopwatch."""
+
+    def __init__(self, desk: SearchDesk, took: Mapping[str, list[float]]) -> None:
+        self._desk, self._took = desk, took
+
+    def next_trial(self) -> Assignment | None:
+        """Times a proposal, judged and launched."""
+        begun = time.perf_counter()
+        found = self._desk.next_trial()
+        if found is not None:
+            self._took["suggest"].append(time.perf_counter() - begun)
+        return found
+
+    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Times a decision."""
+        begun = time.perf_counter()
+        found = self._desk.at_rung(trial, result)
+        self._took["rung"].append(time.perf_counter() - begun)
+        return found
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Times an ending."""
+        begun = time.perf_counter()
+        self._desk.ended(trial, result)
+        self._took["end"].append(time.perf_counter() - begun)
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Passes it on."""
+        self._desk.decided(event, trial, reason)
+
+
+def scale(own: Arena, devices: int, trials: int) -> dict[str, Any]:
+    """Returns what simulating so many trials on so many devices takes of this machine."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begun, cpu = time.perf_counter(), time.process_time()
+    found, journal, crew = ours(own, "staged", 0, trials=trials, times=1e9, devices=devices)
+    wall_s = time.perf_counter() - begun
+    records = journal.records
+    judged = crew.events + sum(r.event in ("trial_start", "refused") for r in records)
+    points = np.array([p[1:] for p in found.ends])
+    return {
+        "table": own.name,
+        "devices": devices,
+        "trials": found.trials,
+        "wall_s": round(wall_s, 1),
+        "cpu_s": round(time.process_time() - cpu, 1),
+        "decisions": judged,
+        "decisions_per_s": round(judged / wall_s, 1),
+        "virtual_s": round(max(seconds(r) for r in records), 1),
+        "records": len(records),
+        "front": len(front(points)),
+        "memory_mib": [round(kib / 1024) for kib in (before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)],
+        "answers": dict(own.table.answers),
+    }
+
+
+def tables(path: Path) -> dict[str, Any]:
+    """Returns what a table holds, and how far its guess of each row is off when that row is left out."""
+    records = read(path)[0]
+    whole = Table(records)
+    objective = next(iter(whole.objectives))
+    speed, quality, real = [], [], []
+    for record in records:
+        if record.event == "probe" and record["outcome"] == "ok":
+            guess = Table([r for r in records if r is not record])
+            knobs = {**whole.space.fixed, **record["config"]}
+            speed.append(abs(np.log(samples_per_s(guess, knobs) / samples_per_s(whole, knobs))))
+        if record.event == "trial" and record["outcome"] == "ok":
+            guess = Table([r for r in records if r.get("trial") != record["trial"]])
+            quality.append(guess.values(record["config"], whole.horizon, 0)[objective])
+            real.append(record["values"][objective])
+    study = records[0]
+    ranks = [np.argsort(np.argsort(v)) for v in (quality, real)]
+    return {
+        "table": path.stem,
+        **{n: study[n] for n in ("command", "horizon_samples", "versions") if n in study.fields},
+        "commit": study.get("commit"),
+        "device": study["device"].get("name"),
+        "bytes": path.stat().st_size,
+        "probes": len(speed),
+        "trials": len(real),
+        "speed_error_median": float(np.exp(np.median(speed)) - 1),
+        "quality_rank_correlation": float(np.corrcoef(ranks[0], ranks[1])[0, 1]),
+    }
+
+
+def main() -> None:
+    """Runs what is asked for on each table; prints a line of JSON for each."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("what", choices=["strategies", "poison", "decisions", "scale", "tables"])
+    asked.add_argument("--tables", nargs="*", help="[all, or signals for decisions and scale]")
+    asked.add_argument("--seeds", type=int, default=30)
+    asked.add_argument("--first", type=int, default=0, help="seed")
+    asked.add_argument("--devices", type=int, default=1000)
+    asked.add_argument("--trials", type=int, default=10_000)
+    asked.add_argument("--counts", type=int, nargs="*", default=[100, 1000, 10_000])
+    asked.add_argument("--out", type=Path, help="a file to append to")
+    arguments = asked.parse_args()
+    alone = ["signals"] if arguments.what in ("decisions", "scale") else sorted(p.stem for p in TABLES.glob("*.jsonl"))
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    ways: dict[str, Callable[[Path], dict[str, Any]]] = {
+        "strategies": lambda path: strategies(arena(path), seeds),
+        "poison": lambda path: poison(arena(path), seeds),
+        "decisions": lambda path: decisions(arena(path), arguments.counts),
+        "scale": lambda path: scale(arena(path), arguments.devices, arguments.trials),
+        "tables": tables,
+    }
+    for name in arguments.tables or alone:
+        found = ways[arguments.what](TABLES / f"{name}.jsonl")
+        publish({**provenance(f"simulate {arguments.what}"), **found}, arguments.out, append=True)
+
+
+if __name__ == "__main__":
+    main()

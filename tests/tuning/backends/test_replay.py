@@ -1,0 +1,56 @@
+"""A real search, run by Ray on two slots, is decided again in the simulator: the same decisions, the same pick."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tuning.backends.replay import Strayed, decisions, replayed
+from tuning.backends.simulator import VirtualClock, VirtualJournal
+from tuning.records import Record, read
+from tuning.stages.confirm import choose
+
+RECORDED = Path(__file__).parents[2] / "data" / "recorded_search" / "trials.jsonl"
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    """The recorded search."""
+    whole, warnings = read(RECORDED)
+    assert not warnings
+    return whole
+
+
+def test_ray_and_the_simulator_decide_the_same(records: list[Record]) -> None:
+    again = replayed(records)
+    assert decisions(again) == decisions(records)
+    assert len([d for d in decisions(again) if d[0] == "launched"]) == 12
+    assert [d for d in decisions(again) if d[0] == "trial" and d[2] == "stopped"]
+    assert choose(again, "accuracy", "max", 0.01) == choose(records, "accuracy", "max", 0.01)
+
+
+def test_another_seed_proposes_what_was_not_run(records: list[Record]) -> None:
+    config = dict(records[0]["config"])
+    other = {**records[0].fields, "config": {**config, "search": {**config["search"], "seed": 5}}}
+    with pytest.raises(Strayed, match=r"is proposed with .*; the record has"):
+        replayed([dataclasses.replace(records[0], fields=other), *records[1:]])
+
+
+def test_other_values_at_a_rung_are_judged_otherwise(records: list[Record]) -> None:
+    stopped = next(r["trial"] for r in records if r.event == "trial" and r["outcome"] == "stopped")
+    changed = [
+        dataclasses.replace(r, fields={**r.fields, "values": {"accuracy": 1.0}})
+        if r.event == "rung" and r["trial"] == stopped
+        else r
+        for r in records
+    ]
+    with pytest.raises(Strayed, match=f"{stopped} goes on where the recorded trial was stopped"):
+        replayed(changed)
+
+
+def test_without_a_search_there_is_nothing_to_replay() -> None:
+    journal = VirtualJournal(VirtualClock())
+    with pytest.raises(ValueError, match="hold no search"):
+        replayed(journal.records)
