@@ -28,6 +28,7 @@ from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
+from tuning.memory import calibration
 from tuning.memory.known import Key, Known
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
@@ -390,7 +391,9 @@ class _Study:
         if card.cap_bytes is not None:
             return card.cap_bytes
         if card.device == "cuda":
-            return int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes
+            device = self._facts["device"]
+            reserve_bytes = card.reserve_bytes or calibration.context_bytes(str(device.get("name")))
+            return int(device["memory_bytes"]) - reserve_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
             self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
         return self._ram_bytes

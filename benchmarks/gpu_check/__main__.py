@@ -63,6 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         made.error(f"no part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
     place = Place(asked.device, asked.out.resolve(), revision(), asked.seed, asked.again, asked.minutes * 60.0)
+    if asked.device == "cuda" and not has_card():
+        print("torch sees no CUDA device here; --device cpu runs the same code, small", file=sys.stderr)
+        return 2
     for name in asked.parts or PARTS:
         document = read(place.document(name))
         if document is not None and settled(document, place):
@@ -77,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     documents = [found for name in PARTS if (found := read(place.document(name))) is not None]
     print("\n".join(table(documents, place.revision)))
     return exit_code(documents)
+
+
+def has_card() -> bool:
+    """Returns whether torch can use a CUDA device, asked in a process of its own, which keeps no context."""
+    asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0  # noqa: S603
 
 
 def settled(document: Mapping[str, Any], place: Place) -> bool:

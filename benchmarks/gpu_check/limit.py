@@ -28,8 +28,10 @@ from tuning.policies.ablation import settled
 
 WORKLOADS = ("nli", "headpose")
 ROUNDS, SECONDS = {"cuda": 9, "cpu": 2}, {"cuda": 3.0, "cpu": 0.3}
-PROFILED_STEPS = {"cuda": 20, "cpu": 2}
+PROFILED_S = {"cuda": 0.5, "cpu": 0.2}
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+CLOSING_WAITS = 2
+"""Of a window's end: its loss is read, and the device waited for."""
 SHOWN = 10
 
 
@@ -101,30 +103,32 @@ def per_sample(session: Session, knobs: dict[str, Scalar], limits: dict[str, flo
 
 
 def profiled(session: Session, knobs: dict[str, Scalar], device: str) -> dict[str, Any]:
-    """Returns what torch's profiler saw of some steps: time the device computed, launches, waits, what took longest."""
-    state = loop.prepare(session.resident, session.config(knobs), loop.Plan(samples=1_000_000_000, window_s=0.0))
+    """Returns what torch's profiler saw of a window: time the device computed, launches, waits, what took longest."""
+    state = loop.prepare(
+        session.resident, session.config(knobs), loop.Plan(samples=1_000_000_000, window_s=PROFILED_S[device])
+    )
     events = (e for e in loop.train(state) if isinstance(e, Window))
     next(events)
     next(events)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities) as seen:
-        windows = [next(events) for _ in range(PROFILED_STEPS[device])]
+        window = next(events)
     events.close()
     averages = seen.key_averages()
     calls = Counter({e.key: e.count for e in averages})
-    steps, wall_s = sum(w.steps for w in windows), sum(w.wall_s for w in windows)
     took = Counter({e.key: _self_us(e, device) for e in averages})
     return {
-        "steps": steps,
-        "wall_s": wall_s,
-        "busy_frac": sum(took.values()) / 1e6 / wall_s if wall_s else None,
-        "launches_per_step": sum(n for key, n in calls.items() if "LaunchKernel" in key) / steps,
-        # a window of one step ends in one of them, which is not the step's
-        "waits_per_step": sum(n for key, n in calls.items() if key.startswith(WAITS)) / steps - 1.0,
-        "longest_us_per_step": {key: us / steps for key, us in took.most_common(SHOWN)},
+        "steps": window.steps,
+        "wall_s": window.wall_s,
+        "busy_frac": sum(took.values()) / 1e6 / window.wall_s,
+        "launches_per_step": sum(n for key, n in calls.items() if "LaunchKernel" in key) / window.steps,
+        "waits_per_step": max(0, sum(calls[key] for key in WAITS) - CLOSING_WAITS) / window.steps,
+        "longest_us_per_step": {key: us / window.steps for key, us in took.most_common(SHOWN)},
     }
 
 
 def _self_us(event: Any, device: str) -> float:
+    if event.device_type.name.lower() != device:  # an operator of the host is also told the time of its kernels
+        return 0.0
     name = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
     return float(getattr(event, name, 0.0))

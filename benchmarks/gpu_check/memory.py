@@ -35,7 +35,7 @@ class Extent:
 
 
 CARD = Extent(tuple(KINDS), ("fp32", "bf16", "fp16"), (32, 256), GEMMA, (1, 2))
-SMALL = Extent(("small MLP", "residual CNN", "decoder LM"), ("fp32", "bf16"), (16,), SMALL_GEMMA, (2,))
+SMALL = Extent(("small MLP", "residual CNN", "decoder LM"), ("fp32", "bf16"), (16,), SMALL_GEMMA, (16,))
 
 
 def run(place: Place) -> dict[str, Any]:
@@ -83,8 +83,10 @@ def _groups(extent: Extent) -> list[Group]:
 def _alone(groups: Sequence[Group], large: str) -> list[Group]:
     """Returns what is predicted in one process each: a kind; of the large one each coupling, which takes a minute."""
     found: list[Group] = []
+    if large == SMALL_GEMMA:  # few couplings: one process for all
+        return [([c for couplings, _ in groups for c in couplings], groups[0][1])]
     for couplings, micro_batches in groups:
-        alone = couplings[0].kind == large and large == GEMMA
+        alone = couplings[0].kind == large
         found += [([c], micro_batches) for c in couplings] if alone else [(couplings, micro_batches)]
     return found
 

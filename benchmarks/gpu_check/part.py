@@ -14,7 +14,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import provenance
 from benchmarks.gpu_check.place import OutOfTime, Place, revision, write
 
 
@@ -52,6 +51,8 @@ def main() -> int:
 
 def document(part: str, place: Place, found: dict[str, Any], error: str, seconds: float) -> dict[str, Any]:
     """Returns a part's result with where it comes from; `error` is empty where it did not fail."""
+    # By name and late, like the part: processes that predict import this module, and are to do so without torch.
+    provenance = importlib.import_module("benchmarks.document").provenance
     return {
         **provenance(f"gpu_check {part}", place.device),
         "part": part,

@@ -1,4 +1,4 @@
-"""Recordings of torch's allocator: by hand in the format of 2.11 to 2.13, and of our own model of it, there and back."""
+"""Recordings of torch's allocator: by hand in its format of 2.11 to 2.13, and of our own model, there and back."""
 
 from typing import Any
 

@@ -99,6 +99,13 @@ def of_card(capability: tuple[int, int], where: Path | None = None, torch: str |
     return max(fitting, key=lambda c: c.when, default=None)
 
 
+def context_bytes(device: str, where: Path | None = None) -> int:
+    """Returns what a process takes of the device of that name beside torch's allocator, 0 where it was not measured."""
+    fitting = [c for c in known(folder() if where is None else where) if c.device == device]
+    latest = max(fitting, key=lambda c: c.when, default=None)
+    return int(latest.constants.get("context_bytes", 0)) if latest is not None else 0
+
+
 def _of(raw: Mapping[str, Any]) -> Calibration:
     major, minor = raw["capability"]
     return Calibration(

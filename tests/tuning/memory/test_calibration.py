@@ -9,7 +9,7 @@ import pytest
 
 from tuning.memory import predictor
 from tuning.memory.answers import fingerprint
-from tuning.memory.calibration import Calibration, folder, known, of_card, write
+from tuning.memory.calibration import Calibration, context_bytes, folder, known, of_card, write
 from tuning.memory.predictor import Request, predict_all
 
 H100 = Calibration("NVIDIA H100", "2.11.0", (9, 0), {"cublas_bytes": 1024.0, "lstm_reserve": 8.0}, "2026-11-21")
@@ -38,6 +38,12 @@ def test_the_latest_of_two_devices_holds_and_one_device_has_one_file(cache: Path
         write(found, cache)
     assert len(list(cache.iterdir())) == 2
     assert of_card((9, 0), torch="2.11.0") == h200
+
+
+def test_the_context_is_that_of_the_device_by_its_name(cache: Path) -> None:
+    write(Calibration("NVIDIA H100", "2.11.0", (9, 0), {"context_bytes": 5e8}), cache)
+    assert context_bytes("NVIDIA H100") == 500_000_000
+    assert context_bytes("NVIDIA L4") == 0
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"device": "x"}', '{"constants": {"cublas_bytes": "many"}}'])
