@@ -14,7 +14,8 @@ from trainables.knobs import NAMES, Scalar
 from tuning import yaml_files
 from tuning.cards import AMP_DTYPES, Card, honoured
 
-SMALL_CARDS = {"rtx4060": 32 * MIB_BYTES, "rtx3090": 96 * MIB_BYTES}
+CARDS = ("rtx4060", "rtx3090")
+SMALL_CARDS = {"32 MiB": 32 * MIB_BYTES, "96 MiB": 96 * MIB_BYTES}
 """What stands in for a card of 8 and of 24 GB where the same is run small."""
 
 
@@ -23,7 +24,7 @@ def caps(place: Place) -> dict[str, int]:
     if place.small:
         return dict(SMALL_CARDS)
     found = {}
-    for name in SMALL_CARDS:
+    for name in CARDS:
         (_, raw), *_ = [pair for pair in yaml_files.of_groups({"card": name}) if "card" in pair[1]]
         found[name] = round((raw["card"]["memory_gib"] - raw["card"]["reserve_gib"]) * GIB_BYTES)
     return found

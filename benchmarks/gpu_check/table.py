@@ -47,8 +47,12 @@ def _heading(documents: Sequence[Mapping[str, Any]], revision: str) -> Iterator[
     yield f"{len(documents)} parts in {total:.0f} s"
 
 
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 2]}.."
+
+
 def _row(line: Line, part: str) -> Iterator[str]:
-    what, figure = line.what[: _WHAT - 1], line.figure[:_FIGURE]
+    what, figure = _cut(line.what, _WHAT - 1), _cut(line.figure, _FIGURE)
     state = line.state if line.bar else ""
     yield f"{part:<{_PART}}{what:<{_WHAT}}{figure:>{_FIGURE}} {line.bar:<{_BAR}} {state}".rstrip()
     if line.why:

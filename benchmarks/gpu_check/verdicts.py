@@ -75,14 +75,14 @@ def memory(found: Found, card: bool) -> Iterator[Line]:
     if lost:
         yield Line("memory", "without a prediction or a run", str(lost), "0", False, _first_failure(found))
     recorded = found.get("snapshot")
-    what = "recorded step through the allocator"
+    what = "recorded step, allocator's model"
     if recorded and recorded.get("error_frac") is not None:
         error = abs(recorded["error_frac"])
         yield Line("memory", what, f"{error:.1%}", f"{MEAN_BAR:.0%}", error <= MEAN_BAR)
     else:
         yield Line("memory", what, "", f"{MEAN_BAR:.0%}")
     if card:
-        yield Line("memory", "constants measured, for the predictor", str(len(found.get("constants", {}))))
+        yield Line("memory", "constants measured", str(len(found.get("constants", {}))))
 
 
 def cap(found: Found, card: bool) -> Iterator[Line]:
@@ -92,7 +92,7 @@ def cap(found: Found, card: bool) -> Iterator[Line]:
         wrong = [r for r in rows if r["said"] == "fits" and r["came"] == "OOM"]
         refused = [r for r in rows if r["said"] == "no" and r["came"] == "fits"]
         why = "; ".join(f"{r['coupling']} x {r['micro_batch']}" for r in wrong[:2])
-        what = f"{name}: said to fit, ran out of memory"
+        what = f"{name}: said to fit, OOM"
         yield Line("cap", what, f"{len(wrong)} of {len(rows)}", "0", not wrong if rows else None, why)
         yield Line("cap", f"{name}: said not to fit, fitted", f"{len(refused)} of {len(rows)}")
     phases = found.get("phases", ())
@@ -139,7 +139,7 @@ def receipts(found: Found, card: bool) -> Iterator[Line]:
         told = [r for r in row["receipts"] if r["gain"]]
         faster = [r for r in told if r["verdict"] == "faster"]
         slower = [r for r in told if r["verdict"] == "slower"]
-        what = f"{name}: faster, slower, cannot be told"
+        what = f"{name}: faster, slower, not told"
         yield Line("receipts", what, f"{len(faster)}, {len(slower)}, {len(told) - len(faster) - len(slower)}")
         if faster:
             most = max(faster, key=lambda r: float(r["gain"]["ratio"]))
@@ -157,19 +157,19 @@ def limit(found: Found, card: bool) -> Iterator[Line]:
         wait, ratio = row["data_wait_frac"], row["resident"]["ratio"]
         yield Line("limit", f"{name}: data-wait", f"{wait:.1%}", f"<= {WAIT_BAR:.0%}", _of_card(card, wait <= WAIT_BAR))
         met = _of_card(card, ratio >= RESIDENT_BAR)
-        yield Line("limit", f"{name}: over the loop fed from memory", f"{ratio:.2f}", f">= {RESIDENT_BAR}", met)
+        yield Line("limit", f"{name}: over one fed by memory", f"{ratio:.2f}", f">= {RESIDENT_BAR}", met)
         peak = max((v for k, v in ceilings.items() if k != "copy"), default=0.0)
         if peak:
             share = row["achieved_flops_per_s"] / peak
-            yield Line("limit", f"{name}: FLOP/s over the largest product", f"{share:.1%}")
-            yield Line("limit", f"{name}: bytes/s over a copy", f"{row['achieved_bytes_per_s'] / ceilings['copy']:.1%}")
-        yield Line("limit", f"{name}: of a step bound by the device", f"{row['roofline_frac']:.1%}")
+            yield Line("limit", f"{name}: FLOP/s, of a product", f"{share:.1%}")
+            yield Line("limit", f"{name}: bytes/s, of a copy", f"{row['achieved_bytes_per_s'] / ceilings['copy']:.1%}")
+        yield Line("limit", f"{name}: bound by the device", f"{row['roofline_frac']:.1%}")
 
 
 def search(found: Found, card: bool) -> Iterator[Line]:
     """Yields how many launched trials ran out of memory, and whether the result trains."""
     for row in found.get("rows", ()):
-        what = f"{row['workload']} under {row['card']}"
+        what = f"{row['workload']}, {row['card']}"
         if "launched" not in row:
             yield Line("search", f"{what}: the study", "failed", "exit 0", False, row.get("why", ""))
             continue

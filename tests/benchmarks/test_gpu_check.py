@@ -50,7 +50,7 @@ def test_one_configuration_said_to_fit_that_does_not_is_one_too_many() -> None:
     )
     fits = [{"card": "rtx4060", "said": "fits", "came": came, "coupling": "k", "micro_batch": 2} for came in ("OOM",)]
     found = document("cap", {"caps": {"rtx4060": 1}, "fits": fits, "phases": []})
-    assert states(found)["rtx4060: said to fit, ran out of memory"] == "NOT MET"
+    assert states(found)["rtx4060: said to fit, OOM"] == "NOT MET"
 
 
 def test_what_has_no_prediction_is_not_passed_over() -> None:
