@@ -57,14 +57,12 @@ def memory(found: Found, card: bool) -> Iterator[Line]:
     lost = len(found.get("rows", ())) - len(rows)
     bar = f"{MEAN_BAR:.0%}, {MOST_BAR:.0%}"
     for name in ("allocated", "reserved", "capacity"):
-        errors = {r["coupling"]: _error(r, name) for r in rows if r.get(f"{name}_bytes")}
-        every = [_error(r, name) for r in rows if r.get(f"{name}_bytes")]
+        errors = [(_error(r, name), f"{r['coupling']} x {r['micro_batch']}") for r in rows if r.get(f"{name}_bytes")]
         what = f"{name}: mean and largest error"
-        if not every:
+        if not errors:
             yield Line("memory", what, "", bar)
             continue
-        mean, most = statistics.fmean(every), max(every)
-        worst = max(errors, key=lambda label: errors[label])
+        mean, (most, worst) = statistics.fmean(error for error, _ in errors), max(errors)
         met = mean <= MEAN_BAR and most <= MOST_BAR
         why = "" if met else f"largest: {worst}"
         yield Line("memory", what, f"{mean:.1%}, {most:.1%}", bar, met, why)
