@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib.metadata
-import platform
 import secrets
 import shlex
 import time
@@ -24,12 +22,13 @@ import psutil
 
 from trainables import workload
 from trainables.knobs import Scalar, kind_of
-from tuning import __version__, atomic, doctor, export, report, summary, timeline, wording
+from tuning import atomic, doctor, export, report, summary, timeline, wording
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
+from tuning.memory import calibration
 from tuning.memory.known import Key, Known
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
@@ -38,7 +37,7 @@ from tuning.policies.pick import Pick, absolute
 from tuning.policies.rungs import milestones
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.resolve import option_fault, workload_said
-from tuning.runs import JOURNAL, find_run
+from tuning.runs import JOURNAL, find_run, versions
 from tuning.space import Range
 from tuning.stages import confirm, estimate
 from tuning.stages.bench import Orders
@@ -392,7 +391,9 @@ class _Study:
         if card.cap_bytes is not None:
             return card.cap_bytes
         if card.device == "cuda":
-            return int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes
+            device = self._facts["device"]
+            reserve_bytes = card.reserve_bytes or calibration.context_bytes(str(device.get("name")))
+            return int(device["memory_bytes"]) - reserve_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
             self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
         return self._ram_bytes
@@ -561,17 +562,6 @@ def _held_by(config: StudyConfig) -> str:
     if config.card.device == "cuda":
         return "the allocator's limit of a process"
     return "a count of live tensor bytes, and RLIMIT_DATA behind it"
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions that decide what a run does."""
-    found = {"cardtune": __version__, "python": platform.python_version()}
-    for name in ("torch", "ray", "optuna", "transformers", "peft"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _command(config: StudyConfig) -> str:

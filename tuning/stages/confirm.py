@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from trainables.knobs import Scalar
 from tuning.policies.pick import Candidate, Pick, pick
 from tuning.records import Journal, Record, trials
-from tuning.sections import ConfirmSection
-from tuning.stages.bench import Bench, Orders
+from tuning.stages.bench import Bench, Orders, Told
 
-Told = Callable[[Record], None]
 SETTLE_S = 1.5
 """About what a window costs beside its own length: the first step, and starting workers."""
 START_S = 8.0
 """About what a fresh process takes to load torch, data and model: 5 to 9 s for the built-in workloads on 2 cores."""
+
+
+class Budget(Protocol):
+    """How the chosen configurations are measured again, as `sections.ConfirmSection` has it."""
+
+    @property
+    def windows(self) -> int:
+        """Returns the rounds of windows."""
+        ...
+
+    @property
+    def window_s(self) -> float:
+        """Returns the seconds of a window."""
+        ...
+
+    @property
+    def seeds(self) -> int:
+        """Returns how often the pick is trained again."""
+        ...
 
 
 def choose(records: Sequence[Record], objective: str, mode: str, tolerance: float) -> Pick | None:
@@ -30,14 +48,14 @@ def choose(records: Sequence[Record], objective: str, mode: str, tolerance: floa
     return pick(candidates, objective, mode, tolerance) if candidates else None
 
 
-def expected_s(budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float) -> float:
+def expected_s(budget: Budget, configurations: int, horizon: int, samples_per_s: float) -> float:
     """Returns about how long the stage will take, so that the search can leave it that much."""
     windows = budget.windows * configurations * (budget.window_s + SETTLE_S)
     return START_S + 1.15 * (windows + budget.seeds * horizon / max(samples_per_s, 1e-9) * 1.15)
 
 
 def measure_windows(
-    bench: Bench, journal: Journal, named: Mapping[str, Mapping[str, Scalar]], budget: ConfirmSection, told: Told
+    bench: Bench, journal: Journal, named: Mapping[str, Mapping[str, Scalar]], budget: Budget, told: Told
 ) -> None:
     """Measures `budget.windows` rounds; in each every configuration has one window, on the same batches.
 
