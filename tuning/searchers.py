@@ -74,8 +74,13 @@ class OptunaSearcher:
         objectives: Mapping[str, Mode],
         seed: int,
         initial: Sequence[Mapping[str, Scalar]] = (),
+        prior: Sequence[tuple[Mapping[str, Scalar], Observation]] = (),
     ) -> None:
-        """`initial` are proposed first; what they leave out is drawn. Raises ValueError for one outside the space."""
+        """`initial` are proposed first; what they leave out is drawn. Raises ValueError for one outside the space.
+
+        `prior` is what other searches observed: every second proposal of the model is made with it, and every other one
+        without, so that a prior that is wrong takes half of the proposals at most.
+        """
         self._space, self._objectives, self._seed = space, dict(objectives), seed
         # A knob that needs another comes after it.
         self._names = sorted(space.parameters, key=lambda name: name in REQUIRES)
@@ -85,6 +90,7 @@ class OptunaSearcher:
         self._live: dict[int, FrozenTrial] = {}
         self._seen: set[Key] = set()
         self._every: dict[Key, dict[str, Scalar]] = {}
+        self._prior = [self._frozen(self._params(values), observation) for values, observation in prior]
 
     @property
     def trials(self) -> tuple[FrozenTrial, ...]:
@@ -125,6 +131,10 @@ class OptunaSearcher:
         """
         self._seen.add(self._key(values))
         self._finish(self._params(values), observation)
+
+    def forget_prior(self) -> None:
+        """Makes every proposal from here on without what other searches observed."""
+        self._prior = []
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +196,8 @@ class OptunaSearcher:
                     seed=int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0]),
                 ),
             )
-            study.add_trials([*self._finished, *self._live.values()])
+            prior = self._prior if number % 2 == 0 else []
+            study.add_trials([*prior, *self._finished, *self._live.values()])
             yield study
 
     # -- values and what Optuna holds of them --------------------------------------------------------------------------
@@ -216,6 +227,9 @@ class OptunaSearcher:
         return {name: self._distributions[name] for name in params}
 
     def _finish(self, params: dict[str, Any], observation: Observation) -> None:
+        self._finished.append(self._frozen(params, observation))
+
+    def _frozen(self, params: dict[str, Any], observation: Observation) -> FrozenTrial:
         outcome = observation.outcome
         values = [observation.values.get(name) for name in self._objectives]
         finite = [float(v) for v in values if v is not None and math.isfinite(v)]
@@ -224,14 +238,12 @@ class OptunaSearcher:
         failed = not (complete or over or outcome == "stopped")
         constraints = {"memory": max(observation.overshoot_bytes, 1) / _GIB if over else -1.0}
         constraints["failed"] = 1.0 if failed else -1.0
-        self._finished.append(
-            create_trial(
-                state=TrialState.COMPLETE if complete else TrialState.PRUNED,
-                values=finite if complete else None,
-                params=params,
-                distributions=self._only(params),
-                constraints=constraints,
-            )
+        return create_trial(
+            state=TrialState.COMPLETE if complete else TrialState.PRUNED,
+            values=finite if complete else None,
+            params=params,
+            distributions=self._only(params),
+            constraints=constraints,
         )
 
     def _checked(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
