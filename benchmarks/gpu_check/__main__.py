@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def has_card() -> bool:
     """Returns whether torch can use a CUDA device, asked in a process of its own, which keeps no context."""
     asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0  # noqa: S603
+    return subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
 
 
 def settled(document: Mapping[str, Any], place: Place) -> bool:
@@ -108,7 +108,7 @@ def run(place: Place, name: str) -> None:
     command += ["--out", str(place.out), "--revision", place.revision, "--seed", str(place.seed)]
     command += ["--seconds", str(place.limit_s), *(["--again"] if place.again else [])]
     try:
-        code = subprocess.run(command, timeout=place.limit_s + GRACE_S, check=False, cwd=ROOT).returncode  # noqa: S603
+        code = subprocess.run(command, timeout=place.limit_s + GRACE_S, check=False, cwd=ROOT).returncode
         why = f"its process ended with exit code {code}"
     except subprocess.TimeoutExpired:
         why = f"stopped {GRACE_S:.0f} s after its minutes were over"

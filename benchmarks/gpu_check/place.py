@@ -128,7 +128,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)  # noqa: S603, S607
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)  # noqa: S607
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

@@ -101,7 +101,7 @@ def _called(arguments: list[str], place: Place, limit_s: float) -> tuple[int, st
     log = place.out / "search.log"
     with log.open("w+", encoding="utf-8") as said:
         try:
-            done = subprocess.run(  # noqa: S603  (our own commands)
+            done = subprocess.run(
                 [sys.executable, "-m", *arguments],
                 stdout=said,
                 stderr=said,

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
+from tuning.pareto import Floats, non_dominated_ranks, signed
 from tuning.policies import throughput
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.rungs import Rungs
@@ -19,6 +22,7 @@ from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
 from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
 from tuning.space import Choice, Space
+from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
 from tuning.stages.probe import probed
@@ -31,7 +35,10 @@ Told = Callable[[Record], None]
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed."""
+    """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed.
+
+    After `patience` trials in a row that left the front as it was it ends; None: it does not.
+    """
 
     strategy: Literal["staged", "joint"]
     trials: int
@@ -40,6 +47,7 @@ class SearchTerms:
     eta: int
     objectives: Mapping[str, Literal["min", "max"]]
     clock: Callable[[], float] = time.monotonic
+    patience: int | None = None
 
 
 class SearchDesk:
@@ -61,7 +69,16 @@ class SearchDesk:
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         start = defaults(space)
         first = {n: start[n] for n in self._names if n in start}
-        self._searcher = OptunaSearcher(searched, objectives, terms.seed, initial=[first])
+        earlier = reuse.earlier_trials(journal.records, space)
+        self._earlier, self._believed = earlier, bool(earlier)
+        self._best_before = [self._searched(t["config"]) for t in reuse.best_of(earlier, objectives)]
+        self._searcher = OptunaSearcher(
+            searched,
+            objectives,
+            terms.seed,
+            initial=[*self._best_before, first],
+            prior=[(self._searched(t["config"]), self._taken_over(t)) for t in earlier],
+        )
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
         self._rungs = Rungs(orders.milestones[:-1], terms.eta, objectives, terms.seed, tolerances=tolerances)
         self._again: list[Assignment] = []
@@ -70,6 +87,9 @@ class SearchDesk:
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
+        self._objectives = objectives
+        self._points: list[Floats] = []
+        self._idle = 0
         self._whole_peaks = peaks_are_whole(journal.records)
         self.stop_reason = ""
         self._restore()
@@ -204,6 +224,10 @@ class SearchDesk:
             typical_s = self._full_trial_s[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
             if self._terms.clock() + typical_s / 2 > self._terms.deadline:
                 self.stop_reason = "the search's share of search.max_time was spent"
+        if not self.stop_reason and self._terms.patience is not None and self._idle >= self._terms.patience:
+            self.stop_reason = (
+                f"the last {self._idle} trials left the front as it was, and search.patience={self._terms.patience}"
+            )
         return bool(self.stop_reason)
 
     def _knobs(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -255,12 +279,49 @@ class SearchDesk:
         if record["outcome"] == Outcome.OK:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
             insort(self._full_trial_s, took)
+        self._doubt(record)
+        self._count_idle(record)
         seen = self._observation(record)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
             self._searcher.observe(number, seen)
         else:
             self._searcher.replay(self._searched(record["config"]), seen)
+
+    def _count_idle(self, record: Record) -> None:
+        """Counts the trials since the front last changed; speeds that probes do not tell apart are one."""
+        if record["outcome"] not in (Outcome.OK, Outcome.STOPPED):
+            return
+        self._idle += 1
+        found = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
+        row = signed({name: found.get(name) for name in self._objectives}, self._objectives)
+        if record["outcome"] == Outcome.OK and np.isfinite(row).all():
+            self._points.append(row)
+            tolerances = [THROUGHPUT_TOLERANCE if name == SAMPLES_PER_S else 0.0 for name in self._objectives]
+            ranks = non_dominated_ranks(np.array(self._points), tolerances)
+            if ranks[-1] == 0:
+                self._idle = 0
+            self._points = [p for p, rank in zip(self._points, ranks, strict=True) if rank == 0]
+
+    def _taken_over(self, trial: Mapping[str, Any]) -> Observation:
+        """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""
+        choice = throughput.choose(self._probed, self._space.complete(trial["config"])) if self._staged else None
+        rate = trial["samples_per_s"] if choice is None else choice.samples_per_s
+        return Observation(trial["outcome"], {SAMPLES_PER_S: rate, **trial["values"]})
+
+    def _doubt(self, record: Record) -> None:
+        """Forgets what earlier runs learned once one of their best comes out as it cannot be; says so once."""
+        if not self._believed or record["outcome"] != Outcome.OK:
+            return
+        if self._searched(record["config"]) not in self._best_before:
+            return
+        objective, mode = next(iter(self._terms.objectives.items()))
+        text = reuse.refuted(self._earlier, objective, mode, record["values"])
+        if text:
+            self._believed = False
+            self._searcher.forget_prior()
+            if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
+                self._told(self._journal.append("note", text=text))
 
     def _searched(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {n: v for n, v in knobs.items() if n in self._names}
