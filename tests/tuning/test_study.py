@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -215,7 +215,9 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
 class Seeded(FormulaBench):
     """A bench on which the errors of learning rates by fresh seeds are given; others do not come to their end."""
 
-    errors: ClassVar[dict[float, float]] = {}
+    def __init__(self, errors: dict[float, float]) -> None:
+        super().__init__()
+        self.errors = errors
 
     def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
         """Returns the learning rate's error."""
@@ -237,10 +239,9 @@ def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
     tmp_path: Path, errors: dict[float, float], best: str, says: str
 ) -> None:
     made, journal, said = opened(tmp_path, started=time.monotonic())
-    bench = Seeded()
-    bench.errors = errors  # type: ignore[misc]
-    for trial, learning_rate, error, rate in (("t0", 0.1, 0.2, 10.0), ("t1", 0.2, 0.26, 90.0)):
-        config = {"learning_rate": learning_rate, "batch_size": 8, "micro_batch_size": 8}
+    bench = Seeded(errors)
+    for trial, learning_rate, error, rate, batch in (("t0", 0.1, 0.2, 10.0, 8), ("t1", 0.2, 0.26, 90.0, 64)):
+        config = {"learning_rate": learning_rate, "batch_size": batch, "micro_batch_size": batch}
         own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": rate}
         journal.append("trial", trial=trial, config=config, **own)
     made.confirm(bench)  # type: ignore[arg-type]

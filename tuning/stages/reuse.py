@@ -22,6 +22,8 @@ from tuning.space import Range, Space
 
 MOST_RUNS = 5
 """So many earlier runs are read, the newest first."""
+MOST_TRIALS = 300
+"""About so many of their trials are kept: with 10,000 every second proposal would take seconds."""
 FIRST = 3
 """So many of what earlier runs found best are trained first."""
 ENOUGH = 4
@@ -75,15 +77,15 @@ def recall(earlier: Iterable[tuple[str, Sequence[Record]]], study: Mapping[str, 
             for r in records
             if r.event == "probe" and r["outcome"] == "ok" and not r.get("name")
         ]
-        other = learning_key(opening.fields)
-        if learning is None or other != learning:
-            differs = [n for n in (learning or {}) if (other or {}).get(n) != (learning or {})[n]]
-            left_out[name] = ", ".join(differs) or "data_sha256"
-        else:
-            ended += _trials(records)
-        if own or name not in left_out:
+        theirs, other = _trials(records), learning_key(opening.fields)
+        if learning is None or other is None or other != learning:
+            differs = [n for n in learning if other.get(n) != learning[n]] if learning and other else ["data_sha256"]
+            left_out.update({name: ", ".join(differs)} if theirs else {})
+            theirs = []
+        if own or theirs:
             runs.append(name)
             probes += own
+            ended += theirs[-max(1, MOST_TRIALS - len(ended)) :]  # the later ones are the better ones
     found = {"runs": runs, "probes": probes, "trials": ended, "left_out": left_out}
     return found if probes or ended else None
 

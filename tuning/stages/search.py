@@ -10,13 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
-from tuning.pareto import Floats, non_dominated_ranks, signed
 from tuning.policies import throughput
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
+from tuning.policies.patience import Patience
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
@@ -46,8 +44,8 @@ class SearchTerms:
     seed: int
     eta: int
     objectives: Mapping[str, Literal["min", "max"]]
-    clock: Callable[[], float] = time.monotonic
     patience: int | None = None
+    clock: Callable[[], float] = time.monotonic
 
 
 class SearchDesk:
@@ -87,9 +85,7 @@ class SearchDesk:
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
-        self._objectives = objectives
-        self._points: list[Floats] = []
-        self._idle = 0
+        self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._whole_peaks = peaks_are_whole(journal.records)
         self.stop_reason = ""
         self._restore()
@@ -224,10 +220,9 @@ class SearchDesk:
             typical_s = self._full_trial_s[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
             if self._terms.clock() + typical_s / 2 > self._terms.deadline:
                 self.stop_reason = "the search's share of search.max_time was spent"
-        if not self.stop_reason and self._terms.patience is not None and self._idle >= self._terms.patience:
-            self.stop_reason = (
-                f"the last {self._idle} trials left the front as it was, and search.patience={self._terms.patience}"
-            )
+        if not self.stop_reason and self._terms.patience is not None and self._patience.idle >= self._terms.patience:
+            idle, limit = self._patience.idle, self._terms.patience
+            self.stop_reason = f"the last {idle} trials left the front as it was, and search.patience={limit}"
         return bool(self.stop_reason)
 
     def _knobs(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -280,28 +275,15 @@ class SearchDesk:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
             insort(self._full_trial_s, took)
         self._doubt(record)
-        self._count_idle(record)
+        if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
+            values = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
+            self._patience.take(values, whole=record["outcome"] == Outcome.OK)
         seen = self._observation(record)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
             self._searcher.observe(number, seen)
         else:
             self._searcher.replay(self._searched(record["config"]), seen)
-
-    def _count_idle(self, record: Record) -> None:
-        """Counts the trials since the front last changed; speeds that probes do not tell apart are one."""
-        if record["outcome"] not in (Outcome.OK, Outcome.STOPPED):
-            return
-        self._idle += 1
-        found = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
-        row = signed({name: found.get(name) for name in self._objectives}, self._objectives)
-        if record["outcome"] == Outcome.OK and np.isfinite(row).all():
-            self._points.append(row)
-            tolerances = [THROUGHPUT_TOLERANCE if name == SAMPLES_PER_S else 0.0 for name in self._objectives]
-            ranks = non_dominated_ranks(np.array(self._points), tolerances)
-            if ranks[-1] == 0:
-                self._idle = 0
-            self._points = [p for p, rank in zip(self._points, ranks, strict=True) if rank == 0]
 
     def _taken_over(self, trial: Mapping[str, Any]) -> Observation:
         """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""

@@ -126,7 +126,9 @@ def test_the_ruling_is_confirmed_and_nothing_confirmed_is_faster_within_the_tole
     for number, rival in enumerate(rivals.rivals(every, found, SEEDS, tolerance, {one.id: 1.0 for one in every})):
         one = next(o for o in others if o.id == rival.id)
         least = min(o.searched for o in others if not o.by_seed)
-        assert one.samples_per_s > FASTER * done[found.best].samples_per_s or (number == 0 and one.searched == least)
+        assert one.samples_per_s > FASTER * done[found.best].samples_per_s or (
+            number == 0 and one.searched < least + 1e-9
+        )
         assert not one.by_seed
         assert rival.chance >= CHANCE
 
