@@ -151,7 +151,7 @@ def ours(
     if strategy == "staged":
         section = ProbeSection(max_time_s=PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03)
         ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
-    terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock)
+    terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock=clock)
     told = orders(table, shrink=strategy == "staged")
     desk = SearchDesk(journal, table.space, learned, terms, told, lambda r: None)
     if mislead is not None:

@@ -70,7 +70,8 @@ def replayed(records: Sequence[Record]) -> list[Record]:
         config.search.seed,
         config.budget.rungs.eta,
         study["objectives"],
-        clock,
+        patience=config.search.patience,
+        clock=clock,
     )
     learned = estimate.frontier(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)
     desk = SearchDesk(journal, config.space, learned, terms, orders, lambda record: None)
