@@ -54,7 +54,7 @@ class Extent:
     seeds: int = 0
 
 
-CARD, SMALL = Extent(5, 2.0, 45.0, 1.0), Extent(2, 0.2, 1.0, 0.2)
+CARD, SMALL = Extent(5, 2.0, 45.0, 1.0), Extent(1, 0.1, 0.3, 0.1)
 
 
 def run(place: Place) -> dict[str, Any]:
