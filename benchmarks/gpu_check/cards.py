@@ -17,6 +17,8 @@ from tuning.cards import AMP_DTYPES, Card, honoured
 CARDS = ("rtx4060", "rtx3090")
 SMALL_CARDS = {"32 MiB": 32 * MIB_BYTES, "96 MiB": 96 * MIB_BYTES}
 """What stands in for a card of 8 and of 24 GB where the same is run small."""
+SMALL_WORKERS = 2
+"""Most processes of a loader there: starting eight takes longer than all else that is measured."""
 
 
 def caps(place: Place) -> dict[str, int]:
@@ -64,6 +66,9 @@ def described(workload: str, card: Card) -> Described:
     named = tree["named"]
     before, first = honoured(card, named["before"], "before")
     after, second = honoured(card, named["after"], "after")
+    if card.device == "cpu":
+        for knobs in (before, after):
+            knobs["num_workers"] = min(int(knobs.get("num_workers", 0)), SMALL_WORKERS)
     searched: dict[str, tuple[Scalar, ...]] = {}
     for name, values in tree["knobs"].items():
         if name in NAMES and isinstance(values, list):

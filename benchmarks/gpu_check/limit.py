@@ -27,7 +27,7 @@ from tuning.backends.session import Session, Setting
 from tuning.policies.ablation import settled
 
 WORKLOADS = ("nli", "headpose")
-ROUNDS, SECONDS = {"cuda": 9, "cpu": 2}, {"cuda": 3.0, "cpu": 0.3}
+ROUNDS, SECONDS = {"cuda": 9, "cpu": 1}, {"cuda": 3.0, "cpu": 0.2}
 PROFILED_S = {"cuda": 0.5, "cpu": 0.2}
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 CLOSING_WAITS = 2

@@ -27,7 +27,7 @@ from tuning.stages import ablate
 
 CARD, SMALL = (3, 0.4), (2, 0.1)
 """Rounds, and seconds of a window."""
-SMALL_WORKLOADS, SMALL_PAIRS = ("signals",), 3
+SMALL_WORKLOADS, SMALL_PAIRS = ("signals",), 2
 """Of the same, where it runs small."""
 
 

@@ -18,15 +18,12 @@ from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
 from tuning.records import Record, read, trials
 from tuning.runs import JOURNAL
 
-STUDIES = {"nli": "rtx3090", "signals": "rtx4060"}
+STUDIES = {"cuda": {"nli": "rtx3090", "signals": "rtx4060"}, "cpu": {"signals": "rtx4060"}}
 TRIALS = {"cuda": 20, "cpu": 2}
 STUDY_S = {"cuda": 200.0, "cpu": 100.0}
 """What a study may take; with training its best.yaml, a row takes a third more at most."""
-SMALL = {
-    "nli": ("workload.max_train_samples=96", "workload.max_val_samples=16", "workload.layers=1"),
-    "signals": ("workload.max_train_samples=96", "workload.max_val_samples=16"),
-}
-SMALL_BUDGET = (
+SMALL = (
+    *("workload.max_train_samples=96", "workload.max_val_samples=16"),
     *("budget.train_epochs=0.7", "budget.probe.max_time_s=2", "budget.probe.probe_time_s=0.2"),
     *("budget.confirm.window_s=0.1", "budget.confirm.seeds=1", "remember=false"),
 )
@@ -36,7 +33,7 @@ def run(place: Place) -> dict[str, Any]:
     """Returns a row for each study."""
     kept = Kept(place, "search")
     found: dict[str, Any] = {"rows": [], "finished": True}
-    for workload, card in STUDIES.items():
+    for workload, card in STUDIES[place.device].items():
         try:
             found["rows"].append(
                 kept.row(workload, lambda w=workload, c=card: measured(place, w, c), 1.3 * STUDY_S[place.device])
@@ -54,7 +51,7 @@ def measured(place: Place, workload: str, card: str) -> dict[str, Any]:
     overrides = [f"workload={workload}", f"card={card}", f"search.trials={TRIALS[place.device]}", f"name={name}"]
     overrides += [f"runs_dir={runs}", f"search.seed={place.seed}", f"search.max_time={STUDY_S[place.device]:.0f}s"]
     if place.small:
-        overrides += [*SMALL[workload], *SMALL_BUDGET]
+        overrides += SMALL
     began = time.monotonic()
     code, said = _called(["tuning.run", *overrides], place, 1.5 * STUDY_S[place.device])
     row: dict[str, Any] = {"workload": workload, "card": card, "overrides": overrides, "exit": code}

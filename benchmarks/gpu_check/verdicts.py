@@ -123,8 +123,8 @@ def workloads(found: Found, card: bool) -> Iterator[Line]:
         why = f"claimed: {row['claims']}. Here {best.get('verdict', '')}" if met is False else ""
         yield Line("workloads", f"{name}: best over before", f"{gain['ratio']:.2f}x", bar, met, why)
         yield Line("workloads", f"  {_did(best)}", f"{best['samples_per_s']:.0f}/s")
-        for text in best.get("not_honoured", ()):
-            yield Line("workloads", "  not as asked", "", why=text)
+        if best.get("not_honoured"):
+            yield Line("workloads", "  not as asked", "", why="; ".join(best["not_honoured"]))
 
 
 def receipts(found: Found, card: bool) -> Iterator[Line]:
