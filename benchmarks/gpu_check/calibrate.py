@@ -37,7 +37,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 def calibration() -> Calibration:
     """Returns the constants of the CUDA device of this process, which must not have used it before."""
     properties = torch.cuda.get_device_properties(0)
-    constants = {"context_bytes": context_bytes(), "cublas_bytes": cublas_bytes()}
+    constants: dict[str, float] = {"context_bytes": context_bytes(), "cublas_bytes": cublas_bytes()}
     constants |= {f"{kind}_reserve": value for kind in RECURRENT if (value := reserve(kind)) is not None}
     forward, backward = convolution_fracs()
     constants |= {"convolution_frac": forward, "convolution_backward_frac": backward}
@@ -101,7 +101,7 @@ class _Reserves(TorchDispatchMode):
     """Keeps the bytes of the reserves that cuDNN's recurrent operator returns."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,8 +144,7 @@ def _of_convolution(shape: Sequence[int], dtype: torch.dtype) -> tuple[float, fl
     )
     padding = kernel // 2
     for _ in range(2):  # the first use of a shape loads kernels
-        y = F.conv2d(x, weight, padding=padding, groups=groups)
-    del y
+        F.conv2d(x, weight, padding=padding, groups=groups)
     y, beside = _beside(lambda: [F.conv2d(x, weight, padding=padding, groups=groups)])
     out = torch.ones_like(y[0])
     _, back = _beside(lambda: list(torch.autograd.grad(y[0], (x, weight), out, retain_graph=True)))

@@ -70,7 +70,7 @@ class Asked(TorchDispatchMode):
     """
 
     def __init__(self, device: str, found: Mapping[str, float]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device, self._found = device, found
         self.flops = self.bytes = self.operators = 0
         self.bound_s = 0.0

@@ -6,7 +6,7 @@ of the 1B model and small. A workload of its own, since a prediction is made in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -57,7 +57,6 @@ class Gemma(nn.Module):
             num_key_value_heads=1,
             head_dim=size.head_dim,
             use_cache=False,
-            attn_implementation="sdpa",
         )
         settings = peft.LoraConfig(r=16, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM")
         self.model = peft.get_peft_model(cast(Any, transformers.Gemma3ForCausalLM(config)), settings)
@@ -80,7 +79,7 @@ def _gemma(size: Size) -> Kind:
     def build() -> nn.Module:
         return Gemma(size)
 
-    return Kind(cast(Callable[[], nn.Module], build), tokens, tokens)
+    return Kind(build, tokens, tokens)
 
 
 class Kinds:

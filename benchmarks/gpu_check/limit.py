@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def run(place: Place) -> dict[str, Any]:
     for name in WORKLOADS:
         try:
             found["rows"].append(
-                kept.row(name, lambda name=name: measured(place, name, best.get(name), found["ceilings"]), 60.0)
+                kept.row(name, partial(measured, place, name, best.get(name), found["ceilings"]), 60.0)
             )
         except OutOfTime:
             found["finished"] = False

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def run(place: Place) -> dict[str, Any]:
     for workload, card in STUDIES[place.device].items():
         try:
             found["rows"].append(
-                kept.row(workload, lambda w=workload, c=card: measured(place, w, c), 1.3 * STUDY_S[place.device])
+                kept.row(workload, partial(measured, place, workload, card), 1.3 * STUDY_S[place.device])
             )
         except OutOfTime:
             found["finished"] = False

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu_check.cards import Described, described, this
@@ -63,7 +64,7 @@ def run(place: Place) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": [], "finished": True}
     for name in BUILT_IN:
         try:
-            found["rows"].append(kept.row(name, lambda name=name: measured(place, name), 0.0 if place.small else 110.0))
+            found["rows"].append(kept.row(name, partial(measured, place, name), 0.0 if place.small else 110.0))
         except OutOfTime:
             found["finished"] = False
             break
