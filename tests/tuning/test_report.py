@@ -167,8 +167,7 @@ def test_it_says_what_was_active_and_what_was_not_as_asked(found):
     assert "Active in the best configuration" not in report.render(found)
 
 
-def test_rivals_that_were_trained_again_have_a_table(found):
-    page = report.render(found)
+def test_rivals_that_were_trained_again_have_a_table(found, page):
     assert "trained again on the same fresh seeds" not in page
     best = found.named["best"]
     again = tuple(dataclasses.replace(best, name=name, trial="") for name in ("t007", "t003"))

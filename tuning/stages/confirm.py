@@ -144,7 +144,9 @@ def settle(bench: Bench, journal: Journal, first: str, orders: Orders, terms: Te
     time lasts. Every decision about one is a record; what the records hold already is not trained again.
     """
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    train_again(bench, journal, first, configs[first], orders, terms.seeds, told)
+    for seed in terms.seeds:
+        if not any(one.id == first and one.failed for one in standings(journal.records, terms)):
+            train_again(bench, journal, first, configs[first], orders, [seed], told)
     while True:
         found = standings(journal.records, terms)
         ruling = rivals.settle(found, first, terms.seeds, terms.tolerance)
