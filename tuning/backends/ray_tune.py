@@ -34,6 +34,8 @@ from tuning.policies.packing import PATIENCE, Ledger
 from tuning.stages.bench import Assignment, Desk, Orders
 
 NO_LIMIT = 1_000_000_000
+BEAT_S = 5.0
+"""So often a trial that runs asks whether it is to go on; the time that takes is inside no window."""
 ATTEMPTS = 4
 """A trial whose process had to be given up before it began is not offered to more new ones than this."""
 
@@ -164,15 +166,17 @@ class _Asking(Searcher):
         return True
 
     def suggest(self, trial_id: str) -> Any:
+        placed = None
         try:
-            place = self._place()
+            while placed is None and (place := self._place()) is not None:
+                placed = self._still_fits(self._next.pop(place))
+                self._draining = self._draining and bool(self._next)
         except TuningError as error:
-            self.failed, place = error, None
-        if place is None:
+            self.failed, placed = error, None
+        if placed is None:
             # Not the end while trials run: one of them may have to begin again.
             return None if self._placed else Searcher.FINISHED
-        placed = self._placed[trial_id] = self._next.pop(place)
-        self._draining = self._draining and bool(self._next)
+        self._placed[trial_id] = placed
         self._ledger.enter(trial_id, placed.width)
         return self._config(placed)
 
@@ -194,6 +198,14 @@ class _Asking(Searcher):
                 return None
         return None
 
+    def _still_fits(self, placed: _Placed) -> _Placed | None:
+        """Returns a trial that has waited where the desk still wants it; None, its end told, where it does not."""
+        trial = placed.assignment.trial
+        if self._desk.goes_on(trial, {}):
+            return placed
+        self._desk.ended(trial, {"outcome": str(Outcome.REFUSED), "values": {}, "message": ""})
+        return None
+
     def _config(self, placed: _Placed) -> dict[str, Any]:
         orders, slots = self._orders, self._ledger.slots
         whole = slots.slot_bytes is None or placed.width >= slots.count
@@ -204,6 +216,7 @@ class _Asking(Searcher):
             "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=cap_bytes),
             "threads": orders.threads * placed.width,
             "shrink": shrink,
+            "beat_s": BEAT_S,
             "trial": placed.assignment.trial,
             "attempt": placed.attempt,
             "knobs": dict(placed.assignment.knobs),
@@ -276,7 +289,7 @@ class _Asking(Searcher):
 
 
 class _Deciding(FIFOScheduler):
-    """A Tune scheduler that asks the desk at every rung."""
+    """A Tune scheduler that asks the desk at every rung, and at every beat between them."""
 
     _supports_buffered_results = False
 
@@ -289,7 +302,9 @@ class _Deciding(FIFOScheduler):
         if result.get("done") or self._desk is None or self._asking is None:
             return str(TrialScheduler.CONTINUE)
         try:
-            goes_on = self._asking.failed is None and self._desk.at_rung(trial.config["trial"], result[REPORT][0])
+            found = result[REPORT][0]
+            judge = self._desk.goes_on if found.get("paused") else self._desk.at_rung
+            goes_on = self._asking.failed is None and judge(trial.config["trial"], found)
         except TuningError as error:
             self._asking.failed, goes_on = error, False
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
