@@ -59,6 +59,10 @@ class KeepingDesk:
         """Never stops."""
         return True
 
+    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Never stops."""
+        return True
+
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Keeps the result."""
         self.found.append(dict(result or {}))

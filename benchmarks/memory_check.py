@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -51,7 +50,9 @@ def main() -> int:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         rows += _shown(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     if asked.out is not None:
-        head = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+        from benchmarks.document import provenance  # imports torch, which the part "tracker" loads its own way
+
+        head = provenance("memory_check")
         asked.out.write_text("".join(json.dumps(row) + "\n" for row in [head, *rows]), encoding="utf-8")
     return _verdict(rows)
 

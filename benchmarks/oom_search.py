@@ -7,7 +7,8 @@ A virtual card on the CPU, real trainings (`oom_workload`), one process, the sam
   staged   SearchDesk, strategy staged, after the probe stage: micro-batches are halved where they do not fit
   tune     Ray Tune's OptunaSearch as it comes: an OOM is an error, which it tells Optuna as FAIL
   tpe      Optuna's TPE with a constraint: an OOM is told as infeasible, by how much over the cap
-Each launches 60 trials. What was refused is trained afterwards, as a check. A frontier that only watches judges what
+Each launches 60 trials. A line of the file is a way and seed; what it holds already is not run again, so a run that was
+stopped goes on. What was refused is trained afterwards, as a check. A frontier that only watches judges what
 `tune` and `tpe` launch: its P(OOM), compared with what came of it, is not cut off by its own refusals.
 """
 
@@ -56,6 +57,7 @@ SPACE = Space.of(
         "weight_decay": {"low": 0.0, "high": 0.2},
     }
 )
+WAYS = ("ours", "staged", "tune", "tpe")
 OBJECTIVES: Mapping[str, Any] = {"samples_per_s": "max", "loss": "min"}
 Knobs = Mapping[str, Scalar]
 Launched = tuple[dict[str, Scalar], dict[str, Any], float | None]
@@ -176,39 +178,35 @@ def _ask(trial: optuna.Trial, name: str) -> Any:
     return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
 
 
-# -- one seed, and figures of all --------------------------------------------------------------------------------------
+# -- one way and seed, and figures of all ------------------------------------------------------------------------------
 
 
-def one_seed(seed: int) -> dict[str, Any]:
-    """Returns what each way launched and refused, and which cells of the space fit at all."""
-    rows: dict[str, Any] = {}
-    for way in ("ours", "staged", "tune", "tpe"):
-        begun = time.perf_counter()
-        machine = Machine(seed)
-        with tempfile.TemporaryDirectory() as folder:
-            refused: list[dict[str, Any]] = []
-            if way in ("ours", "staged"):
-                strategy = "joint" if way == "ours" else "staged"
-                launched, refused, held = by_desk(machine, Path(folder), strategy)
-            else:
-                watcher = Watcher(machine, Path(folder))
-                held = watcher.journal
-                launched = (by_tune if way == "tune" else by_tpe)(machine, watcher)
-            probes = [r["outcome"] for r in held.records if r.event == "probe"]
-            held.close()
-        spent_s = time.perf_counter() - begun
-        for one in refused:
-            one["outcome"] = machine.train(one["knobs"])["outcome"]
-        rows[way] = {
-            "launched": [{"knobs": k, "outcome": f["outcome"], "p_oom": p, **_kept(f)} for k, f, p in launched],
-            "refused": refused,
-            "probes": len(probes),
-            "probe_ooms": sum(o == "oom" for o in probes),
-            "wall_s": spent_s,
-        }
-        ooms = sum(f["outcome"] == "oom" for _, f, _ in launched)
-        print(f"seed {seed} {way}: {ooms} OOM of {len(launched)}, {len(refused)} refused, {spent_s:.0f} s", flush=True)
-    return {"seed": seed, "ways": rows, "unfit_frac": unfit_frac(Machine(seed))}
+def one_way(seed: int, way: str) -> dict[str, Any]:
+    """Returns what a way launched and refused with a seed; of "cells" which share of the space does not fit at all."""
+    begun = time.perf_counter()
+    machine = Machine(seed)
+    if way == "cells":
+        return {"unfit_frac": unfit_frac(machine)}
+    refused: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if way in ("ours", "staged"):
+            launched, refused, held = by_desk(machine, Path(folder), "joint" if way == "ours" else "staged")
+        else:
+            watcher = Watcher(machine, Path(folder))
+            held = watcher.journal
+            launched = (by_tune if way == "tune" else by_tpe)(machine, watcher)
+        probes = [r["outcome"] for r in held.records if r.event == "probe"]
+        held.close()
+    spent_s = time.perf_counter() - begun
+    for one in refused:
+        one["outcome"] = machine.train(one["knobs"])["outcome"]
+    return {
+        "launched": [{"knobs": k, "outcome": f["outcome"], "p_oom": p, **_kept(f)} for k, f, p in launched],
+        "refused": refused,
+        "probes": len(probes),
+        "probe_ooms": sum(o == "oom" for o in probes),
+        "wall_s": spent_s,
+    }
 
 
 def unfit_frac(machine: Machine) -> float:
@@ -253,40 +251,39 @@ def reliability(pairs: Sequence[tuple[float, bool]]) -> dict[str, Any]:
     }
 
 
-def figures(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the table's figures."""
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the table's figures from rows of one way and seed each."""
     ways: dict[str, Any] = {}
-    for way in seeds[0]["ways"]:
-        rows = [s["ways"][way] for s in seeds]
-        ooms = [sum(t["outcome"] == "oom" for t in r["launched"]) for r in rows]
-        refused = [t for r in rows for t in r["refused"]]
+    for way in WAYS:
+        of_way = [r for r in rows if r["way"] == way]
+        ooms = [sum(t["outcome"] == "oom" for t in r["launched"]) for r in of_way]
+        refused = [t for r in of_way for t in r["refused"]]
         wrong = sum(t["outcome"] != "oom" for t in refused)
-        asked = sum(len(r["launched"]) for r in rows) + len(refused)
-        best = [min((t["values"]["loss"] for t in r["launched"] if t["outcome"] == "ok"), default=1.0) for r in rows]
+        asked = sum(len(r["launched"]) for r in of_way) + len(refused)
+        best = [min((t["values"]["loss"] for t in r["launched"] if t["outcome"] == "ok"), default=1.0) for r in of_way]
         ways[way] = {
+            "seeds": [r["seed"] for r in of_way],
             "ooms": ooms,
             "median_ooms": statistics.median(ooms),
-            "launched": [len(r["launched"]) for r in rows],
-            "refused": [len(r["refused"]) for r in rows],
+            "launched": [len(r["launched"]) for r in of_way],
+            "refused": [len(r["refused"]) for r in of_way],
             "false_refusals": wrong,
             "false_refusal_frac": wrong / max(1, len(refused)),
             "false_refusal_frac_of_all": wrong / asked,
-            "probe_ooms": [r["probe_ooms"] for r in rows],
+            "probe_ooms": [r["probe_ooms"] for r in of_way],
             "median_best_loss": statistics.median(best),
-            "median_wall_s": statistics.median(r["wall_s"] for r in rows),
+            "median_wall_s": statistics.median(r["wall_s"] for r in of_way),
         }
-    watched = [
-        (t["p_oom"], t["outcome"] == "oom") for s in seeds for w in ("tune", "tpe") for t in s["ways"][w]["launched"]
-    ]
+    watched = [(t["p_oom"], t["outcome"] == "oom") for r in rows if r["way"] in ("tune", "tpe") for t in r["launched"]]
     own = [
         (t["p_oom"], t["outcome"] == "oom")
-        for s in seeds
-        for w in ("ours", "staged")
-        for t in (*s["ways"][w]["launched"], *s["ways"][w]["refused"])
+        for r in rows
+        if r["way"] in ("ours", "staged")
+        for t in (*r["launched"], *r["refused"])
     ]
     return {
         "ways": ways,
-        "unfit_frac": [s["unfit_frac"] for s in seeds],
+        "unfit_frac": [r["unfit_frac"] for r in rows if r["way"] == "cells"],
         "watched": reliability([p for p in watched if p[0] is not None]),
         "own": reliability([p for p in own if p[0] is not None]),
     }
@@ -313,31 +310,40 @@ def table(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def kept_rows(out: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file, none where there is no such file."""
+    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
+    return [row for row in map(json.loads, lines) if "way" in row]
+
+
 def main() -> None:
-    """Runs every way for every seed and prints figures, the last line as one JSON document."""
+    """Runs what the file lacks, a row at a time; with all ways of a seed there, prints figures, then JSON."""
     asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     asked.add_argument("--seeds", type=int, default=5)
     asked.add_argument("--first", type=int, default=0, help="the first seed")
-    asked.add_argument("--read", type=Path, nargs="*", help="take the seeds of these files in the place of running any")
-    asked.add_argument("--out", type=Path)
+    asked.add_argument("--ways", nargs="*", choices=(*WAYS, "cells"), default=[*WAYS, "cells"])
+    asked.add_argument("--out", type=Path, default=Path("oom_search.jsonl"), help="goes on with what it holds")
     arguments = asked.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    if arguments.read:
-        seeds = [json.loads(line) for path in arguments.read for line in path.read_text().splitlines()[1:]]
-    else:
-        seeds = [one_seed(arguments.first + n) for n in range(arguments.seeds)]
-    document = {
-        **provenance("oom_search"),
-        "cap_bytes": CAP_BYTES,
-        "space": SPACE.as_raw(),
-        "threshold": Costs().threshold,
-        "figures": figures(seeds),
-    }
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(document), *(json.dumps(s) for s in seeds)]
-        arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rows = kept_rows(arguments.out)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    for seed, way in itertools.product(seeds, arguments.ways):
+        if any((r["seed"], r["way"]) == (seed, way) for r in rows):
+            continue
+        row = {"seed": seed, "way": way, **provenance("oom_search"), **one_way(seed, way)}
+        rows.append(row)
+        with arguments.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        ooms = sum(t["outcome"] == "oom" for t in row.get("launched", ()))
+        print(f"seed {seed} {way}: {ooms} OOM, {len(row.get('refused', ()))} refused", flush=True)
+    if {r["way"] for r in rows} < {*WAYS, "cells"}:
+        return
+    rows.sort(key=lambda r: (r["seed"], (*WAYS, "cells").index(r["way"])))
+    about = {"cap_bytes": CAP_BYTES, "space": SPACE.as_raw(), "threshold": Costs().threshold}
+    document = {**provenance("oom_search"), **about, "figures": figures(rows)}
+    arguments.out.write_text("".join(json.dumps(one) + "\n" for one in (document, *rows)), encoding="utf-8")
     print("\n".join(table(document["figures"])))
     print(json.dumps(document["figures"]))
 

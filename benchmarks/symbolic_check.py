@@ -7,22 +7,24 @@ First part: each workload is traced at micro-batches of 2 and 3 and at sixteen o
 from the two is replayed beside the sixteen: errors of the bytes allocated and reserved, and of the smallest card.
 Second part: the seconds of `python -m tuning estimate`, with an empty cache and again, also for a decoder of 1 B
 parameters with DoRA, of which there is a configuration and no weights. A line of JSON for each row, a table at the end.
+Rows that the file holds already are not run again, so a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.document import provenance, publish
 from tuning.config import load
 from tuning.memory.peaks import peak_of
 from tuning.memory.prediction import Peak, Prediction
@@ -34,6 +36,7 @@ SIZES = (1, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 WORKLOADS = ("nli", "pointer", "headpose", "temporal", "signals")
 BARS = {"allocated_bytes": 0.002, "reserved_bytes": 0.02}
 COLD_S, WARM_S = 60.0, 2.0
+Case = tuple[dict[str, Any], Callable[[], dict[str, Any]]]
 DECODER = {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
@@ -57,21 +60,22 @@ def main() -> int:
     made.add_argument("--workload", choices=WORKLOADS, action="append")
     asked = made.parse_args()
     names = asked.workload or list(WORKLOADS)
-    rows: list[dict[str, Any]] = []
-    for part, measured in (("symbolic", symbolic), ("estimate", estimates)):
-        if asked.only in (None, part):
-            for row in measured(names):
-                rows.append({**row, "part": part})
-                print(json.dumps(rows[-1]), flush=True)
-    if asked.out is not None:
-        head = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
-        asked.out.write_text("".join(json.dumps(row) + "\n" for row in [head, *rows]))
+    about = provenance("symbolic_check")
+    kept = asked.out.read_text().splitlines() if asked.out is not None and asked.out.exists() else []
+    rows: list[dict[str, Any]] = [json.loads(line) for line in kept]
+    for part, cases in (("symbolic", symbolic(names)), ("estimate", estimates(names))):
+        for case, measure in cases if asked.only in (None, part) else ():
+            key = {"part": part, **case}
+            if any(all(row[name] == value for name, value in key.items()) for row in rows if row["part"] == part):
+                continue
+            rows.append({**key, **measure(), **about})
+            publish(rows[-1], asked.out, append=True)
     print(table(rows))
     return 0 if all(row["met"] for row in rows) else 1
 
 
-def symbolic(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields a row for each workload, type of autocast and checkpointing: the largest and the mean error."""
+def symbolic(names: list[str]) -> Iterator[Case]:
+    """Yields each workload, type of autocast and checkpointing, with what measures the largest and the mean error."""
     for name in names:
         about = question(load([f"workload={name}", "card=rtx4060"]), "cuda", [])
         for coupling in about.couplings:
@@ -82,7 +86,7 @@ def symbolic(names: list[str]) -> Iterator[dict[str, Any]]:
                 "kernels": "cuda",
                 "capability": list(about.capability),
             }
-            yield {"workload": name, **coupling, **compared(request)}
+            yield {"workload": name, **coupling}, functools.partial(compared, request)
 
 
 def compared(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,8 +126,8 @@ def traced(request: Mapping[str, Any]) -> Prediction:
     return Prediction.from_json(done.stdout.splitlines()[-1])
 
 
-def estimates(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields the seconds of the command, cold and from its cache."""
+def estimates(names: list[str]) -> Iterator[Case]:
+    """Yields each workload and the decoder, with what measures the seconds of the command, cold and from its cache."""
     with tempfile.TemporaryDirectory() as place:
         model = Path(place) / "decoder"
         model.mkdir()
@@ -132,13 +136,24 @@ def estimates(names: list[str]) -> Iterator[dict[str, Any]]:
         decoder += ["knobs.amp_dtype=bf16", "knobs.activation_checkpointing=true", "--timeout", "600"]
         cases = {name: [f"workload={name}"] for name in names}
         for name, settings in {**cases, "1B DoRA": ["workload=nli", *decoder]}.items():
-            cache = Path(place) / f"cache-{name}"
-            times = [_timed([*settings, "card=rtx3090", "--json"], cache) for _ in range(2)]
-            (cold_s, answer), (warm_s, again) = times
-            same = answer["rows"] == again["rows"] and all(row["cells"] for row in answer["rows"])
-            met = cold_s <= COLD_S and warm_s <= WARM_S and same
-            largest = [row["largest"] for row in answer["rows"]]
-            yield {"workload": name, "cold_s": cold_s, "warm_s": warm_s, "largest": largest, "met": met}
+            yield {"workload": name}, functools.partial(seconds, settings, Path(place) / f"cache-{name}")
+
+
+def seconds(settings: list[str], cache: Path) -> dict[str, Any]:
+    """Returns the seconds of `estimate` with an empty cache and again: wall, and of the processor in all processes."""
+    before = os.times()
+    cold_s, answer = _timed([*settings, "card=rtx3090", "--json"], cache)
+    after = os.times()
+    warm_s, again = _timed([*settings, "card=rtx3090", "--json"], cache)
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    same = answer["rows"] == again["rows"] and all(row["cells"] for row in answer["rows"])
+    return {
+        "cold_s": cold_s,
+        "cold_cpu_s": cpu_s,
+        "warm_s": warm_s,
+        "largest": [row["largest"] for row in answer["rows"]],
+        "met": cold_s <= COLD_S and warm_s <= WARM_S and same,
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -153,10 +168,11 @@ def table(rows: list[dict[str, Any]]) -> str:
             ckpt = "on" if row["activation_checkpointing"] else "off"
             cells = [row["workload"], row["amp_dtype"], ckpt, row["sizes"], *most, row["events"], row["met"]]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "| estimate | cold s | again s | met |", "|---|---|---|---|"]
+    lines += ["", "| estimate | cold s | processor s | again s | met |", "|---|---|---|---|---|"]
     for row in rows:
         if row["part"] == "estimate":
-            lines.append(f"| {row['workload']} | {row['cold_s']:.1f} | {row['warm_s']:.2f} | {row['met']} |")
+            times = f"{row['cold_s']:.1f} | {row['cold_cpu_s']:.1f} | {row['warm_s']:.2f}"
+            lines.append(f"| {row['workload']} | {times} | {row['met']} |")
     return "\n".join(lines)
 
 

@@ -9,17 +9,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
 from tuning import atomic
 from tuning.config import StudyConfig
 from tuning.errors import PreflightError
+from tuning.policies.packing import CONTEXT_BYTES
 
 State = Literal["OK", "WARN", "FAIL"]
 SAME_CARD_FRAC = 0.9
 """A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16."""
+DIRTY_BYTES, MIN_CARD_BYTES = 256 * 2**20, 2**30
+"""A desktop's display holds some 100 MiB; with less than a gibibyte left, a context and a small model are all."""
 MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**30
 
 
@@ -35,10 +38,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device as the driver reports it."""
+    """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment."""
 
     name: str
     memory_bytes: int
+    held_bytes: int = 0
 
 
 def gpus() -> list[Gpu]:
@@ -60,11 +64,25 @@ def gpus() -> list[Gpu]:
                 int(a) if a.isdigit() else n for n, a in enumerate(asked) if not a.isdigit() or int(a) in indices
             ]
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
-        return [Gpu(str(pynvml.nvmlDeviceGetName(h)), int(pynvml.nvmlDeviceGetMemoryInfo(h).total)) for h in handles]
+        return [_gpu(pynvml, handle) for handle in handles]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:  # the older call counts what the driver keeps for itself as used
+        held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
+    except (nvml.NVMLError, AttributeError, TypeError):
+        held_bytes = 0
+    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes)
+
+
+def free_bytes(gpu: Gpu) -> int:
+    """Returns what tensors of one more process may take of a card, beside what others hold and its own context."""
+    return max(0, gpu.memory_bytes - gpu.held_bytes - CONTEXT_BYTES)
 
 
 def cores() -> int:
@@ -97,6 +115,8 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")
     else:
         yield Check("card", "OK", found[0].name if found and device == "cuda" else "the CPU")
+    if device == "cuda" and found and found[0].held_bytes > DIRTY_BYTES:
+        yield _dirty(found[0], card.cap_bytes)
     if isinstance(config.concurrency, int) and config.concurrency > cores():
         yield Check(
             "concurrency",
@@ -119,6 +139,17 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
             yield Check("packages", "FAIL", f"nli needs {' and '.join(missing)}", "pip install 'cardtune[nli]'")
     if sys.version_info[:2] not in ((3, 11), (3, 12)):
         yield Check("python", "WARN", f"tested on 3.11 and 3.12, this is {sys.version.split()[0]}")
+
+
+def _dirty(gpu: Gpu, cap_bytes: int | None) -> Check:
+    """Returns what it means that other processes hold memory of the card; `cap_bytes` is what the study is to have."""
+    free, held = free_bytes(gpu), f"other processes hold {gpu.held_bytes / 2**30:.1f} GiB of {gpu.name}"
+    remedy = "end them (nvidia-smi lists them), or go on: speed is then that of a shared card"
+    if free < MIN_CARD_BYTES:
+        return Check("card memory", "FAIL", f"{held}, and {free / 2**30:.1f} GiB are left", "end them")
+    less = cap_bytes is not None and free < cap_bytes
+    left = f", so that {free / 2**30:.1f} GiB are left" + (f" of {(cap_bytes or 0) / 2**30:.1f} asked for" * less)
+    return Check("card memory", "WARN", held + left, remedy)
 
 
 def _disk(folder: Path) -> Check:

@@ -62,7 +62,7 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
 
     `predicts` stands in for the predictor's process, for tests; its answers are not kept.
     """
-    asked = parser().parse_args(argv)
+    asked = parser().parse_intermixed_args(argv)
     if not 1 <= asked.timeout <= 3600:
         raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()

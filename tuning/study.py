@@ -72,6 +72,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     terminal.checks(checks)
     doctor.require(checks)
     setting = _setting(config)
+    free_bytes = doctor.free_bytes(doctor.gpus()[0]) if cuda else None  # before any process of ours has a context
     with ExitStack() as stack:
         cluster = RayCluster(cores=doctor.cores(), gpus=len(doctor.gpus()) if cuda else 0, dashboard=config.dashboard)
         while_searching: AbstractContextManager[object] = cluster
@@ -85,6 +86,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             for text in journal.warnings:
                 terminal.warning(text)
             study = _Study(config, terminal, journal, folder, started)
+            study.free_bytes = free_bytes
             study.open(facts, setting)
             study.measure(bench)
             bench.end()
@@ -115,6 +117,8 @@ class _Study:
 
     def __init__(self, config: StudyConfig, terminal: Terminal, journal: Journal, folder: Path, started: float) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
+        self.free_bytes: int | None = None
+        """What others left of a CUDA card when the study began; None where that is not known."""
         self._ram_bytes: int | None = None
         self._used_s = timeline.times(journal.records).wall_s  # by earlier sessions
         self._started = started
@@ -466,12 +470,13 @@ class _Study:
     def _cap_bytes(self) -> int:
         """Returns what one trial that has the device to itself may take."""
         card = self._config.card
-        if card.cap_bytes is not None:
-            return card.cap_bytes
         if card.device == "cuda":
             device = self._facts["device"]
             reserve_bytes = card.reserve_bytes or calibration.context_bytes(str(device.get("name")))
-            return int(device["memory_bytes"]) - reserve_bytes
+            own = int(device["memory_bytes"]) - reserve_bytes if card.cap_bytes is None else card.cap_bytes
+            return own if self.free_bytes is None else min(own, self.free_bytes)
+        if card.cap_bytes is not None:
+            return card.cap_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
             self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
         return self._ram_bytes

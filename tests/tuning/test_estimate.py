@@ -146,6 +146,10 @@ def test_rows_say_what_fits_and_the_largest_that_does(capsys: pytest.CaptureFixt
             assert c["share_frac"] == pytest.approx(c["needed_bytes"] / found["card"]["usable_bytes"])
 
 
+def test_options_may_stand_between_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer("workload=nli --timeout 300 card=rtx4060", capsys)["card"]["name"] == "rtx4060"
+
+
 def test_the_largest_that_was_looked_at_is_not_called_the_largest_that_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

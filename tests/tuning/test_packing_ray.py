@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.data.greedy import CAP_BYTES, WHERE
+from tuning.backends import ray_tune
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.stages.bench import Assignment, Orders
@@ -44,6 +45,10 @@ class Queue:
         return Assignment(f"t{number}", knobs, 0, need)
 
     def at_rung(self, trial: str, result: object) -> bool:
+        """Lets everyone go on."""
+        return True
+
+    def goes_on(self, trial: str, result: object) -> bool:
         """Lets everyone go on."""
         return True
 
@@ -121,3 +126,22 @@ def test_a_trial_whose_process_was_killed_is_run_in_another_and_it_is_said() -> 
     assert [f["outcome"] for f in desk.found.values()] == ["ok", "ok"]
     # Tune may give the dead process to the trial a second time before it starts another.
     assert {(e, t) for e, t, _ in desk.decisions} == {("lost", "t1")}
+
+
+def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wants_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Choosy(Queue):
+        """Wants no t1, which has not begun, and no t2 once it runs."""
+
+        def goes_on(self, trial: str, result: Any) -> bool:
+            """Says so."""
+            return not (trial == "t1" or (trial == "t2" and result.get("paused")))
+
+    monkeypatch.setattr(ray_tune, "BEAT_S", 0.0)
+    desk = Choosy([("nowhere", None)] * 4)
+    RayCrew(Setting(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(desk, orders(1))
+    assert {t: f["outcome"] for t, f in desk.found.items()} == {"t0": "ok", "t1": "refused", "t2": "ok", "t3": "ok"}
+    assert [desk.found[t]["samples"] for t in ("t0", "t3")] == [64, 64]
+    assert 0 < desk.found["t2"]["samples"] < 64
+    assert len({desk.found[t]["pid"] for t in ("t0", "t2", "t3")}) == 1

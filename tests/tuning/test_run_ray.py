@@ -96,6 +96,10 @@ class OneSlot:
         """Lets everyone go on."""
         return True
 
+    def goes_on(self, trial: str, result: object) -> bool:
+        """Lets everyone go on."""
+        return True
+
     def ended(self, trial: str, result: dict[str, object] | None) -> None:
         """Keeps what came."""
         self.found.append(dict(result or {}))

@@ -328,3 +328,21 @@ def test_a_card_is_shared_where_the_probes_found_it_idle(tmp_path: Path, monkeyp
         assert sum([found.cap_bytes(1) or 0] * found.count) <= 24 * 2**30
         assert found.enforced
     assert counts == {"idle": 2, "busy": 1, "joint": 1}
+
+
+def test_what_others_hold_of_a_card_is_not_the_trials(tmp_path: Path) -> None:
+    gib = 2**30
+    for settings, free, usable in (
+        (["card=rtx3090"], 30 * gib, config.load(["card=rtx3090"]).card.cap_bytes),
+        (["card=rtx3090"], 10 * gib, 10 * gib),
+        (["card=auto"], 10 * gib, 10 * gib),
+        (["card=auto"], None, 24 * gib - config.load(["card=auto"]).card.reserve_bytes),
+    ):
+        loaded = config.load(["workload=nli", *settings])
+        loaded = loaded.model_copy(update={"card": loaded.card.on("cuda")})
+        with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
+            terminal = Terminal(out=io.StringIO(), err=io.StringIO(), env={})
+            own = study._Study(loaded, terminal, journal, tmp_path, time.monotonic())
+            own._facts = {"device": {"memory_bytes": 24 * gib}}  # type: ignore[assignment]
+            own.free_bytes = free
+            assert own._cap_bytes() == usable

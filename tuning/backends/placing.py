@@ -61,6 +61,8 @@ class Placing:
             if place is not None:
                 placed = self._next.pop(place)
                 self._draining = self._draining and bool(self._next)
+                if not self._still_wanted(placed):
+                    continue
                 self._ledger.enter(placed.assignment.trial, placed.width)
                 return placed
             if self._draining:
@@ -73,6 +75,14 @@ class Placing:
             else:
                 return None
         return None
+
+    def _still_wanted(self, placed: Placed) -> bool:
+        """Returns whether a trial that may have waited is still judged to fit; where it is not, its end is told."""
+        trial = placed.assignment.trial
+        if self._desk.goes_on(trial, {}):
+            return True
+        self._desk.ended(trial, {"outcome": str(Outcome.REFUSED), "values": {}, "message": ""})
+        return False
 
     def share(self, placed: Placed) -> Share:
         """Returns what a trial may take; one whose share is too small is widened before it changes anything itself."""

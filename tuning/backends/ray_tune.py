@@ -32,6 +32,8 @@ from tuning.policies import oom
 from tuning.stages.bench import Desk, Orders
 
 NO_LIMIT = 1_000_000_000
+BEAT_S = 5.0
+"""So often a trial that runs asks whether it is to go on; the time that takes is inside no window."""
 ATTEMPTS = 4
 """A trial whose process had to be given up before it began is not offered to more new ones than this."""
 
@@ -169,6 +171,7 @@ class _Asking(Searcher):
             "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=share.cap_bytes),
             "threads": share.threads,
             "shrink": share.shrink,
+            "beat_s": BEAT_S,
             "trial": placed.assignment.trial,
             "attempt": placed.attempt,
             "knobs": dict(placed.assignment.knobs),
@@ -223,7 +226,7 @@ class _Asking(Searcher):
 
 
 class _Deciding(FIFOScheduler):
-    """A Tune scheduler that asks the desk at every rung."""
+    """A Tune scheduler that asks the desk at every rung, and at every beat between them."""
 
     _supports_buffered_results = False
 
@@ -236,7 +239,9 @@ class _Deciding(FIFOScheduler):
         if result.get("done") or self._desk is None or self._asking is None:
             return str(TrialScheduler.CONTINUE)
         try:
-            goes_on = self._asking.failed is None and self._desk.at_rung(trial.config["trial"], result[REPORT][0])
+            found = result[REPORT][0]
+            judge = self._desk.goes_on if found.get("paused") else self._desk.at_rung
+            goes_on = self._asking.failed is None and judge(trial.config["trial"], found)
         except TuningError as error:
             self._asking.failed, goes_on = error, False
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)

@@ -34,7 +34,7 @@ class TrialRunner(tune.Trainable):
     """One search trial at a time; every `step` goes to the next rung. An actor lives through all trials of its slot.
 
     The config holds `trial`, `knobs`, `seed`, the `plan` with the cap of its share, `threads`, `shrink` ("", "loader",
-    "all": what it may change to begin again), and what the study fixed: `setting`.
+    "all": what it may change to begin again), `beat_s`, after which a step pauses, and what the study fixed: `setting`.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -52,16 +52,16 @@ class TrialRunner(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Returns the result at the next rung. Tune sees `done` and `samples`, never an OOM as an exception.
+        """Returns the result at the next rung, or a paused one. Tune sees `done` and `samples`, never an exception.
 
-        The rest travels in a list of one: Tune flattens dictionaries, and mixes its own keys with ours.
+        An OOM is an outcome. The rest travels in a list of one: Tune flattens dictionaries, and mixes keys with ours.
         """
         config = self._asked
         if self._trial is None:
             own = session(config["setting"], config["knobs"])
             own.use_threads(config["threads"])
             self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
-        found = self._trial.advance()
+        found = self._trial.advance(config["beat_s"])
         self._retire = str(found.get("retire") or "")
         if found["done"]:
             self._trial = None

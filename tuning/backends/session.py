@@ -6,6 +6,7 @@ What happens inside a trial is not raised: how it ended is the `outcome` of what
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import time
@@ -298,8 +299,11 @@ class Trial:
         self._readings: list[watch.Reading] = []
         self._setup_s = self._evaluate_s = 0.0
 
-    def advance(self) -> dict[str, Any]:
-        """Returns what is known at the next milestone, or at the end: then `done` is true. Never raises on OOM."""
+    def advance(self, beat_s: float = math.inf) -> dict[str, Any]:
+        """Returns what is known at the next milestone, or at the end: then `done` is true. Never raises on OOM.
+
+        What takes longer than `beat_s` is `paused` after a window, with no values, and goes on with the next call.
+        """
         found: dict[str, Any] = {"values": {}}
         attempt = self._session._attempt(found, self._plan)
         with attempt:
@@ -310,9 +314,9 @@ class Trial:
                 self._state = loop.prepare(self._session.resident, config, self._plan)
                 self._events = loop.train(self._state)
                 self._setup_s = time.perf_counter() - start
-            found.update(self._to_milestone())
+            found.update(self._to_milestone(start + beat_s))
         if self._restarted(found, attempt.fault):
-            return self.advance()
+            return self.advance(beat_s)
         for name, is_oom in (("ooms", True), ("restarts", False)):
             found[name] = [one for one in self._restarts if (one["outcome"] == Outcome.OOM) == is_oom]
         found.update(self._facts())
@@ -346,7 +350,7 @@ class Trial:
         self._begin()
         return True
 
-    def _to_milestone(self) -> dict[str, Any]:
+    def _to_milestone(self, pause_at: float) -> dict[str, Any]:
         sampler = self._session.sampler
         sampler.skip()  # the evaluation, and whatever the process did between two calls
         for event in self._events or ():
@@ -359,6 +363,8 @@ class Trial:
             alarm = watch.alarm(self._readings, self._plan.cap_bytes)
             if alarm is not None:
                 raise Alarmed(alarm)
+            if time.perf_counter() > pause_at and self._state is not None and self._state.samples < self._plan.samples:
+                return {"values": {}, "paused": True}
         return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
 
     def _facts(self) -> dict[str, Any]:

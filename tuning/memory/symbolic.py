@@ -1,4 +1,4 @@
-"""Two traces of a step give its trace at any micro-batch size, and two shallow models its peak at any depth.
+"""Two traces of a step give its trace at any micro-batch size.
 
 Every storage's size is affine in the micro-batch size: what does not depend on it is there once, the rest once for each
 sample. So sizes of the same birth in two traces give `once + per_sample x micro_batch`, and the log of the first trace
@@ -8,7 +8,6 @@ to the backward pass as the batch grows, and such lines were 5 to 40 % off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuning.memory.trace import Trace
@@ -65,40 +64,3 @@ def between(one: Trace, other: Trace) -> Symbolic | None:
     if next(grown, None) is not None:
         return None
     return Symbolic(first, tuple(sizes), tuple(slopes), second.micro_batch - first.micro_batch)
-
-
-def at_depth(shallow: Mapping[str, int], deeper: Mapping[str, int], depths: tuple[int, int], depth: int) -> int:
-    """Returns the peak bytes of a model of `depth` equal blocks, from the peaks of two shallower ones.
-
-    `shallow` and `deeper` have the peak of each phase (`phase_peaks`) at `depths` blocks. At any one moment of a step,
-    what is live is affine in the depth, so the peak of a phase is the largest of such lines: a line through two depths
-    is exact where the same moment is the peak of its phase at all of them, and too low elsewhere, hence not used below
-    2 blocks. For a decoder of 1 B parameters, depths 2 and 4 gave the peak at 26 to 0.04 %, in a third of the time.
-
-    Raises ValueError where the depths do not rise, or `depth` is below the first.
-    """
-    low, high = depths
-    if not 1 <= low < high or depth < low:
-        raise ValueError(f"expected depths 1 <= first < second and a depth from the first on, got {depths} and {depth}")
-    phases = shallow.keys() | deeper.keys()
-    lines = ((shallow.get(name, 0), deeper.get(name, 0)) for name in phases)
-    return max((a + -(-(b - a) * (depth - low) // (high - low)) for a, b in lines), default=0)
-
-
-def phase_peaks(trace: Trace) -> dict[str, int]:
-    """Returns the most bytes live at once in each phase of a trace; what went before the first mark is "setup"."""
-    marks: Sequence[tuple[int, str]] = [*trace.marks, (len(trace.events) + 1, "")]
-    sizes: dict[int, int] = {}
-    peaks: dict[str, int] = {}
-    live, phase, turn = 0, "setup", 0
-    for index, (ident, size) in enumerate(trace.events):
-        while marks[turn][0] <= index:
-            phase = marks[turn][1]
-            turn += 1
-        if size >= 0:
-            sizes[ident] = size
-            live += size
-        else:
-            live -= sizes.pop(ident, 0)
-        peaks[phase] = max(peaks.get(phase, 0), live)
-    return peaks

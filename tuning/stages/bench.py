@@ -69,6 +69,10 @@ class Desk(Protocol):
         """Returns whether the trial goes on after this rung."""
         ...
 
+    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Returns whether a trial goes on between rungs, or begins after it waited: `result` is then empty."""
+        ...
+
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Takes the last result of a trial; None when its process was lost."""
         ...

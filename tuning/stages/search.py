@@ -17,7 +17,7 @@ from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.patience import Patience
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
-from tuning.records import Journal, Record, trials, unfinished
+from tuning.records import Journal, Record, last, trials, unfinished
 from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
 from tuning.space import Choice, Space
 from tuning.stages import reuse
@@ -87,6 +87,8 @@ class SearchDesk:
         self._full_trial_s: list[float] = []  # sorted
         self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._whole_peaks = peaks_are_whole(journal.records)
+        opening = last(journal.records, "study")
+        self._once_through = int((opening.get("train_samples") if opening else None) or orders.samples)
         self.stop_reason = ""
         self._restore()
 
@@ -124,6 +126,20 @@ class SearchDesk:
             return self._begin(Assignment(trial, _at(knobs, verdict), self._terms.seed), verdict)
         return None
 
+    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Returns whether a trial that runs, or is about to, is still judged to fit by what was learned meanwhile.
+
+        One that has gone through the training split has met its longest samples, and is let be.
+        """
+        live = self._live.get(trial)
+        if live is None or int(result.get("samples") or 0) >= self._once_through:
+            return True
+        verdict = self._judged(result.get("knobs") or live["knobs"])
+        if verdict.action == "launch":
+            return True
+        live.update(ruled_out=True, reason=f"ruled out by what was learned since it began: {verdict.reason}")
+        return False
+
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
         samples, values = int(result["samples"]), dict(result["values"])
@@ -135,7 +151,7 @@ class SearchDesk:
             self._live[trial]["stopped_at"] = samples
             self._live[trial]["reason"] = decision.reason
         self._told(record)
-        return decision.go_on
+        return decision.go_on and self.goes_on(trial, result)
 
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Writes the ending, then teaches searcher and frontier. A lost process is the outcome `killed`."""
@@ -149,6 +165,8 @@ class SearchDesk:
         outcome = str(found["outcome"])
         if outcome == Outcome.OK and "stopped_at" in live:
             outcome = str(Outcome.STOPPED)
+        if live.get("ruled_out") and outcome == Outcome.OK:
+            outcome = str(Outcome.REFUSED)
         knobs = dict(found.get("knobs") or live.get("knobs") or {})
         kept = ("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
         more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active")
@@ -168,6 +186,7 @@ class SearchDesk:
         self._learn(record)
         self._told(record)
         self._replace_fp16(record)
+        self._replace_ruled_out(record)
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Writes what the backend did about a trial or its process, and why."""
@@ -186,6 +205,16 @@ class SearchDesk:
         values = self._searched({**record["config"], "amp_dtype": other})
         begun = [self._searched(r["config"]) for r in self._journal.records if r.event == "trial_start"]
         if other and values not in [*begun, *self._instead]:
+            self._instead.append(values)
+
+    def _replace_ruled_out(self, record: Record) -> None:
+        """Queues a trial that was ruled out once more where a smaller micro-batch of it fits."""
+        if record["outcome"] != Outcome.REFUSED or not self._judged(record["config"]).fits:
+            return
+        values, records = self._searched(record["config"]), self._journal.records
+        begun = sum(r.event == "trial_start" and self._searched(r["config"]) == values for r in records)
+        over = [r for r in records if r.event == "trial" and r["outcome"] == Outcome.REFUSED]
+        if begun == sum(self._searched(r["config"]) == values for r in over):
             self._instead.append(values)
 
     # -- proposals ---------------------------------------------------------------------------------------------------
@@ -335,6 +364,7 @@ class SearchDesk:
             elif record.event == "trial":
                 self._teach(record)  # the frontier was made of these records
                 self._replace_fp16(record)
+                self._replace_ruled_out(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))
         for trial, knobs in unfinished(records):

@@ -64,6 +64,19 @@ def test_a_trial_reports_at_each_milestone_and_is_done_at_the_last(broken: Any) 
     assert 0 < second["first_step_at"] <= second["last_step_at"] <= second["returned_at"]
 
 
+def test_a_trial_pauses_between_milestones_where_it_is_asked_to_and_learns_the_same(broken: Any) -> None:
+    plan = Plan(samples=64, milestones=(32, 64), window_s=0.0)
+    whole = broken("").trial(KNOBS, plan, seed=0)
+    expected = [whole.advance()["values"], whole.advance()["values"]]
+    trial, found = broken("").trial(KNOBS, plan, seed=0), []
+    while not found or not found[-1]["done"]:
+        found.append(trial.advance(beat_s=0.0))
+    paused = [one for one in found if one.get("paused")]
+    assert len(paused) >= 2
+    assert all(one["values"] == {} and 0 < one["samples"] < 64 and one["outcome"] == "ok" for one in paused)
+    assert [one["values"] for one in found if not one.get("paused")] == expected
+
+
 @pytest.mark.parametrize(
     ("poison", "outcome", "says"),
     [

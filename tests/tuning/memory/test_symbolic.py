@@ -1,4 +1,4 @@
-"""Two traces give every other: sizes, deaths, refusals, depth; and what a prediction keeps on disk."""
+"""Two traces give every other: sizes, deaths, refusals; and what a prediction keeps on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.tuning.memory.logs import KIB, MIB, prediction, step
 from tuning.memory.peaks import peak_of
 from tuning.memory.prediction import Prediction, Trace
-from tuning.memory.symbolic import at_depth, between, phase_peaks
+from tuning.memory.symbolic import between
 
 
 @settings(max_examples=40, deadline=None)
@@ -123,20 +123,3 @@ def test_a_prediction_survives_json() -> None:
 def test_what_is_not_a_prediction_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a prediction"):
         Prediction.from_json(text)
-
-
-@pytest.mark.parametrize("micro_batch", [1, 8, 40])
-def test_two_shallow_models_give_the_peak_of_a_deep_one(micro_batch: int) -> None:
-    shallow, deeper = phase_peaks(step(micro_batch, 2)), phase_peaks(step(micro_batch, 4))
-    assert at_depth(shallow, deeper, (2, 4), 26) == peak_of(step(micro_batch, 26)).live_bytes
-
-
-def test_phases_have_peaks_of_their_own() -> None:
-    peaks = phase_peaks(step(10, 1, width_bytes=100, sample_bytes=10))
-    assert peaks == {"setup": 300, "forward": 500, "backward": 700, "optimizer": 500}
-
-
-def test_depths_rise() -> None:
-    for depths, depth in (((2, 2), 4), ((0, 2), 4), ((2, 4), 1)):
-        with pytest.raises(ValueError, match="depths"):
-            at_depth({}, {}, depths, depth)

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from trainables import loop
@@ -15,8 +16,9 @@ from trainables.resident import Resident
 from trainables.workload import Config, load
 from tuning.memory.peaks import highest
 from tuning.memory.prediction import Prediction
-from tuning.memory.tracing import eight_bit, shim
-from tuning.memory.tracing.step import Job, predict
+from tuning.memory.tracing import eight_bit, shim, weightless, workspaces
+from tuning.memory.tracing.lifetimes import Lifetimes
+from tuning.memory.tracing.step import FAKE, Job, predict
 
 
 class Task:
@@ -215,3 +217,20 @@ def test_a_users_file_is_traced() -> None:
     workload, config = load("tests/data/mine.py"), Config()
     trace = predict(Job(workload, config), (5,)).traces[0]
     assert highest(trace)[1] == real(workload, config, 5)
+
+
+def test_a_model_is_built_once_and_without_weights_while_operators_are_counted() -> None:
+    built: list[type] = []
+
+    class Plain:
+        def model(self, config: Config) -> nn.Module:
+            """Returns a layer, and keeps the class of its weight."""
+            layer = nn.Linear(4, 4)
+            built.append(type(layer.weight.data))
+            return layer
+
+    with Lifetimes("cuda", FAKE, workspaces.Cuda((8, 6))) as seen:
+        model = weightless.Weightless(cast(Any, Plain()), FAKE).model(Config(Knobs(), {}))
+    assert built == [FakeTensor]
+    assert isinstance(model.weight, FakeTensor)
+    assert seen.trace(1).events == ()  # it is on the host

@@ -298,3 +298,42 @@ def test_a_leak_ends_a_trial_but_says_nothing_of_its_micro_batch(tmp_path: Path)
     assert trials(office.journal.records)[-1].outcome == "oom"
     for learned in (office.desk._frontier, frontier(office.journal.records, 10**9)):
         assert learned.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
+
+
+@pytest.mark.parametrize("strategy", ["staged", "joint"])
+def test_a_running_trial_that_new_knowledge_rules_out_is_stopped(tmp_path: Path, strategy: str) -> None:
+    office = Office(tmp_path, strategy=strategy, count=8)
+    office.desk._frontier = Frontier(None, office.desk._frontier._footprints)  # the probes' fits are not known
+    first, second = office.desk.next_trial(), office.desk.next_trial()
+    assert first is not None
+    assert second is not None
+    assert office.desk.goes_on(first.trial, {"samples": 100})
+    oom = {"outcome": "oom", "values": {}, "message": "no room", "samples": 0, "knobs": dict(first.knobs)}
+    office.desk.ended(second.trial, oom)
+    assert office.desk.goes_on(first.trial, {"samples": 800})  # it has met every sample
+    paused = {**office.result(first, 100), "values": {}, "paused": True}
+    assert not office.desk.goes_on(first.trial, paused)
+    office.desk.ended(first.trial, paused)
+    record = next(r for r in office.journal.records if r.event == "trial" and r["trial"] == first.trial)
+    assert record["outcome"] == "refused"
+    assert record["reason"].startswith("ruled out by what was learned since it began: micro-batch")
+    begun = office.work()
+    again = [a for a in begun if a.knobs["learning_rate"] == first.knobs["learning_rate"]]
+    assert [a.knobs["batch_size"] for a in again] == [first.knobs["batch_size"]] * (strategy == "staged")
+    assert all(micro_batch_of(a.knobs) < micro_batch_of(first.knobs) for a in again)
+
+
+def test_what_was_ruled_out_is_not_learned_as_fitting_and_is_tried_once_after_a_crash(tmp_path: Path) -> None:
+    office = Office(tmp_path, strategy="joint", count=8)
+    first, second = office.desk.next_trial(), office.desk.next_trial()
+    assert first is not None
+    assert second is not None
+    oom = {"outcome": "oom", "values": {}, "message": "no room", "samples": 0, "knobs": dict(first.knobs)}
+    office.desk.ended(second.trial, oom)
+    assert not office.desk.goes_on(first.trial, {})
+    office.desk.ended(first.trial, {"outcome": "refused", "values": {}, "message": ""})
+    again = frontier(office.journal.records, None)
+    assert not again.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
+    office.journal.close()
+    begun = Office(tmp_path, strategy="joint", count=8).work()
+    assert first.knobs["learning_rate"] not in [a.knobs["learning_rate"] for a in begun]
