@@ -289,13 +289,18 @@ def poison(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
 
 
 def decisions(own: Arena, counts: Sequence[int]) -> dict[str, Any]:
-    """Returns the milliseconds of a suggestion with its launch, of a rung, and of an ending, after so many trials."""
+    """Returns the milliseconds of a suggestion with its launch, of a rung, and of an ending, after so many trials.
+
+    The finished trials are drawn evenly from the space, each second one stopped at its first rung: as many points on a
+    rung, and as many ranks, as there can be.
+    """
     rows = []
     for count in counts:
-        _, journal, _ = ours(own, "staged", 0, trials=count, times=1e9, devices=8)
+        _, journal, _ = ours(own, "staged", 0, trials=8)
+        finished(own, journal, count)
         told = orders(own.table, shrink=True)
         learned = frontier(journal.records, own.cap_bytes)
-        terms = SearchTerms("staged", count + 20, None, 0, ETA, own.table.objectives)
+        terms = SearchTerms("staged", count + 40, None, 0, ETA, own.table.objectives)
         begun = time.perf_counter()
         desk = SearchDesk(journal, own.table.space, learned, terms, told, lambda r: None)
         row: dict[str, Any] = {"trials": count, "restore_s": time.perf_counter() - begun}
@@ -303,9 +308,23 @@ def decisions(own: Arena, counts: Sequence[int]) -> dict[str, Any]:
         crew = SimulatedCrew(own.table, VirtualClock(), cap_bytes=own.cap_bytes)
         crew.run(_Timed(desk, took), told)
         for name, times in took.items():
-            row[name] = {"median_ms": statistics.median(times) * 1e3, "max_ms": max(times) * 1e3}
+            row[name] = {"median_ms": statistics.median(times) * 1e3, "max_ms": max(times) * 1e3, "count": len(times)}
         rows.append(row)
     return {"table": own.name, "rows": rows}
+
+
+def finished(own: Arena, journal: VirtualJournal, count: int) -> None:
+    """Writes trials that nobody ran until there are so many."""
+    table, first = own.table, orders(own.table, shrink=True).milestones[0]
+    have = sum(r.event == "trial" for r in journal.records)
+    searched = design(table.space.subset({"learning", "both"}), count - have, 7)
+    for number, knobs in enumerate(searched, start=have):
+        name, rate, stopped = f"t{number:03d}", samples_per_s(table, knobs), number % 2 == 0
+        at = first if stopped else table.horizon
+        journal.append("trial_start", trial=name, config=knobs)
+        journal.append("rung", trial=name, samples=first, values=table.values(knobs, first, 0), samples_per_s=rate)
+        ended = {"outcome": "stopped" if stopped else "ok", "samples": at, "values": table.values(knobs, at, 0)}
+        journal.append("trial", trial=name, config=knobs, samples_per_s=rate, **ended)
 
 
 class _Timed:
