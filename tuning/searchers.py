@@ -233,6 +233,10 @@ class OptunaSearcher:
         return {name: self._distributions[name] for name in params}
 
     def _finish(self, params: dict[str, Any], observation: Observation) -> None:
+        self._finished.append(self._frozen(params, observation))
+        self._history.add(len(self._finished) - 1, self._finished[-1].values)
+
+    def _frozen(self, params: dict[str, Any], observation: Observation) -> FrozenTrial:
         outcome = observation.outcome
         values = [observation.values.get(name) for name in self._objectives]
         finite = [float(v) for v in values if v is not None and math.isfinite(v)]
@@ -241,15 +245,14 @@ class OptunaSearcher:
         failed = not (complete or over or outcome == "stopped")
         constraints = {"memory": max(observation.overshoot_bytes, 1) / _GIB if over else -1.0}
         constraints["failed"] = 1.0 if failed else -1.0
-        finished = create_trial(
+        trial = create_trial(
             state=TrialState.COMPLETE if complete else TrialState.PRUNED,
             values=finite if complete else None,
             params=params,
             distributions=self._only(params),
             constraints=constraints,
         )
-        self._finished.append(_Shared.of(finished))
-        self._history.add(len(self._finished) - 1, finite if complete else None)
+        return _Shared.of(trial)
 
     def _checked(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         for name, value in values.items():
