@@ -122,18 +122,24 @@ def ours(
     times: float = 1.0,
     devices: int = 1,
     mislead: Mislead | None = None,
+    reused: Mapping[str, Any] | None = None,
 ) -> tuple[Found, VirtualJournal, SimulatedCrew]:
-    """Returns what our desk finds in so many budgets of virtual time."""
+    """Returns what our desk finds in so many budgets of virtual time.
+
+    `mislead` changes its searcher, `reused` is what an earlier run is said to have found (`stages.reuse`).
+    """
     clock, table = VirtualClock(), own.table
     journal = VirtualJournal(clock)
     bench = SimulatedBench(table, clock, own.cap_bytes)
     journal.append("study", card={"cap_bytes": own.cap_bytes}, device={"type": "cpu"}, objectives=table.objectives)
     EstimateStage(bench, table.space, journal, own.cap_bytes, clock=clock).run()
     learned = frontier(journal.records, own.cap_bytes)
+    if reused is not None:
+        journal.append("reused", **reused)
     if strategy == "staged":
         section = ProbeSection(max_time_s=PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03)
         ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
-    terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock)
+    terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock=clock)
     told = orders(table, shrink=strategy == "staged")
     desk = SearchDesk(journal, table.space, learned, terms, told, lambda r: None)
     if mislead is not None:

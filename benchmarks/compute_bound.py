@@ -12,56 +12,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from benchmarks.document import provenance, publish
+from benchmarks.fed import pairs
 from benchmarks.telemetry_cost import median_interval
-from trainables import batches, loop
-from trainables.stopwatch import Window
-from trainables.workload import Batch
-from tuning.backends.session import WINDOW_S, Session, Setting
-from tuning.export import Best, read_best
+from tuning.backends.session import Session, Setting
+from tuning.export import read_best
 from tuning.records import Record, read
-
-
-class Fed(batches.Loader):
-    """Delivers the batches of an epoch from a list that its first use fills."""
-
-    kept: ClassVar[dict[tuple[Any, ...], list[Batch]]] = {}
-
-    def epoch(self, plan: Sequence[batches.MicroBatch]) -> Iterator[Batch]:
-        """Yields what the loader delivered when the same plan was first asked for."""
-        key = tuple(tuple(m.indices) for m in plan)
-        if key not in self.kept:
-            self.kept[key] = list(super().epoch(plan))
-        return iter(self.kept[key])
-
-
-@contextmanager
-def fed() -> Iterator[None]:
-    """Inside, the loop takes its batches from memory. It offers no such choice, as nobody but this program wants it."""
-    module: Any = batches
-    plain, module.Loader = module.Loader, Fed
-    try:
-        yield
-    finally:
-        module.Loader = plain
-
-
-def samples_per_s(session: Session, best: Best, samples: int) -> float:
-    """Returns samples over seconds of a training, its first optimiser step left out."""
-    state = loop.prepare(session.resident, session.config(best.knobs), loop.Plan(samples=samples, window_s=WINDOW_S))
-    start, before = 0.0, 0
-    for event in loop.train(state):
-        if isinstance(event, Window) and not before:
-            start, before = time.perf_counter(), state.samples
-    return (state.samples - before) / (time.perf_counter() - start)
 
 
 def data_wait(records: Sequence[Record]) -> dict[str, float]:
@@ -77,22 +39,11 @@ def compare(folder: Path, rounds: int, seconds: float, device: str) -> dict[str,
     session = Session(Setting(best.ref, best.options, device, threads=torch.get_num_threads()))
     rate = best.measured["samples_per_s"]["median"]
     samples = max(4 * int(best.knobs["batch_size"]), round(rate * seconds))
-    pairs = []
-    for number in range(rounds + 1):
-        found = {}
-        for side in ("loader", "memory") if number % 2 else ("memory", "loader"):
-            if side == "memory":
-                with fed():
-                    found[side] = samples_per_s(session, best, samples)
-            else:
-                found[side] = samples_per_s(session, best, samples)
-        if number:  # the first pair fills the list, and is not counted
-            pairs.append(found)
-            print(
-                f"{best.ref} {number}/{rounds} " + " ".join(f"{k} {v:.1f}" for k, v in found.items()), file=sys.stderr
-            )
-    Fed.kept.clear()
-    ratios = [p["loader"] / p["memory"] for p in pairs]
+    found = []
+    for number, pair in enumerate(pairs(session, best.knobs, samples, rounds), start=1):
+        found.append(pair)
+        print(f"{best.ref} {number}/{rounds} " + " ".join(f"{k} {v:.1f}" for k, v in pair.items()), file=sys.stderr)
+    ratios = [p["loader"] / p["memory"] for p in found]
     low, high = median_interval(ratios)
     return {
         "workload": best.ref,
@@ -102,7 +53,7 @@ def compare(folder: Path, rounds: int, seconds: float, device: str) -> dict[str,
         "ratio_low": low,
         "ratio_high": high,
         "data_wait_frac": data_wait(read(folder / "trials.jsonl")[0]),
-        "pairs": pairs,
+        "pairs": found,
     }
 
 

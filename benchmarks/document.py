@@ -9,20 +9,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pynvml
+
 from tuning.backends.session import device_facts
-from tuning.study import versions
+from tuning.runs import versions
 
 
 def provenance(benchmark: str, device: str = "cpu") -> dict[str, Any]:
-    """Returns the benchmark's name, the device and machine it ran on, the commit and the versions."""
+    """Returns the benchmark's name, the device and machine it ran on, its driver, the commit and the versions."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
     return {
         "benchmark": benchmark,
         "device": device_facts(device),
+        "driver": driver() if device == "cuda" else None,
         "machine": platform.platform(),
         "commit": commit.stdout.strip(),
         "versions": versions(),
     }
+
+
+def driver() -> str | None:
+    """Returns the version of the NVIDIA driver, None where there is none."""
+    try:
+        pynvml.nvmlInit()
+        found: str = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return None
+    return found
 
 
 def publish(document: Mapping[str, Any], out: Path | None, *, append: bool = False) -> None:

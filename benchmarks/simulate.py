@@ -33,7 +33,7 @@ from tuning.backends.replay import seconds
 from tuning.backends.simulator import SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
 from tuning.pareto import front
 from tuning.records import read
-from tuning.searchers import Observation, OptunaSearcher
+from tuning.searchers import OptunaSearcher
 from tuning.space import Space
 from tuning.stages.bench import Assignment
 from tuning.stages.estimate import frontier
@@ -75,21 +75,17 @@ def bad_defaults(own: Arena) -> Mislead:
     return mislead
 
 
-def wrong_run(own: Arena) -> Mislead:
-    """Returns what tells a search of 12 trials of an earlier run, with the worst taken for the best and back."""
-
-    def mislead(searcher: OptunaSearcher, space: Space) -> OptunaSearcher:
-        drawn = design(space, 12, 2)
-        points = [own.point(k) for k in drawn]
-        least = min(p[1] for p in points) + max(p[1] for p in points)
-        for knobs, (speed, quality) in zip(drawn, points, strict=True):
-            better = 1 if own.table.objectives[own.objective] == "max" else -1
-            turned = own.worst + better * (quality - least) * own.span
-            values = {"samples_per_s": -speed * own.fastest, own.objective: turned}
-            searcher.replay({n: knobs[n] for n in searcher._names if n in knobs}, Observation("ok", values))
-        return searcher
-
-    return mislead
+def wrong_run(own: Arena) -> dict[str, Any]:
+    """Returns an earlier run's 12 trials and probes, as `stages.reuse` takes them over, with best and worst swapped."""
+    table, drawn = own.table, design(own.table.space, 12, 2)
+    speeds = [samples_per_s(table, k) for k in drawn]
+    values = [table.values(k, table.horizon, 0)[own.objective] for k in drawn]
+    speeds = [min(speeds) + max(speeds) - speed for speed in speeds]
+    values = [min(values) + max(values) - value for value in values]
+    rows = list(zip(drawn, speeds, values, strict=True))
+    trials = [{"config": k, "outcome": "ok", "values": {own.objective: v}, "samples_per_s": s} for k, s, v in rows]
+    return {"runs": ["wrong"], "left_out": {}, "probes": [{"config": k, "samples_per_s": s} for k, s, _ in rows],
+            "trials": trials}  # fmt: skip
 
 
 def poison(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
@@ -97,8 +93,12 @@ def poison(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
     rows = []
     for seed in seeds:
         row: dict[str, Any] = {"seed": seed, "clean": round(ours(own, "staged", seed)[0].final(own), 4)}
-        for name, mislead in (("bad defaults", bad_defaults(own)), ("wrong run", wrong_run(own))):
-            found = ours(own, "staged", seed, times=2.0, mislead=mislead)[0]
+        misled: dict[str, Any] = {
+            "bad defaults": {"mislead": bad_defaults(own)},
+            "wrong run": {"reused": wrong_run(own)},
+        }
+        for name, how in misled.items():
+            found = ours(own, "staged", seed, times=2.0, **how)[0]
             row[name] = [round(found.final(own, times * own.budget_s), 4) for times in (1.0, 2.0)]
         rows.append(row)
     return {"table": own.name, "rows": rows}

@@ -100,6 +100,8 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
         return f"{'refused':<{LABEL}}{wording.plain(record.get('reason') or '')}  {knobs}"
     if record.event in ("retired", "widened", "lost"):
         return f"{record.event:<{LABEL}}{name:<6}{wording.plain(record.get('reason') or '')}"
+    if record.event == "rival":
+        return f"{'rival':<{LABEL}}{name:<6}{wording.rival(record.fields)}"
     if record.event == "window":
         return f"{'window':<{LABEL}}{name:<8}{rate or outcome}"
     if record.event == "confirmed":
@@ -197,10 +199,23 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
             lines += textwrap.wrap(wording.gain_sentence(gain), width)
     claim = wording.claim_sentence(summary.claim, summary.gain("after", "before"))
     lines += textwrap.wrap(claim, width) if claim else []
+    lines += _rival_lines(summary, best, width)
     for text in active.disagreements(best.config, best.active):
         lines += textwrap.wrap(wording.plain(text), width)
     if summary.place.virtual or wording.is_held(summary.place):
         lines += textwrap.wrap(wording.place_sentence(summary.place), width)
+    return lines
+
+
+def _rival_lines(summary: Summary, best: Named, width: int) -> list[str]:
+    """Who else was trained on the same fresh seeds, for the rule to choose among."""
+    lines: list[str] = []
+    for one in (o for o in summary.confirmed if o.name != best.trial):
+        found = one.quality.get(summary.objective)
+        told = f"{wording.plain(summary.objective)} {wording.quality(found)}" if found else wording.plain(one.outcome)
+        lines += wrapped(
+            "rival" if not lines else "", [one.name, f"{wording.named_rate(one)} samples/s", told], width, "   "
+        )
     return lines
 
 

@@ -15,6 +15,7 @@ from tuning.cards import Card, refuse
 from tuning.config import COMMAND_LINE, StudyConfig, with_workload_defaults
 from tuning.declared import declared
 from tuning.doctor import Gpu
+from tuning.memory import calibration
 from tuning.memory.fitting import Kernels
 from tuning.space import Choice, Range, Space
 
@@ -71,7 +72,8 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
     config, notes = _with_declared(config)
     card = config.card
     if card.name == "auto" and gpus and card.memory_bytes is None:
-        card = Card(gpus[0].name, gpus[0].memory_bytes, card.reserve_bytes, card.capability, card.dtypes, "cuda")
+        reserve_bytes = card.reserve_bytes or calibration.context_bytes(gpus[0].name)
+        card = Card(gpus[0].name, gpus[0].memory_bytes, reserve_bytes, card.capability, card.dtypes, "cuda")
     own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
     whose = own if kernels == "auto" else kernels
     base, searched = _representative(config.space)

@@ -55,6 +55,7 @@ def render(summary: Summary) -> str:
         compared=_compared(summary),
         knobs=_knobs(summary),
         alternatives=_alternatives(summary),
+        confirmed=_confirmed(summary),
         receipts=_receipts(summary),
         active=_active(summary),
         probes=_probes(summary),
@@ -214,6 +215,20 @@ def _alternatives(summary: Summary) -> Table | None:
         status = "confirmed" if named.throughput else "from probe and search"
         rows.append([named.name.replace("_", " "), named.trial, wording.named_rate(named), seen, status])
     return Table(["", "trial", "samples a second", objective, ""], rows)
+
+
+def _confirmed(summary: Summary) -> Table | None:
+    """The pick and its rivals on fresh seeds, where there were rivals."""
+    if len(summary.confirmed) < 2:
+        return None
+    rows = []
+    for one in summary.confirmed:
+        values = [one.quality.get(name) for name in summary.objectives]
+        cells = [wording.quality(found) if found else one.outcome for found in values]
+        seeds = ", ".join(str(seed) for found in values[:1] if found for seed in found.by_seed)
+        is_best = summary.best is not None and one.name == summary.best.trial
+        rows.append([one.name, wording.named_rate(one), *cells, seeds, "best" if is_best else ""])
+    return Table(["", "samples a second", *summary.objectives, "seeds", ""], rows)
 
 
 def _probes(summary: Summary) -> Table | None:

@@ -1,11 +1,14 @@
-"""Where runs are, and which of them an id means."""
+"""Where runs are, which of them an id means, and the versions that decide what one does."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import json
+import platform
 from pathlib import Path
 
+from tuning import __version__
 from tuning.errors import ConfigError
 
 JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
@@ -33,6 +36,17 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
         allowed=f"the latest are {latest}" if latest else "there is no run yet",
         remedy=f"did you mean {near[0]}?" if near else f"{option}, if it was written elsewhere",
     )
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that decide what a run does."""
+    found = {"cardtune": __version__, "python": platform.python_version()}
+    for name in ("torch", "ray", "optuna", "transformers", "peft"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _began(folder: Path) -> str:

@@ -83,8 +83,13 @@ class OptunaSearcher:
         objectives: Mapping[str, Mode],
         seed: int,
         initial: Sequence[Mapping[str, Scalar]] = (),
+        prior: Sequence[tuple[Mapping[str, Scalar], Observation]] = (),
     ) -> None:
-        """`initial` are proposed first; what they leave out is drawn. Raises ValueError for one outside the space."""
+        """`initial` are proposed first; what they leave out is drawn. Raises ValueError for one outside the space.
+
+        `prior` is what other searches observed: every second proposal of the model is made with it, and every other one
+        without, so that a prior that is wrong takes half of the proposals at most.
+        """
         self._space, self._objectives, self._seed = space, dict(objectives), seed
         # A knob that needs another comes after it.
         self._names = sorted(space.parameters, key=lambda name: name in REQUIRES)
@@ -95,6 +100,7 @@ class OptunaSearcher:
         self._live: dict[int, FrozenTrial] = {}
         self._seen: set[Key] = set()
         self._left: dict[Key, dict[str, Scalar]] | None = None  # of a space that was listed, what is not in _seen
+        self._prior = [self._frozen(self._params(values), observation) for values, observation in prior]
 
     @property
     def trials(self) -> tuple[FrozenTrial, ...]:
@@ -136,6 +142,10 @@ class OptunaSearcher:
         """
         self._see(self._key(values))
         self._finish(self._params(values), observation)
+
+    def forget_prior(self) -> None:
+        """Makes every proposal from here on without what other searches observed."""
+        self._prior = []
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
@@ -203,7 +213,8 @@ class OptunaSearcher:
                     seed=int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0]),
                 ),
             )
-            study.add_trials(self._history.modelled(self._finished, list(self._live.values())))
+            prior = self._prior if number % 2 == 0 else []
+            study.add_trials([*prior, *self._history.modelled(self._finished, list(self._live.values()))])
             yield study
 
     # -- values and what Optuna holds of them --------------------------------------------------------------------------

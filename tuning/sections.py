@@ -138,12 +138,17 @@ class ProbeSection(Section):
 
 
 class ConfirmSection(Section):
-    """How the `top` configurations are measured again: windows of `window_s` seconds, training with `seeds` seeds."""
+    """How the `top` configurations are measured again: windows of `window_s` seconds, training with `seeds` seeds.
+
+    `rivals_frac` is the share of the run's time that training the pick's rivals may take, or what `search.max_time`
+    leaves where that is more.
+    """
 
     windows: Annotated[int, Field(ge=5, le=100)]
     window_s: Annotated[float, Field(gt=0, le=600)]
     seeds: Annotated[int, Field(ge=1, le=100)]
     top: Annotated[int, Field(ge=1, le=100)]
+    rivals_frac: Annotated[float, Field(ge=0, le=10)] = 0.15  # runs of earlier versions did not record it
 
 
 class BudgetSection(Section):
@@ -157,7 +162,11 @@ class BudgetSection(Section):
 
 
 class SearchSection(Section):
-    """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed."""
+    """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed.
+
+    `reuse` begins from what earlier runs found; `patience` is how many trials in a row may leave the front as it is
+    before the search ends, null for any number.
+    """
 
     trials: Annotated[int, Field(ge=1, le=100_000)]
     max_time_s: Annotated[Annotated[float, Field(gt=0, le=365 * _DAY_S)] | None, BeforeValidator(duration_s)] = Field(
@@ -165,6 +174,8 @@ class SearchSection(Section):
     )
     strategy: Literal["staged", "joint"]
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
+    reuse: bool = False  # runs of earlier versions did not record it
+    patience: Annotated[int, Field(ge=1, le=100_000)] | None = None
 
 
 class PickSection(Section):

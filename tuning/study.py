@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib.metadata
-import platform
+import itertools
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,30 +23,35 @@ import psutil
 
 from trainables import workload
 from trainables.knobs import Scalar, kind_of
-from tuning import __version__, atomic, doctor, export, report, summary, timeline, wording
+from tuning import atomic, doctor, export, report, summary, timeline, wording
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.session import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.errors import ConfigError, NoUsableTrial, PreflightError
+from tuning.memory import calibration
 from tuning.memory.known import Key, Known
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.policies import active, packing
 from tuning.policies.pick import Pick, absolute
+from tuning.policies.rivals import Ruling
 from tuning.policies.rungs import milestones
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.resolve import option_fault, workload_said
-from tuning.runs import JOURNAL, find_run
+from tuning.runs import JOURNAL, find_run, known_runs, versions
 from tuning.space import Range
-from tuning.stages import confirm, estimate
+from tuning.stages import confirm, estimate, reuse
 from tuning.stages.bench import Orders
+from tuning.stages.confirm import Terms as ConfirmTerms
 from tuning.stages.probe import ProbeStage, probed
 from tuning.stages.search import SearchDesk, SearchTerms
 from tuning.terminal import Terminal
 
 PREDICT_S = 60.0
 """What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
+MOST_READ = 30
+"""Earlier runs that are looked at for what can be taken over; a journal of 1,000 records takes 20 ms."""
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
 
@@ -137,6 +141,7 @@ class _Study:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes = self._cap_bytes()
         self._recall()
+        self._reuse()
         with self._stage("estimate") as needed:
             if needed:
                 cuda = self._config.card.device == "cuda"
@@ -195,24 +200,81 @@ class _Study:
         with self._stage("confirm") as needed:
             if not needed:
                 return
-            best = picked.best
-            rivals = self._rivals(picked)
-            if len(rivals) > 1:
-                confirm.measure_windows(bench, self._journal, {t: configs[t] for t in rivals}, budget, told)
-                best = max(rivals, key=lambda t: confirm.median_rate(self._journal.records, t) or 0.0)
-            named = {**self._config.named, "best": configs[best]}
-            confirm.measure_windows(bench, self._journal, named, budget, told)
-            seed = self._config.search.seed
-            seeds = [seed + 1 + n for n in range(budget.seeds)]
-            confirm.train_again(bench, self._journal, "best", configs[best], self._orders(), seeds, told)
-            self._journal.append(
-                "pick",
-                best=best,
-                knee=picked.knee,
-                most_accurate=picked.most_accurate,
-                rule=picked.rule if best == picked.best else f"{picked.rule}; {best} was faster when measured again",
-                front=list(picked.front),
-            )
+            while True:
+                first = self._fastest(bench, picked, configs)
+                ruling = confirm.settle(bench, self._journal, first, self._orders(), self._confirm_terms(first), told)
+                another = self._pick()
+                if ruling is not None or another is None or self._failed(another.best):
+                    break
+                self._note(f"{first} did not come to its end when it was trained again, and is no longer the pick")
+                picked = another
+            best = first if ruling is None else ruling.best
+            confirm.measure_windows(bench, self._journal, {**self._config.named, "best": configs[best]}, budget, told)
+            self._append_pick(picked, first, ruling)
+
+    def _fastest(self, bench: Laboratory, picked: Pick, configs: Mapping[str, dict[str, Scalar]]) -> str:
+        """Returns the fastest of the pick and the next of the front, measured side by side where the budget asks."""
+        budget, rivals = self._config.budget.confirm, self._rivals(picked)
+        if len(rivals) == 1:
+            return picked.best
+        confirm.measure_windows(bench, self._journal, {t: configs[t] for t in rivals}, budget, self._told)
+        return max(rivals, key=lambda t: confirm.median_rate(self._journal.records, t) or 0.0)
+
+    def _failed(self, trial: str) -> bool:
+        return any(
+            r.event == "confirmed" and r["name"] == trial and r["outcome"] != "ok" for r in self._journal.records
+        )
+
+    def _confirm_terms(self, first: str) -> ConfirmTerms:
+        objective, mode = next(iter(self._facts["objectives"].items()))
+        seed, budget = self._config.search.seed, self._config.budget.confirm
+        return ConfirmTerms(
+            objective=objective,
+            mode=mode,
+            tolerance=self._tolerance(objective, mode),
+            seeds=[seed + 1 + n for n in range(budget.seeds)],
+            left_s=lambda: self._left_for_rivals_s(first),
+        )
+
+    def _left_for_rivals_s(self, first: str) -> float:
+        """Returns what the trainings of rivals may still take: a share of the run, or what max_time leaves if more."""
+        budget, limit_s = self._config.budget.confirm, self._config.search.max_time_s
+        passed_s = time.monotonic() - self._started + self._used_s
+        spent_s = confirm.spent_on_rivals_s(self._journal.records, first)
+        share_s = budget.rivals_frac * (passed_s - spent_s) - spent_s
+        if limit_s is None:
+            return share_s
+        return max(share_s, limit_s - passed_s - confirm.windows_s(budget, len(self._config.named) + 1))
+
+    def _append_pick(self, picked: Pick, first: str, ruling: Ruling | None) -> None:
+        """Writes the pick, by the rule over those that were confirmed; None where nothing came to its end again."""
+        said = picked.rule if first == picked.best else f"{picked.rule}; {first} was faster when measured again"
+        fields = {"knee": picked.knee, "front": list(picked.front), "searched_best": picked.best}
+        if ruling is None:
+            rule = f"{said}; trained again, neither it nor another came to its end on every seed"
+            self._journal.append("pick", best=first, most_accurate=picked.most_accurate, rule=rule, **fields)
+            return
+        terms = self._confirm_terms(first)
+        sign = 1.0 if terms.mode == "min" else -1.0
+        confirmed = ruling.sentence(first, terms.objective, terms.mode, terms.tolerance, len(terms.seeds))
+        self._journal.append(
+            "pick",
+            best=ruling.best,
+            most_accurate=ruling.most_accurate,
+            rule=f"{said}; {confirmed}" if len(ruling.means) == 1 else confirmed,
+            confirmed={trial: sign * mean for trial, mean in ruling.means.items()},
+            bar=sign * ruling.bar,
+            bar_of=ruling.bar_of,
+            difference=ruling.difference,
+            half_width=ruling.half_width,
+            **fields,
+        )
+        for record in self._journal.records:
+            if record.event == "rival" and record["decision"] == "too long" and record["trial"] not in ruling.means:
+                remedy = "a larger budget.confirm.rivals_frac has it trained"
+                self._note(f"{record['trial']} {wording.rival(record.fields)}: {remedy}")
+        if ruling.best != first:
+            self._note(f"{ruling.best} takes the place of {first}, which the search had picked by one seed")
 
     def publish(self) -> None:
         """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""
@@ -250,6 +312,17 @@ class _Study:
             self._journal.append("known", facts=found)
         for text in store.warnings:
             self._terminal.warning(text)
+
+    def _reuse(self) -> None:
+        """Puts into the records, once, what earlier runs in the same folder found, and says so."""
+        begun = any(r.event in ("reused", "footprint", "probe", "trial_start") for r in self._journal.records)
+        if not self._config.search.reuse or begun:
+            return
+        known = [f for f in reversed(known_runs(self._config.runs_dir)) if f.parent.name == self._folder.parent.name]
+        found = reuse.recall(_journals(f for f in known if f.name != self._folder.name), self._facts.fields)
+        if found is not None:
+            self._journal.append("reused", **found)
+            self._note(reuse.sentence(found))
 
     def _remember(self) -> None:
         """Keeps what this run learned about memory for the next."""
@@ -349,6 +422,7 @@ class _Study:
             seed=search.seed,
             eta=self._config.budget.rungs.eta,
             objectives=self._facts["objectives"],
+            patience=search.patience,
         )
 
     def _shortage(self) -> str:
@@ -368,12 +442,15 @@ class _Study:
     def _pick(self) -> Pick | None:
         objective, mode = next(iter(self._facts["objectives"].items()))
         asked = self._config.pick.tolerance
-        seen = [t.values.get(objective) for t in trials(self._journal.records) if t.outcome == "ok"]
-        tolerance = absolute(asked, [value for value in seen if value is not None], mode)
-        picked = confirm.choose(self._journal.records, objective, mode, tolerance)
+        picked = confirm.choose(self._journal.records, objective, mode, self._tolerance(objective, mode))
         if picked is None or not isinstance(asked, str):
             return picked
         return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
+
+    def _tolerance(self, objective: str, mode: str) -> float:
+        """Returns what of the objective may be given up, in its own unit."""
+        seen = [t.values.get(objective) for t in trials(self._journal.records) if t.outcome == "ok"]
+        return absolute(self._config.pick.tolerance, [value for value in seen if value is not None], mode)
 
     def _rivals(self, picked: Pick) -> list[str]:
         """Returns the pick and the next fastest of the front, as many as the budget confirms."""
@@ -392,7 +469,9 @@ class _Study:
         if card.cap_bytes is not None:
             return card.cap_bytes
         if card.device == "cuda":
-            return int(self._facts["device"]["memory_bytes"]) - card.reserve_bytes
+            device = self._facts["device"]
+            reserve_bytes = card.reserve_bytes or calibration.context_bytes(str(device.get("name")))
+            return int(device["memory_bytes"]) - reserve_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
             self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
         return self._ram_bytes
@@ -420,6 +499,13 @@ class _Study:
             self._note(
                 "the workload's source has changed since this study began; its older trials ran the older source"
             )
+
+
+def _journals(folders: Iterable[Path]) -> Iterator[tuple[str, list[Record]]]:
+    """Yields runs by name with their records, at most the first `MOST_READ`; what cannot be read is passed over."""
+    for folder in itertools.islice(folders, MOST_READ):
+        with suppress(ConfigError):
+            yield folder.name, read(folder / JOURNAL)[0]
 
 
 def concurrency(config: StudyConfig) -> int:
@@ -531,6 +617,8 @@ def _study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Settin
         "schema": 1,
         "workload": config.workload.ref,
         "workload_sha256": facts["workload_sha256"],
+        "data_sha256": facts.get("data_sha256", ""),
+        "shapes_sha256": facts.get("shapes_sha256", ""),
         "command": _command(config),
         "versions": versions(),
         "device": facts["device"],
@@ -561,17 +649,6 @@ def _held_by(config: StudyConfig) -> str:
     if config.card.device == "cuda":
         return "the allocator's limit of a process"
     return "a count of live tensor bytes, and RLIMIT_DATA behind it"
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions that decide what a run does."""
-    found = {"cardtune": __version__, "python": platform.python_version()}
-    for name in ("torch", "ray", "optuna", "transformers", "peft"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _command(config: StudyConfig) -> str:

@@ -130,6 +130,8 @@ class Summary:
     trial_counts: Mapping[str, int]
     probe_counts: Mapping[str, int]
     named: Mapping[str, Named]
+    confirmed: tuple[Named, ...]
+    """What was trained again on fresh seeds to find the best, by its trial's name, the fastest first."""
     gains: tuple[Gain, ...]
     claim: Claim | None
     receipts: tuple[Receipt, ...]
@@ -200,6 +202,7 @@ def from_records(records: Sequence[Record]) -> Summary:
         trial_counts=_counts(trials, refused["search"], 0 if running else _lost(records)),
         probe_counts=_counts(probes, refused["probe"], 0),
         named=named,
+        confirmed=_confirmed(records, trials, objectives, _whole(study.get("val_samples"))),
         gains=_gains(records, named),
         claim=_claim(study),
         receipts=receipts.receipts(
@@ -235,13 +238,22 @@ def _named(
     }
 
 
+def _confirmed(
+    records: Sequence[Record], trials: Sequence[Candidate], objectives: Mapping[str, str], val_samples: int | None
+) -> tuple[Named, ...]:
+    names = {r.get("name") for r in records if r.event == "confirmed"}
+    again = [_one_named(t.trial, t, records, objectives, val_samples) for t in trials if t.trial in names]
+    return tuple(sorted(again, key=lambda one: -(one.samples_per_s or 0.0)))
+
+
 def _one_named(
     name: str, source: Candidate, records: Sequence[Record], objectives: Mapping[str, str], val_samples: int | None
 ) -> Named:
-    windows = [r for r in records if r.event == "window" and r.get("name") == name]
+    windows = _windows(records, name, source.config)
+    labels = {name, source.trial} if name in PICKS else {name}
     rates = [x for r in windows if (x := _number(r.get(SAMPLES_PER_S)))]
     waits = [x for r in windows if (x := _number(r.get("data_wait_frac"))) is not None]
-    confirmed = [r for r in records if r.event == "confirmed" and r.get("name") == name]
+    confirmed = [r for r in records if r.event == "confirmed" and r.get("name") in labels]
     quality = {}
     for objective in objectives:
         by_seed = {
@@ -249,12 +261,14 @@ def _one_named(
             for r in confirmed
             if (value := _number(_mapping(r.get("values")).get(objective))) is not None
         }
-        own = source.values.get(objective)
+        searched = source.values.get(objective)
         share_of = val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
         if by_seed:
             quality[objective] = uncertainty.quality(by_seed, proportion_of=share_of)
-        elif own is not None:
-            quality[objective] = uncertainty.quality({source.seed or 0: own}, proportion_of=share_of, confirmed=False)
+        elif searched is not None:
+            quality[objective] = uncertainty.quality(
+                {source.seed or 0: searched}, proportion_of=share_of, confirmed=False
+            )
     return Named(
         name=name,
         trial=source.trial if name in PICKS else "",
@@ -297,7 +311,7 @@ def _gains(records: Sequence[Record], named: Mapping[str, Named]) -> tuple[Gain,
     for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
         if of not in named or over not in named:
             continue
-        ours, theirs = _by_round(records, of), _by_round(records, over)
+        ours, theirs = _by_round(records, named[of]), _by_round(records, named[over])
         gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
         a, b = named[of].beside_others, named[over].beside_others
         if gain is None and a and b:
@@ -307,10 +321,16 @@ def _gains(records: Sequence[Record], named: Mapping[str, Named]) -> tuple[Gain,
     return tuple(found)
 
 
-def _by_round(records: Sequence[Record], name: str) -> dict[int, float]:
+def _windows(records: Sequence[Record], name: str, config: Mapping[str, Any]) -> list[Record]:
+    """The windows of a name; of the best's only its own: before it was confirmed, another may have been the best."""
+    own = [r for r in records if r.event == "window" and r.get("name") == name]
+    return [r for r in own if name not in PICKS or r.get("config", config) == config]
+
+
+def _by_round(records: Sequence[Record], of: Named) -> dict[int, float]:
     rates: dict[int, list[float]] = {}
-    for record in records:
-        if record.event == "window" and record.get("name") == name and (rate := _number(record.get(SAMPLES_PER_S))):
+    for record in _windows(records, of.name, of.config):
+        if rate := _number(record.get(SAMPLES_PER_S)):
             rates.setdefault(_whole(record.get("round")) or 0, []).append(rate)
     return {key: statistics.median(values) for key, values in rates.items()}
 

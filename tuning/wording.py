@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainables.knobs import Knobs, is_active
 from tuning.cards import HERE
@@ -222,6 +223,17 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None) 
 def knobs(config: Mapping[str, object]) -> list[str]:
     """Returns "name=value" for each knob."""
     return [f"{plain(name)}={plain(value)}" for name, value in config.items()]
+
+
+def rival(found: Mapping[str, Any]) -> str:
+    """Returns what was decided about a rival of the pick, and the probability that it changes it."""
+    odds, needs = percent(found.get("chance")), duration(found.get("expected_s"))
+    if found.get("decision") == "confirm":
+        return f"may change the pick ({odds}): trained again, about {needs}"
+    if found.get("decision") == "too long":
+        left = duration(max(0.0, found.get("left_s") or 0.0))
+        return f"may change the pick ({odds}), but needs {needs}, and {left} are left"
+    return "can change the pick no more: no further seed"
 
 
 def next_commands(summary: Summary, folder: Path) -> list[str]:

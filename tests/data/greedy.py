@@ -1,7 +1,8 @@
 """A workload that runs out of memory where it is told to: in forward, backward, optimiser, evaluation or a loader.
 
 The knob `augmentation` says where (`WHERE`), since it reaches the loader's processes and the loss without a new model.
-A cap of 3.5 MiB holds everything but that. `leak` (an option) keeps so many bytes of every micro-batch for ever.
+A cap of 3.5 MiB holds everything but that. Options: `leak` keeps so many bytes of every micro-batch for ever, `times`
+makes all that is greedy so many times larger, for the card of a CUDA device, whose libraries take some MiB themselves.
 """
 
 from typing import ClassVar
@@ -28,23 +29,25 @@ class Hungry(torch.autograd.Function):
     """The identity, which asks for more than there is when gradients come back."""
 
     @staticmethod
-    def forward(ctx, values):
+    def forward(ctx, values, greed):
         """Returns the values."""
+        ctx.greed = greed
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx, gradient):
         """Returns the gradient, and makes what does not fit on the way."""
-        return gradient + torch.ones(GREED)[0] * 0
+        return gradient + torch.ones(ctx.greed, device=gradient.device)[0] * 0, None
 
 
 class Net(nn.Module):
     """A line through points, and a ballast that takes part where the optimiser is to run out of memory."""
 
-    def __init__(self):
+    def __init__(self, times=1):
         super().__init__()
         self.line = nn.Linear(8, 1)
-        self.ballast = nn.Parameter(torch.zeros(BALLAST))
+        self.ballast = nn.Parameter(torch.zeros(BALLAST * times))
+        self.greed = GREED * times
         self.where = 1.0
 
     def forward(self, values):
@@ -56,14 +59,14 @@ class Greedy:
     """Regression of a sum."""
 
     objectives: ClassVar = {"error": "min"}
-    options: ClassVar = {"leak": 0}
+    options: ClassVar = {"leak": 0, "times": 1}
     default_space: ClassVar = {"learning_rate": [0.01, 0.1]}
     kept: ClassVar = []
 
     def model(self, config):
         """Returns the net."""
         self.leak = int(config.options.get("leak", 0))
-        return Net()
+        return Net(int(config.options.get("times", 1)))
 
     def dataset(self, config, split):
         """Returns 64 points with their sum, 16 to validate."""
@@ -84,21 +87,21 @@ class Greedy:
         values, target, where = batch
         model.where = round(where.item(), 3)
         if model.where == WHERE["forward"]:
-            values = values + torch.ones(GREED)[0] * 0
+            values = values + torch.ones(model.greed, device=values.device)[0] * 0
         if model.where == WHERE["hidden"]:
             numpy.empty(hidden_bytes(), dtype=numpy.uint8)
         if self.leak:
             Greedy.kept.append(torch.ones(self.leak, dtype=torch.uint8))
         predicted = model(values)
         if model.where == WHERE["backward"]:
-            predicted = Hungry.apply(predicted)
+            predicted = Hungry.apply(predicted, model.greed)
         loss = (predicted - target).square().mean()
         return loss + model.ballast.sum() * 0 if model.where == WHERE["optimizer"] else loss
 
     def evaluate(self, model, batches):
         """Returns the mean squared error of the validation split."""
         if model.where == WHERE["evaluation"]:
-            torch.ones(GREED)
+            torch.ones(model.greed, device=model.ballast.device)
         errors = [(model(values) - target).square().mean() for values, target in batches]
         return {"error": torch.stack(errors).mean().item()}
 

@@ -165,3 +165,13 @@ def test_it_says_what_was_active_and_what_was_not_as_asked(found):
     assert re.search(r"<th scope=.row.>num_workers</th>\s*<td>4</td>\s*<td>with 0 live workers</td>\s*<td>not as", text)
     assert re.search(r"<td>adapter dora</td>\s*<td>as asked</td>", text)
     assert "Active in the best configuration" not in report.render(found)
+
+
+def test_rivals_that_were_trained_again_have_a_table(found):
+    page = report.render(found)
+    assert "trained again on the same fresh seeds" not in page
+    best = found.named["best"]
+    again = tuple(dataclasses.replace(best, name=name, trial="") for name in ("t007", "t003"))
+    page = report.render(dataclasses.replace(found, confirmed=again))
+    assert "The pick of the search and its rivals, trained again on the same fresh seeds." in page
+    assert Page(page).open == []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.commands import MINE
 from tests.fakes import FormulaBench
-from tuning import config, run, study
+from trainables.knobs import Scalar
+from tuning import config, run, study, summary
 from tuning.backends.laboratory import Laboratory
 from tuning.errors import ConfigError, PreflightError
 from tuning.policies.packing import Slots
@@ -163,7 +166,7 @@ def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, J
     made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
     facts = {
         **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
-        **{"train_samples": 100, "val_samples": 10, "baselines": {}, "workload_sha256": ""},
+        **{"train_samples": 100, "val_samples": 10, "baselines": {}, "workload_sha256": "w", "shapes_sha256": "s"},
     }
     made.open(facts, study._setting(complete))
     return made, journal, said
@@ -207,6 +210,74 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     assert picked.best == "t1"
     assert picked.rule.startswith("the fastest of 3 whose error is within 0.2 of the best seen: 2.15 against 2")
     assert picked.rule.endswith("the tolerance is 10% of that best")
+
+
+class Seeded(FormulaBench):
+    """A bench on which the errors of learning rates by fresh seeds are given; others do not come to their end."""
+
+    def __init__(self, errors: dict[float, float]) -> None:
+        super().__init__()
+        self.errors = errors
+
+    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+        """Returns the learning rate's error."""
+        found = {**super().train(knobs, samples, milestones, seed), "train_s": 1.0}
+        error = self.errors.get(float(knobs["learning_rate"]))
+        return {**found, "values": {"error": error}} if error is not None else {**found, "outcome": "diverged"}
+
+
+@pytest.mark.parametrize(
+    ("errors", "best", "says"),
+    [
+        ({0.1: 0.25, 0.2: 0.255}, "t1", "the fastest of 2 confirmed on 3 fresh seeds whose mean error is within 0.01"),
+        ({0.1: 0.25, 0.2: 0.31}, "t0", "the fastest of 2 whose error is within 0.01 of the best seen: 0.2 against 0.2"),
+        ({0.2: 0.25}, "t1", "the fastest of 1 whose error is within 0.01 of the best seen"),
+        ({}, "t1", "trained again, neither it nor another came to its end on every seed"),
+    ],
+)
+def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
+    tmp_path: Path, errors: dict[float, float], best: str, says: str
+) -> None:
+    made, journal, said = opened(tmp_path, started=time.monotonic())
+    bench = Seeded(errors)
+    for trial, learning_rate, error, rate, batch in (("t0", 0.1, 0.2, 10.0, 8), ("t1", 0.2, 0.26, 90.0, 64)):
+        config = {"learning_rate": learning_rate, "batch_size": batch, "micro_batch_size": batch}
+        own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": rate}
+        journal.append("trial", trial=trial, config=config, **own)
+    made.confirm(bench)  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.best is not None
+    assert (found.best.trial, says in found.rule) == (best, True)
+    windows = [r for r in journal.records if r.event == "window" and r["name"] == "best"]
+    assert [r["config"]["learning_rate"] for r in windows] == [0.1 if best == "t0" else 0.2] * 5
+    if errors:
+        assert found.best.trained is not None
+        assert found.best.quality["error"].mean == pytest.approx(errors[0.1 if best == "t0" else 0.2])
+        assert len(found.best.quality["error"].by_seed) == 3
+    assert ("no longer the pick" in " ".join(said.getvalue().split())) == (0.1 not in errors)
+    before = len(journal.records)
+    made.confirm(bench)  # type: ignore[arg-type]
+    assert len(journal.records) == before
+    journal.close()
+
+
+@pytest.mark.parametrize(("reuse", "probes"), [("true", 1), ("false", 0)])
+def test_a_study_begins_from_earlier_runs_of_its_workload_unless_told_not_to(
+    tmp_path: Path, reuse: str, probes: int
+) -> None:
+    (tmp_path / "runs" / "nli" / "old").mkdir(parents=True)
+    made, journal, _ = opened(tmp_path, f"search.reuse={reuse}", started=time.monotonic())
+    with Journal.open(tmp_path / "runs" / "nli" / "old" / "trials.jsonl", create=True) as old:
+        old.append("study", **journal.records[0].fields)
+        config = {"learning_rate": 0.1, "micro_batch_size": 8}
+        old.append("probe", name=None, config=config, outcome="ok", samples_per_s=5.0)
+    made._folder = tmp_path / "runs" / "nli" / "new"
+    made._reuse()
+    made._reuse()
+    taken = [r for r in journal.records if r.event == "reused"]
+    assert [len(r["probes"]) for r in taken] == [1] * probes
+    assert sum("begins from 1 probes" in r["text"] for r in journal.records if r.event == "note") == probes
+    journal.close()
 
 
 def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None = None, device: str = "cpu") -> Slots:

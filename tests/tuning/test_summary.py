@@ -141,3 +141,25 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
         best.verdict.sentence
         == "compute-bound: 89 % in forward and backward, 10 % in the optimiser, data-wait 1.0 % (good)"
     )
+
+
+def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(records):
+    own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
+    assert summary.from_records(own).best == summary.from_records(records).best
+    third = [changed(r, name="t003") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
+    knee = summary.from_records(third).named["knee"]
+    assert knee.trained is not None
+    assert knee.quality["accuracy"].confirmed
+
+
+def test_windows_of_another_configuration_are_not_those_of_the_best(records):
+    best = summary.from_records(records).best
+    assert best is not None
+    own = [changed(r, config=best.config) if r.event == "window" and r["name"] == "best" else r for r in records]
+    earlier = [
+        changed(r, config={**best.config, "batch_size": 7}, samples_per_s=1e9)
+        for r in own
+        if r.event == "window" and r["name"] == "best"
+    ]
+    assert summary.from_records([*own, *earlier]).best == best
+    assert summary.from_records([*own, *earlier]).gains == summary.from_records(records).gains

@@ -70,7 +70,7 @@ def replayed(records: Sequence[Record]) -> list[Record]:
         config.search.seed,
         config.budget.rungs.eta,
         study["objectives"],
-        clock,
+        clock=clock,
     )
     learned = estimate.frontier(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)
     desk = SearchDesk(journal, config.space, learned, terms, orders, lambda record: None)

@@ -24,6 +24,7 @@ from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.resident import Resident
 from trainables.stopwatch import Window
+from tuning.backends import fingerprint
 from tuning.backends.device_memory import DeviceMemory
 from tuning.backends.host_memory import keep_freed
 from tuning.backends.windows import read_windows, sampler_of, spans_of, speed, spread
@@ -97,6 +98,7 @@ class Session:
             "val_samples": size_of(self.resident.dataset(config, "val")),
             "baselines": workload.baselines(self.resident.workload, config),
             "workload_sha256": workload.source_hash(self.resident.workload),
+            **fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
         }
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:

@@ -10,8 +10,11 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
+
+from tuning.memory import calibration
 
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 _HERE = Path(__file__).parent
@@ -20,8 +23,8 @@ _HERE = Path(__file__).parent
 def fingerprint(workload: str, options: Mapping[str, object]) -> str:
     """Returns a hash of what an answer depends on beside its question.
 
-    These are the packages' versions, our own sources, the workload's file, and of files and folders that its options
-    name the size and the time of the last change.
+    These are the packages' versions, our own sources, the workload's file, what was measured of CUDA's libraries, and
+    of files and folders that its options name the size and the time of the last change.
     """
     found = hashlib.sha256()
     for name in _PACKAGES:
@@ -29,6 +32,8 @@ def fingerprint(workload: str, options: Mapping[str, object]) -> str:
             found.update(f"{name} {importlib.metadata.version(name)}\n".encode())
     for path in _sources(workload):
         found.update(path.name.encode() + path.read_bytes())
+    for measured in calibration.known(calibration.folder()):
+        found.update(json.dumps(asdict(measured), sort_keys=True).encode())
     for value in options.values():
         with contextlib.suppress(OSError, ValueError):
             status = Path(str(value)).stat()

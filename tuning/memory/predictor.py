@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainables.knobs import NAMES, Knobs, Scalar
+from tuning.memory import calibration
 from tuning.memory.answers import fingerprint
 from tuning.memory.prediction import Prediction
 
@@ -102,9 +103,11 @@ def _wire(request: Request) -> str:
     for name in ONLY_WHETHER:
         knobs[name] = 0.5 if knobs[name] else 0.0
     knobs |= {name: request.knobs[name] for name in request.knobs if name not in NAMES}  # refused there, with words
-    return json.dumps(
-        {**asdict(request), "options": dict(request.options), "knobs": knobs}, sort_keys=True, default=str
-    )
+    asked = {**asdict(request), "options": dict(request.options), "knobs": knobs}
+    found = calibration.of_card(request.capability) if request.kernels == "cuda" else None
+    if found is not None:  # a part of the request, hence of the cache's key
+        asked |= {"constants": dict(found.constants), "measured": found.note}
+    return json.dumps(asked, sort_keys=True, default=str)
 
 
 def _ask(lines: list[str], deadline: float, places: Mapping[str, tuple[Path | None, str]]) -> dict[str, Prediction]:

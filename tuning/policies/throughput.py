@@ -111,6 +111,11 @@ def neighbour(
     return None
 
 
+def same(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> bool:
+    """Returns whether two configurations are the same, defaults filled in, knobs without effect left out."""
+    return _key(one) == _key(other)
+
+
 def _distance(values: Sequence[Scalar], value: Scalar, current: Scalar | None) -> int:
     ordered = list(values)
     return abs(ordered.index(value) - ordered.index(current)) if current in ordered else ordered.index(value)

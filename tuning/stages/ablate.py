@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from tuning.policies.ablation import Pair
 from tuning.records import Journal
-from tuning.stages.bench import Windows
-from tuning.stages.confirm import Told
+from tuning.stages.bench import Told, Windows
 
 
 def measure(bench: Windows, journal: Journal, pairs: Sequence[Pair], rounds: int, window_s: float, told: Told) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainables.knobs import Scalar
 from tuning.policies.packing import Slots
+from tuning.records import Record
+
+Told = Callable[[Record], None]
+"""Hears each record as it is written."""
 
 
 class Windows(Protocol):

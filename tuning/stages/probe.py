@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.frontier import Frontier
-from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour
+from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour, same
 from tuning.policies.verdict import frozen, frozen_sentence, judge
 from tuning.records import Journal, Record
 from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Range, Space
+from tuning.stages import reuse
 from tuning.stages.bench import Probes
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of
 
@@ -53,6 +54,7 @@ class ProbeStage:
         self._bench, self._space, self._journal, self._frontier = bench, space, journal, frontier
         self._budget, self._seed, self._clock = budget, seed, clock
         self._batch_size = reference_batch_size(space)
+        self._earlier = reuse.probes(journal.records, space)
 
     def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
         """Measures until the stage's time is spent; what earlier records hold is not measured again."""
@@ -81,6 +83,8 @@ class ProbeStage:
             order = [n for n in self._promising(coupling) if n in alternatives]
             usable = {n: alternatives[n] for n in dict.fromkeys([*order, *alternatives]) if is_active(n, incumbent)}
             candidate = neighbour(incumbent, usable, seen) if seen else incumbent
+            if len(seen) == 1 and not same(start := self._start(coupling), seen[0]):
+                candidate = start  # what an earlier run found fastest need not be
             number = None
             if candidate is None:  # every neighbour of the best is slower
                 proposal = searcher.suggest()
@@ -174,12 +178,20 @@ class ProbeStage:
         return [p for p in probed(self._journal.records) if coupling_of(p.knobs) == coupling_of(knobs)]
 
     def _incumbent(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Returns the best configuration so far under this coupling, else the best under any, else the defaults."""
+        """Returns the best so far under this coupling, else of earlier runs, else under any, else the defaults."""
         here = {**self._space.fixed, **coupling}
-        best = self._best(coupling) or self._best(None)
+        before = (p for p in self._earlier if coupling_of(p.knobs) == coupling_of(here))
+        best = self._best(coupling) or next(before, None) or self._best(None)
         base = defaults(self._space) if best is None else dict(best.knobs)
         system = {n: v for n, v in base.items() if n in SYSTEM}
         return self._clipped({**here, **system})
+
+    def _start(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns where a sweep starts that knows of no earlier run; where it does know of none, what it began with."""
+        if not self._earlier:
+            return dict(self._under(coupling)[0]["config"])
+        system = {n: v for n, v in defaults(self._space).items() if n in SYSTEM}
+        return self._clipped({**self._space.fixed, **coupling, **system})
 
     def _best(self, coupling: Mapping[str, Scalar] | None) -> Probed | None:
         """Returns the fastest probe inside the space, under the coupling or, for None, under any."""

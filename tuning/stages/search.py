@@ -14,11 +14,13 @@ from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
+from tuning.policies.patience import Patience
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, trials, unfinished
 from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
 from tuning.space import Choice, Space
+from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
 from tuning.stages.probe import probed
@@ -31,7 +33,10 @@ Told = Callable[[Record], None]
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed."""
+    """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed.
+
+    After `patience` trials in a row that left the front as it was it ends; None: it does not.
+    """
 
     strategy: Literal["staged", "joint"]
     trials: int
@@ -39,6 +44,7 @@ class SearchTerms:
     seed: int
     eta: int
     objectives: Mapping[str, Literal["min", "max"]]
+    patience: int | None = None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -61,7 +67,16 @@ class SearchDesk:
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         start = defaults(space)
         first = {n: start[n] for n in self._names if n in start}
-        self._searcher = OptunaSearcher(searched, objectives, terms.seed, initial=[first])
+        earlier = reuse.earlier_trials(journal.records, space)
+        self._earlier, self._believed = earlier, bool(earlier)
+        self._best_before = [self._searched(t["config"]) for t in reuse.best_of(earlier, objectives)]
+        self._searcher = OptunaSearcher(
+            searched,
+            objectives,
+            terms.seed,
+            initial=[*self._best_before, first],
+            prior=[(self._searched(t["config"]), self._taken_over(t)) for t in earlier],
+        )
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
         self._rungs = Rungs(orders.milestones[:-1], terms.eta, objectives, terms.seed, tolerances=tolerances)
         self._again: list[Assignment] = []
@@ -70,6 +85,7 @@ class SearchDesk:
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
+        self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._whole_peaks = peaks_are_whole(journal.records)
         self.stop_reason = ""
         self._restore()
@@ -204,6 +220,9 @@ class SearchDesk:
             typical_s = self._full_trial_s[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
             if self._terms.clock() + typical_s / 2 > self._terms.deadline:
                 self.stop_reason = "the search's share of search.max_time was spent"
+        if not self.stop_reason and self._terms.patience is not None and self._patience.idle >= self._terms.patience:
+            idle, limit = self._patience.idle, self._terms.patience
+            self.stop_reason = f"the last {idle} trials left the front as it was, and search.patience={limit}"
         return bool(self.stop_reason)
 
     def _knobs(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -255,12 +274,36 @@ class SearchDesk:
         if record["outcome"] == Outcome.OK:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
             insort(self._full_trial_s, took)
+        self._doubt(record)
+        if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
+            values = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
+            self._patience.take(values, whole=record["outcome"] == Outcome.OK)
         seen = self._observation(record)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
             self._searcher.observe(number, seen)
         else:
             self._searcher.replay(self._searched(record["config"]), seen)
+
+    def _taken_over(self, trial: Mapping[str, Any]) -> Observation:
+        """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""
+        choice = throughput.choose(self._probed, self._space.complete(trial["config"])) if self._staged else None
+        rate = trial["samples_per_s"] if choice is None else choice.samples_per_s
+        return Observation(trial["outcome"], {SAMPLES_PER_S: rate, **trial["values"]})
+
+    def _doubt(self, record: Record) -> None:
+        """Forgets what earlier runs learned once one of their best comes out as it cannot be; says so once."""
+        if not self._believed or record["outcome"] != Outcome.OK:
+            return
+        if self._searched(record["config"]) not in self._best_before:
+            return
+        objective, mode = next(iter(self._terms.objectives.items()))
+        text = reuse.refuted(self._earlier, objective, mode, record["values"])
+        if text:
+            self._believed = False
+            self._searcher.forget_prior()
+            if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
+                self._told(self._journal.append("note", text=text))
 
     def _searched(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {n: v for n, v in knobs.items() if n in self._names}

@@ -81,7 +81,7 @@ class Study:
             ProbeStage(bench, SPACE, self.journal, learned, section, 0, self.clock).run({}, lambda r: None)
         self.began_s = self.clock()
         ends = None if deadline is None else self.began_s + deadline
-        terms = SearchTerms(strategy, count, ends, 0, 2, {"error": "min"}, self.clock)
+        terms = SearchTerms(strategy, count, ends, 0, 2, {"error": "min"}, clock=self.clock)
         share = None if cap_bytes is None else cap_bytes // slots
         orders = Orders(800, (200, 400, 800), strategy == "staged", slots, 1, slot_bytes=share)
         self.desk = SearchDesk(self.journal, SPACE, learned, terms, orders, lambda r: None)

@@ -1,0 +1,131 @@
+"""What is true on the card at hand: predicted memory, virtual cards, the five workloads, each knob, limits, searches.
+
+    make gpu-check
+    python -m benchmarks.gpu_check memory cap --out results
+    python -m benchmarks.gpu_check --device cpu          # the same code, small, in three minutes
+
+Parts: memory cap workloads receipts limit search (which needs Ray and Optuna). Each runs in a process of its own, for
+ten minutes at most, and writes one .json; what it has measured when its minutes are over is kept, and the next run goes
+on from there. A part whose .json is there for the same sources is not run again without --again. A table comes last.
+Exit code: 0 where all that was measured meets its bar, 1 where something does not, 2 where a part failed or is not
+finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_check.place import ROOT, Place, read, revision, write
+from benchmarks.gpu_check.table import table
+from benchmarks.gpu_check.verdicts import exit_code
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "memory": ("peft", "transformers"),
+    "cap": ("peft", "transformers"),
+    "workloads": (),
+    "receipts": (),
+    "limit": (),
+    "search": ("ray", "optuna", "hydra", "pydantic"),
+}
+"""Every part in the order in which they run, and the packages without which it is skipped."""
+MINUTES = 9.0
+GRACE_S = 45.0
+"""A part is ended where it runs on so long after its minutes."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the arguments."""
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("parts", nargs="*", metavar="PART", help=f"{' '.join(PARTS)}  [all]")
+    made.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    made.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="folder  [runs/gpu_check]")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--minutes", type=float, default=MINUTES, help=f"of each part, at most  [{MINUTES:g}]")
+    made.add_argument("--again", action="store_true", help="measure anew what is there")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code."""
+    made = parser()
+    asked = made.parse_args(argv)
+    unknown = [name for name in asked.parts if name not in PARTS]
+    if unknown:
+        made.error(f"no part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
+    place = Place(asked.device, asked.out.resolve(), revision(), asked.seed, asked.again, asked.minutes * 60.0)
+    if asked.device == "cuda" and not has_card():
+        print("torch sees no CUDA device here; --device cpu runs the same code, small", file=sys.stderr)
+        return 2
+    for name in asked.parts or PARTS:
+        document = read(place.document(name))
+        if document is not None and settled(document, place):
+            print(f"{name}: measured already, {place.document(name)}", file=sys.stderr)
+            continue
+        missing = [package for package in PARTS[name] if importlib.util.find_spec(package) is None]
+        if missing:
+            skip(place, name, f"not installed: {', '.join(missing)}")
+            continue
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        run(place, name)
+    documents = [found for name in PARTS if (found := read(place.document(name))) is not None]
+    print("\n".join(table(documents, place.revision)))
+    return exit_code(documents)
+
+
+def has_card() -> bool:
+    """Returns whether torch can use a CUDA device, asked in a process of its own, which keeps no context."""
+    asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
+
+
+def settled(document: Mapping[str, Any], place: Place) -> bool:
+    """Returns whether a document stands: of these sources and this seed, whole, and not to be made again."""
+    same = document.get("revision") == place.revision and document.get("seed") == place.seed
+    return same and bool(document.get("finished")) and not place.again
+
+
+def skip(place: Place, name: str, why: str) -> None:
+    """Writes the document of a part that was not run."""
+    print(f"{name}: skipped, {why}", file=sys.stderr)
+    write(place.document(name), _without_figures(place, name) | {"skipped": why})
+
+
+def run(place: Place, name: str) -> None:
+    """Runs a part in a process of its own; one that ends without a document gets one that says so."""
+    path = place.document(name)
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.gpu_check.part", name, "--device", place.device]
+    command += ["--out", str(place.out), "--revision", place.revision, "--seed", str(place.seed)]
+    command += ["--seconds", str(place.limit_s), *(["--again"] if place.again else [])]
+    try:
+        code = subprocess.run(command, timeout=place.limit_s + GRACE_S, check=False, cwd=ROOT).returncode
+        why = f"its process ended with exit code {code}"
+    except subprocess.TimeoutExpired:
+        why = f"stopped {GRACE_S:.0f} s after its minutes were over"
+    if not path.exists():
+        write(path, _without_figures(place, name) | {"error": why})
+
+
+def _without_figures(place: Place, name: str) -> dict[str, Any]:
+    return {
+        "part": name,
+        "revision": place.revision,
+        "seed": place.seed,
+        "device": {"type": place.device},
+        "finished": False,
+        "found": {},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

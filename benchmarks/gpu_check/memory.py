@@ -1,0 +1,158 @@
+"""Part `memory`: predicted against real bytes of a training step, for kinds of model x type x checkpointing x size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check import calibrate, foretell, snapshot
+from benchmarks.gpu_check.foretell import Coupling
+from benchmarks.gpu_check.gauge import CAPACITY_TOLERANCE_FRAC, CPU_STEP_BYTES, Gauge
+from benchmarks.gpu_check.kinds import GEMMA, GEMMA_SAMPLES, SMALL_GEMMA
+from benchmarks.gpu_check.place import Kept, OutOfTime, Place
+from benchmarks.memory_models import KINDS
+from tuning.memory import calibration
+from tuning.memory.fitting import verdict
+from tuning.memory.native import STEP_BYTES
+
+ROW_S = 5.0
+"""About what a row takes on a card; the model of 1 B parameters takes longer, and comes last."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Which kinds, types and micro-batches; the large kind has micro-batches of its own."""
+
+    kinds: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    micro_batches: tuple[int, ...]
+    large: str
+    large_micro_batches: tuple[int, ...]
+
+
+CARD = Extent(tuple(KINDS), ("fp32", "bf16", "fp16"), (32, 256), GEMMA, (1, 2))
+SMALL = Extent(("small MLP", "residual CNN", "decoder LM"), ("fp32", "bf16"), (16,), SMALL_GEMMA, (16,))
+
+
+def run(place: Place) -> dict[str, Any]:
+    """Returns the rows, the constants that were measured, and what a recorded step makes of the allocator's model."""
+    extent = SMALL if place.small else CARD
+    kept = Kept(place, "memory")
+    found: dict[str, Any] = {"constants": kept.row("constants", lambda: _constants(place)), "finished": True}
+    with foretell.pool(place) as executor:
+        groups = _groups(extent)
+        capability = capability_of(place)
+        futures = [foretell.submit(executor, place, c, m, capability) for c, m in _alone(groups, extent.large)]
+        try:
+            for couplings, micro_batches in groups:
+                _measure(place, kept, couplings, micro_batches)
+            if not place.small:
+                found["snapshot"] = kept.row("snapshot", lambda: _recorded(place), 20.0)
+        except OutOfTime:
+            found["finished"] = False
+        said = foretell.answers(futures)
+    real = {key: row for key, row in kept if key not in ("constants", "snapshot")}
+    found["rows"] = [joined(row, said.get(row["coupling"]), place.small) for row in real.values()]
+    found["failed_predictions"] = [str(f.exception())[:300] for f in futures if f.exception() is not None]
+    return found
+
+
+def capability_of(place: Place) -> tuple[int, int]:
+    """Returns the card's compute capability; on a CPU one that is not used."""
+    return (8, 6) if place.small else torch.cuda.get_device_capability(0)
+
+
+Group = tuple[list[Coupling], tuple[int, ...]]
+
+
+def _groups(extent: Extent) -> list[Group]:
+    """Returns each kind's couplings and micro-batches; the large kind is the last."""
+    most = max(extent.micro_batches)
+
+    def couplings(kind: str, samples: int) -> list[Coupling]:
+        return [Coupling(kind, dtype, on, samples) for dtype in extent.dtypes for on in (False, True)]
+
+    small: list[Group] = [(couplings(kind, most), extent.micro_batches) for kind in extent.kinds]
+    return [*small, (couplings(extent.large, GEMMA_SAMPLES), extent.large_micro_batches)]
+
+
+def _alone(groups: Sequence[Group], large: str) -> list[Group]:
+    """Returns what is predicted in one process each: a kind; of the large one each coupling, which takes a minute."""
+    found: list[Group] = []
+    if large == SMALL_GEMMA:  # few couplings: one process for all
+        return [([c for couplings, _ in groups for c in couplings], groups[0][1])]
+    for couplings, micro_batches in groups:
+        alone = couplings[0].kind == large
+        found += [([c], micro_batches) for c in couplings] if alone else [(couplings, micro_batches)]
+    return found
+
+
+def _measure(place: Place, kept: Kept, couplings: Sequence[Coupling], micro_batches: Sequence[int]) -> None:
+    gauge: Gauge | None = None
+
+    def row(coupling: Coupling, micro_batch: int) -> dict[str, Any]:
+        nonlocal gauge
+        gauge = gauge or Gauge(place.device, coupling.kind, coupling.samples)
+        free = gauge.step(coupling.knobs, micro_batch)
+        made = {"kind": coupling.kind, "coupling": coupling.label, "micro_batch": micro_batch}
+        if not free.fits:
+            return {**made, "failed": free.message}
+        return {
+            **made,
+            "allocated_bytes": free.allocated_bytes,
+            "reserved_bytes": free.reserved_bytes,
+            "capacity_bytes": gauge.capacity_bytes(coupling.knobs, micro_batch, free),
+        }
+
+    try:
+        for coupling in couplings:
+            for micro_batch in micro_batches:
+
+                def measured(c: Coupling = coupling, m: int = micro_batch) -> dict[str, Any]:
+                    return row(c, m)
+
+                kept.row(f"{coupling.label} {micro_batch}", measured, ROW_S)
+    finally:
+        if gauge is not None:
+            gauge.close()
+
+
+def joined(real: Mapping[str, Any], said: Mapping[str, Any] | None, small: bool) -> dict[str, Any]:
+    """Returns a measured row with what was predicted, and `wrong`: whether it was said to fit where it just does not.
+
+    That is asked of a card one step of the bisection smaller than the smallest that was enough.
+    """
+    row = dict(real)
+    peak = said["peaks"].get(str(real["micro_batch"])) if said is not None else None
+    if said is not None:
+        row |= {"confidence": said["confidence"], "notes": said["notes"], "traced_s": said["seconds"]}
+    if peak is None or "failed" in real:
+        return row
+    row |= {f"predicted_{name}": value for name, value in peak.items()}
+    step = max(CPU_STEP_BYTES if small else STEP_BYTES, int(CAPACITY_TOLERANCE_FRAC * real["capacity_bytes"]))
+    row["wrong"] = verdict(peak["capacity_bytes"], real["capacity_bytes"] - step, row["confidence"]) == "fits"
+    return row
+
+
+def _constants(place: Place) -> dict[str, Any]:
+    """Returns guess and measured value of each constant, by name; the file of a card is written where it is read."""
+    if place.small:
+        return {}
+    found = calibrate.calibration()
+    folders: list[Path] = [f for f in (calibration.folder(), place.out / "calibrations") if f is not None]
+    for folder in folders:
+        calibration.write(found, folder)
+    return {name: [guess, value] for name, guess, value in calibrate.rows(found)}
+
+
+def _recorded(place: Place) -> dict[str, Any]:
+    """Returns a recorded step of a decoder beside the allocator's model of it."""
+    gauge = Gauge(place.device, "decoder LM", 64)
+    taken = gauge.snapshot({"amp_dtype": "bf16", "activation_checkpointing": False}, 64)
+    gauge.close()
+    found = snapshot.compared(snapshot.recorded(taken["snapshot"]))
+    return {**found, "torch_reserved_bytes": taken["reached"].reserved_bytes}

@@ -1,0 +1,81 @@
+"""The smallest cap, ceilings, claims and cards of the check; on a CPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.gpu_check.cards import caps, described, factor_of, this
+from benchmarks.gpu_check.ceilings import Asked
+from benchmarks.gpu_check.gauge import Gauge, smallest
+from benchmarks.gpu_check.memory import joined
+from benchmarks.gpu_check.place import Place
+from trainables.workload import BUILT_IN
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 1000))
+def test_the_smallest_cap_fits_and_is_near_the_true_one(need: int, high: int, resolution: int) -> None:
+    if need > 64 * high:
+        with pytest.raises(ValueError, match="fits under no cap up to"):
+            smallest(lambda cap: cap >= need, 0, high, resolution)
+        return
+    found = smallest(lambda cap: cap >= need, 0, high, resolution)
+    assert need <= found < need + max(1, resolution) + 1
+
+
+def test_a_step_fits_its_own_peak_and_no_less() -> None:
+    gauge = Gauge("cpu", "small MLP", 16)
+    free = gauge.step({}, 8)
+    assert free.fits
+    assert free.reserved_bytes is None
+    assert gauge.step({}, 8, free.allocated_bytes).fits
+    short = gauge.step({}, 8, free.allocated_bytes - 1)
+    assert not short.fits
+    assert "out of memory" in short.message
+    assert gauge.capacity_bytes({}, 8, free) == pytest.approx(free.allocated_bytes, rel=0.01)
+
+
+def test_a_row_is_wrong_where_a_card_just_too_small_is_said_to_be_enough() -> None:
+    real = {"kind": "k", "coupling": "k", "micro_batch": 2, "capacity_bytes": 10**9, "allocated_bytes": 10**9}
+
+    def said(capacity: int) -> dict[str, object]:
+        peak = {"allocated_bytes": capacity, "reserved_bytes": None, "capacity_bytes": capacity, "phase": "backward"}
+        return {"confidence": "traced", "notes": [], "seconds": 1.0, "peaks": {"2": peak}}
+
+    assert joined(real, said(9 * 10**8), small=False)["wrong"], "10 % too low is past the margin of 5 %"
+    assert not joined(real, said(98 * 10**7), small=False)["wrong"]
+    assert "wrong" not in joined(real, None, small=False)
+
+
+@pytest.mark.parametrize(
+    ("claims", "factor"),
+    [("40 -> 160 samples/s (4.0x)", 4.0), ("300-500 samples/s (2-3x); 5 h", 2.0), ("about 2x", 2.0), ("faster", None)],
+)
+def test_the_factor_of_a_claim(claims: str, factor: float | None) -> None:
+    assert factor_of(claims) == factor
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_workload_is_described_by_its_file_as_far_as_the_device_can(name: str) -> None:
+    found = described(name, this(Place("cpu", Path(), "abc")))
+    assert found.factor is not None
+    assert found.before
+    assert found.after.get("amp_dtype") != "fp16", "not of a CPU"
+    assert "pin_memory" not in found.searched
+    assert {"micro_batch_size", "num_workers"} <= found.searched.keys()
+
+
+def test_virtual_cards_are_those_of_the_files_less_their_reserve() -> None:
+    found = caps(Place("cuda", Path(), "abc"))
+    assert {name: round(size / 2**30, 1) for name, size in found.items()} == {"rtx4060": 7.3, "rtx3090": 23.2}
+
+
+def test_what_operators_ask_of_a_device_is_counted() -> None:
+    a, b = torch.ones(8, 16), torch.ones(16, 4)
+    with Asked("cpu", {"fp32": 1024.0, "copy": 1e12}) as seen:
+        (a @ b).view(32)
+    assert seen.flops == 2 * 8 * 16 * 4
+    assert seen.bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4), "once read or written, the view not at all"
+    assert seen.bound_s == pytest.approx(1.0), "held by its arithmetic"

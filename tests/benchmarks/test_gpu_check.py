@@ -1,0 +1,221 @@
+"""The check of a card without a card: verdicts, the table, what is kept and resumed, and what it must not import."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.gpu_check.__main__ import PARTS, main, settled
+from benchmarks.gpu_check.place import Kept, OutOfTime, Place, read, revision, write
+from benchmarks.gpu_check.table import WIDTH, table
+from benchmarks.gpu_check.verdicts import exit_code, lines
+
+ROOT = Path(__file__).parents[2]
+
+
+def document(part: str, found: dict[str, Any], device: str = "cuda", **more: Any) -> dict[str, Any]:
+    facts = {"type": device, "name": "NVIDIA H100 80GB HBM3", "cores": 16}
+    versions = {"torch": "2.11.0", "python": "3.12.3"}
+    head = {"part": part, "device": facts, "driver": "580.1", "versions": versions, "revision": "abc", "seed": 0}
+    return {**head, "seconds": 1.0, "finished": True, "error": "", "found": found, **more}
+
+
+def row(error: float, **more: Any) -> dict[str, Any]:
+    real = {f"{name}_bytes": 1000 for name in ("allocated", "reserved", "capacity")}
+    said = {f"predicted_{name}": value * (1 + error) for name, value in real.items()}
+    return {"coupling": f"kind {error}", "micro_batch": 1, "wrong": False, **real, **said, **more}
+
+
+def states(found: dict[str, Any]) -> dict[str, str]:
+    return {line.what: line.state for line in lines(found) if line.bar}
+
+
+def test_memory_is_judged_by_mean_and_largest_error() -> None:
+    good = document("memory", {"rows": [row(0.01), row(-0.04)], "snapshot": {"error_frac": -0.01}})
+    assert set(states(good).values()) == {"met"}
+    spread = states(document("memory", {"rows": [row(0.0)] * 9 + [row(-0.11)]}))
+    assert spread["allocated: mean and largest error"] == "NOT MET", "one row past 10 %"
+    mean = states(document("memory", {"rows": [row(0.031)]}))
+    assert mean["capacity: mean and largest error"] == "NOT MET", "the mean past 3 %"
+
+
+def test_one_configuration_said_to_fit_that_does_not_is_one_too_many() -> None:
+    assert states(document("memory", {"rows": [row(0.0), row(0.0, wrong=True)]}))["said to fit where it does not"] == (
+        "NOT MET"
+    )
+    fits = [{"card": "rtx4060", "said": "fits", "came": came, "coupling": "k", "micro_batch": 2} for came in ("OOM",)]
+    found = document("cap", {"caps": {"rtx4060": 1}, "fits": fits, "phases": []})
+    assert states(found)["rtx4060: said to fit, OOM"] == "NOT MET"
+
+
+def test_what_has_no_prediction_is_not_passed_over() -> None:
+    lost = {"coupling": "LSTM", "micro_batch": 1, "allocated_bytes": 5, "notes": ["no fake kernel"]}
+    found = document("memory", {"rows": [row(0.0), lost]})
+    (line,) = [x for x in lines(found) if x.what.startswith("without")]
+    assert (line.met, line.why) == (False, "LSTM: no fake kernel")
+
+
+@pytest.mark.parametrize(
+    ("change", "met"),
+    [({}, True), ({"next_s": 0.6}, False), ({"then": "oom"}, False), ({"retired": "holds 3 MiB"}, False)],
+)
+def test_recovery_is_in_the_same_process_and_quick(change: dict[str, Any], met: bool) -> None:
+    one = {"phase": "backward", "outcome": "oom", "then": "ok", "retired": "", "next_s": 0.1, "left_bytes": 0}
+    found = document("cap", {"caps": {}, "fits": [], "phases": [one, {**one, **change}]})
+    assert [line.met for line in lines(found)] == [met]
+
+
+def workload(ratio: float, device: str) -> dict[str, Any]:
+    best = {"samples_per_s": 10.0, "data_wait_frac": 0.0, "verdict": "compute-bound", "not_honoured": []}
+    gains = {"best": {"ratio": ratio, "low": ratio, "high": ratio}}
+    said = {"workload": "nli", "claims": "40 -> 160 samples/s", "claimed_factor": 4.0, "gains": gains}
+    return document("workloads", {"rows": [{**said, "named": {"best": best}}]}, device)
+
+
+def test_a_claim_that_does_not_hold_is_named_with_what_holds_the_best_back() -> None:
+    assert states(workload(4.1, "cuda")) == {"nli: best over before": "met"}
+    missed = lines(workload(2.0, "cuda"))[0]
+    assert missed.met is False
+    assert missed.why == "claimed: 40 -> 160 samples/s. Here compute-bound"
+    assert states(workload(2.0, "cpu")) == {"nli: best over before": "not measured"}, "the claim is of a card"
+
+
+def test_speed_near_the_limit_is_judged_on_a_card_alone() -> None:
+    one = {"workload": "nli", "data_wait_frac": 0.03, "resident": {"ratio": 0.96}, "roofline_frac": 0.4}
+    one |= {"achieved_flops_per_s": 1.0, "achieved_bytes_per_s": 1.0}
+    found = {"ceilings": {"bf16": 2.0, "copy": 4.0}, "rows": [one]}
+    assert list(states(document("limit", found)).values()) == ["NOT MET", "met"]
+    assert set(states(document("limit", found, "cpu")).values()) == {"not measured"}
+
+
+def test_a_study_may_launch_one_trial_that_runs_out_of_memory() -> None:
+    one = {"workload": "nli", "card": "rtx3090", "launched": 20, "launched_ooms": 1, "trains": True}
+    assert list(states(document("search", {"rows": [one]})).values()) == ["met", "met"]
+    two = {**one, "launched_ooms": 2, "trains": False}
+    assert list(states(document("search", {"rows": [two]})).values()) == ["NOT MET", "NOT MET"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({}, 0),
+        ({"error": "ValueError: no"}, 2),
+        ({"finished": False}, 2),
+        ({"finished": False, "skipped": "no ray"}, 0),
+    ],
+)
+def test_the_exit_code_tells_what_failed_from_what_was_left_out(change: dict[str, Any], code: int) -> None:
+    assert exit_code([document("memory", {"rows": [row(0.0)]}, **change)]) == code
+
+
+def test_the_exit_code_of_a_bar_that_is_not_met() -> None:
+    assert exit_code([document("memory", {"rows": [row(0.5)]})]) == 1
+
+
+@given(st.text(max_size=400), st.floats(0, 1e9), st.sampled_from(list(PARTS)))
+def test_the_table_has_80_columns_whatever_it_says(text: str, number: float, part: str) -> None:
+    documents = [
+        document("memory", {"rows": [row(number, coupling=text)], "snapshot": {"error_frac": number}}),
+        document(part, {}, error=text or "x"),
+        document("workloads", {"rows": [{"workload": "nli", "why": text}]}, revision="other"),
+        {"part": "search", "device": {"type": "cuda"}, "skipped": text, "found": {}, "finished": False},
+    ]
+    assert all(len(line) <= WIDTH for line in table(documents, "abc"))
+
+
+def place(tmp_path: Path, **more: Any) -> Place:
+    return Place("cpu", tmp_path, "abc", **more)
+
+
+def test_a_row_is_measured_once_and_again_when_asked_or_when_the_sources_changed(tmp_path: Path) -> None:
+    def value(kept: Kept, now: int) -> Any:
+        return kept.row("a", lambda: now)
+
+    assert value(Kept(place(tmp_path), "memory"), 1) == 1
+    assert value(Kept(place(tmp_path), "memory"), 2) == 1
+    assert value(Kept(Place("cpu", tmp_path, "other"), "memory"), 3) == 3
+    assert value(Kept(Place("cpu", tmp_path, "other", again=True), "memory"), 4) == 4
+
+
+def test_a_row_that_was_cut_off_is_measured_anew(tmp_path: Path) -> None:
+    Kept(place(tmp_path), "memory").row("a", lambda: 1)
+    path = tmp_path / "memory_cpu.rows.jsonl"
+    path.write_text(path.read_text(encoding="utf-8") + '{"key": "b", "ro', encoding="utf-8")
+    again = Kept(place(tmp_path), "memory")
+    assert dict(again) == {"a": 1}
+
+
+def test_no_row_is_begun_that_the_minutes_do_not_hold(tmp_path: Path) -> None:
+    kept = Kept(place(tmp_path, limit_s=1.0), "memory")
+    with pytest.raises(OutOfTime):
+        kept.row("a", lambda: 1, needed_s=2.0)
+    assert dict(kept) == {}
+
+
+def test_a_document_stands_while_sources_and_seed_are_the_same(tmp_path: Path) -> None:
+    whole = {"revision": "abc", "seed": 0, "finished": True}
+    assert settled(whole, place(tmp_path))
+    for change in ({"revision": "x"}, {"seed": 1}, {"finished": False}):
+        assert not settled({**whole, **change}, place(tmp_path))
+    assert not settled(whole, place(tmp_path, again=True))
+
+
+def test_parts_that_are_there_are_shown_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in PARTS:
+        found = document(part, {"rows": []}, "cpu", revision=revision())
+        write(tmp_path / f"{part}_cpu.json", found)
+    assert main(["--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert "not measured" in capsys.readouterr().out
+    assert read(tmp_path / "memory_cpu.json") == document("memory", {"rows": []}, "cpu", revision=revision())
+
+
+def test_a_part_that_does_not_exist_is_refused_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["memroy"])
+    assert "no part memroy; parts are memory, cap, workloads" in capsys.readouterr().err
+
+
+def test_without_a_card_nothing_is_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("benchmarks.gpu_check.__main__.has_card", lambda: False)
+    assert main([]) == 2
+    assert "no CUDA device here; --device cpu runs the same code, small" in capsys.readouterr().err
+
+
+def test_a_part_that_lacks_a_package_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["search", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    found = read(tmp_path / "search_cpu.json")
+    assert found is not None
+    assert found["skipped"] == "not installed: ray, optuna, hydra, pydantic"
+
+
+BLOCKED = ("ray", "optuna", "hydra", "omegaconf", "pydantic")
+NEEDED = [
+    *(f"benchmarks.gpu_check.{name}" for name in ("__main__", "part", "table", *PARTS)),
+    *("tuning.backends.session", "tuning.backends.laboratory", "tuning.memory.predictor", "tuning.memory.tracing.step"),
+]
+
+
+def test_a_machine_without_ray_optuna_hydra_and_pydantic_can_check_its_card() -> None:
+    program = f"""
+import importlib, json, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {BLOCKED!r}:
+            raise ModuleNotFoundError(f"{{name}} is not installed", name=name)
+sys.meta_path.insert(0, Blocked())
+for name in {NEEDED!r}:
+    importlib.import_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-600:]
+
+
+def test_documents_are_json_that_others_can_read(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", document("memory", {}))
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["part"] == "memory"

@@ -1,0 +1,113 @@
+"""Constants of CUDA's libraries that a prediction would otherwise guess, as they were measured on a card.
+
+`python -m benchmarks.gpu_check memory` writes them, one file for each device and torch, into the folder of the cache
+(`folder`). A prediction takes those of the installed torch and of its card's compute capability; without any it guesses
+(`tracing.workspaces`, `tracing.recurrent`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+NAMES: Mapping[str, str] = {
+    "context_bytes": "what a process takes of the card beside torch's allocator",
+    "cublas_bytes": "workspace of a cuBLAS handle, of which forward and backward have one each",
+    "lstm_reserve": "numbers that cuDNN keeps of an LSTM for each step, sample, layer, direction and unit",
+    "gru_reserve": "the same of a GRU",
+    "rnn_reserve": "the same of a plain RNN",
+    "convolution_frac": "bytes a convolution takes and gives back, over those of its result",
+    "convolution_backward_frac": "the same of its backward pass, over those of the gradients",
+}
+"""Every constant there is, and what it says."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on `device` under `torch`; `constants` are of `NAMES`, those that could not be measured absent.
+
+    Raises ValueError for a constant that is not one, negative or not finite.
+    """
+
+    device: str
+    torch: str
+    capability: tuple[int, int]
+    constants: Mapping[str, float]
+    when: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value in self.constants.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name not in NAMES or not number or not math.isfinite(value) or value < 0:
+                raise ValueError(f"expected numbers >= 0 named {', '.join(NAMES)}, got {name}={value!r}")
+
+    @property
+    def note(self) -> str:
+        """Returns in a sentence whose constants a prediction stands on."""
+        return f"workspaces as measured on {self.device} with torch {self.torch}"
+
+
+def folder() -> Path | None:
+    """Returns $XDG_CACHE_HOME/cardtune/calibrations, or the like below ~/.cache; None where there is no home."""
+    own = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return (Path(own) if Path(own).is_absolute() else Path.home() / ".cache") / "cardtune" / "calibrations"
+    except RuntimeError:
+        return None
+
+
+def write(found: Calibration, where: Path) -> Path:
+    """Writes the file of a device and torch whole, in the place of an earlier one, and returns its path."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{found.device} torch {found.torch}").strip("-")
+    path = where / f"{name}.json"
+    where.mkdir(parents=True, exist_ok=True)
+    handle, draft = tempfile.mkstemp(dir=where)
+    with os.fdopen(handle, "w", encoding="utf-8") as out:
+        json.dump(asdict(found), out, indent=1)
+    Path(draft).replace(path)
+    return path
+
+
+def known(where: Path | None) -> Iterator[Calibration]:
+    """Yields what the folder holds; a file that cannot be read, or says something else, is passed over."""
+    if where is None or not where.is_dir():
+        return
+    for path in sorted(where.glob("*.json")):
+        try:
+            yield _of(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+
+
+def of_card(capability: tuple[int, int], where: Path | None = None, torch: str | None = None) -> Calibration | None:
+    """Returns what holds for a card of this compute capability, the latest of several; None where nothing was measured.
+
+    `where` is the folder, by default the user's; `torch` the version, by default the installed one.
+    """
+    version = importlib.metadata.version("torch") if torch is None else torch
+    fitting = [
+        c for c in known(folder() if where is None else where) if c.capability == capability and c.torch == version
+    ]
+    return max(fitting, key=lambda c: c.when, default=None)
+
+
+def context_bytes(device: str, where: Path | None = None) -> int:
+    """Returns what a process takes of the device of that name beside torch's allocator, 0 where it was not measured."""
+    fitting = [c for c in known(folder() if where is None else where) if c.device == device]
+    latest = max(fitting, key=lambda c: c.when, default=None)
+    return int(latest.constants.get("context_bytes", 0)) if latest is not None else 0
+
+
+def _of(raw: Mapping[str, Any]) -> Calibration:
+    major, minor = raw["capability"]
+    return Calibration(
+        str(raw["device"]), str(raw["torch"]), (int(major), int(minor)), dict(raw["constants"]), str(raw["when"])
+    )
