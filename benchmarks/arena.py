@@ -137,7 +137,7 @@ def ours(
     if reused is not None:
         journal.append("reused", **reused)
     if strategy == "staged":
-        section = ProbeSection(max_time_s=PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03)
+        section = ProbeSection(max_time_s=times * PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03)
         ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
     terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock=clock)
     told = orders(table, shrink=strategy == "staged")
