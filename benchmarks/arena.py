@@ -119,12 +119,12 @@ def ours(
     seed: int,
     *,
     trials: int = 10_000,
-    times: float = 1.0,
+    times: float | None = 1.0,
     devices: int = 1,
     mislead: Mislead | None = None,
     reused: Mapping[str, Any] | None = None,
 ) -> tuple[Found, VirtualJournal, SimulatedCrew]:
-    """Returns what our desk finds in so many budgets of virtual time.
+    """Returns what our desk finds in so many budgets of virtual time, None for as long as its trials take.
 
     `mislead` changes its searcher, `reused` is what an earlier run is said to have found (`stages.reuse`).
     """
@@ -137,9 +137,12 @@ def ours(
     if reused is not None:
         journal.append("reused", **reused)
     if strategy == "staged":
-        section = ProbeSection(max_time_s=times * PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03)
+        section = ProbeSection(
+            max_time_s=(times or 1.0) * PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03
+        )
         ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
-    terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock=clock)
+    deadline = None if times is None else times * own.budget_s
+    terms = SearchTerms(strategy, trials, deadline, seed, ETA, table.objectives, clock=clock)
     told = orders(table, shrink=strategy == "staged")
     desk = SearchDesk(journal, table.space, learned, terms, told, lambda r: None)
     if mislead is not None:
