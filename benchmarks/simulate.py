@@ -5,6 +5,7 @@
     python -m benchmarks.simulate decisions                  milliseconds a decision at 100 to 10,000 finished trials
     python -m benchmarks.simulate scale                      10,000 trials on 1,000 devices: wall time, rate, memory
     python -m benchmarks.simulate tables                     what the tables are, and how far their guesses are off
+    python -m benchmarks.simulate summary --out FILE.jsonl   medians over the seeds of a file of strategies or poison
 
 A world is a table of real trials (`benchmarks/tables`, made by `record_table`), which guesses between them by the rule
 in `tuning/backends/recorded.py`: a figure from here is of the tables, not of the workloads. All ways of searching get
@@ -16,6 +17,7 @@ its qualities, against no speed and the worst recorded quality. Every document i
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import statistics
 import time
@@ -230,18 +232,48 @@ def tables(path: Path) -> dict[str, Any]:
     }
 
 
+def summary(path: Path) -> list[str]:
+    """Returns a line for each table and way of a results file of `strategies` or `poison`."""
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        document = json.loads(line)
+        rows.setdefault(document["table"], {}).update({row["seed"]: row for row in document["rows"]})
+    said = []
+    for table, by_seed in rows.items():
+        own = list(by_seed.values())
+        for way in (n for n in own[0] if n != "seed"):
+            if way in ("bad defaults", "wrong run"):
+                share = sorted(row[way][1] / row["clean"] for row in own)
+                text = f"of the clean start's volume at twice the budget: least {share[0]:.2f}, "
+                text += f"median {statistics.median(share):.2f}; {sum(s >= 0.95 for s in share)} recover"
+            elif way == "clean":
+                text = f"volume {statistics.median(row[way] for row in own):.3f}"
+            else:
+                text = f"volume {statistics.median(row[way]['volume'] for row in own):.3f}, "
+                text += f"{statistics.median(row[way]['ooms'] for row in own):g} OOMs"
+                at = sorted(row[way].get("staged_reaches_at") or float("inf") for row in own)
+                if way != "staged":
+                    missed = sum(a == float("inf") for a in at)
+                    text += f"; staged is there at {statistics.median(at):.2f} of the time ({missed} never)"
+            said.append(f"{table:<10}{way:<14}{len(own):>3} seeds: {text}")
+    return said
+
+
 def main() -> None:
     """Runs what is asked for on each table; prints a line of JSON for each."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("what", choices=["strategies", "poison", "decisions", "scale", "tables"])
+    asked.add_argument("what", choices=["strategies", "poison", "decisions", "scale", "tables", "summary"])
     asked.add_argument("--tables", nargs="*", help="[all, or signals for decisions and scale]")
     asked.add_argument("--seeds", type=int, default=30)
     asked.add_argument("--first", type=int, default=0, help="seed")
     asked.add_argument("--devices", type=int, default=1000)
     asked.add_argument("--trials", type=int, default=10_000)
     asked.add_argument("--counts", type=int, nargs="*", default=[100, 1000, 10_000])
-    asked.add_argument("--out", type=Path, help="a file to append to")
+    asked.add_argument("--out", type=Path, help="a file to append to; of summary, to read")
     arguments = asked.parse_args()
+    if arguments.what == "summary":
+        print("\n".join(summary(arguments.out)))
+        return
     alone = ["signals"] if arguments.what in ("decisions", "scale") else sorted(p.stem for p in TABLES.glob("*.jsonl"))
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     ways: dict[str, Callable[[Path], dict[str, Any]]] = {
