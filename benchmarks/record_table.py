@@ -38,15 +38,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         *("coupling", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured"),
         *("fixed_bytes", "bytes_per_sample"),  # of older records
     ),
-    "probe": (
-        *("config", "outcome", "samples_per_s", "micro_step_s", "optimizer_step_s", "spread_frac"),
-        *("peak_allocated_bytes", "wall_s"),
-    ),
+    "probe": ("config", "outcome", "samples_per_s", "micro_step_s", "optimizer_step_s", "peak_allocated_bytes"),
     "rung": ("trial", "samples", "values"),
-    "trial": (
-        *("trial", "config", "outcome", "samples", "values", "train_s", "evaluate_s", "setup_s"),
-        "peak_allocated_bytes",
-    ),
+    "trial": ("trial", "config", "outcome", "samples", "values", "evaluate_s", "peak_allocated_bytes"),
 }
 """What the simulator reads of each event; of a configuration a table holds only what the space searches."""
 

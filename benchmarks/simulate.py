@@ -5,6 +5,7 @@
     python -m benchmarks.simulate decisions                  milliseconds a decision at 100 to 10,000 finished trials
     python -m benchmarks.simulate scale                      10,000 trials on 1,000 devices: wall time, rate, memory
     python -m benchmarks.simulate tables                     what the tables are, and how far their guesses are off
+    python -m benchmarks.simulate summary --out FILE.jsonl   medians over the seeds of a file of strategies or poison
 
 A world is a table of real trials (`benchmarks/tables`, made by `record_table`), which guesses between them by the rule
 in `tuning/backends/recorded.py`: a figure from here is of the tables, not of the workloads. All ways of searching get
@@ -16,214 +17,31 @@ its qualities, against no speed and the worst recorded quality. Every document i
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import json
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arena import ETA, Arena, Mislead, arena, orders, ours, peer
 from benchmarks.document import provenance, publish
 from benchmarks.record_table import design
-from trainables.knobs import Scalar
 from tuning.backends.recorded import Table
 from tuning.backends.replay import seconds
-from tuning.backends.simulator import SimulatedBench, SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
-from tuning.pareto import front, hypervolume_2d
-from tuning.policies.rungs import milestones
-from tuning.records import Record, read
-from tuning.searchers import Observation, OptunaSearcher
-from tuning.sections import ProbeSection
+from tuning.backends.simulator import SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
+from tuning.pareto import front
+from tuning.records import read
+from tuning.searchers import OptunaSearcher
 from tuning.space import Space
-from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, frontier, micro_batch_of
-from tuning.stages.probe import ProbeStage
+from tuning.stages.bench import Assignment
+from tuning.stages.estimate import frontier
 from tuning.stages.search import SearchDesk, SearchTerms
 
 TABLES = Path(__file__).parent / "tables"
-ETA, FIRST_FRAC = 2, 0.25
-TRAININGS = 40
-"""The budget: so many whole trainings at the table's median speed."""
-PROBE_FRAC = 0.15
-"""What of it the probes may take, at 1 s each."""
-FITS_FRAC = 2 / 3
-
-
-@dataclass(frozen=True)
-class Arena:
-    """A table and what every search over it gets: a cap in bytes, virtual seconds, and the corners of a front."""
-
-    name: str
-    table: Table
-    cap_bytes: int
-    budget_s: float
-    fastest: float
-    worst: float
-    span: float
-
-    @property
-    def objective(self) -> str:
-        """The quality."""
-        return next(iter(self.table.objectives))
-
-    def point(self, knobs: Mapping[str, Scalar]) -> tuple[float, float]:
-        """Returns speed and quality of a whole training as a front has them: both to be minimised, 0 is the worst."""
-        quality = self.table.values(knobs, self.table.horizon, 0)[self.objective]
-        return -samples_per_s(self.table, knobs) / self.fastest, -abs(quality - self.worst) / self.span
-
-    def volume(self, points: Sequence[tuple[float, float]]) -> float:
-        """Returns the hypervolume."""
-        return hypervolume_2d(np.array(points).reshape(-1, 2), (0.0, 0.0))
-
-
-def arena(path: Path) -> Arena:
-    """Returns the arena of a table; cap and corners come from 400 configurations drawn from its space."""
-    table = Table(read(path)[0])
-    drawn = design(table.space, 400, 0)
-    peaks = sorted(table.peak_bytes(k, micro_batch_of(k)) for k in drawn)
-    speeds = [samples_per_s(table, k) for k in drawn]
-    objective, mode = next(iter(table.objectives.items()))
-    qualities = [table.values(k, table.horizon, 0)[objective] for k in drawn]
-    worst, best = (max(qualities), min(qualities)) if mode == "min" else (min(qualities), max(qualities))
-    budget_s = TRAININGS * table.horizon / statistics.median(speeds)
-    cap_bytes = peaks[int(FITS_FRAC * len(peaks))]
-    return Arena(path.stem, table, cap_bytes, budget_s, max(speeds), worst, abs(best - worst))
-
-
-@dataclass
-class Found:
-    """What a search came to: (virtual seconds, speed, quality) of each whole training, and what it lost."""
-
-    ends: list[tuple[float, float, float]]
-    ooms: int
-    trials: int
-    proposed_s: float = 0.0
-
-    def curve(self, own: Arena) -> list[tuple[float, float]]:
-        """Returns the hypervolume after each whole training, with its moment."""
-        points: list[tuple[float, float]] = []
-        found: list[tuple[float, float]] = []
-        for moment_s, speed, quality in sorted(self.ends):
-            points.append((speed, quality))
-            found.append((moment_s, own.volume(points)))
-        return found
-
-    def final(self, own: Arena, until_s: float = float("inf")) -> float:
-        """Returns the hypervolume at a moment."""
-        return max((v for at, v in self.curve(own) if at <= until_s), default=0.0)
-
-    def reaches(self, own: Arena, volume: float) -> float | None:
-        """Returns the moment at which a hypervolume is reached, None where it never is."""
-        return next((at for at, v in self.curve(own) if v >= volume), None)
-
-
-def orders(table: Table, *, shrink: bool) -> Orders:
-    """Returns one trial at a time on a device, judged at a quarter and half of the horizon."""
-    first = max(1, round(table.horizon * FIRST_FRAC))
-    steps = (*milestones(first, table.horizon, ETA), table.horizon)
-    return Orders(table.horizon, steps, shrink, concurrency=1, threads=1)
-
-
-Mislead = Callable[[OptunaSearcher, Space], OptunaSearcher]
-
-
-def ours(
-    own: Arena,
-    strategy: Any,
-    seed: int,
-    *,
-    trials: int = 10_000,
-    times: float = 1.0,
-    devices: int = 1,
-    mislead: Mislead | None = None,
-) -> tuple[Found, VirtualJournal, SimulatedCrew]:
-    """Returns what our desk finds in so many budgets of virtual time."""
-    clock, table = VirtualClock(), own.table
-    journal = VirtualJournal(clock)
-    bench = SimulatedBench(table, clock, own.cap_bytes)
-    journal.append("study", card={"cap_bytes": own.cap_bytes}, device={"type": "cpu"}, objectives=table.objectives)
-    EstimateStage(bench, table.space, journal, own.cap_bytes, clock=clock).run()
-    learned = frontier(journal.records, own.cap_bytes)
-    if strategy == "staged":
-        section = ProbeSection(max_time_s=PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03)
-        ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
-    terms = SearchTerms(strategy, trials, times * own.budget_s, seed, ETA, table.objectives, clock=clock)
-    told = orders(table, shrink=strategy == "staged")
-    desk = SearchDesk(journal, table.space, learned, terms, told, lambda r: None)
-    if mislead is not None:
-        desk._searcher = mislead(desk._searcher, table.space)
-    crew = SimulatedCrew(table, clock, devices=devices, cap_bytes=own.cap_bytes)
-    crew.run(desk, told)
-    return found_in(own, journal.records), journal, crew
-
-
-def found_in(own: Arena, records: Sequence[Record]) -> Found:
-    """Returns what the records of a simulated search came to."""
-    ended = [r for r in records if r.event == "trial"]
-    whole = [(seconds(r), *own.point(r["config"])) for r in ended if r["outcome"] == "ok"]
-    ooms = sum(r.event == "oom" or (r.event == "trial" and r["outcome"] == "oom") for r in records)
-    return Found(whole, ooms, len(ended))
-
-
-class Peer:
-    """A desk that judges nothing: proposals of one flat space, each trained to its end or to its OOM."""
-
-    def __init__(self, own: Arena, seed: int, clock: VirtualClock, kind: str) -> None:
-        self._own, self._clock, self._kind, self.found = own, clock, kind, Found([], 0, 0)
-        objectives = {"samples_per_s": "max", **own.table.objectives}
-        self._searcher = OptunaSearcher(own.table.space, objectives, seed)
-        self._drawn: Iterator[dict[str, Scalar]] = self._random(np.random.default_rng(seed))
-        self._numbers: dict[str, int] = {}
-
-    def _random(self, draw: np.random.Generator) -> Iterator[dict[str, Scalar]]:
-        while True:
-            yield design(self._own.table.space, 1, int(draw.integers(2**31)))[0]
-
-    def next_trial(self) -> Assignment | None:
-        """Returns the next trial until the time is up."""
-        if self._clock() >= self._own.budget_s:
-            return None
-        name = f"t{self.found.trials:03d}"
-        self.found.trials += 1
-        if self._kind == "random":
-            return Assignment(name, next(self._drawn), 0)
-        proposal = self._searcher.suggest()
-        if proposal is None:
-            return None
-        self._numbers[name] = proposal.number
-        return Assignment(name, self._own.table.space.complete(proposal.values), 0)
-
-    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Never stops."""
-        return True
-
-    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Keeps what came, and tells TPE: an OOM as a constraint violated by what was over the cap."""
-        assert result is not None  # noqa: S101  (no process is lost here)
-        ok = result["outcome"] == "ok"
-        self.found.ooms += result["outcome"] == "oom"
-        if ok:
-            self.found.ends.append((self._clock(), *self._own.point(result["knobs"])))
-        if trial in self._numbers:
-            values = {"samples_per_s": result["measured_samples_per_s"], **result["values"]}
-            over = max(1, int(result["peak_allocated_bytes"]) - self._own.cap_bytes)
-            self._searcher.observe(self._numbers.pop(trial), Observation(str(result["outcome"]), values, over))
-
-    def decided(self, event: str, trial: str, reason: str) -> None:
-        """Hears of nothing."""
-
-
-def peer(own: Arena, kind: str, seed: int) -> Found:
-    """Returns what a search without probes, rungs and frontier finds in the budget."""
-    clock = VirtualClock()
-    desk = Peer(own, seed, clock, kind)
-    told = dataclasses.replace(orders(own.table, shrink=False), milestones=())
-    SimulatedCrew(own.table, clock, cap_bytes=own.cap_bytes).run(desk, told)
-    return desk.found
 
 
 def strategies(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
@@ -259,21 +77,17 @@ def bad_defaults(own: Arena) -> Mislead:
     return mislead
 
 
-def wrong_run(own: Arena) -> Mislead:
-    """Returns what tells a search of 12 trials of an earlier run, with the worst taken for the best and back."""
-
-    def mislead(searcher: OptunaSearcher, space: Space) -> OptunaSearcher:
-        drawn = design(space, 12, 2)
-        points = [own.point(k) for k in drawn]
-        least = min(p[1] for p in points) + max(p[1] for p in points)
-        for knobs, (speed, quality) in zip(drawn, points, strict=True):
-            better = 1 if own.table.objectives[own.objective] == "max" else -1
-            turned = own.worst + better * (quality - least) * own.span
-            values = {"samples_per_s": -speed * own.fastest, own.objective: turned}
-            searcher.replay({n: knobs[n] for n in searcher._names if n in knobs}, Observation("ok", values))
-        return searcher
-
-    return mislead
+def wrong_run(own: Arena) -> dict[str, Any]:
+    """Returns an earlier run's 12 trials and probes, as `stages.reuse` takes them over, with best and worst swapped."""
+    table, drawn = own.table, design(own.table.space, 12, 2)
+    speeds = [samples_per_s(table, k) for k in drawn]
+    values = [table.values(k, table.horizon, 0)[own.objective] for k in drawn]
+    speeds = [min(speeds) + max(speeds) - speed for speed in speeds]
+    values = [min(values) + max(values) - value for value in values]
+    rows = list(zip(drawn, speeds, values, strict=True))
+    trials = [{"config": k, "outcome": "ok", "values": {own.objective: v}, "samples_per_s": s} for k, s, v in rows]
+    return {"runs": ["wrong"], "left_out": {}, "probes": [{"config": k, "samples_per_s": s} for k, s, _ in rows],
+            "trials": trials}  # fmt: skip
 
 
 def poison(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
@@ -281,21 +95,30 @@ def poison(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
     rows = []
     for seed in seeds:
         row: dict[str, Any] = {"seed": seed, "clean": round(ours(own, "staged", seed)[0].final(own), 4)}
-        for name, mislead in (("bad defaults", bad_defaults(own)), ("wrong run", wrong_run(own))):
-            found = ours(own, "staged", seed, times=2.0, mislead=mislead)[0]
+        misled: dict[str, Any] = {
+            "bad defaults": {"mislead": bad_defaults(own)},
+            "wrong run": {"reused": wrong_run(own)},
+        }
+        for name, how in misled.items():
+            found = ours(own, "staged", seed, times=2.0, **how)[0]
             row[name] = [round(found.final(own, times * own.budget_s), 4) for times in (1.0, 2.0)]
         rows.append(row)
     return {"table": own.name, "rows": rows}
 
 
 def decisions(own: Arena, counts: Sequence[int]) -> dict[str, Any]:
-    """Returns the milliseconds of a suggestion with its launch, of a rung, and of an ending, after so many trials."""
+    """Returns the milliseconds of a suggestion with its launch, of a rung, and of an ending, after so many trials.
+
+    The finished trials are drawn evenly from the space, each second one stopped at its first rung: as many points on a
+    rung, and as many ranks, as there can be.
+    """
     rows = []
     for count in counts:
-        _, journal, _ = ours(own, "staged", 0, trials=count, times=1e9, devices=8)
+        _, journal, _ = ours(own, "staged", 0, trials=8)
+        finished(own, journal, count)
         told = orders(own.table, shrink=True)
         learned = frontier(journal.records, own.cap_bytes)
-        terms = SearchTerms("staged", count + 20, None, 0, ETA, own.table.objectives)
+        terms = SearchTerms("staged", count + 40, None, 0, ETA, own.table.objectives)
         begun = time.perf_counter()
         desk = SearchDesk(journal, own.table.space, learned, terms, told, lambda r: None)
         row: dict[str, Any] = {"trials": count, "restore_s": time.perf_counter() - begun}
@@ -303,9 +126,23 @@ def decisions(own: Arena, counts: Sequence[int]) -> dict[str, Any]:
         crew = SimulatedCrew(own.table, VirtualClock(), cap_bytes=own.cap_bytes)
         crew.run(_Timed(desk, took), told)
         for name, times in took.items():
-            row[name] = {"median_ms": statistics.median(times) * 1e3, "max_ms": max(times) * 1e3}
+            row[name] = {"median_ms": statistics.median(times) * 1e3, "max_ms": max(times) * 1e3, "count": len(times)}
         rows.append(row)
     return {"table": own.name, "rows": rows}
+
+
+def finished(own: Arena, journal: VirtualJournal, count: int) -> None:
+    """Writes trials that nobody ran until there are so many."""
+    table, first = own.table, orders(own.table, shrink=True).milestones[0]
+    have = sum(r.event == "trial" for r in journal.records)
+    searched = design(table.space.subset({"learning", "both"}), count - have, 7)
+    for number, knobs in enumerate(searched, start=have):
+        name, rate, stopped = f"t{number:03d}", samples_per_s(table, knobs), number % 2 == 0
+        at = first if stopped else table.horizon
+        journal.append("trial_start", trial=name, config=knobs)
+        journal.append("rung", trial=name, samples=first, values=table.values(knobs, first, 0), samples_per_s=rate)
+        ended = {"outcome": "stopped" if stopped else "ok", "samples": at, "values": table.values(knobs, at, 0)}
+        journal.append("trial", trial=name, config=knobs, samples_per_s=rate, **ended)
 
 
 class _Timed:
@@ -329,6 +166,10 @@ class _Timed:
         self._took["rung"].append(time.perf_counter() - begun)
         return found
 
+    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Asks the desk."""
+        return self._desk.goes_on(trial, result)
+
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Times an ending."""
         begun = time.perf_counter()
@@ -344,7 +185,7 @@ def scale(own: Arena, devices: int, trials: int) -> dict[str, Any]:
     """Returns what simulating so many trials on so many devices takes of this machine."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun, cpu = time.perf_counter(), time.process_time()
-    found, journal, crew = ours(own, "staged", 0, trials=trials, times=1e9, devices=devices)
+    found, journal, crew = ours(own, "staged", 0, trials=trials, times=None, devices=devices)
     wall_s = time.perf_counter() - begun
     records = journal.records
     judged = crew.events + sum(r.event in ("trial_start", "refused") for r in records)
@@ -395,18 +236,48 @@ def tables(path: Path) -> dict[str, Any]:
     }
 
 
+def summary(path: Path) -> list[str]:
+    """Returns a line for each table and way of a results file of `strategies` or `poison`."""
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        document = json.loads(line)
+        rows.setdefault(document["table"], {}).update({row["seed"]: row for row in document["rows"]})
+    said = []
+    for table, by_seed in rows.items():
+        own = list(by_seed.values())
+        for way in (n for n in own[0] if n != "seed"):
+            if way in ("bad defaults", "wrong run"):
+                share = sorted(row[way][1] / row["clean"] for row in own)
+                text = f"of the clean start's volume at twice the budget: least {share[0]:.2f}, "
+                text += f"median {statistics.median(share):.2f}; {sum(s >= 0.95 for s in share)} recover"
+            elif way == "clean":
+                text = f"volume {statistics.median(row[way] for row in own):.3f}"
+            else:
+                text = f"volume {statistics.median(row[way]['volume'] for row in own):.3f}, "
+                text += f"{statistics.median(row[way]['ooms'] for row in own):g} OOMs"
+                at = sorted(row[way].get("staged_reaches_at") or float("inf") for row in own)
+                if way != "staged":
+                    missed = sum(a == float("inf") for a in at)
+                    text += f"; staged is there at {statistics.median(at):.2f} of the time ({missed} never)"
+            said.append(f"{table:<10}{way:<14}{len(own):>3} seeds: {text}")
+    return said
+
+
 def main() -> None:
     """Runs what is asked for on each table; prints a line of JSON for each."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("what", choices=["strategies", "poison", "decisions", "scale", "tables"])
+    asked.add_argument("what", choices=["strategies", "poison", "decisions", "scale", "tables", "summary"])
     asked.add_argument("--tables", nargs="*", help="[all, or signals for decisions and scale]")
     asked.add_argument("--seeds", type=int, default=30)
     asked.add_argument("--first", type=int, default=0, help="seed")
     asked.add_argument("--devices", type=int, default=1000)
     asked.add_argument("--trials", type=int, default=10_000)
     asked.add_argument("--counts", type=int, nargs="*", default=[100, 1000, 10_000])
-    asked.add_argument("--out", type=Path, help="a file to append to")
+    asked.add_argument("--out", type=Path, help="a file to append to; of summary, to read")
     arguments = asked.parse_args()
+    if arguments.what == "summary":
+        print("\n".join(summary(arguments.out)))
+        return
     alone = ["signals"] if arguments.what in ("decisions", "scale") else sorted(p.stem for p in TABLES.glob("*.jsonl"))
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     ways: dict[str, Callable[[Path], dict[str, Any]]] = {

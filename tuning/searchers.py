@@ -244,11 +244,10 @@ class OptunaSearcher:
         return {name: self._distributions[name] for name in params}
 
     def _finish(self, params: dict[str, Any], observation: Observation) -> None:
-        trial = self._frozen(params, observation)
-        self._finished.append(trial)
-        self._history.add(len(self._finished) - 1, trial.values)
+        self._finished.append(self._frozen(params, observation))
+        self._history.add(len(self._finished) - 1, self._finished[-1].values)
 
-    def _frozen(self, params: dict[str, Any], observation: Observation) -> _Shared:
+    def _frozen(self, params: dict[str, Any], observation: Observation) -> FrozenTrial:
         outcome = observation.outcome
         values = [observation.values.get(name) for name in self._objectives]
         finite = [float(v) for v in values if v is not None and math.isfinite(v)]
@@ -257,15 +256,14 @@ class OptunaSearcher:
         failed = not (complete or over or outcome == "stopped")
         constraints = {"memory": max(observation.overshoot_bytes, 1) / _GIB if over else -1.0}
         constraints["failed"] = 1.0 if failed else -1.0
-        return _Shared.of(
-            create_trial(
-                state=TrialState.COMPLETE if complete else TrialState.PRUNED,
-                values=finite if complete else None,
-                params=params,
-                distributions=self._only(params),
-                constraints=constraints,
-            )
+        trial = create_trial(
+            state=TrialState.COMPLETE if complete else TrialState.PRUNED,
+            values=finite if complete else None,
+            params=params,
+            distributions=self._only(params),
+            constraints=constraints,
         )
+        return _Shared.of(trial)
 
     def _checked(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         for name, value in values.items():

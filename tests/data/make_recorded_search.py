@@ -21,6 +21,7 @@ KEPT = {
     "stage": ("stage", "state"),
     "footprint": ("coupling", "parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured"),
     "known": ("facts",),
+    "reused": ("runs", "probes", "trials", "left_out"),
     "probe": ("name", "config", "outcome", "samples_per_s", "micro_step_s", "optimizer_step_s", "peak_allocated_bytes"),
     "trial_start": ("trial", "config"),
     "refused": ("trial", "config", "stage"),

@@ -78,7 +78,7 @@ def rate_of(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> float | No
 
 def inside(space: Space, probe: Probed) -> bool:
     """Returns whether the space allows the probe's system knobs: a configuration named beside it need not be."""
-    full = Knobs.of(probe.knobs).as_dict()
+    full = {**_DEFAULTS, **probe.knobs}
     for name in SYSTEM:
         parameter = space.parameters.get(name)
         if parameter is None and name in space.fixed and full[name] != space.fixed[name]:
@@ -90,8 +90,7 @@ def inside(space: Space, probe: Probed) -> bool:
 
 def coupling_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
     """Returns the values of the knobs that tie a probe to a trial, defaults filled in."""
-    full = Knobs.of(knobs).as_dict()
-    return tuple(full[name] for name in COUPLING)
+    return tuple(knobs.get(name, _DEFAULTS[name]) for name in COUPLING)
 
 
 def neighbour(
@@ -123,6 +122,6 @@ def _distance(values: Sequence[Scalar], value: Scalar, current: Scalar | None) -
 
 
 def _key(values: Mapping[str, Scalar], names: Sequence[str] = NAMES) -> tuple[tuple[str, Scalar], ...]:
-    full = Knobs.of(values).as_dict()
+    full = {**_DEFAULTS, **values}
     # What has no effect, such as prefetch without workers, tells two configurations apart no more than its default.
     return tuple((name, full[name] if is_active(name, full) else _DEFAULTS[name]) for name in names)

@@ -42,17 +42,17 @@ LIMIT_S = 8.0
 Predict = Callable[[Sequence[Mapping[str, Scalar]]], Sequence[Prediction]]
 """Predicts configurations without running them, one prediction for each."""
 
+_DEFAULTS = Knobs().as_dict()
+
 
 def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
     """Returns the memory coupling of a configuration, defaults filled in."""
-    full = Knobs.of(knobs).as_dict()
-    return tuple((name, full[name]) for name in MEMORY_KNOBS)
+    return tuple((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS)
 
 
 def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
     """Returns the samples of a configuration's micro-step: no more than its batch has."""
-    full = Knobs.of(knobs)
-    return min(full.micro_batch_size, full.batch_size)
+    return min(int(knobs.get(name, _DEFAULTS[name])) for name in ("micro_batch_size", "batch_size"))
 
 
 def couplings(space: Space) -> list[dict[str, Scalar]]:
