@@ -173,6 +173,10 @@ class Wide:
         """Lets everyone go on."""
         return True
 
+    def goes_on(self, trial: str, result: object) -> bool:
+        """Lets everyone go on."""
+        return True
+
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Keeps how it ended."""
         self.said.append((trial, str((result or {})["outcome"])))
