@@ -201,7 +201,7 @@ NEEDED = [
 ]
 
 
-@pytest.mark.fault  # packages are missing on purpose, in four processes
+@pytest.mark.fault  # packages are missing on purpose
 def test_a_machine_without_ray_optuna_hydra_and_pydantic_can_check_its_card() -> None:
     program = f"""
 import importlib, json, sys
