@@ -203,6 +203,7 @@ NEEDED = [
 ]
 
 
+@pytest.mark.workload  # twelve seconds of imports
 def test_a_machine_without_ray_optuna_hydra_and_pydantic_can_check_its_card() -> None:
     program = f"""
 import importlib, json, sys
