@@ -27,7 +27,7 @@ from trainables.stopwatch import Window
 from tuning.backends.session import Session, Setting
 from tuning.policies.ablation import settled
 
-WORKLOADS = ("nli", "headpose")
+WORKLOADS = {"cuda": ("nli", "headpose"), "cpu": ("headpose",)}
 ROUNDS, SECONDS = {"cuda": 9, "cpu": 1}, {"cuda": 3.0, "cpu": 0.2}
 PROFILED_S = {"cuda": 0.5, "cpu": 0.2}
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
@@ -42,7 +42,7 @@ def run(place: Place) -> dict[str, Any]:
     found: dict[str, Any] = {"ceilings": kept.row("ceilings", lambda: ceilings.ceilings(place.device)), "rows": []}
     found["finished"] = True
     best = dict(best_of(place))
-    for name in WORKLOADS:
+    for name in WORKLOADS[place.device]:
         try:
             found["rows"].append(
                 kept.row(name, partial(measured, place, name, best.get(name), found["ceilings"]), 60.0)

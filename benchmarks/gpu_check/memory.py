@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,21 +44,25 @@ def run(place: Place) -> dict[str, Any]:
     extent = SMALL if place.small else CARD
     kept = Kept(place, "memory")
     found: dict[str, Any] = {"constants": kept.row("constants", lambda: _constants(place)), "finished": True}
-    with foretell.pool(place) as executor:
-        groups = _groups(extent)
-        capability = capability_of(place)
-        futures = [foretell.submit(executor, place, c, m, capability) for c, m in _alone(groups, extent.large)]
-        try:
-            for couplings, micro_batches in groups:
-                _measure(place, kept, couplings, micro_batches)
-            if not place.small:
-                found["snapshot"] = kept.row("snapshot", lambda: _recorded(place), 20.0)
-        except OutOfTime:
-            found["finished"] = False
-        said = foretell.answers(futures)
+    executor = foretell.pool(place)
+    groups = _groups(extent)
+    capability = capability_of(place)
+    futures = [foretell.submit(executor, place, c, m, capability) for c, m in _alone(groups, extent.large)]
+    try:
+        for couplings, micro_batches in groups:
+            _measure(place, kept, couplings, micro_batches)
+        if not place.small:
+            found["snapshot"] = kept.row("snapshot", lambda: _recorded(place), 20.0)
+    except OutOfTime:
+        found["finished"] = False
+    _, late = wait(futures, timeout=max(0.0, place.left_s))
+    executor.shutdown(wait=False, cancel_futures=True)  # what is under way is kept on disk, for the next run
+    found["finished"] = found["finished"] and not late
+    done = [future for future in futures if future.done() and not future.cancelled()]
+    said = foretell.answers(done)
     real = {key: row for key, row in kept if key not in ("constants", "snapshot")}
     found["rows"] = [joined(row, said.get(row["coupling"]), place.small) for row in real.values()]
-    found["failed_predictions"] = [str(f.exception())[:300] for f in futures if f.exception() is not None]
+    found["failed_predictions"] = [str(f.exception())[:300] for f in done if f.exception() is not None]
     return found
 
 

@@ -44,9 +44,14 @@ class Place:
         """Returns the processor's cores that this process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
+    @property
+    def left_s(self) -> float:
+        """Returns the seconds that are left, negative where the time is over."""
+        return self.limit_s - (time.monotonic() - self._began)
+
     def check(self, needed_s: float = 0.0) -> None:
         """Raises OutOfTime where less than `needed_s` is left."""
-        if time.monotonic() - self._began + needed_s > self.limit_s:
+        if self.left_s < needed_s:
             raise OutOfTime
 
     def document(self, part: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu_check.verdicts import Line, lines
 
 WIDTH = 80
-_PART, _WHAT, _FIGURE, _BAR = 10, 35, 14, 9
+_PART, _WHAT, _FIGURE, _BAR = 10, 34, 13, 9
 """Columns; the state has the last 12."""
 
 

@@ -102,7 +102,7 @@ def cap(found: Found, card: bool) -> Iterator[Line]:
         figure = f"{len(back)}/{len(own)}, {slowest:.2f} s"
         met = len(back) == len(own) and slowest <= NEXT_BAR_S
         why = "" if met else f"{left} bytes left; " + "; ".join(sorted({r["retired"] or r["outcome"] for r in own}))
-        yield Line("cap", f"OOM in {name}: recovered, next", figure, f"all, {NEXT_BAR_S} s", met, why)
+        yield Line("cap", f"OOM in {name}: back, next in", figure, f"{NEXT_BAR_S} s", met, why)
 
 
 def workloads(found: Found, card: bool) -> Iterator[Line]:
@@ -137,7 +137,7 @@ def receipts(found: Found, card: bool) -> Iterator[Line]:
         told = [r for r in row["receipts"] if r["gain"]]
         faster = [r for r in told if r["verdict"] == "faster"]
         slower = [r for r in told if r["verdict"] == "slower"]
-        what = f"{name}: faster, slower, not told"
+        what = f"{name}: faster, slower, even"
         yield Line("receipts", what, f"{len(faster)}, {len(slower)}, {len(told) - len(faster) - len(slower)}")
         if faster:
             most = max(faster, key=lambda r: float(r["gain"]["ratio"]))
@@ -174,7 +174,7 @@ def search(found: Found, card: bool) -> Iterator[Line]:
         ooms, launched = row["launched_ooms"], row["launched"]
         yield Line("search", f"{what}: launched OOMs", f"{ooms} of {launched}", f"<= {OOM_BAR}", ooms <= OOM_BAR)
         why = "" if row["trains"] else row.get("train_said", "")
-        yield Line("search", f"{what}: best.yaml trains", "yes" if row["trains"] else "no", "yes", row["trains"], why)
+        yield Line("search", f"{what}: best trains", "yes" if row["trains"] else "no", "yes", row["trains"], why)
 
 
 def exit_code(documents: Sequence[Found]) -> int:

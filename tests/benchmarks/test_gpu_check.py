@@ -122,6 +122,8 @@ def test_the_table_has_80_columns_whatever_it_says(text: str, number: float, par
     documents = [
         document("memory", {"rows": [row(number, coupling=text)], "snapshot": {"error_frac": number}}),
         document(part, {}, error=text or "x"),
+        document("memory", {"rows": []}, "cpu"),
+        workload(number, "cpu"),
         document("workloads", {"rows": [{"workload": "nli", "why": text}]}, revision="other"),
         {"part": "search", "device": {"type": "cuda"}, "skipped": text, "found": {}, "finished": False},
     ]
@@ -201,7 +203,7 @@ NEEDED = [
 ]
 
 
-@pytest.mark.fault  # packages are missing on purpose
+@pytest.mark.workload  # twelve seconds of imports
 def test_a_machine_without_ray_optuna_hydra_and_pydantic_can_check_its_card() -> None:
     program = f"""
 import importlib, json, sys
