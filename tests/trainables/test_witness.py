@@ -301,6 +301,7 @@ def test_a_compiled_run_is_warm_after_its_second_step_and_was_compiled() -> None
     assert state.active["compiled_graphs"] >= 1
 
 
+@pytest.mark.workload  # the first compile of a machine takes 13 s
 def test_a_cap_on_the_cpu_keeps_a_run_from_being_compiled_and_that_is_seen() -> None:
     plan = Plan(samples=32, cap_bytes=1 << 40)
     state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"})), plan)
