@@ -28,6 +28,8 @@ help: ## list these targets
 tune: $(VENV)/.installed ## set up .venv once, then tune the nli workload; overrides in ARGS="..."
 	@$(PY) -m tuning.run workload=nli $(ARGS)
 
+# Empty is off: the tests start a hundred processes, each of which would compile every module anew (69 s for 53).
+test: export PYTHONDONTWRITEBYTECODE :=
 test: check ## check, then every test that needs no GPU
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m workload
