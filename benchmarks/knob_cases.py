@@ -48,7 +48,10 @@ CASES: Mapping[str, list[tuple[str, Scalar, Scalar, Knobs]]] = {
         ("sequence_packing", True, False, {"ram_cache": True}),
         ("encoder_frac", 0.0, 0.5, {"ram_cache": True}),
     ],
-    "temporal": [("architecture", "lstm", "transformer", {"ram_cache": True})],
+    "temporal": [
+        ("architecture", "lstm", "transformer", {"ram_cache": True}),
+        ("compile", "default", "off", {"ram_cache": True, "architecture": "mlp"}),
+    ],
 }
 ON_CUDA: Mapping[str, list[tuple[str, Scalar, Scalar, Knobs]]] = {
     "headpose": [
