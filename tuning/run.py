@@ -11,39 +11,52 @@ from types import FrameType
 from tuning.errors import ConfigError, TuningError, reader_has_gone
 
 HELP = """\
-Finds the fastest configuration of a training loop that keeps its accuracy and fits its card.
+Finds the fastest training that keeps its accuracy and fits its card.
 
   python -m tuning.run workload=nli
-  python -m tuning.run workload=nli card=rtx3090 search.trials=40 knobs.num_workers=[0,2,4]
-  python -m tuning.run workload=mine.py 'knobs.learning_rate={low: 1e-4, high: 1e-2, log: true}'
+  python -m tuning.run workload=nli card=rtx3090 search.trials=40
+  python -m tuning.run workload=nli 'knobs.num_workers=[0,2,4]'
+  python -m tuning.run workload=mine.py \\
+      'knobs.learning_rate={low: 1e-4, high: 1e-2, log: true}'
   python -m tuning.run resume=20261121-103412-3f2a
 
-settings (key=value, in any order)
-  workload=NAME|FILE.py    what to train: nli, or a file of your own with a WORKLOAD
-  workload.OPTION=VALUE    the workload's own settings, such as workload.data=PATH
-  card=NAME                auto, cpu, rtx3090, rtx3090ti, rtx4060, t4; memory of a card that is not
-                           here is emulated                                          [auto]
-  budget=quick|full        how much to spend                                          [quick]
-  preset=NAME              knobs fixed to a known set, such as rtx3090_max_perf
-  knobs.NAME=VALUE         fixes a knob; a list searches its values, {low, high, log} a range
-  search.trials=N          most trials                                                [budget's]
-  search.max_time=4m       most wall time of the whole study                          [budget's]
-  search.strategy=staged   staged: probe, then train; joint: one flat space   [staged]
-  search.seed=N            seed of everything                                         [0]
-  concurrency=auto|N       search trials at once                                      [auto]
-  pick.tolerance=X|X%      quality the fastest configuration may give up, in the
-                           objective's own unit or of the best seen                 [0.01]
-  dashboard=true           start the Ray dashboard on this machine and print how to log in
-  resume=ID                go on with a run that was interrupted
-  runs_dir=PATH name=ID    where the run is written                                   [runs]
+settings (key=value, in any order), with what they are without you in brackets
+  workload=NAME|FILE.py   nli, pointer, headpose, temporal, signals, or a file
+                          of your own with a WORKLOAD
+  workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
+  card=NAME               auto, cpu, rtx3090, rtx3090ti, rtx4060, rtx4090, t4,
+                          p100, a100, h100, h200; memory of a card that is not
+                          here is emulated [auto]
+  budget=quick|full       how much to spend [quick]
+  preset=NAME             knobs fixed to a known set, such as rtx3090_max_perf
+  knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
+                          log} a range
+  search.trials=N         most trials [budget's]
+  search.max_time=4m      most wall time of the whole study [budget's]
+  search.patience=N|null  ends a search once N trials in a row have left the
+                          front as it was [20]
+  search.reuse=true       begins from earlier runs of the workload [false]
+  search.strategy=staged  staged: probe, then train; joint: one flat space
+                          [staged]
+  search.seed=N           seed of everything [0]
+  concurrency=auto|N      search trials at once [auto]
+  pick.tolerance=X|X%     quality that the fastest configuration may give up, in
+                          the objective's own unit or of the best seen
+                          [the workload's]
+  dashboard=true          starts the Ray dashboard here and prints how to log in
+  resume=ID               goes on with a run that was interrupted
+  runs_dir=PATH name=ID   where the run is written [runs]
 
 options
-  -q, --quiet    warnings and the result only      -v, --verbose   every event, tracebacks
-  -h, --help     this text                         --validate      check the configuration and stop
+  -q, --quiet     warnings and the result only
+  -v, --verbose   every event, tracebacks
+  --validate      check the configuration and stop
+  -h, --help      this text
 
 exit codes
-  0 done   1 no usable trial   2 wrong command line or configuration   3 this machine cannot run it
-  4 stopped early, can be resumed   130 interrupted   143 terminated
+  0 done   1 no usable trial   2 wrong command line or configuration
+  3 this machine cannot run it   4 stopped early, can be resumed
+  130 interrupted   143 terminated
 
 other commands: python -m tuning --help
 """

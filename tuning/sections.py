@@ -148,7 +148,7 @@ class ConfirmSection(Section):
     window_s: Annotated[float, Field(gt=0, le=600)]
     seeds: Annotated[int, Field(ge=1, le=100)]
     top: Annotated[int, Field(ge=1, le=100)]
-    rivals_frac: Annotated[float, Field(ge=0, le=10)] = 0.15  # runs of earlier versions did not record it
+    rivals_frac: Annotated[float, Field(ge=0, le=1)] = 0.15  # runs of earlier versions did not record it
 
 
 class BudgetSection(Section):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [name for name in asked.parts if name not in PARTS]
     if unknown:
         made.error(f"no part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
+    if not 0 < asked.minutes < math.inf:
+        made.error(f"--minutes {asked.minutes:g}: more than 0, {MINUTES:g} as it is")
+    if asked.seed < 0:
+        made.error(f"--seed {asked.seed}: 0 or more")
+    if not (folder := next(p for p in (asked.out, *asked.out.resolve().parents) if p.exists())).is_dir():
+        made.error(f"--out {asked.out}: {folder} is a file; name a folder")
     place = Place(asked.device, asked.out.resolve(), revision(), asked.seed, asked.again, asked.minutes * 60.0)
     if asked.device == "cuda" and not has_card():
         print("torch sees no CUDA device here; --device cpu runs the same code, small", file=sys.stderr)

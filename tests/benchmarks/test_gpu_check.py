@@ -222,3 +222,24 @@ for name in {NEEDED!r}:
 def test_documents_are_json_that_others_can_read(tmp_path: Path) -> None:
     write(tmp_path / "a.json", document("memory", {}))
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))["part"] == "memory"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--minutes", "nan"], "--minutes nan: more than 0"),
+        (["--minutes", "-1"], "--minutes -1: more than 0"),
+        (["--seed", "-3"], "--seed -3: 0 or more"),
+        (["--out", "{file}"], "is a file; name a folder"),
+        (["--out", "{file}/deeper"], "is a file; name a folder"),
+    ],
+)
+def test_what_cannot_be_asked_for_ends_before_anything_runs(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("kept")
+    with pytest.raises(SystemExit, match="2"):
+        main([a.format(file=taken) for a in arguments])
+    assert says in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -208,7 +208,7 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     journal.close()
     assert picked is not None
     assert picked.best == "t1"
-    assert picked.rule.startswith("the fastest of 3 whose error is within 0.2 of the best seen: 2.15 against 2")
+    assert picked.rule.startswith("of 3 the fastest whose error is within 0.2 of the best seen: 2.15 against 2")
     assert picked.rule.endswith("the tolerance is 10% of that best")
 
 
@@ -229,9 +229,9 @@ class Seeded(FormulaBench):
 @pytest.mark.parametrize(
     ("errors", "best", "says"),
     [
-        ({0.1: 0.25, 0.2: 0.255}, "t1", "the fastest of 2 confirmed on 3 fresh seeds whose mean error is within 0.01"),
-        ({0.1: 0.25, 0.2: 0.31}, "t0", "the fastest of 2 whose error is within 0.01 of the best seen: 0.2 against 0.2"),
-        ({0.2: 0.25}, "t1", "the fastest of 1 whose error is within 0.01 of the best seen"),
+        ({0.1: 0.25, 0.2: 0.255}, "t1", "of 2 confirmed on 3 fresh seeds the fastest whose mean error is within 0.01"),
+        ({0.1: 0.25, 0.2: 0.31}, "t0", "of 2 the fastest whose error is within 0.01 of the best seen: 0.2 against 0.2"),
+        ({0.2: 0.25}, "t1", "of 1 the fastest whose error is within 0.01 of the best seen"),
         ({}, "t1", "trained again, neither it nor another came to its end on every seed"),
     ],
 )

@@ -80,7 +80,7 @@ def pick(candidates: Sequence[Candidate], objective: str, mode: str, tolerance: 
         most_accurate=accurate.id,
         front=tuple(c.id for c in on_front),
         rule=(
-            f"the fastest of {len(usable)} whose {objective} is within {tolerance:g} of the best seen: "
+            f"of {len(usable)} the fastest whose {objective} is within {tolerance:g} of the best seen: "
             f"{best.values[objective]:.4g} against {accurate.values[objective]:.4g}, "
             f"at {best.samples_per_s:.4g} samples/s"
         ),

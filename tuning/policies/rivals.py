@@ -76,7 +76,7 @@ class Ruling:
         reach = f" ± {self.half_width:.2g}" if self.half_width is not None and self.best != self.bar_of else ""
         against = f"{mean[self.best]} against {sign * self.bar:.4g}"
         said = (
-            f"the fastest of {len(self.means)} confirmed on {over} whose mean {objective} is within {tolerance:g} of "
+            f"of {len(self.means)} confirmed on {over} the fastest whose mean {objective} is within {tolerance:g} of "
             f"the best: {against}" + (f" (a difference of {self.difference:.2g}{reach})" if reach else "")
         )
         if self.bar_of not in self.means:

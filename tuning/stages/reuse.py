@@ -112,32 +112,40 @@ def earlier_trials(records: Sequence[Record], space: Space) -> list[dict[str, An
 
 
 def best_of(ended: Sequence[Mapping[str, Any]], objectives: Mapping[str, Mode]) -> list[dict[str, Any]]:
-    """Returns at most `FIRST` trials of the front of those that ran to their end, spread over it."""
+    """Returns at most `FIRST` of the trials that ran to their end: what was picked last, then the front's, spread."""
     rows = {n: _row(trial, objectives) for n, trial in enumerate(ended) if trial["outcome"] == "ok"}
     whole = [ended[n] for n, row in rows.items() if np.isfinite(row).all()]
     if not whole:
         return []
     points = np.array([_row(trial, objectives) for trial in whole])
     on_front = front(points)
-    order = on_front[spread_order(points[on_front])]
-    return [dict(whole[int(i)]) for i in order[:FIRST]]
+    picked = [i for i, trial in enumerate(whole) if trial.get("picked")][-1:]
+    order = dict.fromkeys([*picked, *(int(i) for i in on_front[spread_order(points[on_front])])])
+    return [dict(whole[i]) for i in list(order)[:FIRST]]
 
 
-def refuted(ended: Sequence[Mapping[str, Any]], objective: str, mode: str, found: Mapping[str, float | None]) -> str:
+def refuted(
+    ended: Sequence[Mapping[str, Any]],
+    objective: str,
+    mode: str,
+    found: Mapping[str, float | None],
+    before: Mapping[str, float | None],
+) -> str:
     """Returns why earlier trials are not believed any more, "" where they are.
 
-    `found` is what one of their best has come to here: it should not be worse than the middle of what was tried.
+    `found` is what one of their best has come to here, `before` what it came to there: better than the middle of what
+    was tried, it should not come out worse than that. One of the fast ones may have been worse there already.
     """
     said = [float(v) for t in ended if t["outcome"] == "ok" and (v := t["values"].get(objective)) is not None]
-    now = found.get(objective)
-    if len(said) < ENOUGH or now is None:
+    now, then = found.get(objective), before.get(objective)
+    if len(said) < ENOUGH or now is None or then is None:
         return ""
-    middle = statistics.median(said)
-    if (now <= middle) if mode == "min" else (now >= middle):
+    sign, middle = (1.0 if mode == "min" else -1.0), statistics.median(said)
+    if sign * now <= sign * middle or sign * then > sign * middle:
         return ""
     return (
-        f"one of the best of earlier runs came to {objective} {now:.4g} here, worse than the middle of what they "
-        f"tried, {middle:.4g}: nothing that they learned is used any more"
+        f"one of the best of earlier runs came to {objective} {now:.4g} here, {then:.4g} there, where the "
+        f"middle of what they tried was {middle:.4g}: nothing that they learned is used any more"
     )
 
 
@@ -153,24 +161,24 @@ def _allowed(space: Space, config: Mapping[str, Scalar]) -> bool:
 
 
 def _trials(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Returns what trials came to; of one that was confirmed, the mean over its fresh seeds, which flatters less."""
-    again: dict[str, list[Mapping[str, Any]]] = {}
+    """Returns what trials came to in the search, and which of them were `picked` in the end.
+
+    What they came to when they were confirmed is left out: the next run confirms on the same seeds, which are to be
+    fresh to it.
+    """
     pick = last(records, "pick")
-    for record in records:
-        if record.event == "confirmed" and record["outcome"] == "ok":
-            name = pick["best"] if record["name"] == "best" and pick is not None else record["name"]
-            again.setdefault(name, []).append(record["values"])
-    found = []
-    for trial in trials(records):
-        if trial.outcome not in ("ok", "stopped"):
-            continue
-        values = dict(trial.values)
-        for name in values:
-            seeds = [float(v[name]) for v in again.get(trial.id, []) if v.get(name) is not None]
-            values[name] = statistics.fmean(seeds) if seeds and trial.outcome == "ok" else values[name]
-        kept = {"config": dict(trial.config), "outcome": trial.outcome, "values": values}
-        found.append({**kept, "samples_per_s": trial.samples_per_s})
-    return found
+    picked = {pick["best"]} if pick is not None else set()
+    return [
+        {
+            "config": dict(trial.config),
+            "outcome": trial.outcome,
+            "values": dict(trial.values),
+            "samples_per_s": trial.samples_per_s,
+            "picked": trial.id in picked,
+        }
+        for trial in trials(records)
+        if trial.outcome in ("ok", "stopped")
+    ]
 
 
 def _row(trial: Mapping[str, Any], objectives: Mapping[str, Mode]) -> Floats:

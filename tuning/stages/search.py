@@ -324,10 +324,12 @@ class SearchDesk:
         """Forgets what earlier runs learned once one of their best comes out as it cannot be; says so once."""
         if not self._believed or record["outcome"] != Outcome.OK:
             return
-        if self._searched(record["config"]) not in self._best_before:
+        own = self._searched(record["config"])
+        if own not in self._best_before:
             return
         objective, mode = next(iter(self._terms.objectives.items()))
-        text = reuse.refuted(self._earlier, objective, mode, record["values"])
+        before = next(t["values"] for t in self._earlier if self._searched(t["config"]) == own)
+        text = reuse.refuted(self._earlier, objective, mode, record["values"], before)
         if text:
             self._believed = False
             self._searcher.forget_prior()

@@ -20,7 +20,7 @@ def test_the_fastest_within_the_tolerance_is_best() -> None:
     found = pick(candidates((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90)), "accuracy", "max", 0.01)
     assert (found.best, found.most_accurate, found.front) == ("t2", "t0", ("t3", "t2", "t1", "t0"))
     assert found.rule == (
-        "the fastest of 4 whose accuracy is within 0.01 of the best seen: 0.91 against 0.92, at 40 samples/s"
+        "of 4 the fastest whose accuracy is within 0.01 of the best seen: 0.91 against 0.92, at 40 samples/s"
     )
 
 

@@ -47,7 +47,7 @@ def test_a_faster_one_that_one_lucky_seed_shut_out_is_confirmed_and_takes_the_pl
     assert found.difference == pytest.approx(0.7873 - 0.7797, abs=1e-3)
     assert found.half_width is not None
     said = found.sentence("a", "accuracy", "max", 0.01, 3)
-    assert said.startswith("the fastest of 2 confirmed on 3 fresh seeds whose mean accuracy is within 0.01 of the best")
+    assert said.startswith("of 2 confirmed on 3 fresh seeds the fastest whose mean accuracy is within 0.01 of the best")
     assert "0.7797 against 0.7873 (a difference of 0.0077 ± 0.0" in said
     assert said.endswith("at 1.14e+04 samples/s; by one seed it was a, which confirmed has 0.7873")
 

@@ -97,14 +97,41 @@ def test_other_code_or_another_machine_takes_over_nothing(other: dict[str, Any])
     assert reuse.recall([("one", run(("ok", 0.1, 0.2)))], other) is None
 
 
-def test_what_was_confirmed_counts_by_its_fresh_seeds() -> None:
+def test_what_was_confirmed_is_left_out_so_that_its_seeds_are_fresh_to_the_next_run() -> None:
     records = run(("ok", 0.1, 0.2), ("ok", 0.3, 0.5))
     for seed, error in ((1, 0.3), (2, 0.4)):
         fields = {"name": "t0", "seed": seed, "outcome": "ok", "values": {"error": error}}
         records.append(Record(90 + seed, "2026-11-21T10:00:00Z", "confirmed", fields))
     found = reuse.recall([("one", records)], STUDY)
     assert found is not None
-    assert [t["values"]["error"] for t in found["trials"]] == [pytest.approx(0.35), 0.5]
+    assert [t["values"]["error"] for t in found["trials"]] == [0.2, 0.5]
+
+
+def test_what_was_picked_is_trained_first_wherever_it_lies_on_the_front() -> None:
+    records = run(*[("ok", 0.1 * n, 0.1 * n) for n in range(1, 9)])
+    records.append(Record(99, "2026-11-21T10:00:00Z", "pick", {"best": "t5"}))
+    found = reuse.recall([("one", records)], STUDY)
+    assert found is not None
+    first = reuse.best_of(found["trials"], {"samples_per_s": "max", "error": "min"})
+    assert first[0]["config"]["learning_rate"] == pytest.approx(0.6)
+    assert first[1]["values"]["error"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize(
+    ("now", "then", "doubted"),
+    [
+        (3.0, 1.0, True),  # said to be of the best, and is not
+        (3.0, 3.0, False),  # fast, and as bad as it was
+        (1.0, 1.0, False),
+        (1.0, 3.0, False),
+    ],
+)
+def test_a_trial_is_held_to_what_it_came_to_itself(mode: str, now: float, then: float, doubted: bool) -> None:
+    sign = 1.0 if mode == "min" else -1.0
+    ended = [{"outcome": "ok", "values": {"error": sign * value}} for value in (1.0, 1.5, 2.0, 2.5, 3.0)]
+    text = reuse.refuted(ended, "error", mode, {"error": sign * now}, {"error": sign * then})
+    assert bool(text) is doubted
 
 
 class Office:
