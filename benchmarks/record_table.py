@@ -26,7 +26,7 @@ from trainables.loop import Plan
 from tuning.backends.session import Session, Setting
 from tuning.config import load
 from tuning.records import Journal, last, read
-from tuning.space import Parameter, Range, Space
+from tuning.space import Space
 from tuning.stages.estimate import EstimateStage
 from tuning.stages.probe import reference_batch_size
 
@@ -51,18 +51,8 @@ def design(space: Space, count: int, seed: int) -> list[dict[str, Scalar]]:
     columns: dict[str, list[Scalar]] = {}
     for name, parameter in space.parameters.items():
         at = (draw.permutation(count) + draw.random(count)) / count
-        columns[name] = [_at(parameter, float(u)) for u in at]
+        columns[name] = [parameter.at(float(u)) for u in at]
     return [space.complete({n: column[i] for n, column in columns.items()}) for i in range(count)]
-
-
-def _at(parameter: Parameter, share: float) -> Scalar:
-    if not isinstance(parameter, Range):
-        return parameter.values[int(share * len(parameter.values))]
-    if parameter.log:
-        value = float(np.exp(np.log(parameter.low) + share * (np.log(parameter.high) - np.log(parameter.low))))
-    else:
-        value = parameter.low + share * (parameter.high - parameter.low)
-    return round(value) if parameter.integer else float(f"{value:.5g}")
 
 
 def rounded(value: Any) -> Any:

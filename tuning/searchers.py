@@ -9,12 +9,13 @@ proposal takes as long after 10,000 trials as after 300.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import warnings
 import zlib
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -44,12 +45,18 @@ ASKS = 4
 ENUMERABLE = 10_000
 """Spaces up to this size are listed once, when the model repeats itself (0.4 s); larger ones are drawn from."""
 DRAWS = 1_000
+DRAWN, CHANGED = 32, 32
+"""What a chooser is shown beside the model's proposal: some drawn, and observed ones with a knob or two changed."""
+REACH = 0.15
+"""How far a changed number goes, as the deviation of its place in its range."""
 
 OVER_MEMORY = ("oom", "host_oom", "refused")
 """Outcomes whose observation has to say by how many bytes they were over."""
 _GIB = 2**30
 
 Key = tuple[tuple[str, Scalar], ...]
+Chooser = Callable[[Sequence[Mapping[str, Scalar]], int], int]
+"""Returns the index of one of some configurations; the first is the model's. Gets the number of the proposal too."""
 
 
 @dataclass(frozen=True)
@@ -107,10 +114,14 @@ class OptunaSearcher:
         """What was observed, in that order, as Optuna sees it."""
         return tuple(self._finished)
 
-    def suggest(self) -> Proposal | None:
-        """Returns a configuration not proposed or replayed before, or None when the whole finite space was."""
+    def suggest(self, choose: Chooser | None = None) -> Proposal | None:
+        """Returns a configuration not proposed or replayed before, or None when the whole finite space was.
+
+        `choose` is asked where the model proposes: it is shown that proposal, random ones, and changes of what ended
+        well, and chooses among them.
+        """
         number = len(self._finished) + len(self._live)
-        sources = (self._next_initial, self._model, self._unseen)
+        sources = (self._next_initial, functools.partial(self._model, choose=choose), self._unseen)
         values = next((found for source in sources if (found := source(number)) is not None), None)
         if values is None:
             return None
@@ -164,14 +175,49 @@ class OptunaSearcher:
                 return values
         return None
 
-    def _model(self, number: int) -> dict[str, Scalar] | None:
+    def _model(self, number: int, choose: Chooser | None = None) -> dict[str, Scalar] | None:
+        found = None
         with self._study(number) as study:
             for _ in range(ASKS):
                 # A repeated proposal stays running in this study, and a running trial keeps TPE away from its place.
                 values = self._ask(study)
                 if self._key(values) not in self._seen:
-                    return values
-        return None
+                    found = values
+                    break
+        if found is None or choose is None or len(self._finished) < STARTUP_TRIALS:
+            return found
+        shown = [found, *self._others(np.random.default_rng([self._seed, number, 1]))]
+        return shown[choose(shown, number)]
+
+    def _others(self, draw: np.random.Generator) -> list[dict[str, Scalar]]:
+        """Returns configurations not seen: some drawn, some that change one or two knobs of one that ran to its end."""
+        found = [self._drawn(draw, {}, self._names) for _ in range(DRAWN)]
+        ended = [trial.params for trial in self._finished if trial.state == TrialState.COMPLETE]
+        for _ in range(CHANGED if ended else 0):
+            start = ended[int(draw.integers(len(ended)))]
+            changed = draw.choice(self._names, size=min(len(self._names), int(draw.integers(1, 3))), replace=False)
+            found.append(self._drawn(draw, start, list(map(str, changed))))
+        return [values for values in found if self._key(values) not in self._seen]
+
+    def _drawn(
+        self, draw: np.random.Generator, start: Mapping[str, Scalar], changed: Sequence[str]
+    ) -> dict[str, Scalar]:
+        """Returns `start` with those knobs, and what it lacks, drawn; numbers of ranges near where they were."""
+        values: dict[str, Scalar] = {}
+        for name in self._names:
+            if not is_active(name, {**self._space.fixed, **values}):
+                continue
+            parameter = self._space.parameters[name]
+            if name not in start:
+                values[name] = parameter.at(float(draw.random()))
+            elif name not in changed:
+                values[name] = start[name]
+            elif isinstance(parameter, Choice):
+                values[name] = parameter.at(float(draw.random()))
+            else:
+                place = parameter.place(float(start[name])) + REACH * float(draw.standard_normal())
+                values[name] = parameter.at(min(max(place, 0.0), 1.0))
+        return self._settled(values)
 
     def _unseen(self, number: int) -> dict[str, Scalar] | None:
         draw = np.random.default_rng([self._seed, number])

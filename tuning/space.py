@@ -44,6 +44,10 @@ class Choice:
 
     values: tuple[Scalar, ...]
 
+    def at(self, share: float) -> Scalar:
+        """Returns the value at a place from 0 to 1, each having an equal part of it."""
+        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
 
 @dataclass(frozen=True)
 class Range:
@@ -59,6 +63,22 @@ class Range:
         if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
             return False
         return not self.integer or value == int(value)
+
+    def place(self, value: float) -> float:
+        """Returns where a number lies, 0 at `low` and 1 at `high`; `at` is the way back."""
+        if self.log:
+            return math.log(max(value, 1e-12) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def at(self, share: float) -> Scalar:
+        """Returns the number at a place from 0 (`low`) to 1 (`high`), of five digits."""
+        if self.log:
+            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + share * (self.high - self.low)
+        if self.integer:
+            return round(value)
+        return min(max(float(f"{value:.5g}"), self.low), self.high)
 
 
 Parameter = Choice | Range

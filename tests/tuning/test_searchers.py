@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -265,3 +265,34 @@ def test_trials_under_way_have_a_part_of_the_model_that_does_not_grow() -> None:
 def test_a_searcher_that_is_told_again_proposes_the_same_after_thousands_of_trials() -> None:
     first, second = _told(1200)[0].suggest(), _told(1200)[0].suggest()
     assert first == second
+
+
+def test_a_chooser_is_shown_the_models_proposal_first_and_only_what_nobody_proposed() -> None:
+    shown: list[list[Mapping[str, Scalar]]] = []
+
+    def last(candidates: Sequence[Mapping[str, Scalar]], number: int) -> int:
+        shown.append(list(candidates))
+        return len(candidates) - 1
+
+    searcher, plain = OptunaSearcher(CARD, BOTH, 3), OptunaSearcher(CARD, BOTH, 3)
+    seen: list[Mapping[str, Scalar]] = []
+    for _ in range(20):
+        expected = plain.suggest()
+        proposal = searcher.suggest(last)
+        assert proposal is not None
+        assert expected is not None
+        if shown and shown[-1][-1] == proposal.values:
+            assert shown[-1][0] == expected.values
+        assert proposal.values not in seen
+        seen.append(proposal.values)
+        searcher.observe(proposal.number, measured(proposal.values))
+        plain.observe(expected.number, Observation("refused", {}, 1))
+        plain = OptunaSearcher(CARD, BOTH, 3)
+        for values in seen:
+            plain.replay(values, measured(values))
+    assert shown, "asked once the model proposes"
+    assert all(v not in seen[: len(seen) - len(shown) + n] for n, some in enumerate(shown) for v in some)
+    for candidates in shown:
+        for values in candidates:
+            assert CARD.complete(values)["learning_rate"] in CARD.parameters["learning_rate"]  # type: ignore[operator]
+            assert values["micro_batch_size"] in MICRO

@@ -48,7 +48,7 @@ def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
     assert "trials  12: 5 ok, 4 stopped, 1 oom, 1 refused, 1 diverged, 0 lost" in out
     assert "Throughput is that of Example CPU" in out
     assert out.endswith("python -m tuning report 20261121-103412-3f2a\n")
-    assert "plan    probes for 36s" in err
+    assert "plan    probes for 24s" in err
     assert err.count("\nprobe ") == 6
     assert err.count("\ntrial ") == 11
 

@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 
 from trainables.knobs import Knobs, Scalar, kind_of
 from tuning.memory.footprint import Footprint, Sizes
+from tuning.policies.coordinates import Coordinates, Floats
 from tuning.records import Record, last
-from tuning.space import Choice, Parameter, Range, Space
+from tuning.space import Space
 from tuning.stages.estimate import key_of
 
 NEAREST, HEAVY = 3, 3.0
-_DEFAULTS = Knobs().as_dict()
-Floats = NDArray[np.float64]
 
 
 class _Neighbours:
@@ -41,18 +40,18 @@ class _Neighbours:
     def __init__(
         self, space: Space, kinds: Sequence[str], heavy: Sequence[str], rows: Sequence[Mapping[str, Any]]
     ) -> None:
-        self._space = space
-        self._names = [n for n in space.parameters if kind_of(n) in kinds or n in heavy]
-        weights = [HEAVY if n in heavy or kind_of(n) == "both" else 1.0 for n in self._names]
-        self._weights = np.repeat(weights, [self._width(space.parameters[n]) for n in self._names])
-        self._points = np.array([self._at(row) for row in rows]).reshape(len(rows), -1)
+        names = [n for n in space.parameters if kind_of(n) in kinds or n in heavy]
+        self._coordinates = Coordinates(space, names)
+        weights = [HEAVY if n in heavy or kind_of(n) == "both" else 1.0 for n in names]
+        self._weights = np.repeat(weights, self._coordinates.widths)
+        self._points = np.array([self._coordinates.at(row) for row in rows]).reshape(len(rows), -1)
 
     def around(self, knobs: Mapping[str, Scalar]) -> tuple[NDArray[np.intp], Floats, bool]:
         """Returns the rows that answer, their weights, which sum to 1, and whether that is a guess.
 
         The very configuration answers alone.
         """
-        distances = np.sqrt((((self._points - self._at(knobs)) * self._weights) ** 2).sum(axis=1))
+        distances = np.sqrt((((self._points - self._coordinates.at(knobs)) * self._weights) ** 2).sum(axis=1))
         order = np.argsort(distances, kind="stable")
         if distances[order[0]] < 1e-9:
             same = order[: int((distances < 1e-9).sum())]
@@ -60,34 +59,6 @@ class _Neighbours:
         chosen = order[:NEAREST]
         weights = 1.0 / distances[chosen] ** 2
         return chosen, weights / weights.sum(), True
-
-    @staticmethod
-    def _width(parameter: Parameter) -> int:
-        return 1 if isinstance(parameter, Range) or _numeric(parameter) else len(parameter.values)
-
-    def _at(self, knobs: Mapping[str, Any]) -> Floats:
-        found: list[float] = []
-        for name in self._names:
-            value, parameter = knobs.get(name, _DEFAULTS[name]), self._space.parameters[name]
-            if isinstance(parameter, Range):
-                low, high, here = parameter.low, parameter.high, float(value)
-                if parameter.log:
-                    low, high, here = math.log(low), math.log(high), math.log(max(here, 1e-12))
-                found.append((here - low) / (high - low))
-            elif _numeric(parameter):
-                found.append(float(np.interp(float(value), *_ladder(parameter))))
-            else:
-                found += [math.sqrt(0.5) * (value == one) for one in parameter.values]
-        return np.array(found)
-
-
-def _numeric(parameter: Choice) -> bool:
-    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in parameter.values)
-
-
-def _ladder(parameter: Choice) -> tuple[list[float], list[float]]:
-    values = sorted(float(v) for v in parameter.values)
-    return values, [n / max(1, len(values) - 1) for n in range(len(values))]
 
 
 class _Step(NamedTuple):

@@ -38,6 +38,7 @@ class Decision:
 
     go_on: bool
     reason: str
+    on_front: bool = False
 
 
 class Rungs:
@@ -92,7 +93,7 @@ class Rungs:
         ranks = self._ranks(milestone)
         mine = ranks[trial_id]
         if mine == 0:
-            return Decision(True, f"on the front of {seen} at {milestone} samples")
+            return Decision(True, f"on the front of {seen} at {milestone} samples", on_front=True)
         places = math.ceil(seen / self._eta)
         place = self._place(rung, ranks, trial_id)
         return Decision(

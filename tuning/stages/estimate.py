@@ -26,18 +26,24 @@ MEMORY_KNOBS = (
 Others change it by a few per cent (fused_optimizer, channels_last, where augmentation runs), which the posterior's
 sigma has to hold: with all of them a space of nine knobs would have hundreds of couplings to measure.
 """
+PHASE_KNOB = "encoder_frac"
+"""Of it all that counts is whether there is a phase for the encoder: `signals` needs 12 MiB more there, at any size."""
 LESSER_KNOBS = (
-    *("fused_optimizer", "channels_last", "compile", "dropout", "augmentation", "encoder_frac"),
+    *("fused_optimizer", "channels_last", "compile", "dropout", "augmentation"),
     *("device_augmentation", "inplace_augmentation", "set_to_none"),
 )
+CHECKPOINTING = "activation_checkpointing"
 FIRST = (2, 8)
 """Two sizes give the line of peak over micro-batch; small ones, so that measuring never is what does not fit."""
 REACH = 1.25
 """A larger size is measured only where the line so far, times this, is under the cap: its slope can still grow."""
 CUDA_SPARE = 1.10
 """What a CUDA card must hold as a multiple of the peak: +10.2 % in the mean over 160 replays of its allocator."""
-LIMIT_S = 8.0
-"""What the stage may take; what was not measured by then is judged by the trials."""
+LIMIT_S, UNLIMITED_S = 12.0, 6.0
+"""What the stage may take, with a limit of bytes and without; what was not measured by then is judged by the trials."""
+
+EDGE = 0.1
+"""So much of a range at either end is its edge."""
 
 Predict = Callable[[Sequence[Mapping[str, Scalar]]], Sequence[Prediction]]
 """Predicts configurations without running them, one prediction for each."""
@@ -47,7 +53,8 @@ _DEFAULTS = Knobs().as_dict()
 
 def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
     """Returns the memory coupling of a configuration, defaults filled in."""
-    return tuple((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS)
+    has_phase = float(knobs.get(PHASE_KNOB, _DEFAULTS[PHASE_KNOB])) > 0
+    return (*((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS), (PHASE_KNOB, has_phase))
 
 
 def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
@@ -56,12 +63,17 @@ def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
 
 
 def couplings(space: Space) -> list[dict[str, Scalar]]:
-    """Returns every combination of memory knobs the space can ask for; of a range its ends and its middle."""
-    values = [_values(space, name) for name in MEMORY_KNOBS]
+    """Returns every combination of memory knobs the space can ask for; of a range its ends and its middle.
+
+    Those with a phase for the encoder come after those without, where the space has both.
+    """
+    names = (PHASE_KNOB, *MEMORY_KNOBS)
+    phases = {None if v is None else float(v) > 0: v for v in reversed(_values(space, PHASE_KNOB))}
+    values = [sorted(phases.values(), key=lambda v: v or 0), *(_values(space, name) for name in MEMORY_KNOBS)]
     combined = []
     for combination in itertools.product(*values):
-        asked = {n: v for n, v in zip(MEMORY_KNOBS, combination, strict=True) if v is not None}
-        combined.append({**{n: space.fixed[n] for n in MEMORY_KNOBS if n in space.fixed}, **asked})
+        asked = {n: v for n, v in zip(names, combination, strict=True) if v is not None}
+        combined.append({**{n: space.fixed[n] for n in names if n in space.fixed}, **asked})
     return combined
 
 
@@ -76,15 +88,19 @@ def micro_batches(space: Space) -> list[int]:
 
 
 def defaults(space: Space) -> dict[str, Scalar]:
-    """Returns a starting point: the fixed knobs, and for each searched one its own default where the space has it."""
+    """Returns a starting point: the fixed knobs, and for each searched one its own default where the space has it.
+
+    Else it is the first of a list, the middle of a range; the middle too where the default is at the range's edge, for
+    a range says where its author expects the best.
+    """
     plain = Knobs().as_dict()
     start: dict[str, Scalar] = dict(space.fixed)
     for name, parameter in space.parameters.items():
         if isinstance(parameter, Choice):
             start[name] = plain[name] if plain[name] in parameter.values else parameter.values[0]
         else:
-            inside = parameter.low <= float(plain[name]) <= parameter.high
-            start[name] = plain[name] if inside else parameter.low
+            place = parameter.place(float(plain[name]))
+            start[name] = plain[name] if EDGE <= place <= 1 - EDGE else parameter.at(0.5)
     return {n: v for n, v in start.items() if is_active(n, start)}
 
 
@@ -116,11 +132,17 @@ class EstimateStage:
         self._sizes = micro_batches(space)
         self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
 
-    def run(self, predict: Predict | None = None, limit_s: float = LIMIT_S) -> None:
-        """Measures until every coupling has a footprint or the time is up; what is known already is left out."""
+    def run(self, predict: Predict | None = None, limit_s: float | None = None) -> None:
+        """Measures until every coupling has a footprint or the time is up; what is known already is left out.
+
+        `limit_s` is `LIMIT_S`, or where nothing limits the bytes `UNLIMITED_S`: then sizes near a limit do not matter.
+        """
+        if limit_s is None:
+            limit_s = UNLIMITED_S if self._cap_bytes is None else LIMIT_S
         until = self._clock() + limit_s
         known = set(_footprints(self._journal.records))
         todo = [c for c in couplings(self._space) if key_of(c) not in known]
+        todo.sort(key=lambda c: bool(c.get(CHECKPOINTING)))
         if predict is not None and todo:
             found = predict([self._knobs(c) for c in todo])
             until = self._clock() + limit_s  # a prediction has a limit of its own
@@ -128,13 +150,16 @@ class EstimateStage:
         took: dict[int, float] = {}
         for number, coupling in enumerate(todo):
             begun = self._clock()
+            if self._bounded(coupling):
+                continue
             if number and begun > until:
                 text = f"the estimate measured {number} of {len(todo)} couplings in {limit_s:g} s; trials tell the rest"
-                self._journal.append("note", text=text)
+                if self._cap_bytes is not None:
+                    self._journal.append("note", text=text)
                 return
             self._measure(coupling, self._first)
             took[number] = self._clock() - begun
-        for number, spent_s in took.items():
+        for number, spent_s in took.items() if self._cap_bytes is not None else ():
             size = self._further(todo[number])
             if size is not None and self._clock() + spent_s * size / sum(self._first) < until:
                 self._measure(todo[number], (size,))
@@ -147,6 +172,22 @@ class EstimateStage:
         found = self._bench.footprint(self._knobs(coupling), self._first[:1])
         print_ = Footprint.from_peaks(peaks, prediction.confidence, cuda=self._cuda).with_sizes(Sizes.of(found))
         self._write(coupling, print_, found, notes=list(prediction.notes))
+        return True
+
+    def _bounded(self, coupling: Mapping[str, Scalar]) -> bool:
+        """Writes what is known of a coupling with checkpointing where that is enough; returns whether it is.
+
+        It needs no more than without. Where that fits at every micro-batch nobody has to know how much less.
+        """
+        if not coupling.get(CHECKPOINTING) or not isinstance(self._space.parameters.get(CHECKPOINTING), Choice):
+            return False
+        record = _latest(self._journal.records, {**coupling, CHECKPOINTING: False})
+        if record is None:
+            return False
+        print_ = Footprint.of(record.fields)
+        if self._cap_bytes is not None and print_.capacity(self._sizes[-1]).total_bytes * REACH > self._cap_bytes:
+            return False
+        self._write(coupling, print_, record, notes=["at most what it needs without checkpointing"])
         return True
 
     def _measure(self, coupling: Mapping[str, Scalar], sizes: Sequence[int]) -> None:
@@ -179,7 +220,9 @@ class EstimateStage:
         """Returns what is run to measure a coupling: the space's own start, since dropout 0 and the like matter too."""
         return {**defaults(self._space), **coupling}
 
-    def _write(self, coupling: Mapping[str, Scalar], found: Footprint, raw: Mapping[str, Any], **more: Any) -> None:
+    def _write(
+        self, coupling: Mapping[str, Scalar], found: Footprint, raw: Mapping[str, Any] | Record, **more: Any
+    ) -> None:
         kept = {"measured": raw["measured"], "message": raw["message"], **more}
         self._journal.append("footprint", coupling=dict(coupling), **found.as_raw(), **kept)
 

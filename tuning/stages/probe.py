@@ -19,6 +19,8 @@ from tuning.stages import reuse
 from tuning.stages.bench import Probes
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of
 
+IDLE = 4
+"""With every neighbour of the best tried, so many probes in a row that were no faster end a coupling's sweep."""
 Told = Callable[[Record], None]
 """Hears of every probe as it is written."""
 
@@ -87,7 +89,7 @@ class ProbeStage:
                 candidate = start  # what an earlier run found fastest need not be
             number = None
             if candidate is None:  # every neighbour of the best is slower
-                proposal = searcher.suggest()
+                proposal = None if self._settled(coupling) else searcher.suggest()
                 if proposal is None:
                     return
                 number = proposal.number
@@ -99,6 +101,12 @@ class ProbeStage:
                 searcher.replay(_only(system, candidate), self._observation(record))
             else:
                 searcher.observe(number, self._observation(record))
+
+    def _settled(self, coupling: Mapping[str, Scalar]) -> bool:
+        """Returns whether the last `IDLE` probes under the coupling found nothing faster than those before them."""
+        rates = [float(r.get("samples_per_s") or 0.0) for r in self._under(coupling)]
+        before, last = rates[:-IDLE], rates[-IDLE:]
+        return bool(before) and max(last) < max(before) * (1 + self._budget.spread_frac)
 
     def _searcher(self, system: Space, coupling: Mapping[str, Scalar]) -> OptunaSearcher:
         """Returns a searcher of these knobs that knows what was measured under the coupling."""

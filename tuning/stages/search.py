@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,12 +15,13 @@ from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
+from tuning.policies.outlook import Outlook
 from tuning.policies.patience import Patience
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, last, trials, unfinished
 from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
-from tuning.space import Choice, Space
+from tuning.space import Choice, Range, Space
 from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
@@ -74,7 +76,7 @@ class SearchDesk:
             searched,
             objectives,
             terms.seed,
-            initial=[*self._best_before, first],
+            initial=[*self._best_before, first, *self._fastest(first)],
             prior=[(self._searched(t["config"]), self._taken_over(t)) for t in earlier],
         )
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
@@ -85,6 +87,10 @@ class SearchDesk:
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
+        self._rates: dict[Any, float | None] = {}
+        objective, mode = next(iter(terms.objectives.items()))
+        self._objective = objective
+        self._outlook = Outlook(searched, self._names, mode, orders.samples, terms.seed)
         self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
@@ -147,11 +153,14 @@ class SearchDesk:
         record = self._journal.append("rung", trial=trial, samples=samples, values=values, samples_per_s=rate)
         milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
-        if not decision.go_on:
-            self._live[trial]["stopped_at"] = samples
-            self._live[trial]["reason"] = decision.reason
+        reason = "" if decision.go_on else decision.reason
+        if self._staged and not decision.on_front and not reason:
+            reason = self._outlook.hopeless(milestone, values[self._objective], rate)
+        self._outlook.rung(trial, milestone, values[self._objective])
+        if reason:
+            self._live[trial].update(stopped_at=samples, reason=reason)
         self._told(record)
-        return decision.go_on and self.goes_on(trial, result)
+        return not reason and self.goes_on(trial, result)
 
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Writes the ending, then teaches searcher and frontier. A lost process is the outcome `killed`."""
@@ -239,7 +248,51 @@ class SearchDesk:
         if self._instead:
             values = self._instead.pop(0)
             return Proposal(self._searcher.adopt(values), values)
-        return self._searcher.suggest()
+        return self._searcher.suggest(self._choose if self._staged else None)
+
+    def _choose(self, candidates: Sequence[Mapping[str, Scalar]], number: int) -> int:
+        """Returns which of them is expected to add most to the front for its time, the speed of each being known."""
+        return self._outlook.choose(candidates, [self._known_rate(c) for c in candidates], number)
+
+    def _known_rate(self, values: Mapping[str, Scalar]) -> float | None:
+        """Returns the speed that the probes give a configuration; None where they have no answer."""
+        whole = {**self._space.fixed, **values}
+        key = (throughput.coupling_of(whole), whole.get("batch_size"))
+        if key not in self._rates:
+            choice = throughput.choose(self._probed, whole)
+            self._rates[key] = None if choice is None else choice.samples_per_s
+        return self._rates[key]
+
+    def _fastest(self, start: Mapping[str, Scalar]) -> list[dict[str, Scalar]]:
+        """Returns the fastest that was probed, with the learning knobs of `start`; none in a joint search.
+
+        It is the other end of the front. The learning rate goes with the square root of the batch, as suits Adam
+        (Malladi et al. 2022, arXiv 2205.10287), as far as its range lets it.
+        """
+        rates = {
+            (n, size): rate
+            for n, probe in enumerate(self._probed if self._staged else [])
+            for size in self._batch_sizes()
+            if (rate := probe.at_batch_size(size)) is not None
+        }
+        if not rates:
+            return []
+        n, size = max(rates, key=lambda pair: rates[pair])
+        both = {name: v for name, v in self._probed[n].knobs.items() if name in throughput.COUPLING}
+        values = {**start, **self._searched(both)}
+        if "batch_size" in self._names:
+            values["batch_size"] = size
+        rate, parameter = float(start.get("learning_rate", 0.0)), self._space.parameters.get("learning_rate")
+        if isinstance(parameter, Range):
+            scaled = rate * math.sqrt(size / int(start.get("batch_size", size)))
+            values["learning_rate"] = min(max(float(f"{scaled:.5g}"), parameter.low), parameter.high)
+        return [values]
+
+    def _batch_sizes(self) -> list[int]:
+        given = self._space.given("batch_size")
+        if isinstance(given, Choice):
+            return [int(v) for v in given.values]
+        return [] if isinstance(given, Range) else [int(given)]
 
     def _is_over(self) -> bool:
         if self._started + self._refused >= self._terms.trials:
@@ -307,6 +360,8 @@ class SearchDesk:
         if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
             values = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
             self._patience.take(values, whole=record["outcome"] == Outcome.OK)
+            value, whole = record["values"].get(self._objective), record["outcome"] == Outcome.OK
+            self._outlook.ended(record["trial"], record["config"], record["samples_per_s"], value, whole=whole)
         seen = self._observation(record)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
@@ -363,6 +418,7 @@ class SearchDesk:
                 rate = record.get("samples_per_s", rates[record["trial"]])  # as it was judged; older records lack it
                 values = {SAMPLES_PER_S: rate, **record["values"]}
                 self._rungs.remember(record["trial"], milestone, values)
+                self._outlook.rung(record["trial"], milestone, record["values"].get(self._objective))
             elif record.event == "trial":
                 self._teach(record)  # the frontier was made of these records
                 self._replace_fp16(record)

@@ -23,7 +23,7 @@ def records() -> list[Record]:
 def test_a_recorded_probe_is_answered_with_its_step_times(records: list[Record]) -> None:
     table = Table(records)
     probes = [r for r in records if r.event == "probe" and not r["name"]]  # a named one need not be in the space
-    assert len(probes) == 15
+    assert len(probes) == 13
     for record in probes:
         assert table.step_s(record["config"])[0] == pytest.approx(record["micro_step_s"])
     assert set(table.answers) == {"speed, recorded"}

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from tests.fakes import FormulaBench, SpanBench
 from trainables.knobs import Scalar
+from tuning.policies.throughput import neighbour
 from tuning.records import Journal
 from tuning.sections import ProbeSection
-from tuning.space import Space
-from tuning.stages.estimate import EstimateStage, couplings, frontier
-from tuning.stages.probe import ProbeStage, probed, speed_couplings
+from tuning.space import Choice, Space
+from tuning.stages.estimate import EstimateStage, couplings, frontier, key_of
+from tuning.stages.probe import IDLE, ProbeStage, probed, speed_couplings
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
 SPACE = Space.of(
@@ -47,10 +48,17 @@ def test_finds_the_fastest_system_knobs_of_each_coupling(tmp_path: Path) -> None
         assert best["activation_checkpointing"] is False
 
 
-def test_nothing_is_probed_twice_and_everything_of_a_small_space_once(tmp_path: Path) -> None:
-    bench, _ = run(tmp_path)
+def test_nothing_is_probed_twice_and_a_sweep_ends_where_nothing_is_faster_any_more(tmp_path: Path) -> None:
+    bench, journal = run(tmp_path)
     asked = [tuple(sorted(k.items(), key=str)) for k in bench.probed]
-    assert len(asked) == len(set(asked)) == 2 * 3 * 2 * 2
+    assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
+    for dtype in ("fp32", "bf16"):
+        mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
+        rates = [p.samples_per_s for p in mine]
+        assert max(rates[-IDLE:]) <= max(rates[:-IDLE]) * (1 + BUDGET.spread_frac)
+        best = max(mine, key=lambda p: p.samples_per_s).knobs
+        system = {n: p.values for n, p in SPACE.subset({"system"}).parameters.items() if isinstance(p, Choice)}
+        assert neighbour(best, system, [p.knobs for p in mine]) is None, "every neighbour of the best was measured"
 
 
 def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
@@ -80,9 +88,33 @@ def test_couplings_are_the_product_of_the_searched_both_knobs() -> None:
 @pytest.mark.parametrize("cap_bytes", [None, 10**12])
 def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_bytes: int | None) -> None:
     _, journal = run(tmp_path, cap_bytes)
-    prints = [(r["coupling"], len(r["measured"])) for r in journal.records if r.event == "footprint"]
-    assert [n for _, n in prints] == [2] * 4 + [3] * 4  # then once more, at the largest size, as there is time
-    assert [c for c, _ in prints[:4]] == [c for c, _ in prints[4:]] == couplings(SPACE)
+    prints = [r for r in journal.records if r.event == "footprint"]
+    own = [r for r in prints if not r["coupling"].get("activation_checkpointing")]
+    again = [] if cap_bytes is None else [3] * 2  # at the largest size, as there is time and a limit
+    assert [len(r["measured"]) for r in own] == [2] * 2 + again
+    bounded = [r for r in prints if r["coupling"].get("activation_checkpointing")]
+    assert [r["notes"] for r in bounded] == [["at most what it needs without checkpointing"]] * 2
+    assert [r["points"] for r in bounded] == [r["points"] for r in own[:2]]
+    assert {str(r["coupling"]) for r in prints} == {str(c) for c in couplings(SPACE)}
+
+
+def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) -> None:
+    bench = FormulaBench(400_000_000)
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    EstimateStage(bench, SPACE, journal, 400_000_000).run()
+    with_it = [r for r in journal.records if r.event == "footprint" and r["coupling"]["activation_checkpointing"]]
+    without = [r for r in journal.records if r.event == "footprint" and not r["coupling"]["activation_checkpointing"]]
+    assert any(one["points"][0] < other["points"][0] for one in with_it for other in without)
+
+
+def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
+    space = Space.of({"encoder_frac": [0.0, 0.25, 0.5], "hidden_size": [64, 128], "batch_size": 16})
+    found = couplings(space)
+    assert [c["encoder_frac"] for c in found] == [0.0, 0.0, 0.25, 0.25]
+    assert key_of({"encoder_frac": 0.5, "hidden_size": 64}) == key_of(found[2]) != key_of(found[0])
+    assert [c.get("encoder_frac") for c in couplings(Space.of({"encoder_frac": 0.5, "batch_size": 16}))] == [0.5]
+    ranged = couplings(Space.of({"encoder_frac": {"low": 0.0, "high": 0.5}, "batch_size": 16}))
+    assert sorted(float(c["encoder_frac"]) > 0 for c in ranged) == [False, True]
 
 
 LOADING = Space.of(

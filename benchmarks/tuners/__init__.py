@@ -1,0 +1,1 @@
+"""Our search against the others, really trained, in one run (`python -m benchmarks.tuners`)."""

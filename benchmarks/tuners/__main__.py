@@ -1,0 +1,162 @@
+"""Our search against the others: hypervolume against wall time, trainings real, two tuners side by side.
+
+    python -m benchmarks.tuners --out benchmarks/results/tuners.jsonl
+    python -m benchmarks.tuners --ways staged ray tpe random --workloads signals --seeds 2 --budget 120
+
+Each tuner gets one core of its own and the same wall seconds, its imports included; two run at a time, one of them
+ours, and change cores from seed to seed, so that what the machine does meanwhile happens to both. Workload, space,
+horizon, virtual card (a third of the configurations drawn from the space does not fit) and training loop are the same
+for all. A front is made of trainings that came to their end within the budget. Their speeds are measured again
+afterwards, in one process, each alone: a hypervolume is in units of the fastest of those, and of the span of qualities
+of the recorded table (`benchmarks/tables`), against no speed and the table's worst.
+
+A line of the file is a tuner, a workload and a seed, or speeds; what it holds is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arena import arena
+from benchmarks.document import provenance, publish
+from benchmarks.tuners.contest import TABLES, Contest, on_core
+from benchmarks.tuners.figures import OURS, Scale, key, on_front_once, table
+from tuning.config import load
+
+WORKLOADS = ("signals", "temporal", "pointer")
+GRACE_S = 60.0
+"""What a tuner may take to end after its budget; nothing that ends then counts."""
+PROBE_S, SPREAD_FRAC = 2.0, 0.02
+
+
+def main() -> None:
+    """Runs what the file lacks, measures speeds again, prints the table."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--workloads", nargs="*", default=list(WORKLOADS))
+    asked.add_argument("--ways", nargs="*", default=[OURS, "ray"])
+    asked.add_argument("--seeds", type=int, default=5)
+    asked.add_argument("--budget", type=float, default=300.0, help="wall seconds of each")
+    asked.add_argument("--out", type=Path, default=Path("benchmarks/results/tuners.jsonl"))
+    asked.add_argument("--table", action="store_true", help="of what is there")
+    asked.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = asked.parse_args()
+    if arguments.one:
+        one(json.loads(arguments.one))
+        return
+    if not arguments.table:
+        seeds, ways = range(arguments.seeds), arguments.ways
+        for seed, workload in itertools.product(seeds, arguments.workloads):
+            have = {(r["workload"], r["seed"], r["way"]) for r in rows(arguments.out)}
+            missing = [way for way in ways if (workload, seed, way) not in have]
+            for start in range(0, len(missing), 2):
+                pair = missing[start : start + 2]
+                for row in side_by_side(workload, seed, pair, arguments.budget):
+                    publish({**provenance("tuners"), **row}, arguments.out, append=True)
+        for workload in arguments.workloads:
+            measure_again(workload, arguments.out)
+    found = rows(arguments.out)
+    scales = {w: scale(w, arguments.out) for w in dict.fromkeys(r["workload"] for r in found)}
+    print("\n".join(table(found, scales, {w: load([f"workload={w}", "card=cpu"]).pick.tolerance for w in scales})))
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    """Returns the runs in a file."""
+    return [x for x in _documents(out) if "way" in x]
+
+
+def scale(workload: str, out: Path) -> Scale:
+    """Returns the scale of a workload, from the speeds in a file."""
+    speeds: dict[str, float] = {}
+    for document in _documents(out):
+        if document.get("speeds") is not None and document["workload"] == workload:
+            speeds.update(document["speeds"])
+    return Scale.of(arena(TABLES / f"{workload}.jsonl"), speeds)
+
+
+def _documents(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+
+
+def side_by_side(workload: str, seed: int, ways: Sequence[str], budget_s: float) -> list[dict[str, Any]]:
+    """Returns the rows of one or two tuners, each in a process of its own on a core of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.time()
+        running = []
+        for place, way in enumerate(ways):
+            out = Path(folder) / f"{place}.jsonl"
+            contest = {"workload": workload, "seed": seed, "budget_s": budget_s, "started": started, "out": str(out)}
+            order = json.dumps({"way": way, "contest": contest})
+            said = (Path(folder) / f"{place}.txt").open("w", encoding="utf-8")
+            command = [sys.executable, "-m", "benchmarks.tuners", "--one", order]
+            with on_core((place + seed) % 2):
+                running.append((way, out, subprocess.Popen(command, stdout=said, stderr=said), said))
+        found = []
+        for way, out, process, said in running:
+            try:
+                code = process.wait(started + budget_s + GRACE_S - time.time())
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                code = process.wait()
+            said.close()
+            lines = _documents(out)
+            last = Path(said.name).read_text(encoding="utf-8")[-2000:]
+            if code and not any(x["event"] == "trial" for x in lines):
+                raise SystemExit(f"{way} on {workload} ended with {code}:\n{last}")
+            row = {"way": way, "workload": workload, "seed": seed, "budget_s": budget_s, "code": code}
+            found.append({**row, "beside": [w for w in ways if w != way], "lines": lines})
+        return found
+
+
+def one(order: Mapping[str, Any]) -> None:
+    """Runs one tuner in this process."""
+    from benchmarks.tuners.ways import WAYS
+
+    contest = Contest.of(order["contest"])
+    result = WAYS[order["way"]](contest)
+    contest.wrote("end", **result)
+
+
+def measure_again(workload: str, out: Path) -> None:
+    """Writes the speeds of every training that was on the front of its run, where the file has none yet."""
+    known = scale(workload, out).speeds
+    own = arena(TABLES / f"{workload}.jsonl")
+    mode = own.table.objectives[own.objective]
+    lines = [x for r in rows(out) if r["workload"] == workload for x in on_front_once(r, own.objective, mode)]
+    wanted = {key(x["knobs"]): x["knobs"] for x in lines if key(x["knobs"]) not in known}
+    if not wanted:
+        return
+    code = (
+        "import json, sys; from benchmarks.tuners.__main__ import speeds; "
+        "asked = json.load(sys.stdin); json.dump(speeds(*asked), sys.stdout)"
+    )
+    asked = json.dumps([workload, list(wanted.values())])
+    with on_core(0):
+        done = subprocess.run([sys.executable, "-c", code], input=asked, capture_output=True, text=True, check=True)
+    publish({**provenance("tuners"), "workload": workload, "speeds": json.loads(done.stdout)}, out, append=True)
+
+
+def speeds(workload: str, configurations: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the samples a second of each, twice in opposite orders, the mean of the two."""
+    from tuning.backends.session import Session
+
+    contest = Contest(workload, 0, 0.0, time.time(), Path())
+    session = Session(contest.setting)
+    session.warm({})
+    found: dict[str, list[float]] = {}
+    for knobs in (*configurations, *reversed(configurations)):
+        probe = session.probe(knobs, PROBE_S / 2, SPREAD_FRAC)
+        found.setdefault(key(knobs), []).append(float(probe["samples_per_s"] or 0.0))
+    return {name: sum(rates) / len(rates) for name, rates in found.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The trainable of Ray Tune's own search: a training that raises its OOM, as its documentation has it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from ray import tune
+
+from benchmarks.tuners.contest import Contest
+from tuning.backends.session import Session, Trial
+
+
+class Peer(tune.Trainable):
+    """One training at a time; the workload stays loaded from one to the next where the actor is reused."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Loads the workload."""
+        self._contest = Contest.of(config["contest"][0])
+        self._session = Session(self._contest.setting)
+        self._session.warm({})
+        self._trial: Trial | None = None
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Takes the next training."""
+        if self._trial is not None:
+            self._trial.end()
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        space = self._contest.config.space
+        self._knobs = space.complete({name: config[name] for name in space.parameters})
+        plan = self._contest.plan(judged=True)
+        self._began = time.time()
+        self._trial = self._session.trial(self._knobs, plan, self._contest.seed, shrink="")
+
+    def step(self) -> dict[str, Any]:
+        """Returns the result at the next rung; raises what ended the training."""
+        assert self._trial is not None  # noqa: S101  (Tune steps no trial that has ended)
+        found = self._trial.advance()
+        if found["done"]:
+            self._trial = None
+            self._contest.ended(self._knobs, found, self._began)
+        if found["outcome"] == "oom":
+            raise torch.OutOfMemoryError(found["message"])
+        if found["outcome"] != "ok":
+            raise RuntimeError(found["message"])
+        rate = found["measured_samples_per_s"]
+        return {"samples": found["samples"], "samples_per_s": rate, "done": found["done"], **found["values"]}

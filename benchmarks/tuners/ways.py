@@ -1,0 +1,206 @@
+"""The tuners: ours, Ray Tune with OptunaSearch and ASHA, Optuna's TPE with a constraint, and random draws.
+
+Each trains with the same loop (`backends.session`) under the same virtual card, one training at a time on one core.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.study import StudyDirection
+
+from benchmarks.record_table import design
+from benchmarks.tuners.contest import ETA, Contest
+from trainables.knobs import Scalar
+from tuning.backends.session import Session
+from tuning.policies.oom import requested_bytes
+from tuning.records import Journal
+from tuning.space import Choice, Range
+from tuning.stages.bench import Assignment, Orders
+from tuning.stages.estimate import EstimateStage, frontier
+from tuning.stages.probe import ProbeStage
+from tuning.stages.search import SearchDesk, SearchTerms
+
+
+def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
+    """Runs the stages of a study up to the end of its search, with the probe budget of `quick`."""
+    from tuning.backends.laboratory import Laboratory
+    from tuning.backends.ray_tune import RayCluster, RayCrew
+
+    config, setting, cap_bytes = contest.config, contest.setting, contest.cap_bytes
+    until = time.monotonic() + contest.left_s
+    with tempfile.TemporaryDirectory() as folder, Laboratory(setting) as bench:
+        journal = Journal.open(Path(folder) / "trials.jsonl", create=True)
+        facts = bench.describe({})
+        journal.append("study", card={"name": "virtual", "cap_bytes": cap_bytes}, **facts)
+        contest.wrote("ready")
+        EstimateStage(bench, config.space, journal, cap_bytes).run()
+        learned = frontier(journal.records, cap_bytes)
+        contest.wrote("estimated")
+        if strategy == "staged":
+            ProbeStage(bench, config.space, journal, learned, config.budget.probe, contest.seed).run({}, lambda r: None)
+            contest.wrote("probed", probes=[r["wall_s"] for r in journal.records if r.event == "probe"])
+        bench.end()
+        terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, dict(facts["objectives"]))
+        steps = (*contest.milestones, contest.samples)
+        orders = Orders(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
+        desk = _Written(contest, journal, config.space, learned, terms, orders, lambda r: None)
+        with RayCluster(cores=1, gpus=0, dashboard=False):
+            contest.wrote("ray")
+            RayCrew(setting, f"{contest.workload}_trials").run(desk, orders)
+        probe_ooms = sum(r.event == "probe" and r["outcome"] == "oom" for r in journal.records)
+        refused = sum(r.event == "refused" for r in journal.records)
+        journal.close()
+    return {"probe_ooms": probe_ooms, "refused": refused, "stopped_because": desk.stop_reason}
+
+
+class _Written(SearchDesk):
+    """Our desk, which also writes every ending where the others write theirs."""
+
+    def __init__(self, contest: Contest, journal: Journal, *rest: Any) -> None:
+        super().__init__(journal, *rest)
+        self._contest, self._began = contest, 0.0
+
+    def next_trial(self) -> Assignment | None:
+        """Notes when it was asked."""
+        self._began = time.time()
+        return super().next_trial()
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Writes it."""
+        super().ended(trial, result)
+        record = next(r for r in reversed(self._journal.records) if r.event == "trial")
+        found = {**(result or {}), "outcome": record["outcome"], "measured_samples_per_s": record["samples_per_s"]}
+        for failed in (result or {}).get("ooms", []):
+            self._contest.wrote("oom", knobs=failed["knobs"])
+        self._contest.ended(record["config"], found, self._began)
+
+
+def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:
+    """Runs Ray Tune as its documentation has it: OptunaSearch over both objectives, ASHA on the quality.
+
+    An OOM is raised, which ends its trial as an error. The settings: one trial at a time, reduction factor and grace
+    period as our own rungs have them, results at each rung, actors reused or not; all else as it comes.
+    """
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.search.optuna import OptunaSearch
+
+    from benchmarks.tuners.ray_peer import Peer
+    from tuning.backends.ray_tune import RayCluster
+
+    objectives = contest.objectives
+    search = OptunaSearch(
+        {name: _tune_domain(p, tune) for name, p in contest.config.space.parameters.items()},
+        metric=list(objectives),
+        mode=list(objectives.values()),
+        seed=contest.seed,
+    )
+    asha = ASHAScheduler(
+        time_attr="samples",
+        metric=contest.quality,
+        mode=objectives[contest.quality],
+        max_t=contest.samples,
+        grace_period=contest.milestones[0],
+        reduction_factor=ETA,
+    )
+    with RayCluster(cores=1, gpus=0, dashboard=False), tempfile.TemporaryDirectory() as folder:
+        contest.wrote("ray")
+        tuner = tune.Tuner(
+            tune.with_resources(Peer, {"CPU": 1}),
+            param_space={"contest": [contest.as_plain()]},
+            tune_config=tune.TuneConfig(
+                search_alg=search,
+                scheduler=asha,
+                num_samples=-1,
+                time_budget_s=contest.left_s,
+                max_concurrent_trials=1,
+                reuse_actors=reuse,
+            ),
+            run_config=tune.RunConfig(storage_path=folder, verbose=0),
+        )
+        tuner.fit()
+    return {}
+
+
+def tpe(contest: Contest) -> dict[str, Any]:
+    """Asks Optuna's TPE in one warm process, without Ray; an OOM is told as a constraint, violated by its size."""
+    sampler = optuna.samplers.TPESampler(seed=contest.seed, multivariate=True, group=True)
+    directions = [
+        StudyDirection.MAXIMIZE if m == "max" else StudyDirection.MINIMIZE for m in contest.objectives.values()
+    ]
+    study = optuna.create_study(directions=directions, sampler=sampler)
+    space, worst = contest.config.space, dict.fromkeys(contest.objectives, 0.0)
+
+    def asked(train: Callable[[Mapping[str, Scalar]], dict[str, Any]]) -> None:
+        trial = study.ask()
+        found = train(space.complete({name: _ask(trial, name, p) for name, p in space.parameters.items()}))
+        ok = found["outcome"] == "ok"
+        over = requested_bytes(found["message"]) or 1
+        trial.set_constraint("memory", -1.0 if ok else over / contest.cap_bytes)
+        values = {"samples_per_s": found["measured_samples_per_s"], **found["values"]} if ok else worst
+        study.tell(trial, [values[n] for n in contest.objectives])
+
+    return _in_process(contest, asked)
+
+
+def random(contest: Contest) -> dict[str, Any]:
+    """Draws configurations in one warm process, without Ray."""
+    draw = np.random.default_rng(contest.seed)
+
+    def asked(train: Callable[[Mapping[str, Scalar]], dict[str, Any]]) -> None:
+        train(design(contest.config.space, 1, int(draw.integers(2**31)))[0])
+
+    return _in_process(contest, asked)
+
+
+def _in_process(
+    contest: Contest, asked: Callable[[Callable[[Mapping[str, Scalar]], dict[str, Any]]], None]
+) -> dict[str, Any]:
+    session = Session(contest.setting)
+    session.warm({})
+    contest.wrote("ready")
+    plan = contest.plan(judged=False)
+
+    def train(knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+        began = time.time()
+        found = session.trial(knobs, plan, contest.seed, shrink="").advance()
+        contest.ended(knobs, found, began)
+        return found
+
+    while contest.left_s > 0:
+        asked(train)
+    return {}
+
+
+def _tune_domain(parameter: Choice | Range, tune: Any) -> Any:
+    if isinstance(parameter, Choice):
+        return tune.choice(list(parameter.values))
+    if parameter.integer:
+        return (tune.lograndint if parameter.log else tune.randint)(int(parameter.low), int(parameter.high) + 1)
+    return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)
+
+
+def _ask(trial: optuna.Trial, name: str, parameter: Choice | Range) -> Any:
+    if isinstance(parameter, Choice):
+        return trial.suggest_categorical(name, parameter.values)
+    if parameter.integer:
+        return trial.suggest_int(name, int(parameter.low), int(parameter.high), log=parameter.log)
+    return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
+
+
+WAYS: Mapping[str, Callable[[Contest], dict[str, Any]]] = {
+    "staged": lambda contest: ours(contest, "staged"),
+    "joint": lambda contest: ours(contest, "joint"),
+    "ray": lambda contest: ray(contest, reuse=True),
+    "ray, new actors": lambda contest: ray(contest, reuse=False),
+    "tpe": tpe,
+    "random": random,
+}
+"""Every tuner by its name in the table."""
