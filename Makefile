@@ -19,7 +19,7 @@ TIERS    := ray or fault$(if $(CHROMIUM), or browser)
 # Processes of the default tier; the tests of the other tiers want the machine to themselves.
 JOBS ?= 2
 
-.PHONY: help tune test check memory-check gpu-check clean
+.PHONY: help tune test check memory-check bench-tuners gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -41,8 +41,11 @@ check: $(VENV)/.installed-dev ## lint, format, types and import layers
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-memory-check: $(VENV)/.installed-dev ## predicted peaks of twelve kinds of model against real ones: 4 minutes
+memory-check: $(VENV)/.installed-dev ## predicted peaks of twelve kinds of model against real ones: 3 minutes
 	$(PY) -m benchmarks.memory_check $(ARGS)
+
+bench-tuners: $(VENV)/.installed-dev ## ours against Ray Tune with OptunaSearch and ASHA, really trained: 80 minutes
+	$(PY) -m benchmarks.tuners $(ARGS)
 
 # With PY=python3 an environment that is there is used as it is: a machine with a card may have no network.
 gpu-check: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed-dev) ## what holds on the card at hand; ARGS="--device cpu": here

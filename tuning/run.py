@@ -99,10 +99,10 @@ def main(argv: list[str] | None = None) -> int:
             )
         _listen()
         config = load(overrides)
-        from tuning import study  # torch and Ray, only now
+        from tuning import opening, study  # torch and Ray, only now
 
         if "--validate" in flags:
-            _, config = study.checked(config)
+            _, config = opening.checked(config)
             for text in [*config.dropped, "the configuration is valid"]:
                 terminal.note(text)
             return 0

@@ -55,8 +55,8 @@ OVER_MEMORY = ("oom", "host_oom", "refused")
 _GIB = 2**30
 
 Key = tuple[tuple[str, Scalar], ...]
-Chooser = Callable[[Sequence[Mapping[str, Scalar]], int], int]
-"""Returns the index of one of some configurations; the first is the model's. Gets the number of the proposal too."""
+Chooser = Callable[[Sequence[Mapping[str, Scalar]]], int]
+"""Returns the index of one of some configurations; the first is the model's."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class OptunaSearcher:
         if found is None or choose is None or len(self._finished) < STARTUP_TRIALS:
             return found
         shown = [found, *self._others(np.random.default_rng([self._seed, number, 1]))]
-        return shown[choose(shown, number)]
+        return shown[choose(shown)]
 
     def _others(self, draw: np.random.Generator) -> list[dict[str, Scalar]]:
         """Returns configurations not seen: some drawn, some that change one or two knobs of one that ran to its end."""

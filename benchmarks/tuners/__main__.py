@@ -3,12 +3,13 @@
     python -m benchmarks.tuners --out benchmarks/results/tuners.jsonl
     python -m benchmarks.tuners --ways staged ray tpe random --workloads signals --seeds 2 --budget 120
 
-Each tuner gets one core of its own and the same wall seconds, its imports included; two run at a time, one of them
-ours, and change cores from seed to seed, so that what the machine does meanwhile happens to both. Workload, space,
-horizon, virtual card (a third of the configurations drawn from the space does not fit) and training loop are the same
-for all. A front is made of trainings that came to their end within the budget. Their speeds are measured again
-afterwards, in one process, each alone: a hypervolume is in units of the fastest of those, and of the span of qualities
-of the recorded table (`benchmarks/tables`), against no speed and the table's worst.
+Each tuner gets one core of its own and the same wall seconds, its imports included. Two run at a time, in the order
+that they are named, and change cores from seed to seed, so that what the machine does meanwhile happens to both.
+Workload, space, horizon, virtual card (a third of the configurations drawn from the space does not fit) and training
+loop are the same for all. A front is made of trainings that came to their end within the budget. Those that were on it
+by the tuner's own speeds are measured again afterwards, one after the other in a process on a core: a hypervolume is in
+units of the fastest of those, and of the span of qualities of the recorded table (`benchmarks/tables`), against no
+speed and the table's worst.
 
 A line of the file is a tuner, a workload and a seed, or speeds; what it holds is not run again.
 """
@@ -16,6 +17,7 @@ A line of the file is a tuner, a workload and a seed, or speeds; what it holds i
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,8 @@ from tuning.config import load
 WORKLOADS = ("signals", "temporal", "pointer")
 GRACE_S = 60.0
 """What a tuner may take to end after its budget; nothing that ends then counts."""
-PROBE_S, SPREAD_FRAC = 2.0, 0.02
+WINDOW_S = 1.0
+"""Of each configuration twice, in opposite orders."""
 
 
 def main() -> None:
@@ -53,24 +57,34 @@ def main() -> None:
         one(json.loads(arguments.one))
         return
     if not arguments.table:
-        seeds, ways = range(arguments.seeds), arguments.ways
-        for seed, workload in itertools.product(seeds, arguments.workloads):
-            have = {(r["workload"], r["seed"], r["way"]) for r in rows(arguments.out)}
-            missing = [way for way in ways if (workload, seed, way) not in have]
+        for seed, workload in itertools.product(range(arguments.seeds), arguments.workloads):
+            have = {
+                r["way"]
+                for r in rows(arguments.out, arguments.budget)
+                if (workload, seed) == (r["workload"], r["seed"])
+            }
+            missing = [way for way in arguments.ways if way not in have]
             for start in range(0, len(missing), 2):
                 pair = missing[start : start + 2]
                 for row in side_by_side(workload, seed, pair, arguments.budget):
                     publish({**provenance("tuners"), **row}, arguments.out, append=True)
-        for workload in arguments.workloads:
-            measure_again(workload, arguments.out)
-    found = rows(arguments.out)
+        with ThreadPoolExecutor(2) as both:  # a core each, as the tuners had
+            parts = [(core, arguments.workloads[core::2]) for core in range(2)]
+            for documents in both.map(lambda part: [measure_again(w, part[0], arguments.out) for w in part[1]], parts):
+                for document in documents:
+                    if document is not None:
+                        publish(document, arguments.out, append=True)
+    found = rows(arguments.out, arguments.budget)
     scales = {w: scale(w, arguments.out) for w in dict.fromkeys(r["workload"] for r in found)}
+    for workload in [w for w, own in scales.items() if not all(own.knows(r) for r in found if r["workload"] == w)]:
+        print(f"{workload}: its speeds are not measured again yet; without --table they are")
+        del scales[workload]
     print("\n".join(table(found, scales, {w: load([f"workload={w}", "card=cpu"]).pick.tolerance for w in scales})))
 
 
-def rows(out: Path) -> list[dict[str, Any]]:
-    """Returns the runs in a file."""
-    return [x for x in _documents(out) if "way" in x]
+def rows(out: Path, budget_s: float) -> list[dict[str, Any]]:
+    """Returns the runs of a budget in a file."""
+    return [x for x in _documents(out) if "way" in x and x["budget_s"] == budget_s]
 
 
 def scale(workload: str, out: Path) -> Scale:
@@ -89,12 +103,13 @@ def _documents(out: Path) -> list[dict[str, Any]]:
 def side_by_side(workload: str, seed: int, ways: Sequence[str], budget_s: float) -> list[dict[str, Any]]:
     """Returns the rows of one or two tuners, each in a process of its own on a core of its own."""
     with tempfile.TemporaryDirectory() as folder:
+        made = Contest.made(workload, seed, budget_s, 0.0, Path())
         started = time.time()
         running = []
         for place, way in enumerate(ways):
             out = Path(folder) / f"{place}.jsonl"
-            contest = {"workload": workload, "seed": seed, "budget_s": budget_s, "started": started, "out": str(out)}
-            order = json.dumps({"way": way, "contest": contest})
+            contest = dataclasses.replace(made, started=started, out=str(out))
+            order = json.dumps({"way": way, "contest": dataclasses.asdict(contest)})
             said = (Path(folder) / f"{place}.txt").open("w", encoding="utf-8")
             command = [sys.executable, "-m", "benchmarks.tuners", "--one", order]
             with on_core((place + seed) % 2):
@@ -120,41 +135,48 @@ def one(order: Mapping[str, Any]) -> None:
     """Runs one tuner in this process."""
     from benchmarks.tuners.ways import WAYS
 
-    contest = Contest.of(order["contest"])
+    contest = Contest(**order["contest"])
     result = WAYS[order["way"]](contest)
     contest.wrote("end", **result)
 
 
-def measure_again(workload: str, out: Path) -> None:
-    """Writes the speeds of every training that was on the front of its run, where the file has none yet."""
+def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
+    """Returns the speeds of every training that was on the front of its run; None where the file has them all."""
     known = scale(workload, out).speeds
     own = arena(TABLES / f"{workload}.jsonl")
     mode = own.table.objectives[own.objective]
-    lines = [x for r in rows(out) if r["workload"] == workload for x in on_front_once(r, own.objective, mode)]
+    lines = [
+        x
+        for r in _documents(out)
+        if r.get("way") and r["workload"] == workload
+        for x in on_front_once(r, own.objective, mode)
+    ]
     wanted = {key(x["knobs"]): x["knobs"] for x in lines if key(x["knobs"]) not in known}
     if not wanted:
-        return
+        return None
     code = (
         "import json, sys; from benchmarks.tuners.__main__ import speeds; "
         "asked = json.load(sys.stdin); json.dump(speeds(*asked), sys.stdout)"
     )
     asked = json.dumps([workload, list(wanted.values())])
-    with on_core(0):
+    with on_core(core):
         done = subprocess.run([sys.executable, "-c", code], input=asked, capture_output=True, text=True, check=True)
-    publish({**provenance("tuners"), "workload": workload, "speeds": json.loads(done.stdout)}, out, append=True)
+    return {**provenance("tuners"), "workload": workload, "speeds": json.loads(done.stdout)}
 
 
 def speeds(workload: str, configurations: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the samples a second of each, twice in opposite orders, the mean of the two."""
     from tuning.backends.session import Session
 
-    contest = Contest(workload, 0, 0.0, time.time(), Path())
+    contest = Contest.made(workload, 0, 0.0, time.time(), Path())
     session = Session(contest.setting)
     session.warm({})
     found: dict[str, list[float]] = {}
     for knobs in (*configurations, *reversed(configurations)):
-        probe = session.probe(knobs, PROBE_S / 2, SPREAD_FRAC)
-        found.setdefault(key(knobs), []).append(float(probe["samples_per_s"] or 0.0))
+        window = session.window(knobs, WINDOW_S, seed=0)
+        if window["samples_per_s"] is None:
+            raise RuntimeError(f"{dict(knobs)} ended with {window['outcome']} when it was measured again")
+        found.setdefault(key(knobs), []).append(float(window["samples_per_s"]))
     return {name: sum(rates) / len(rates) for name, rates in found.items()}
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arena import arena
 from trainables.knobs import Scalar
 from trainables.loop import Plan
 from tuning.backends.session import Setting
-from tuning.config import StudyConfig, load
 from tuning.policies.rungs import milestones
+from tuning.space import Space
 
 TABLES = Path(__file__).parents[1] / "tables"
 ETA, FIRST_FRAC = 2, 0.25
@@ -27,39 +25,49 @@ ETA, FIRST_FRAC = 2, 0.25
 class Contest:
     """One workload, one seed, one wall budget, for any tuner.
 
-    `started` is the moment (seconds since 1970) at which the tuner's process was asked for: its imports count.
+    `started` is the moment (seconds since 1970) at which the tuner's process was asked for: its imports count. The rest
+    is settled once (`made`), so that no process of a tuner pays for more than its own work.
     """
 
     workload: str
     seed: int
     budget_s: float
     started: float
-    out: Path
+    out: str
     """What is written as it happens: a line for every training that ended, however it did."""
+    cap_bytes: int
+    """What the virtual card holds: two thirds of the configurations drawn from the space fit."""
+    samples: int
+    """The horizon of a training, that of the recorded table."""
+    objectives: Mapping[str, Any]
+    """Speed and quality, with their directions."""
+    options: Mapping[str, Any]
+    raw_space: Mapping[str, Any]
 
-    @functools.cached_property
-    def config(self) -> StudyConfig:
-        """The study's configuration on a CPU: its space, its options, its budget `quick`."""
-        return load([f"workload={self.workload}", "card=cpu"])
+    @classmethod
+    def made(cls, workload: str, seed: int, budget_s: float, started: float, out: Path) -> Contest:
+        """Returns the contest of a workload with its own space on a CPU, and the cap of its recorded table."""
+        from benchmarks.arena import arena
+        from tuning.config import load
 
-    @functools.cached_property
-    def _arena(self) -> Any:
-        return arena(TABLES / f"{self.workload}.jsonl")
+        own, config = arena(TABLES / f"{workload}.jsonl"), load([f"workload={workload}", "card=cpu"])
+        return cls(
+            workload,
+            seed,
+            budget_s,
+            started,
+            str(out),
+            own.cap_bytes,
+            own.table.horizon,
+            {"samples_per_s": "max", **own.table.objectives},
+            dict(config.workload.options),
+            config.space.as_raw(),
+        )
 
     @property
-    def cap_bytes(self) -> int:
-        """What the virtual card holds: two thirds of the configurations drawn from the space fit."""
-        return int(self._arena.cap_bytes)
-
-    @property
-    def samples(self) -> int:
-        """The horizon of a training, that of the recorded table."""
-        return int(self._arena.table.horizon)
-
-    @property
-    def objectives(self) -> Mapping[str, Any]:
-        """Speed and quality, with their directions."""
-        return {"samples_per_s": "max", **self._arena.table.objectives}
+    def space(self) -> Space:
+        """What is searched."""
+        return Space.of(self.raw_space)
 
     @property
     def quality(self) -> str:
@@ -74,8 +82,7 @@ class Contest:
     @property
     def setting(self) -> Setting:
         """What a process must know to train."""
-        options = dict(self.config.workload.options)
-        return Setting(self.workload, options, "cpu", 1, self.cap_bytes, self.seed)
+        return Setting(self.workload, dict(self.options), "cpu", 1, self.cap_bytes, self.seed)
 
     @property
     def left_s(self) -> float:
@@ -90,24 +97,21 @@ class Contest:
     def wrote(self, event: str, **fields: Any) -> None:
         """Adds a line."""
         line = json.dumps({"event": event, "at": round(time.time() - self.started, 3), **fields})
-        with self.out.open("a", encoding="utf-8") as file:
+        with Path(self.out).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def ended(self, knobs: Mapping[str, Scalar], found: Mapping[str, Any], began: float) -> None:
-        """Writes a training that came to its end, or to an OOM."""
+        """Writes a training that ended; `began` is when it was asked for, in seconds since 1970."""
         names = ("outcome", "samples", "values", "message")
         kept = {n: found.get(n) for n in names if found.get(n) not in (None, "")}
+        first = float(found.get("first_step_at") or 0.0)
+        if first:
+            kept["first_step"] = round(first - self.started, 3)
+        if found.get("ooms"):  # it began again with less: what the attempts before took
+            took = sum(float(found.get(n) or 0.0) for n in ("setup_s", "train_s", "evaluate_s"))
+            kept["lost_s"] = round(max(0.0, time.time() - began - took), 3)
         rate = found.get("measured_samples_per_s")
         self.wrote("trial", began=round(began - self.started, 3), knobs=dict(knobs), samples_per_s=rate, **kept)
-
-    def as_plain(self) -> dict[str, Any]:
-        """Returns the fields, for a process that is to make the same one."""
-        return {**asdict(self), "out": str(self.out)}
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Contest:
-        """Returns the contest of such fields."""
-        return cls(**{**plain, "out": Path(plain["out"])})
 
 
 @contextmanager
@@ -123,4 +127,4 @@ def on_core(core: int) -> Iterator[None]:
     finally:
         os.sched_setaffinity(0, before)
         for name, value in kept.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

@@ -61,6 +61,10 @@ class Scale:
         """Returns the scale of a table's arena."""
         return cls(own.objective, own.table.objectives[own.objective], own.worst, own.span, speeds)
 
+    def knows(self, row: Row) -> bool:
+        """Returns whether the speeds of all that was on the run's front are there."""
+        return all(key(line["knobs"]) in self.speeds for line in on_front_once(row, self.objective, self.mode))
+
     def curve(self, row: Row) -> list[tuple[float, float]]:
         """Returns (seconds, hypervolume) after each training that was on the front when it ended."""
         fastest, sign = max(self.speeds.values()), (1.0 if self.mode == "max" else -1.0)
@@ -96,22 +100,26 @@ class Scale:
 
 
 def lost_s(row: Row) -> float:
-    """Returns the seconds of trainings that ran out of memory, with what it took until the next began."""
+    """Returns the seconds of trainings that ran out of memory, with what it took until the next began.
+
+    Of one that began again with less, the seconds before that.
+    """
     lines = [line for line in row["lines"] if line["event"] == "trial"]
     pairs = zip(lines, [*lines[1:], None], strict=True)
     spent = ((then["began"] if then else x["at"]) - x["began"] for x, then in pairs if x["outcome"] == "oom")
-    return float(sum(spent))
+    return float(sum(spent)) + sum(float(x.get("lost_s", 0.0)) for x in lines if x["outcome"] != "oom")
 
 
 def facts(row: Row) -> dict[str, Any]:
-    """Returns what a run did: trainings, OOMs, seconds to the first training and those that OOMs cost."""
+    """Returns what a run did: trainings, OOMs (those of probes too), seconds to its first step, and lost to OOMs."""
     lines = [line for line in row["lines"] if line["event"] == "trial"]
     ooms = sum(line["event"] == "oom" or line.get("outcome") == "oom" for line in row["lines"])
+    ooms += sum(int(line.get("probe_ooms", 0)) for line in row["lines"])
     return {
         "launched": len(lines),
         "whole": len(whole(row)),
         "ooms": ooms,
-        "first_s": lines[0]["began"] if lines else math.nan,
+        "first_s": min((float(line["first_step"]) for line in lines if "first_step" in line), default=math.nan),
         "first_end_s": next((line["at"] for line in whole(row)), math.nan),
         "lost_s": lost_s(row),
     }
@@ -120,7 +128,7 @@ def facts(row: Row) -> dict[str, Any]:
 def table(rows: Sequence[Row], scales: Mapping[str, Scale], tolerances: Mapping[str, float | str]) -> list[str]:
     """Returns the table of Markdown: a line for each workload and way, each seed's figure in it."""
     head = "| workload | way | seeds | hypervolume at the end | ours is there at, of the budget | median | launched |"
-    lines = [f"{head} OOMs | lost to them, s | first begins, s | pick: samples/s | its quality |"]
+    lines = [f"{head} OOMs | lost to them, s | first step, s | pick: samples/s | its quality |"]
     lines.append("|" + "---|" * 12)
     for workload, scale in scales.items():
         own = [r for r in rows if r["workload"] == workload]
@@ -138,7 +146,7 @@ def table(rows: Sequence[Row], scales: Mapping[str, Scale], tolerances: Mapping[
             cells = [
                 workload,
                 way,
-                str(len(of_way)),
+                str(len(of_way)) + "".join(f", one ended with {r['code']}" for r in of_way if r.get("code")),
                 ", ".join(f"{v:.3f}" for v in volumes),
                 "" if way == OURS else at,
                 median,
@@ -151,4 +159,5 @@ def table(rows: Sequence[Row], scales: Mapping[str, Scale], tolerances: Mapping[
 
 
 def _middle(did: Sequence[Mapping[str, float]], name: str) -> str:
-    return f"{statistics.median(d[name] for d in did):.0f}"
+    known = [d[name] for d in did if not math.isnan(d[name])]
+    return f"{statistics.median(known):.0f}" if known else ""

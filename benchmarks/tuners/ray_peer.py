@@ -17,7 +17,7 @@ class Peer(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Loads the workload."""
-        self._contest = Contest.of(config["contest"][0])
+        self._contest = Contest(**config["contest"][0])
         self._session = Session(self._contest.setting)
         self._session.warm({})
         self._trial: Trial | None = None
@@ -25,22 +25,32 @@ class Peer(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Takes the next training."""
-        if self._trial is not None:
-            self._trial.end()
+        self._end()
         self._begin(new_config)
         return True
 
+    def cleanup(self) -> None:
+        """Writes what was under way."""
+        self._end()
+
     def _begin(self, config: dict[str, Any]) -> None:
-        space = self._contest.config.space
+        space = self._contest.space
         self._knobs = space.complete({name: config[name] for name in space.parameters})
+        self._began, self._last = time.time(), dict[str, Any]()
         plan = self._contest.plan(judged=True)
-        self._began = time.time()
         self._trial = self._session.trial(self._knobs, plan, self._contest.seed, shrink="")
+
+    def _end(self) -> None:
+        """Ends a training that the scheduler stopped at its last result."""
+        if self._trial is not None:
+            self._trial.end()
+            self._trial = None
+            self._contest.ended(self._knobs, {**self._last, "outcome": "stopped"}, self._began)
 
     def step(self) -> dict[str, Any]:
         """Returns the result at the next rung; raises what ended the training."""
         assert self._trial is not None  # noqa: S101  (Tune steps no trial that has ended)
-        found = self._trial.advance()
+        found = self._last = self._trial.advance()
         if found["done"]:
             self._trial = None
             self._contest.ended(self._knobs, found, self._began)

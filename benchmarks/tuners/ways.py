@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.record_table import design
 from benchmarks.tuners.contest import ETA, Contest
 from trainables.knobs import Scalar
 from tuning.backends.session import Session
+from tuning.config import load
 from tuning.policies.oom import requested_bytes
 from tuning.records import Journal
 from tuning.space import Choice, Range
@@ -33,24 +35,25 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
     from tuning.backends.laboratory import Laboratory
     from tuning.backends.ray_tune import RayCluster, RayCrew
 
-    config, setting, cap_bytes = contest.config, contest.setting, contest.cap_bytes
+    space, setting, cap_bytes = contest.space, contest.setting, contest.cap_bytes
+    section = load([f"workload={contest.workload}", "card=cpu"]).budget.probe
     until = time.monotonic() + contest.left_s
     with tempfile.TemporaryDirectory() as folder, Laboratory(setting) as bench:
         journal = Journal.open(Path(folder) / "trials.jsonl", create=True)
         facts = bench.describe({})
         journal.append("study", card={"name": "virtual", "cap_bytes": cap_bytes}, **facts)
         contest.wrote("ready")
-        EstimateStage(bench, config.space, journal, cap_bytes).run()
+        EstimateStage(bench, space, journal, cap_bytes).run()
         learned = frontier(journal.records, cap_bytes)
         contest.wrote("estimated")
         if strategy == "staged":
-            ProbeStage(bench, config.space, journal, learned, config.budget.probe, contest.seed).run({}, lambda r: None)
+            ProbeStage(bench, space, journal, learned, section, contest.seed).run({}, lambda r: None)
             contest.wrote("probed", probes=[r["wall_s"] for r in journal.records if r.event == "probe"])
         bench.end()
         terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, dict(facts["objectives"]))
         steps = (*contest.milestones, contest.samples)
         orders = Orders(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
-        desk = _Written(contest, journal, config.space, learned, terms, orders, lambda r: None)
+        desk = _Written(contest, journal, space, learned, terms, orders, lambda r: None)
         with RayCluster(cores=1, gpus=0, dashboard=False):
             contest.wrote("ray")
             RayCrew(setting, f"{contest.workload}_trials").run(desk, orders)
@@ -97,7 +100,7 @@ def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:
 
     objectives = contest.objectives
     search = OptunaSearch(
-        {name: _tune_domain(p, tune) for name, p in contest.config.space.parameters.items()},
+        {name: _tune_domain(p, tune) for name, p in contest.space.parameters.items()},
         metric=list(objectives),
         mode=list(objectives.values()),
         seed=contest.seed,
@@ -114,7 +117,7 @@ def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:
         contest.wrote("ray")
         tuner = tune.Tuner(
             tune.with_resources(Peer, {"CPU": 1}),
-            param_space={"contest": [contest.as_plain()]},
+            param_space={"contest": [asdict(contest)]},
             tune_config=tune.TuneConfig(
                 search_alg=search,
                 scheduler=asha,
@@ -136,7 +139,7 @@ def tpe(contest: Contest) -> dict[str, Any]:
         StudyDirection.MAXIMIZE if m == "max" else StudyDirection.MINIMIZE for m in contest.objectives.values()
     ]
     study = optuna.create_study(directions=directions, sampler=sampler)
-    space, worst = contest.config.space, dict.fromkeys(contest.objectives, 0.0)
+    space, worst = contest.space, dict.fromkeys(contest.objectives, 0.0)
 
     def asked(train: Callable[[Mapping[str, Scalar]], dict[str, Any]]) -> None:
         trial = study.ask()
@@ -155,7 +158,7 @@ def random(contest: Contest) -> dict[str, Any]:
     draw = np.random.default_rng(contest.seed)
 
     def asked(train: Callable[[Mapping[str, Scalar]], dict[str, Any]]) -> None:
-        train(design(contest.config.space, 1, int(draw.integers(2**31)))[0])
+        train(design(contest.space, 1, int(draw.integers(2**31)))[0])
 
     return _in_process(contest, asked)
 

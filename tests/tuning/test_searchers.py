@@ -270,7 +270,7 @@ def test_a_searcher_that_is_told_again_proposes_the_same_after_thousands_of_tria
 def test_a_chooser_is_shown_the_models_proposal_first_and_only_what_nobody_proposed() -> None:
     shown: list[list[Mapping[str, Scalar]]] = []
 
-    def last(candidates: Sequence[Mapping[str, Scalar]], number: int) -> int:
+    def last(candidates: Sequence[Mapping[str, Scalar]]) -> int:
         shown.append(list(candidates))
         return len(candidates) - 1
 

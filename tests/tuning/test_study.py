@@ -14,7 +14,8 @@ import pytest
 from tests.commands import MINE
 from tests.fakes import FormulaBench
 from trainables.knobs import Scalar
-from tuning import config, run, study, summary
+from tuning import config, opening, run, study, summary
+from tuning.allotment import Allotment
 from tuning.backends.laboratory import Laboratory
 from tuning.errors import ConfigError, PreflightError
 from tuning.policies.packing import Slots
@@ -63,11 +64,11 @@ def test_going_on_with_a_finished_run_prints_it_again_and_changes_nothing(
 
 def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(finished: Path) -> None:
     typed = [f"resume={FINISHED}", "runs_dir=my runs", "dashboard=true"]
-    folder, resumed = study.checked(config.load(typed))
+    folder, resumed = opening.checked(config.load(typed))
     assert folder is not None
     assert folder.resolve() == finished.parent
     assert (resumed.space.fixed["dropout"], resumed.dashboard) == (0.2, True)
-    assert shlex.split(study._command(resumed)) == ["python", "-m", "tuning.run", *typed]
+    assert shlex.split(opening.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command
     said: str, what: str, allowed: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        study._described(Described({}, DIED + said), OPTIONS, {})
+        opening.described(Described({}, DIED + said), OPTIONS, {})
     assert (raised.value.what, raised.value.allowed) == (what, allowed)
     assert raised.value.remedy
     assert raised.value.exit_code == 2
@@ -149,18 +150,18 @@ def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command
 
 def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
     with pytest.raises(PreflightError, match="the process died"):
-        study._described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
+        opening.described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
 
 
 @pytest.mark.parametrize(("train", "val", "split"), [(0, 5, "training"), (5, 0, "validation")])
 def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, split: str) -> None:
     with pytest.raises(ConfigError, match=f"the {split} split of the workload is empty"):
-        study._described(Described({"train_samples": train, "val_samples": val}), {}, {})
+        opening.described(Described({"train_samples": train, "val_samples": val}), {}, {})
 
 
 def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, Journal, io.StringIO]:
     """Returns a study of formulas behind its opening, its journal, and what it says."""
-    _, complete = study.checked(config.load(["card=cpu", *typed]))
+    _, complete = opening.checked(config.load(["card=cpu", *typed]))
     said = io.StringIO()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
@@ -168,7 +169,7 @@ def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, J
         **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
         **{"train_samples": 100, "val_samples": 10, "baselines": {}, "workload_sha256": "w", "shapes_sha256": "s"},
     }
-    made.open(facts, study._setting(complete))
+    made.open(facts, opening.setting_of(complete))
     return made, journal, said
 
 
@@ -287,11 +288,8 @@ def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         if probe is not None:
             journal.append("probe", outcome="ok", samples_per_s=10.0, **probe)
-        own = study._Study(
-            loaded, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, folder, time.monotonic()
-        )
-        own._facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}}
-        return own._slots()
+        facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}}
+        return Allotment(loaded, facts, journal, time.monotonic()).slots()
 
 
 def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
@@ -341,8 +339,5 @@ def test_what_others_hold_of_a_card_is_not_the_trials(tmp_path: Path) -> None:
         loaded = config.load(["workload=nli", *settings])
         loaded = loaded.model_copy(update={"card": loaded.card.on("cuda")})
         with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
-            terminal = Terminal(out=io.StringIO(), err=io.StringIO(), env={})
-            own = study._Study(loaded, terminal, journal, tmp_path, time.monotonic())
-            own._facts = {"device": {"memory_bytes": 24 * gib}}  # type: ignore[assignment]
-            own.free_bytes = free
-            assert own._cap_bytes() == usable
+            own = Allotment(loaded, {"device": {"memory_bytes": 24 * gib}}, journal, time.monotonic(), free)
+            assert own.cap_bytes() == usable

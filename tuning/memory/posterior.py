@@ -69,6 +69,8 @@ PRIORS = {
     "extrapolated": Prior(0.000, 0.010, 0.060, 0.100, 0.015),
     # A power law between two footprints of other widths.
     "interpolated": Prior(0.000, 0.030, 0.000, 0.040, 0.015),
+    # With checkpointing, what is needed without: no less than its own need.
+    "bound": Prior(0.000, 0.010, 0.060, 0.100, 0.015),
     # Nothing is predicted: a line through zero and one peak that a trial reported.
     "none": Prior(0.000, 0.020, -0.100, 0.200, 0.020),
 }

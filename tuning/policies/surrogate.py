@@ -57,6 +57,11 @@ class Surrogate:
         square = self._shares @ (np.array(variances) + np.array(means) ** 2)
         return self._mean + self._scale * mean, self._scale * np.sqrt(np.maximum(square - mean**2, _JITTER))
 
+    def alike(self, one: Floats, other: Floats) -> Floats:
+        """Returns how alike points are, 0 to 1, shape (len(one), len(other)), by the likeliest draw."""
+        _, length, _, _ = self._models[0]
+        return _matern(one / length, other / length)
+
 
 def _matern(one: Floats, other: Floats) -> Floats:
     squares = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None, :] - 2.0 * one @ other.T

@@ -7,13 +7,16 @@ of m then takes ceil(b / m) micro-steps and one optimiser step, so one probe ser
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
 from tuning.space import Choice as SpaceChoice
-from tuning.space import Space
+from tuning.space import Range, Space
 
+PHASE_KNOB = "encoder_frac"
+"""The share of a training that trains the encoder alone: a phase of its own speed, memory and learning curve."""
 COUPLING = tuple(n for n in NAMES if kind_of(n) == "both")
 """Knobs that change speed and learning: a probe answers only for trials that share their values."""
 SYSTEM = tuple(n for n in NAMES if kind_of(n) == "system")
@@ -74,6 +77,71 @@ def rate_of(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> float | No
         if own == wanted and coupling_of(probe.knobs) == coupling_of(trial):
             return probe.at_batch_size(full.batch_size)
     return None
+
+
+class Rates:
+    """The samples a second of trials: what probes found, corrected for a phase that they did not run.
+
+    Where the phase's share is searched, probes run without it. A share f then takes 1 + f * c as long a sample; c is
+    the middle of what trials took over what probes said, against that ratio of trials without the phase, which tells
+    what neighbours on the machine cost. Until one of each has ended, c is 0.
+    """
+
+    def __init__(self, probes: Sequence[Probed], space: Space) -> None:
+        self._probes, self._fixed = probes, space.fixed
+        self._has_phase = PHASE_KNOB in space.parameters
+        self._kept: dict[tuple[tuple[Scalar, ...], Scalar | None], Choice | None] = {}
+        self._plain: list[float] = []
+        self._with: list[tuple[float, float]] = []  # share, ratio
+
+    def expected(self, values: Mapping[str, Scalar]) -> Choice | None:
+        """Returns the best system knobs for a trial, and what it will have; None where no probe answers for it."""
+        whole = {**self._fixed, **values}
+        key = (coupling_of(whole), whole.get("batch_size"))
+        if key not in self._kept:
+            self._kept[key] = choose(self._probes, whole)
+        found = self._kept[key]
+        return None if found is None else Choice(found.system, found.samples_per_s * self._factor(whole))
+
+    def of(self, knobs: Mapping[str, Scalar]) -> float | None:
+        """Returns what a trial of exactly these knobs has; None where nobody probed them."""
+        rate = rate_of(self._probes, knobs)
+        return None if rate is None else rate * self._factor(knobs)
+
+    def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> None:
+        """Takes what a whole trial measured itself."""
+        rate = rate_of(self._probes, knobs) if self._has_phase and measured else None
+        if rate is None or not measured:
+            return
+        share = float(knobs.get(PHASE_KNOB, 0.0))
+        if share > 0:
+            self._with.append((share, rate / measured))
+        else:
+            self._plain.append(rate / measured)
+
+    def _factor(self, knobs: Mapping[str, Scalar]) -> float:
+        share = float(knobs.get(PHASE_KNOB, 0.0))
+        if not share or not self._with or not self._plain:
+            return 1.0
+        plain = statistics.median(self._plain)
+        cost = statistics.median((ratio / plain - 1.0) / f for f, ratio in self._with)
+        return 1.0 / max(0.1, 1.0 + share * cost)
+
+
+def suits(space: Space, probe: Probed) -> bool:
+    """Returns whether the space has the probe's "both" knobs, so that a trial can be made of them."""
+    full = {**_DEFAULTS, **probe.knobs}
+    for name in COUPLING:
+        given = space.given(name)
+        if isinstance(given, SpaceChoice):
+            if full[name] not in given.values:
+                return False
+        elif isinstance(given, Range):
+            if full[name] not in given:
+                return False
+        elif full[name] != given and is_active(name, full):
+            return False
+    return True
 
 
 def inside(space: Space, probe: Probed) -> bool:

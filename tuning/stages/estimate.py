@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -13,6 +14,7 @@ from tuning.memory.footprint import Footprint, Sizes
 from tuning.memory.frontier import Frontier
 from tuning.memory.prediction import Prediction
 from tuning.policies.oom import GROWING
+from tuning.policies.throughput import PHASE_KNOB
 from tuning.records import Journal, Record, last
 from tuning.space import Choice, Range, Space
 from tuning.stages.bench import Footprints
@@ -24,10 +26,9 @@ MEMORY_KNOBS = (
 """Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it.
 
 Others change it by a few per cent (fused_optimizer, channels_last, where augmentation runs), which the posterior's
-sigma has to hold: with all of them a space of nine knobs would have hundreds of couplings to measure.
+sigma has to hold: with all of them a space of nine knobs would have hundreds of couplings to measure. Of `PHASE_KNOB`
+all that counts is whether there is a phase for the encoder: `signals` needs up to three times as much with one.
 """
-PHASE_KNOB = "encoder_frac"
-"""Of it all that counts is whether there is a phase for the encoder: `signals` needs 12 MiB more there, at any size."""
 LESSER_KNOBS = (
     *("fused_optimizer", "channels_last", "compile", "dropout", "augmentation"),
     *("device_augmentation", "inplace_augmentation", "set_to_none"),
@@ -39,8 +40,10 @@ REACH = 1.25
 """A larger size is measured only where the line so far, times this, is under the cap: its slope can still grow."""
 CUDA_SPARE = 1.10
 """What a CUDA card must hold as a multiple of the peak: +10.2 % in the mean over 160 replays of its allocator."""
-LIMIT_S, UNLIMITED_S = 12.0, 6.0
-"""What the stage may take, with a limit of bytes and without; what was not measured by then is judged by the trials."""
+LIMIT_S, ROOMY_S = 12.0, 5.0
+"""What the stage may take, and where all fits by far; what was not measured by then is judged by the trials."""
+ROOMY = 8.0
+"""All fits by far where the cap is so many times the largest need that is known."""
 
 EDGE = 0.1
 """So much of a range at either end is its edge."""
@@ -132,37 +135,41 @@ class EstimateStage:
         self._sizes = micro_batches(space)
         self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
 
-    def run(self, predict: Predict | None = None, limit_s: float | None = None) -> None:
+    def run(self, predict: Predict | None = None, limit_s: float = LIMIT_S) -> None:
         """Measures until every coupling has a footprint or the time is up; what is known already is left out.
 
-        `limit_s` is `LIMIT_S`, or where nothing limits the bytes `UNLIMITED_S`: then sizes near a limit do not matter.
+        Where all fits by far the time is `ROOMY_S` at most: what is left over then matters to nobody.
         """
-        if limit_s is None:
-            limit_s = UNLIMITED_S if self._cap_bytes is None else LIMIT_S
-        until = self._clock() + limit_s
         known = set(_footprints(self._journal.records))
         todo = [c for c in couplings(self._space) if key_of(c) not in known]
-        todo.sort(key=lambda c: bool(c.get(CHECKPOINTING)))
+        todo.sort(key=_lighter)
         if predict is not None and todo:
             found = predict([self._knobs(c) for c in todo])
-            until = self._clock() + limit_s  # a prediction has a limit of its own
             todo = [c for c, p in zip(todo, found, strict=True) if not self._predicted(c, p)]
+        started = self._clock()  # a prediction has a limit of its own
         took: dict[int, float] = {}
         for number, coupling in enumerate(todo):
-            begun = self._clock()
             if self._bounded(coupling):
                 continue
-            if number and begun > until:
+            begun, roomy = self._clock(), self._is_roomy()
+            if took and begun > started + (min(limit_s, ROOMY_S) if roomy else limit_s):
                 text = f"the estimate measured {number} of {len(todo)} couplings in {limit_s:g} s; trials tell the rest"
-                if self._cap_bytes is not None:
+                if not roomy:
                     self._journal.append("note", text=text)
                 return
             self._measure(coupling, self._first)
             took[number] = self._clock() - begun
-        for number, spent_s in took.items() if self._cap_bytes is not None else ():
+        for number, spent_s in took.items() if not self._is_roomy() else ():
             size = self._further(todo[number])
-            if size is not None and self._clock() + spent_s * size / sum(self._first) < until:
+            if size is not None and self._clock() + spent_s * size / sum(self._first) < started + limit_s:
                 self._measure(todo[number], (size,))
+
+    def _is_roomy(self) -> bool:
+        """Returns whether all that is known fits by far, at the largest micro-batch."""
+        if self._cap_bytes is None:
+            return True
+        prints = _footprints(self._journal.records).values()
+        return all(p.capacity(self._sizes[-1]).total_bytes * ROOMY < self._cap_bytes for p in prints)
 
     def _predicted(self, coupling: Mapping[str, Scalar], prediction: Prediction) -> bool:
         """Writes the footprint of a prediction and one measurement beside it; returns False where it has no peaks."""
@@ -177,7 +184,8 @@ class EstimateStage:
     def _bounded(self, coupling: Mapping[str, Scalar]) -> bool:
         """Writes what is known of a coupling with checkpointing where that is enough; returns whether it is.
 
-        It needs no more than without. Where that fits at every micro-batch nobody has to know how much less.
+        It needs no more than without. Where that fits at every micro-batch nobody has to know how much less; in
+        another run somebody may, so it is kept from `facts`.
         """
         if not coupling.get(CHECKPOINTING) or not isinstance(self._space.parameters.get(CHECKPOINTING), Choice):
             return False
@@ -187,7 +195,8 @@ class EstimateStage:
         print_ = Footprint.of(record.fields)
         if self._cap_bytes is not None and print_.capacity(self._sizes[-1]).total_bytes * REACH > self._cap_bytes:
             return False
-        self._write(coupling, print_, record, notes=["at most what it needs without checkpointing"])
+        bound = dataclasses.replace(print_, source="bound")
+        self._write(coupling, bound, {"measured": [], "message": ""})
         return True
 
     def _measure(self, coupling: Mapping[str, Scalar], sizes: Sequence[int]) -> None:
@@ -220,9 +229,7 @@ class EstimateStage:
         """Returns what is run to measure a coupling: the space's own start, since dropout 0 and the like matter too."""
         return {**defaults(self._space), **coupling}
 
-    def _write(
-        self, coupling: Mapping[str, Scalar], found: Footprint, raw: Mapping[str, Any] | Record, **more: Any
-    ) -> None:
+    def _write(self, coupling: Mapping[str, Scalar], found: Footprint, raw: Mapping[str, Any], **more: Any) -> None:
         kept = {"measured": raw["measured"], "message": raw["message"], **more}
         self._journal.append("footprint", coupling=dict(coupling), **found.as_raw(), **kept)
 
@@ -272,7 +279,7 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
     for record in records:
         if record.event == "footprint":
             kept = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured")
-            if all(n in record.fields for n in kept):
+            if all(n in record.fields for n in kept) and record["source"] != "bound":
                 coupling = dict(key_of(record["coupling"]))
                 found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}})
         elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
@@ -311,6 +318,13 @@ def _latest(records: Sequence[Record], coupling: Mapping[str, Scalar]) -> Record
     wanted = key_of(coupling)
     own = (r for r in reversed(records) if r.event == "footprint" and key_of(r["coupling"]) == wanted)
     return next(own, None)
+
+
+def _lighter(coupling: Mapping[str, Scalar]) -> tuple[float, ...]:
+    """Returns what sorts the couplings that need most first, so that what is left over is known to need less."""
+    values = (coupling.get(n) for n in MEMORY_KNOBS)
+    numbers = [-float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    return (float(coupling.get(CHECKPOINTING) or 0), -float(float(coupling.get(PHASE_KNOB) or 0) > 0), *numbers)
 
 
 def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from bisect import insort
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
+from tuning.policies.beginning import beginning
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.outlook import Outlook
 from tuning.policies.patience import Patience
@@ -21,7 +21,7 @@ from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, last, trials, unfinished
 from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
-from tuning.space import Choice, Range, Space
+from tuning.space import Choice, Space
 from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
@@ -64,11 +64,11 @@ class SearchDesk:
         self._terms, self._orders, self._told = terms, orders, told
         self._staged = terms.strategy == "staged"
         self._probed = [p for p in probed(journal.records) if throughput.inside(space, p)]
+        self._rates = throughput.Rates(self._probed, space)
         searched = space.subset({"learning", "both"}) if self._staged else space
         self._names = tuple(searched.parameters)
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
         start = defaults(space)
-        first = {n: start[n] for n in self._names if n in start}
         earlier = reuse.earlier_trials(journal.records, space)
         self._earlier, self._believed = earlier, bool(earlier)
         self._best_before = [self._searched(t["config"]) for t in reuse.best_of(earlier, objectives)]
@@ -76,7 +76,7 @@ class SearchDesk:
             searched,
             objectives,
             terms.seed,
-            initial=[*self._best_before, first, *self._fastest(first)],
+            initial=[*self._best_before, *beginning(space, self._names, start, self._probed if self._staged else [])],
             prior=[(self._searched(t["config"]), self._taken_over(t)) for t in earlier],
         )
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
@@ -87,7 +87,6 @@ class SearchDesk:
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
-        self._rates: dict[Any, float | None] = {}
         objective, mode = next(iter(terms.objectives.items()))
         self._objective = objective
         self._outlook = Outlook(searched, self._names, mode, orders.samples, terms.seed)
@@ -154,8 +153,8 @@ class SearchDesk:
         milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
         reason = "" if decision.go_on else decision.reason
-        if self._staged and not decision.on_front and not reason:
-            reason = self._outlook.hopeless(milestone, values[self._objective], rate)
+        if self._staged and not decision.on_front and not reason and len(self._terms.objectives) == 1:
+            reason = self._outlook.hopeless(self._live[trial]["knobs"], milestone, values[self._objective], rate)
         self._outlook.rung(trial, milestone, values[self._objective])
         if reason:
             self._live[trial].update(stopped_at=samples, reason=reason)
@@ -230,6 +229,7 @@ class SearchDesk:
 
     def _begin(self, assignment: Assignment, verdict: Verdict) -> Assignment:
         self._attempts[assignment.trial] += 1
+        self._outlook.begun(assignment.trial, assignment.knobs)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
             "trial_start",
@@ -250,49 +250,23 @@ class SearchDesk:
             return Proposal(self._searcher.adopt(values), values)
         return self._searcher.suggest(self._choose if self._staged else None)
 
-    def _choose(self, candidates: Sequence[Mapping[str, Scalar]], number: int) -> int:
+    def _choose(self, candidates: Sequence[Mapping[str, Scalar]]) -> int:
         """Returns which of them is expected to add most to the front for its time, the speed of each being known."""
-        return self._outlook.choose(candidates, [self._known_rate(c) for c in candidates], number)
+        judged: dict[Any, Verdict] = {}
 
-    def _known_rate(self, values: Mapping[str, Scalar]) -> float | None:
-        """Returns the speed that the probes give a configuration; None where they have no answer."""
-        whole = {**self._space.fixed, **values}
-        key = (throughput.coupling_of(whole), whole.get("batch_size"))
-        if key not in self._rates:
-            choice = throughput.choose(self._probed, whole)
-            self._rates[key] = None if choice is None else choice.samples_per_s
-        return self._rates[key]
+        def speed(values: Mapping[str, Scalar]) -> float | None:
+            choice = self._rates.expected(values)
+            if choice is None:
+                return None
+            micro = int(choice.system["micro_batch_size"])
+            key = key_of({**self._space.fixed, **values})
+            if (key, micro) not in judged:
+                judged[key, micro] = self._frontier.judge(key, micro, shrink=True)
+            verdict = judged[key, micro]
+            # A smaller micro-step takes no longer, so that the speed falls with it at most.
+            return choice.samples_per_s * verdict.micro_batch / micro if verdict.fits else None
 
-    def _fastest(self, start: Mapping[str, Scalar]) -> list[dict[str, Scalar]]:
-        """Returns the fastest that was probed, with the learning knobs of `start`; none in a joint search.
-
-        It is the other end of the front. The learning rate goes with the square root of the batch, as suits Adam
-        (Malladi et al. 2022, arXiv 2205.10287), as far as its range lets it.
-        """
-        rates = {
-            (n, size): rate
-            for n, probe in enumerate(self._probed if self._staged else [])
-            for size in self._batch_sizes()
-            if (rate := probe.at_batch_size(size)) is not None
-        }
-        if not rates:
-            return []
-        n, size = max(rates, key=lambda pair: rates[pair])
-        both = {name: v for name, v in self._probed[n].knobs.items() if name in throughput.COUPLING}
-        values = {**start, **self._searched(both)}
-        if "batch_size" in self._names:
-            values["batch_size"] = size
-        rate, parameter = float(start.get("learning_rate", 0.0)), self._space.parameters.get("learning_rate")
-        if isinstance(parameter, Range):
-            scaled = rate * math.sqrt(size / int(start.get("batch_size", size)))
-            values["learning_rate"] = min(max(float(f"{scaled:.5g}"), parameter.low), parameter.high)
-        return [values]
-
-    def _batch_sizes(self) -> list[int]:
-        given = self._space.given("batch_size")
-        if isinstance(given, Choice):
-            return [int(v) for v in given.values]
-        return [] if isinstance(given, Range) else [int(given)]
+        return self._outlook.choose(candidates, [speed(c) for c in candidates])
 
     def _is_over(self) -> bool:
         if self._started + self._refused >= self._terms.trials:
@@ -342,7 +316,7 @@ class SearchDesk:
 
     def _rate_of(self, knobs: Mapping[str, Scalar], result: Mapping[str, Any]) -> float | None:
         """Returns what a probe found for these very knobs, else what the trial measured beside its neighbours."""
-        known = throughput.rate_of(self._probed, knobs) if self._staged else None
+        known = self._rates.of(knobs) if self._staged else None
         return known if known is not None else result.get("measured_samples_per_s")
 
     def _learn(self, record: Record) -> None:
@@ -360,14 +334,27 @@ class SearchDesk:
         if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
             values = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
             self._patience.take(values, whole=record["outcome"] == Outcome.OK)
-            value, whole = record["values"].get(self._objective), record["outcome"] == Outcome.OK
-            self._outlook.ended(record["trial"], record["config"], record["samples_per_s"], value, whole=whole)
+        self._foresee(record)
         seen = self._observation(record)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
             self._searcher.observe(number, seen)
         else:
             self._searcher.replay(self._searched(record["config"]), seen)
+
+    def _foresee(self, record: Record) -> None:
+        """Tells how a trial ended to what judges the next ones."""
+        trial, knobs, outcome = record["trial"], record["config"], record["outcome"]
+        value = record["values"].get(self._objective)
+        if outcome == Outcome.OK:
+            self._rates.learn(knobs, record.get("measured_samples_per_s"))
+            self._outlook.ended(trial, knobs, record["samples_per_s"], value)
+        elif outcome == Outcome.STOPPED:
+            self._outlook.stopped(trial, knobs)
+        elif outcome in (Outcome.DIVERGED, Outcome.CRASH):
+            self._outlook.failed(trial, knobs)
+        else:
+            self._outlook.dropped(trial)
 
     def _taken_over(self, trial: Mapping[str, Any]) -> Observation:
         """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from tuning.pareto import hypervolume_2d
 from tuning.policies.acquisition import expected_gains, gains
+from tuning.policies.beginning import beginning
 from tuning.policies.coordinates import Coordinates
 from tuning.policies.curves import Curves
 from tuning.policies.outlook import Outlook
 from tuning.policies.surrogate import Surrogate
+from tuning.policies.throughput import Probed, Rates, choose
 from tuning.space import Choice, Range, Space
 
 SPACE = Space(
@@ -94,16 +96,18 @@ def test_the_process_takes_one_value_and_equal_values() -> None:
 
 def test_gains_are_known_after_four_trainings_and_a_doubtful_value_says_so() -> None:
     curves = Curves()
+    rung = (100, False)
     for gain in (0.1, 0.2, 0.3):
-        curves.take({100: 0.5}, 0.5 + gain)
+        curves.take({rung: 0.5}, 0.5 + gain)
     assert curves.gains() == {}
-    assert curves.optimistic(100, 0.5) is None
-    curves.take({100: 0.2}, 0.6)
-    gain, std = curves.gains()[100]
+    assert curves.optimistic(rung, 0.5) is None
+    curves.take({rung: 0.2}, 0.6)
+    gain, std = curves.gains()[rung]
     assert gain == pytest.approx(0.25)
     assert std > 0.1
-    assert curves.optimistic(100, 0.1) == pytest.approx(0.1 + 1.25 * 0.4)
-    assert curves.optimistic(200, 0.1) is None
+    assert curves.optimistic(rung, 0.1) == pytest.approx(0.1 + 1.25 * 0.4)
+    assert curves.optimistic((200, False), 0.1) is None
+    assert curves.optimistic((100, True), 0.1) is None, "with a phase all is yet to be learned there"
 
 
 def taught(mode: Any = "max") -> Outlook:
@@ -112,46 +116,144 @@ def taught(mode: Any = "max") -> Outlook:
     for n, rate in enumerate((1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)):
         quality = sign * (0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
         own.rung(f"t{n}", 500, quality - sign * 0.1)
-        own.ended(f"t{n}", knobs(rate), 100.0, quality, whole=True)
+        own.ended(f"t{n}", knobs(rate), 100.0, quality)
     return own
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_of_equals_in_quality_the_faster_is_chosen_and_of_equals_in_speed_the_better(mode: Any) -> None:
     own = taught(mode)
-    assert own.choose([knobs(1.1e-3), knobs(1.2e-3)], [100.0, 400.0], 9) == 1
-    assert own.choose([knobs(1.1e-4), knobs(9e-4), knobs(9e-3)], [120.0, 120.0, 120.0], 9) == 1
+    assert own.choose([knobs(1.1e-3), knobs(1.2e-3)], [100.0, 400.0]) == 1
+    assert own.choose([knobs(1.1e-4), knobs(9e-4), knobs(9e-3)], [120.0, 120.0, 120.0]) == 1
 
 
 def test_nothing_is_chosen_where_too_little_is_known() -> None:
     fresh = Outlook(SPACE, NAMES, "max", 1000, 0)
-    assert fresh.choose([knobs(1e-3), knobs(2e-3)], [100.0, 400.0], 1) == 0
-    assert taught().choose([knobs(1e-3), knobs(2e-3)], [None, None], 1) == 0
-    assert taught().choose([knobs(1e-3), knobs(1e-3, 64)], [None, 400.0], 1) == 1, "one of known speed"
+    assert fresh.choose([knobs(1e-3), knobs(2e-3)], [100.0, 400.0]) == 0
+    assert taught().choose([knobs(1e-3), knobs(2e-3)], [None, None]) == 0
+    assert taught().choose([knobs(1e-3), knobs(1e-3, 64)], [None, 400.0]) == 1, "one of known speed"
 
 
 def test_a_diverged_training_and_one_without_value_are_no_quality() -> None:
     own = taught()
-    own.ended("lost", knobs(5e-3, 64), 100.0, None, whole=True)
-    own.rung("nan", 500, math.nan)
-    own.ended("nan", knobs(1e-3, 64), 100.0, math.nan, whole=True)
-    assert own.choose([knobs(1.1e-3), knobs(1.2e-3)], [100.0, 400.0], 9) == 1
+    own.ended("lost", knobs(5e-3, 64), 100.0, None)
+    own.rung("nan", 500, 0.99)
+    own.ended("nan", knobs(1e-3, 64), 100.0, math.nan)
+    assert own.choose([knobs(1.1e-3), knobs(1.2e-3)], [100.0, 400.0]) == 1
 
 
 @pytest.mark.parametrize("mode", ["max", "min"])
 def test_hopeless_is_what_an_optimist_gives_up_and_only_beside_one_as_fast(mode: Any) -> None:
     own, sign = taught(mode), 1.0 if mode == "max" else -1.0
-    assert own.hopeless(500, sign * 0.7, 100.0).startswith(f"cannot reach the front: {sign * 0.825:.4g} at most")
-    assert own.hopeless(500, sign * 0.85, 100.0) == "", "may come to 0.975"
-    assert own.hopeless(500, sign * 0.1, 101.0) == "", "nobody as fast came to its end"
-    assert own.hopeless(250, sign * 0.1, 100.0) == "", "no training is known from there"
-    assert own.hopeless(500, None, 100.0) == ""
+    assert own.hopeless(knobs(1e-3), 500, sign * 0.7, 100.0).startswith(
+        f"cannot reach the front: {sign * 0.825:.4g} at most"
+    )
+    assert own.hopeless(knobs(1e-3), 500, sign * 0.85, 100.0) == "", "may come to 0.975"
+    assert own.hopeless(knobs(1e-3), 500, sign * 0.1, 101.0) == "", "nobody as fast came to its end"
+    assert own.hopeless(knobs(1e-3), 250, sign * 0.1, 100.0) == "", "no training is known from there"
+    assert own.hopeless(knobs(1e-3), 500, None, 100.0) == ""
 
 
 def test_a_stopped_training_counts_by_what_it_would_have_come_to() -> None:
     own = taught()
     for n in range(4):
         own.rung(f"s{n}", 500, 0.05)
-        own.ended(f"s{n}", knobs(1e-3, 64, "bf16"), 400.0, 0.05, whole=False)
+        own.stopped(f"s{n}", knobs(1e-3, 64, "bf16"))
     alike, other = knobs(1.05e-3, 64, "bf16"), knobs(1.05e-3, 32, "fp32")
-    assert own.choose([alike, other], [110.0, 110.0], 9) == 1
+    assert own.choose([alike, other], [110.0, 110.0]) == 1
+
+
+PROBED = [
+    Probed({"amp_dtype": "fp32", "batch_size": 64, "micro_batch_size": 32}, 0.3, 0.01, 200.0),
+    Probed({"amp_dtype": "bf16", "batch_size": 64, "micro_batch_size": 16}, 0.1, 0.01, 150.0),
+]
+
+
+def test_a_search_begins_with_the_defaults_and_with_the_fastest_that_was_probed() -> None:
+    first, second = beginning(SPACE, NAMES, knobs(1e-3, 16), PROBED)
+    assert first == knobs(1e-3, 16)
+    assert (second["amp_dtype"], second["batch_size"]) == ("bf16", 64)
+    assert second["learning_rate"] == pytest.approx(2e-3), "twice, for a batch four times as large"
+    assert beginning(SPACE, NAMES, knobs(8e-3, 16), PROBED)[1]["learning_rate"] == 1e-2, "no further than the range"
+    assert beginning(SPACE, NAMES, knobs(1e-3), []) == [knobs(1e-3)]
+    assert beginning(SPACE, NAMES, knobs(1e-3, 64, "bf16"), PROBED) == [knobs(1e-3, 64, "bf16")]
+
+
+def test_speeds_are_those_of_the_probes_and_unknown_where_nobody_probed() -> None:
+    rates = Rates(PROBED, SPACE)
+    for values in (knobs(1e-3, 64), knobs(2e-3, 64), knobs(1e-3, 64, "bf16")):
+        assert rates.expected(values) == choose(PROBED, values)
+    assert rates.expected(knobs(1e-3, 16)) is None, "the batch is smaller than what was measured"
+    assert Rates([], SPACE).expected(knobs(1e-3)) is None
+
+
+def test_a_phase_that_probes_did_not_run_costs_what_trials_with_it_took_over_those_without() -> None:
+    space = Space({**SPACE.parameters, "encoder_frac": Choice((0.0, 0.25, 0.5))})
+    rates, plain = Rates(PROBED, space), {**knobs(1e-3, 64), "micro_batch_size": 32}
+    probed = rates.of(plain)
+    assert probed is not None
+    halves = {**plain, "encoder_frac": 0.5}
+    rates.learn(halves, probed * 0.8 / 2)
+    assert rates.of(halves) == probed, "nobody knows what the neighbours of the trial cost"
+    rates.learn(plain, probed * 0.8)  # beside a neighbour a trial has four fifths of what the probe had
+    assert rates.of(plain) == probed
+    assert rates.of(halves) == pytest.approx(probed / 2)
+    assert rates.of({**plain, "encoder_frac": 0.25}) == pytest.approx(probed / 1.5)
+    found = rates.expected({**knobs(1e-3, 64), "encoder_frac": 0.5})
+    assert found is not None
+    assert found.samples_per_s == pytest.approx(probed / 2)
+
+
+def test_a_named_configuration_outside_the_space_begins_no_search() -> None:
+    wide = Probed({"amp_dtype": "fp16", "batch_size": 64, "micro_batch_size": 64}, 0.01, 0.01, 3000.0)
+    assert beginning(SPACE, NAMES, knobs(1e-3, 16), [wide, *PROBED]) == beginning(SPACE, NAMES, knobs(1e-3, 16), PROBED)
+    assert beginning(SPACE, NAMES, knobs(1e-3, 16), [wide]) == [knobs(1e-3, 16)]
+
+
+def test_what_failed_is_kept_away_from_and_what_does_not_fit_is_not_chosen() -> None:
+    own = taught()
+    for n in range(3):
+        own.failed(f"f{n}", knobs(1.2e-3 * (n + 1), 64, "bf16"))
+    tempting, safe = knobs(1.3e-3, 64, "bf16"), knobs(1.3e-3, 32, "fp32")
+    assert own.choose([tempting, safe], [150.0, 150.0]) == 1
+    assert own.choose([safe, knobs(1e-3)], [150.0, None]) == 0
+    assert own.choose([knobs(1e-3), safe], [None, 150.0]) == 1
+
+
+def test_what_is_under_way_is_not_chosen_again_until_it_has_ended() -> None:
+    own = taught()
+    best, other = knobs(1.05e-3, 64), knobs(6e-4, 16, "bf16")
+    assert own.choose([best, other], [150.0, 140.0]) == 0
+    own.begun("live", best)
+    assert own.choose([best, other], [150.0, 140.0]) == 1
+    own.dropped("live")
+    assert own.choose([best, other], [150.0, 140.0]) == 0
+
+
+def test_of_a_thousand_trials_the_process_is_made_anew_at_every_fifteenth_and_the_same_after_a_resume() -> None:
+    draw = np.random.default_rng(0)
+    own, made = taught(), []
+    for n in range(1000):
+        rate = float(10 ** draw.uniform(-4, -2))
+        own.ended(f"n{n}", knobs(rate), 100.0, 0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
+        if n >= 960:
+            own.choose([knobs(1e-3)], [100.0])
+            made.append(id(own._process()[0]))
+    assert len(set(made)) <= 4
+    again = taught()
+    draw = np.random.default_rng(0)
+    for n in range(1000):
+        rate = float(10 ** draw.uniform(-4, -2))
+        again.ended(f"n{n}", knobs(rate), 100.0, 0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
+    place = np.array([Coordinates(SPACE, NAMES).at(knobs(2e-3))])
+    assert again._process()[0].at(place)[0] == own._process()[0].at(place)[0]
+
+
+def test_many_stopped_trials_before_the_first_whole_ones_are_no_trouble() -> None:
+    own = Outlook(SPACE, NAMES, "max", 1000, 0)
+    for n in range(200):
+        own.rung(f"s{n}", 500, 0.1)
+        own.stopped(f"s{n}", knobs(1e-3))
+    for n in range(4):
+        own.ended(f"w{n}", knobs(1e-3 * (n + 1)), 100.0, 0.5 + 0.1 * n)
+    assert own.choose([knobs(1e-3), knobs(4e-3)], [100.0, 100.0]) == 1

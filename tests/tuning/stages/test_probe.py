@@ -15,7 +15,7 @@ from tuning.policies.throughput import neighbour
 from tuning.records import Journal
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Space
-from tuning.stages.estimate import EstimateStage, couplings, frontier, key_of
+from tuning.stages.estimate import EstimateStage, couplings, facts, frontier, key_of
 from tuning.stages.probe import IDLE, ProbeStage, probed, speed_couplings
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
@@ -90,11 +90,11 @@ def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_by
     _, journal = run(tmp_path, cap_bytes)
     prints = [r for r in journal.records if r.event == "footprint"]
     own = [r for r in prints if not r["coupling"].get("activation_checkpointing")]
-    again = [] if cap_bytes is None else [3] * 2  # at the largest size, as there is time and a limit
-    assert [len(r["measured"]) for r in own] == [2] * 2 + again
+    assert [len(r["measured"]) for r in own] == [2] * 2, "all fits by far: no third size"
     bounded = [r for r in prints if r["coupling"].get("activation_checkpointing")]
-    assert [r["notes"] for r in bounded] == [["at most what it needs without checkpointing"]] * 2
+    assert [(r["source"], r["measured"]) for r in bounded] == [("bound", [])] * 2
     assert [r["points"] for r in bounded] == [r["points"] for r in own[:2]]
+    assert {f["coupling"]["activation_checkpointing"] for f in facts(journal.records) if "points" in f} == {False}
     assert {str(r["coupling"]) for r in prints} == {str(c) for c in couplings(SPACE)}
 
 
@@ -105,6 +105,7 @@ def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) 
     with_it = [r for r in journal.records if r.event == "footprint" and r["coupling"]["activation_checkpointing"]]
     without = [r for r in journal.records if r.event == "footprint" and not r["coupling"]["activation_checkpointing"]]
     assert any(one["points"][0] < other["points"][0] for one in with_it for other in without)
+    assert max(len(r["measured"]) for r in without) == 3, "and a third size near the limit"
 
 
 def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:

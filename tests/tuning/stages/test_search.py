@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tuning.records import Journal, trials, unfinished
 from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, frontier, key_of, micro_batch_of
+from tuning.stages.estimate import EstimateStage, defaults, frontier, key_of, micro_batch_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 
@@ -173,12 +174,13 @@ def test_a_trial_that_shrank_is_not_credited_with_the_speed_of_what_did_not_fit(
     assert trials(office.journal.records)[0].samples_per_s == 7.0
 
 
-def test_a_resumed_search_proposes_what_the_unbroken_one_does(tmp_path: Path) -> None:
-    whole = [dict(a.knobs) for a in Office(_made(tmp_path / "a")).work()]
-    broken = Office(_made(tmp_path / "b"))
-    first = [dict(a.knobs) for a in broken.work(5)]
+@pytest.mark.parametrize("after", [5, 16])
+def test_a_resumed_search_proposes_what_the_unbroken_one_does(tmp_path: Path, after: int) -> None:
+    whole = [dict(a.knobs) for a in Office(_made(tmp_path / "a"), count=24).work()]
+    broken = Office(_made(tmp_path / "b"), count=24)
+    first = [dict(a.knobs) for a in broken.work(after)]
     broken.journal.close()
-    rest = [dict(a.knobs) for a in Office(tmp_path / "b").work()]
+    rest = [dict(a.knobs) for a in Office(tmp_path / "b", count=24).work()]
     assert first + rest == whole
 
 
@@ -337,3 +339,51 @@ def test_what_was_ruled_out_is_not_learned_as_fitting_and_is_tried_once_after_a_
     office.journal.close()
     begun = Office(tmp_path, strategy="joint", count=8).work()
     assert first.knobs["learning_rate"] not in [a.knobs["learning_rate"] for a in begun]
+
+
+def test_it_begins_with_the_defaults_and_the_fastest_and_trains_where_most_is_to_be_gained(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=24)
+    begun = office.work()
+    start = defaults(SPACE)
+    assert all(begun[0].knobs[name] == start[name] for name in ("batch_size", "learning_rate"))
+    ended = {t.id: t for t in trials(office.journal.records)}
+    assert ended[begun[1].trial].samples_per_s == max(t.samples_per_s or 0.0 for t in ended.values())
+    assert begun[1].knobs["batch_size"] == 64
+    far = [abs(math.log(float(a.knobs["learning_rate"]) / 0.1)) for a in begun]
+    assert statistics.median(far[12:]) < statistics.median(far[2:7])
+
+
+class Curved(Office):
+    """An office whose errors are as told: at the rungs and at the end of each trial."""
+
+    def course(self, *errors: float) -> Assignment:
+        """Runs the next trial through these errors, one a milestone, and returns it."""
+        assignment = self.desk.next_trial()
+        assert assignment is not None
+        for milestone, error in zip(ORDERS.milestones, errors, strict=False):
+            found = {**self.result(assignment, milestone), "values": {"error": error}}
+            if milestone == ORDERS.samples or not self.desk.at_rung(assignment.trial, found):
+                self.desk.ended(assignment.trial, found)
+                break
+        return assignment
+
+
+def test_a_trial_that_cannot_reach_the_front_any_more_is_stopped_with_a_reason(tmp_path: Path) -> None:
+    rate = {"low": 1e-3, "high": 1.0, "log": True}
+    space = Space.of({"batch_size": 64, "micro_batch_size": [16, 64], "learning_rate": rate})
+    office = Curved(tmp_path, count=40, space=space)
+    for n in range(7):  # each better than those before, and 0.1 better at its end than at its first rung
+        office.course(1.0 - 0.1 * n, 0.95 - 0.1 * n, 0.9 - 0.1 * n)
+    office.course(0.45, 0.45, 0.45)  # second of eight at the first rung, where the best half goes on
+    last = trials(office.journal.records)[-1]
+    assert (last.outcome, last.samples) == ("stopped", 200)
+    record = office.journal.records[-1]
+    assert record["reason"].startswith("cannot reach the front: 0.325 at most from here, where one as fast came to 0.3")
+
+
+def test_what_does_not_fit_is_not_proposed_for_its_speed(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=30, cap_bytes=250_000_000)
+    office.work()
+    refused = [r for r in office.journal.records if r.event == "refused" and r["stage"] == "search"]
+    assert not refused
+    assert all(t.outcome in ("ok", "stopped") for t in trials(office.journal.records))
