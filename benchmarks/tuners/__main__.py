@@ -32,7 +32,7 @@ from typing import Any
 from benchmarks.arena import arena
 from benchmarks.document import provenance, publish
 from benchmarks.tuners.contest import TABLES, Contest, on_core
-from benchmarks.tuners.figures import OURS, Scale, key, on_front_once, table
+from benchmarks.tuners.figures import OURS, Scale, key, on_front_once, slim, table
 from tuning.config import load
 
 WORKLOADS = ("signals", "temporal", "pointer")
@@ -67,7 +67,9 @@ def main() -> None:
             for start in range(0, len(missing), 2):
                 pair = missing[start : start + 2]
                 for row in side_by_side(workload, seed, pair, arguments.budget):
-                    publish({**provenance("tuners"), **row}, arguments.out, append=True)
+                    own = arena(TABLES / f"{workload}.jsonl")
+                    short = slim(row, own.objective, own.table.objectives[own.objective])
+                    publish({**provenance("tuners"), **short}, arguments.out, append=True)
         with ThreadPoolExecutor(2) as both:  # a core each, as the tuners had
             parts = [(core, arguments.workloads[core::2]) for core in range(2)]
             for documents in both.map(lambda part: [measure_again(w, part[0], arguments.out) for w in part[1]], parts):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tuners.contest import on_core
-from benchmarks.tuners.figures import Scale, facts, key, on_front_once, table, whole
+from benchmarks.tuners.figures import Scale, facts, key, on_front_once, slim, table, whole
 
 
 def line(at: float, knobs: dict[str, Any], speed: float, quality: float | None, outcome: str = "ok") -> dict[str, Any]:
@@ -91,3 +91,10 @@ def test_what_is_started_on_a_core_stays_there_and_the_rest_is_as_before() -> No
 def test_a_workload_whose_speeds_are_not_measured_again_is_known_to_be_so() -> None:
     assert SCALE.knows(OURS)
     assert not Scale("accuracy", "max", 0.5, 0.5, {key(SLOW): 50.0}).knows(OURS)
+
+
+def test_a_slim_row_has_the_figures_of_the_whole_one() -> None:
+    short = slim(PEER, "accuracy", "max")
+    assert SCALE.curve(short) == SCALE.curve(PEER)
+    assert facts(short) == facts(PEER)
+    assert [("knobs" in x) for x in short["lines"]] == [False, True, False, False]

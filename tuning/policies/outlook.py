@@ -120,7 +120,7 @@ class Outlook:
         found = expected_gains(np.array(self._front), floor, rates, means, deviations) / seconds
         if self._live:
             found *= 1.0 - surrogate.alike(points, np.array(list(self._live.values()))).max(axis=1)
-        return known[int(np.argmax(found))] if found.max() > 0 else 0
+        return known[int(np.argmax(found))]  # of equals the first: the model's own, if it fits
 
     def _rungs_of(self, trial: str, knobs: Mapping[str, Any]) -> dict[Stage, float]:
         own = self._at_rungs.get(trial, {}).items()

@@ -35,12 +35,13 @@ def probed(records: Sequence[Record]) -> list[Probed]:
 
 
 class ProbeStage:
-    """Measures the named configurations, then searches the system knobs for each coupling of the "both" knobs.
+    """Searches the system knobs for each coupling of the "both" knobs, then measures the named configurations.
 
-    From the best so far, each knob is changed alone, until no neighbour is left; then Optuna proposes, until the
-    stage's time is spent. Each coupling gets an equal share of the time, the first starting from the space's defaults,
-    the others from the best system knobs found so far. What the verdict on the best names as a remedy is changed first
-    (the RAM cache where it waits for data); what it cannot gain by is left as it is (`policies.verdict`).
+    From the best so far, each knob is changed alone, until no neighbour is left; then Optuna proposes, until nothing is
+    faster any more or the time is spent. Each coupling gets an equal share of the time, the first starting from the
+    space's defaults, the others from the best system knobs found so far. What the verdict on the best names as a remedy
+    is changed first (the RAM cache where it waits for data); what it cannot gain by is left as it is
+    (`policies.verdict`).
     """
 
     def __init__(
@@ -59,16 +60,16 @@ class ProbeStage:
         self._earlier = reuse.probes(journal.records, space)
 
     def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
-        """Measures until the stage's time is spent; what earlier records hold is not measured again."""
+        """Measures until the stage's time is spent, then what is `named`; leaves out what the records hold."""
         deadline = self._clock() + self._budget.max_time_s
-        have = {r["name"] for r in self._journal.records if r.event == "probe" and r["name"]}
-        for name, knobs in named.items():
-            if name not in have:
-                told(self._measure(dict(knobs), name=name))
         pairs = list(speed_couplings(self._space))
         for number, coupling in enumerate(pairs):
             share = (deadline - self._clock()) / (len(pairs) - number)
             self._sweep(coupling, self._clock() + share, told)
+        have = {r["name"] for r in self._journal.records if r.event == "probe" and r["name"]}
+        for name, knobs in named.items():  # one step of a configuration tuned for a card can take 40 s on a CPU
+            if name not in have:
+                told(self._measure(dict(knobs), name=name))
 
     def _sweep(self, coupling: Mapping[str, Scalar], until: float, told: Told) -> None:
         system = self._space.subset({"system"})

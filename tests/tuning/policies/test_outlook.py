@@ -257,3 +257,11 @@ def test_many_stopped_trials_before_the_first_whole_ones_are_no_trouble() -> Non
     for n in range(4):
         own.ended(f"w{n}", knobs(1e-3 * (n + 1)), 100.0, 0.5 + 0.1 * n)
     assert own.choose([knobs(1e-3), knobs(4e-3)], [100.0, 100.0]) == 1
+
+
+def test_where_nothing_is_to_be_gained_it_is_the_models_proposal_that_fits() -> None:
+    own = taught()
+    own.ended("all", knobs(1e-3), 1e6, 1.0)  # faster and better than anything can be
+    slow = [knobs(1e-4), knobs(2e-4), knobs(3e-4)]
+    assert own.choose(slow, [1e-3, 1e-3, 1e-3]) == 0
+    assert own.choose(slow, [None, 1e-3, 1e-3]) == 1

@@ -69,10 +69,10 @@ def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
     assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in bench.probed)
 
 
-def test_named_configurations_are_measured_first_and_only_once(tmp_path: Path) -> None:
+def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) -> None:
     before: dict[str, Scalar] = {"batch_size": 4, "micro_batch_size": 4}
     bench, journal = run(tmp_path, before=before)
-    assert bench.probed[0] == before
+    assert bench.probed[-1] == before
     journal.close()
     again = Journal.open(tmp_path / "trials.jsonl")
     ProbeStage(bench, SPACE, again, frontier(again.records, None), BUDGET, seed=0).run(
