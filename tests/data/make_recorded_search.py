@@ -57,9 +57,11 @@ def main() -> None:
             if record.event in KEPT:
                 journal.moment = record.t
                 fields = {n: record[n] for n in KEPT[record.event] if n in record.fields}
-                if record.event == "study":
-                    config = {**record["config"], "named": {}, "origins": {}, "runs_dir": "runs"}
-                    fields["config"] = config
+                if record.event == "study":  # where it was written is nobody's business
+                    typed = [w for w in record["config"]["overrides"] if not w.startswith("runs_dir=")]
+                    cut = {"named": {}, "origins": {}, "runs_dir": "runs", "overrides": typed}
+                    fields["config"] = {**record["config"], **cut}
+                    fields["command"] = " ".join(["python -m tuning.run", *typed])
                 journal.append(record.event, **fields)
     path.with_name(f"{path.name}.lock").unlink()
 
