@@ -23,7 +23,7 @@ from tuning.space import Space
 ENOUGH = 4
 """Trainings that came to their end before any choice is made."""
 MODELLED = 96
-"""Of more trials than these, half are the best and half the newest: a choice takes 15 ms at most."""
+"""Of more trials than these, half are the best and half the newest: the process is cubic in them."""
 REFITS = 64
 """The process is made anew once there are 1/64 more trials than it knows: at each up to 128, at every 15th of 1,000."""
 OVERHEAD_S = 0.5
