@@ -29,6 +29,7 @@ import numpy as np
 import optuna
 
 from benchmarks.document import provenance
+from benchmarks.peers import suggested, tune_domain
 from trainables.knobs import Scalar
 from trainables.loop import Plan
 from tuning.backends.session import Session, Setting
@@ -36,7 +37,7 @@ from tuning.memory.frontier import Costs, Frontier
 from tuning.policies.oom import requested_bytes
 from tuning.records import Journal
 from tuning.sections import ProbeSection
-from tuning.space import Choice, Range, Space
+from tuning.space import Choice, Space
 from tuning.stages.bench import Orders
 from tuning.stages.estimate import EstimateStage, frontier, key_of, learn, micro_batch_of
 from tuning.stages.probe import ProbeStage
@@ -129,7 +130,7 @@ def by_tune(machine: Machine, watcher: Watcher) -> list[Launched]:
     from ray import tune
     from ray.tune.search.optuna import OptunaSearch
 
-    searched = {name: _tune_domain(p, tune) for name, p in SPACE.parameters.items()}
+    searched = {name: tune_domain(p, tune) for name, p in SPACE.parameters.items()}
     search = OptunaSearch(searched, metric=list(OBJECTIVES), mode=list(OBJECTIVES.values()), seed=machine.seed)
     launched: list[Launched] = []
     for number in range(TRIALS):
@@ -148,7 +149,7 @@ def by_tpe(machine: Machine, watcher: Watcher) -> list[Launched]:
     launched: list[Launched] = []
     for _ in range(TRIALS):
         trial = study.ask()
-        knobs = SPACE.complete({name: _ask(trial, name) for name in SPACE.parameters})
+        knobs = SPACE.complete({name: suggested(trial, name, p) for name, p in SPACE.parameters.items()})
         said, found = watcher.p_oom(knobs), machine.train(knobs)
         launched.append((knobs, found, said))
         watcher.hear(knobs, found)
@@ -163,19 +164,6 @@ def _values(found: Mapping[str, Any]) -> dict[str, float] | None:
     if found["outcome"] != "ok":
         return None
     return {"samples_per_s": SAMPLES / max(found["train_s"], 1e-6), "loss": found["values"]["loss"]}
-
-
-def _tune_domain(parameter: Choice | Range, tune: Any) -> Any:
-    if isinstance(parameter, Choice):
-        return tune.choice(list(parameter.values))
-    return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)
-
-
-def _ask(trial: optuna.Trial, name: str) -> Any:
-    parameter = SPACE.parameters[name]
-    if isinstance(parameter, Choice):
-        return trial.suggest_categorical(name, parameter.values)
-    return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
 
 
 # -- one way and seed, and figures of all ------------------------------------------------------------------------------

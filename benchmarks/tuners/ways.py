@@ -16,6 +16,7 @@ import numpy as np
 import optuna
 from optuna.study import StudyDirection
 
+from benchmarks.peers import suggested, tune_domain
 from benchmarks.record_table import design
 from benchmarks.tuners.contest import ETA, Contest
 from trainables.knobs import Scalar
@@ -23,7 +24,6 @@ from tuning.backends.session import Session
 from tuning.config import load
 from tuning.policies.oom import requested_bytes
 from tuning.records import Journal
-from tuning.space import Choice, Range
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import EstimateStage, frontier
 from tuning.stages.probe import ProbeStage
@@ -100,7 +100,7 @@ def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:
 
     objectives = contest.objectives
     search = OptunaSearch(
-        {name: _tune_domain(p, tune) for name, p in contest.space.parameters.items()},
+        {name: tune_domain(p, tune) for name, p in contest.space.parameters.items()},
         metric=list(objectives),
         mode=list(objectives.values()),
         seed=contest.seed,
@@ -143,7 +143,7 @@ def tpe(contest: Contest) -> dict[str, Any]:
 
     def asked(train: Callable[[Mapping[str, Scalar]], dict[str, Any]]) -> None:
         trial = study.ask()
-        found = train(space.complete({name: _ask(trial, name, p) for name, p in space.parameters.items()}))
+        found = train(space.complete({name: suggested(trial, name, p) for name, p in space.parameters.items()}))
         ok = found["outcome"] == "ok"
         over = requested_bytes(found["message"]) or 1
         trial.set_constraint("memory", -1.0 if ok else over / contest.cap_bytes)
@@ -180,22 +180,6 @@ def _in_process(
     while contest.left_s > 0:
         asked(train)
     return {}
-
-
-def _tune_domain(parameter: Choice | Range, tune: Any) -> Any:
-    if isinstance(parameter, Choice):
-        return tune.choice(list(parameter.values))
-    if parameter.integer:
-        return (tune.lograndint if parameter.log else tune.randint)(int(parameter.low), int(parameter.high) + 1)
-    return (tune.loguniform if parameter.log else tune.uniform)(parameter.low, parameter.high)
-
-
-def _ask(trial: optuna.Trial, name: str, parameter: Choice | Range) -> Any:
-    if isinstance(parameter, Choice):
-        return trial.suggest_categorical(name, parameter.values)
-    if parameter.integer:
-        return trial.suggest_int(name, int(parameter.low), int(parameter.high), log=parameter.log)
-    return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
 
 
 WAYS: Mapping[str, Callable[[Contest], dict[str, Any]]] = {

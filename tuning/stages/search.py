@@ -6,7 +6,7 @@ import dataclasses
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
 from tuning.policies.beginning import beginning
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
-from tuning.policies.outlook import Outlook
 from tuning.policies.patience import Patience
 from tuning.policies.rungs import Rungs
 from tuning.policies.verdict import instead_of_fp16
@@ -25,6 +24,7 @@ from tuning.space import Choice, Space
 from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
+from tuning.stages.foresight import Foresight
 from tuning.stages.probe import probed
 
 SAMPLES_PER_S = "samples_per_s"
@@ -64,7 +64,6 @@ class SearchDesk:
         self._terms, self._orders, self._told = terms, orders, told
         self._staged = terms.strategy == "staged"
         self._probed = [p for p in probed(journal.records) if throughput.inside(space, p)]
-        self._rates = throughput.Rates(self._probed, space)
         searched = space.subset({"learning", "both"}) if self._staged else space
         self._names = tuple(searched.parameters)
         objectives = {SAMPLES_PER_S: "max", **terms.objectives}
@@ -87,9 +86,8 @@ class SearchDesk:
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
-        objective, mode = next(iter(terms.objectives.items()))
-        self._objective = objective
-        self._outlook = Outlook(searched, self._names, mode, orders.samples, terms.seed)
+        known = self._probed if self._staged else []
+        self._foresight = Foresight(space, self._names, known, frontier, terms.objectives, orders.samples, terms.seed)
         self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
@@ -153,9 +151,9 @@ class SearchDesk:
         milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
         reason = "" if decision.go_on else decision.reason
-        if self._staged and not decision.on_front and not reason and len(self._terms.objectives) == 1:
-            reason = self._outlook.hopeless(self._live[trial]["knobs"], milestone, values[self._objective], rate)
-        self._outlook.rung(trial, milestone, values[self._objective])
+        if not decision.on_front and not reason:
+            reason = self._foresight.hopeless(self._live[trial]["knobs"], milestone, values, rate)
+        self._foresight.rung(trial, milestone, values)
         if reason:
             self._live[trial].update(stopped_at=samples, reason=reason)
         self._told(record)
@@ -187,7 +185,7 @@ class SearchDesk:
             stopped_at=live.get("stopped_at"),
             reason=live.get("reason", ""),
             values=dict(found["values"]),
-            samples_per_s=self._rate_of(knobs, found),
+            samples_per_s=self._foresight.rate_of(knobs, found),
             seed=self._terms.seed,
             **{n: found.get(n) for n in (*kept, *more, *memory) if n in found},
         )
@@ -229,7 +227,7 @@ class SearchDesk:
 
     def _begin(self, assignment: Assignment, verdict: Verdict) -> Assignment:
         self._attempts[assignment.trial] += 1
-        self._outlook.begun(assignment.trial, assignment.knobs)
+        self._foresight.begun(assignment.trial, assignment.knobs)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
             "trial_start",
@@ -248,25 +246,7 @@ class SearchDesk:
         if self._instead:
             values = self._instead.pop(0)
             return Proposal(self._searcher.adopt(values), values)
-        return self._searcher.suggest(self._choose if self._staged else None)
-
-    def _choose(self, candidates: Sequence[Mapping[str, Scalar]]) -> int:
-        """Returns which of them is expected to add most to the front for its time, the speed of each being known."""
-        judged: dict[Any, Verdict] = {}
-
-        def speed(values: Mapping[str, Scalar]) -> float | None:
-            choice = self._rates.expected(values)
-            if choice is None:
-                return None
-            micro = int(choice.system["micro_batch_size"])
-            key = key_of({**self._space.fixed, **values})
-            if (key, micro) not in judged:
-                judged[key, micro] = self._frontier.judge(key, micro, shrink=True)
-            verdict = judged[key, micro]
-            # A smaller micro-step takes no longer, so that the speed falls with it at most.
-            return choice.samples_per_s * verdict.micro_batch / micro if verdict.fits else None
-
-        return self._outlook.choose(candidates, [speed(c) for c in candidates])
+        return self._searcher.suggest(self._foresight.choose if self._staged else None)
 
     def _is_over(self) -> bool:
         if self._started + self._refused >= self._terms.trials:
@@ -312,12 +292,7 @@ class SearchDesk:
     # -- what was learned --------------------------------------------------------------------------------------------
 
     def _rate(self, trial: str, result: Mapping[str, Any]) -> float:
-        return self._rate_of(self._live[trial]["knobs"], result) or 0.0
-
-    def _rate_of(self, knobs: Mapping[str, Scalar], result: Mapping[str, Any]) -> float | None:
-        """Returns what a probe found for these very knobs, else what the trial measured beside its neighbours."""
-        known = self._rates.of(knobs) if self._staged else None
-        return known if known is not None else result.get("measured_samples_per_s")
+        return self._foresight.rate_of(self._live[trial]["knobs"], result) or 0.0
 
     def _learn(self, record: Record) -> None:
         peak = int(record.get("peak_allocated_bytes") or 0)
@@ -334,27 +309,13 @@ class SearchDesk:
         if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
             values = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
             self._patience.take(values, whole=record["outcome"] == Outcome.OK)
-        self._foresee(record)
+        self._foresight.ended(record)
         seen = self._observation(record)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
             self._searcher.observe(number, seen)
         else:
             self._searcher.replay(self._searched(record["config"]), seen)
-
-    def _foresee(self, record: Record) -> None:
-        """Tells how a trial ended to what judges the next ones."""
-        trial, knobs, outcome = record["trial"], record["config"], record["outcome"]
-        value = record["values"].get(self._objective)
-        if outcome == Outcome.OK:
-            self._rates.learn(knobs, record.get("measured_samples_per_s"))
-            self._outlook.ended(trial, knobs, record["samples_per_s"], value)
-        elif outcome == Outcome.STOPPED:
-            self._outlook.stopped(trial, knobs)
-        elif outcome in (Outcome.DIVERGED, Outcome.CRASH):
-            self._outlook.failed(trial, knobs)
-        else:
-            self._outlook.dropped(trial)
 
     def _taken_over(self, trial: Mapping[str, Any]) -> Observation:
         """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""
@@ -405,7 +366,7 @@ class SearchDesk:
                 rate = record.get("samples_per_s", rates[record["trial"]])  # as it was judged; older records lack it
                 values = {SAMPLES_PER_S: rate, **record["values"]}
                 self._rungs.remember(record["trial"], milestone, values)
-                self._outlook.rung(record["trial"], milestone, record["values"].get(self._objective))
+                self._foresight.rung(record["trial"], milestone, record["values"])
             elif record.event == "trial":
                 self._teach(record)  # the frontier was made of these records
                 self._replace_fp16(record)

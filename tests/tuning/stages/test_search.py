@@ -46,8 +46,9 @@ class Office:
         cap_bytes: int | None = None,
         named: Any = None,
         space: Space = SPACE,
+        bench: FormulaBench | None = None,
     ) -> None:
-        self.bench = FormulaBench(cap_bytes)
+        self.bench = bench or FormulaBench(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
         EstimateStage(self.bench, space, self.journal, cap_bytes).run()
         learned = frontier(self.journal.records, cap_bytes)
@@ -381,9 +382,24 @@ def test_a_trial_that_cannot_reach_the_front_any_more_is_stopped_with_a_reason(t
     assert record["reason"].startswith("cannot reach the front: 0.325 at most from here, where one as fast came to 0.3")
 
 
-def test_what_does_not_fit_is_not_proposed_for_its_speed(tmp_path: Path) -> None:
-    office = Office(tmp_path, count=30, cap_bytes=250_000_000)
+class Phased(FormulaBench):
+    """A bench on which a phase for the encoder needs a gigabyte more, and whoever learns best has one."""
+
+    def peak_bytes(self, knobs: Mapping[str, Any], micro_batch: int) -> int:
+        """Returns the formula's peak, and that."""
+        return super().peak_bytes(knobs, micro_batch) + (10**9 if Knobs.of(knobs).encoder_frac else 0)
+
+    def train(self, knobs: Mapping[str, Any], *rest: Any) -> dict[str, Any]:
+        """Returns an error that falls with the phase's share."""
+        found = super().train(knobs, *rest)
+        return {**found, "values": {"error": found["values"]["error"] - Knobs.of(knobs).encoder_frac}}
+
+
+def test_what_does_not_fit_is_not_proposed_for_what_it_might_add(tmp_path: Path) -> None:
+    shares = {"encoder_frac": [0.0, 0.25, 0.5], "learning_rate": {"low": 1e-3, "high": 1.0, "log": True}}
+    space = Space.of({"batch_size": [16, 64], "micro_batch_size": [4, 16, 64], **shares})
+    office = Office(tmp_path, count=60, cap_bytes=500_000_000, space=space, bench=Phased(500_000_000))
     office.work()
-    refused = [r for r in office.journal.records if r.event == "refused" and r["stage"] == "search"]
-    assert not refused
+    modelled = [r for r in office.journal.records if r.event in ("trial_start", "refused")][20:]
+    assert all(r["config"]["encoder_frac"] == 0.0 for r in modelled)
     assert all(t.outcome in ("ok", "stopped") for t in trials(office.journal.records))
