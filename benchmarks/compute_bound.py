@@ -21,7 +21,8 @@ import torch
 from benchmarks.document import provenance, publish
 from benchmarks.fed import pairs
 from benchmarks.telemetry_cost import median_interval
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.export import read_best
 from tuning.records import Record, read
 

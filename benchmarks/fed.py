@@ -11,6 +11,7 @@ import torch
 
 from trainables import batches, loop
 from trainables.knobs import Scalar
+from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import Batch
 from tuning.backends.session import WINDOW_S, Session
@@ -46,7 +47,7 @@ def fed(device: torch.device | None = None) -> Iterator[None]:
 
 def samples_per_s(session: Session, knobs: Mapping[str, Scalar], samples: int) -> float:
     """Returns samples over seconds of a training, its first optimiser step left out."""
-    state = loop.prepare(session.resident, session.config(knobs), loop.Plan(samples=samples, window_s=WINDOW_S))
+    state = loop.prepare(session.resident, session.config(knobs), Plan(samples=samples, window_s=WINDOW_S))
     start, before = 0.0, 0
     for event in loop.train(state):
         if isinstance(event, Window) and not before:

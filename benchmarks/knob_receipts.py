@@ -21,7 +21,8 @@ import torch
 from benchmarks.document import provenance, publish
 from benchmarks.knob_cases import BASES, CASES, pairs
 from tuning import lines
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.receipts import receipts
 from tuning.records import Journal
 from tuning.stages import ablate

@@ -126,12 +126,13 @@ def real_bytes(kind: Any, config: Any, micro_batch: int) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     from trainables import loop
+    from trainables.plan import Plan
     from trainables.resident import Resident
     from tuning.memory.tracing.onednn import allocations
 
     resident = Resident(kind)
     resident.dataset(config, "train")  # the samples themselves are the host's
-    state = loop.prepare(resident, config, loop.Plan(samples=1_000_000))
+    state = loop.prepare(resident, config, Plan(samples=1_000_000))
     state.meter = None
     fixed = {t.untyped_storage().data_ptr(): t.nbytes for t in [*state.model.parameters(), *state.model.buffers()]}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:

@@ -10,6 +10,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from trainables import loop
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, Workload
 from tuning.memory.prediction import Trace
@@ -64,4 +65,4 @@ def theirs(workload: Workload, config: Config) -> int:
 def _prepared(workload: Workload, config: Config) -> loop.State:
     resident = Resident(cast(Workload, weightless.Weightless(workload, step.FAKE)))
     with step.FAKE if torch.is_grad_enabled() else nullcontext():
-        return loop.prepare(resident, config, loop.Plan(samples=1_000_000))
+        return loop.prepare(resident, config, Plan(samples=1_000_000))

@@ -21,9 +21,10 @@ import torch
 
 from benchmarks.document import KeepingDesk, provenance, publish
 from trainables.knobs import Scalar
-from trainables.loop import Plan
+from trainables.plan import Plan
 from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.stages.bench import Assignment, Orders
 
 GREEDY = Path(__file__).parents[1] / "tests" / "data" / "greedy.py"

@@ -31,8 +31,9 @@ import optuna
 from benchmarks.document import provenance
 from benchmarks.peers import suggested, tune_domain
 from trainables.knobs import Scalar
-from trainables.loop import Plan
-from tuning.backends.session import Session, Setting
+from trainables.plan import Plan
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.memory.frontier import Costs, Frontier
 from tuning.policies.oom import requested_bytes
 from tuning.records import Journal

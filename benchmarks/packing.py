@@ -24,7 +24,8 @@ from benchmarks.document import KeepingDesk, provenance, publish
 from trainables import loop
 from trainables.knobs import Scalar
 from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.stages.bench import Assignment, Orders
 
 OPTIONS: dict[str, dict[str, Any]] = {"nli": {"max_train_samples": 256, "max_val_samples": 32}}

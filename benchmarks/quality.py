@@ -22,7 +22,9 @@ import yaml
 from benchmarks.document import provenance, publish
 from trainables import loop, workload
 from trainables.batches import size_of
-from tuning.backends.session import Session, Setting
+from trainables.plan import Plan
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.config import load
 from tuning.export import read_best
 
@@ -31,7 +33,7 @@ def train(session: Session, knobs: dict[str, Any], epochs: float, seed: int) -> 
     """Returns the objectives after `epochs` passes over the training split, and what the training took."""
     config = session.config(knobs, seed)
     samples = round(epochs * size_of(session.resident.dataset(config, "train")))
-    state = loop.prepare(session.resident, config, loop.Plan(samples=samples, milestones=(samples,)))
+    state = loop.prepare(session.resident, config, Plan(samples=samples, milestones=(samples,)))
     start, values = time.perf_counter(), {}
     for event in loop.train(state):
         if isinstance(event, loop.Evaluation):

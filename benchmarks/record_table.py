@@ -22,8 +22,9 @@ import numpy as np
 
 from benchmarks.document import provenance
 from trainables.knobs import Scalar
-from trainables.loop import Plan
-from tuning.backends.session import Session, Setting
+from trainables.plan import Plan
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.config import load
 from tuning.records import Journal, last, read
 from tuning.space import Space

@@ -28,8 +28,10 @@ import torch
 from benchmarks.document import provenance, publish
 from trainables import loop
 from trainables.knobs import Scalar
+from trainables.plan import Plan
 from trainables.stopwatch import SPANS, Span, Stopwatch, Window
-from tuning.backends.session import WINDOW_S, Session, Setting
+from tuning.backends.session import WINDOW_S, Session
+from tuning.backends.setting import Setting
 
 KNOBS: dict[str, dict[str, Scalar]] = {
     "temporal": {"batch_size": 32, "micro_batch_size": 32, "hidden_size": 32},
@@ -84,7 +86,7 @@ def median_interval(values: list[float]) -> tuple[float, float]:
 
 def measure(session: Session, knobs: dict[str, Scalar], seconds: float, window_s: float) -> list[dict[str, Any]]:
     """Returns the blocks in their order: whether read, samples, wall and processor seconds."""
-    state = loop.prepare(session.resident, session.config(knobs), loop.Plan(samples=10**9, window_s=window_s))
+    state = loop.prepare(session.resident, session.config(knobs), Plan(samples=10**9, window_s=window_s))
     blocks: list[dict[str, Any]] = []
     session.sampler.begin()
     with switched():

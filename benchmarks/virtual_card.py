@@ -20,8 +20,10 @@ from benchmarks.document import provenance, publish
 from trainables import live_bytes, loop
 from trainables.knobs import Scalar
 from trainables.live_bytes import CUDA_GRANULE_BYTES, Sparse
+from trainables.plan import Plan
 from trainables.stopwatch import Window
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 
 NO_CAP = 1 << 60
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -46,7 +48,7 @@ def window(session: Session, mode: str, window_s: float) -> tuple[float, int]:
     """Returns samples a second after the first two windows, and the peak so far."""
     gc.collect()
     cap = None if mode == "off" else NO_CAP
-    plan = loop.Plan(1_000_000_000, window_s=window_s / 4, cap_bytes=cap, mixed_phases=True)
+    plan = Plan(1_000_000_000, window_s=window_s / 4, cap_bytes=cap, mixed_phases=True)
     state = loop.prepare(session.resident, session.config(KNOBS), plan)
     if mode == "dense":
         state.sparse = Dense()

@@ -23,10 +23,11 @@ from typing import Any
 from ray import tune
 
 from benchmarks.document import KeepingDesk, provenance, publish
-from trainables.loop import Plan
+from trainables.plan import Plan
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.ray_worker import REPORT
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.stages.bench import Assignment, Orders
 
 OPTIONS = {"max_train_samples": 64, "max_val_samples": 16}

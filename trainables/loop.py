@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from trainables import batches, optim, precision
 from trainables.live_bytes import LiveBytes, Sparse
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Part, Witness
@@ -47,22 +48,6 @@ GOLDEN_RATIO = 0.6180339887498949
 
 class Diverged(Exception):
     """The loss or an objective is not finite."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How far to train and when to look.
-
-    `samples` is the horizon, at which the learning rate reaches 0; `milestones` are the samples seen at which quality
-    is measured; a window closes at the first optimiser step after `window_s`. `cap_bytes` makes a CPU a virtual card.
-    """
-
-    samples: int
-    milestones: tuple[int, ...] = ()
-    window_s: float = 1.0
-    cap_bytes: int | None = None
-    mixed_phases: bool = False
-    """Batches of all phases in turns, each as often as its share, so that seconds show the speed of a whole run."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from trainables import BUILT_IN
 from trainables.knobs import Knobs, Scalar
 
 Split = Literal["train", "val"]
@@ -94,9 +95,6 @@ Augment = Callable[[Batch, Tensor, Config, str], Batch]
 
 class WorkloadError(Exception):
     """A workload that cannot be found, or that does not keep the contract."""
-
-
-BUILT_IN = ("nli", "pointer", "headpose", "temporal", "signals")
 
 
 def load(ref: str) -> Workload:

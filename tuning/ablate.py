@@ -17,7 +17,7 @@ from rich.console import Console
 from trainables.knobs import Scalar
 from tuning import doctor, export, lines, report, summary
 from tuning.backends.laboratory import Laboratory
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.errors import ConfigError, NoUsableTrial
 from tuning.policies import ablation
 from tuning.records import Journal, Record, last, read

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainables import workload
+from trainables import BUILT_IN
 from trainables.knobs import Scalar, kind_of
 from tuning import atomic, doctor
 from tuning.backends.laboratory import Laboratory
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults
 from tuning.errors import ConfigError, PreflightError
 from tuning.policies import packing
@@ -81,7 +81,9 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
 
 def _complete(config: StudyConfig) -> StudyConfig:
     """Returns the configuration with the workload's own defaults and the device settled."""
-    if config.workload.ref not in workload.BUILT_IN:
+    if config.workload.ref not in BUILT_IN:
+        from trainables import workload  # brings torch, which a study of a built-in workload does without
+
         try:
             own = workload.load(config.workload.ref)
         except workload.WorkloadError as error:

@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainables.knobs import Scalar
 from tuning import doctor, export, report, summary, timeline, wording
 from tuning.allotment import Allotment
 from tuning.backends.laboratory import Laboratory
-from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.config import StudyConfig, write_resolved
 from tuning.errors import NoUsableTrial
 from tuning.memory.known import Key, Known
@@ -37,6 +36,9 @@ from tuning.stages.confirm import Terms as ConfirmTerms
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk
 from tuning.terminal import Terminal
+
+if TYPE_CHECKING:
+    from tuning.backends.ray_tune import RayCrew
 
 PREDICT_S = 60.0
 """What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
@@ -60,12 +62,15 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     setting = setting_of(config)
     free_bytes = doctor.free_bytes(doctor.gpus()[0]) if cuda else None  # before any process of ours has a context
     with ExitStack() as stack:
+        bench = stack.enter_context(Laboratory(setting))
+        bench.start()
+        from tuning.backends.ray_tune import RayCluster, RayCrew  # 2 s of imports, while the bench has its own
+
         cluster = RayCluster(cores=doctor.cores(), gpus=len(doctor.gpus()) if cuda else 0, dashboard=config.dashboard)
         while_searching: AbstractContextManager[object] = cluster
         if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
             while_searching = nullcontext(stack.enter_context(cluster))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
-        bench = stack.enter_context(Laboratory(setting))
         facts = described(bench, config.workload.options, estimate.defaults(config.space))
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:

@@ -24,10 +24,12 @@ from safetensors.torch import save as save_tensors
 from trainables import checkpoint, loop
 from trainables.batches import size_of
 from trainables.knobs import Knobs
+from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
 from tuning import atomic, doctor, lines
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.export import Best, read_best
 from tuning.policies import active, oom
@@ -202,7 +204,7 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
 
 def _prepared(job: Job, session: Session, *, resume: bool) -> loop.State:
     """Returns the run before its first step, or where its checkpoint left it."""
-    plan = loop.Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
+    plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
     with _telling(job.best):
         state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
         session.resident.dataset(state.config, "train")

@@ -15,9 +15,10 @@ from benchmarks.gpu_check.kinds import GEMMA, GEMMA_SAMPLES, SMALL_GEMMA
 from benchmarks.gpu_check.memory import capability_of
 from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
 from trainables.knobs import Scalar
-from trainables.loop import Plan
+from trainables.plan import Plan
 from trainables.workload import load
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.memory.fitting import Kernels
 
 GREEDY = ROOT / "tests" / "data" / "greedy.py"

@@ -14,7 +14,9 @@ import torch
 from benchmarks.gpu_check.kinds import REF
 from trainables import loop
 from trainables.knobs import Scalar
-from tuning.backends.session import Session, Setting
+from trainables.plan import Plan
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.memory.native import STEP_BYTES
 from tuning.policies import oom
 
@@ -50,7 +52,7 @@ class Gauge:
         session.settled(cap_bytes)
         session.memory.limit(cap_bytes)
         config = session.config({**knobs, "batch_size": micro_batch, "micro_batch_size": micro_batch})
-        plan = loop.Plan(samples=1_000_000, cap_bytes=cap_bytes)
+        plan = Plan(samples=1_000_000, cap_bytes=cap_bytes)
         state: loop.State | None = None
         try:
             state = loop.prepare(session.resident, config, plan)

@@ -23,8 +23,10 @@ from benchmarks.gpu_check.workloads import best_of, lacking, options_of
 from benchmarks.telemetry_cost import median_interval
 from trainables import loop
 from trainables.knobs import Scalar
+from trainables.plan import Plan
 from trainables.stopwatch import Window
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.policies.ablation import settled
 
 WORKLOADS = {"cuda": ("nli", "headpose"), "cpu": ("headpose",)}
@@ -87,7 +89,7 @@ def measured(place: Place, name: str, best: dict[str, Scalar] | None, limits: di
 
 def per_sample(session: Session, knobs: dict[str, Scalar], limits: dict[str, float]) -> dict[str, Any]:
     """Returns what a sample's share of the first optimiser step asks of the device, forward, backward and optimiser."""
-    state = loop.prepare(session.resident, session.config(knobs), loop.Plan(samples=1_000_000))
+    state = loop.prepare(session.resident, session.config(knobs), Plan(samples=1_000_000))
     batch = int(knobs["batch_size"])
     with ceilings.Asked(session.setting.device, limits) as seen:
         for event in loop.train(state):
@@ -106,7 +108,7 @@ def per_sample(session: Session, knobs: dict[str, Scalar], limits: dict[str, flo
 def profiled(session: Session, knobs: dict[str, Scalar], device: str) -> dict[str, Any]:
     """Returns what torch's profiler saw of a window: time the device computed, launches, waits, what took longest."""
     state = loop.prepare(
-        session.resident, session.config(knobs), loop.Plan(samples=1_000_000_000, window_s=PROFILED_S[device])
+        session.resident, session.config(knobs), Plan(samples=1_000_000_000, window_s=PROFILED_S[device])
     )
     events = (e for e in loop.train(state) if isinstance(e, Window))
     next(events)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from trainables.knobs import Scalar
-from trainables.loop import Plan
-from tuning.backends.session import Setting
+from trainables.plan import Plan
+from tuning.backends.setting import Setting
 from tuning.policies.rungs import milestones
 from tuning.space import Space
 

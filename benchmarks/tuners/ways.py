@@ -126,7 +126,12 @@ def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:
                 max_concurrent_trials=1,
                 reuse_actors=reuse,
             ),
-            run_config=tune.RunConfig(storage_path=folder, verbose=0),
+            run_config=tune.RunConfig(
+                storage_path=folder,
+                verbose=0,
+                # Left out, Tune asks every actor for a checkpoint at its end, and then reuses none of them.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+            ),
         )
         tuner.fit()
     return {}

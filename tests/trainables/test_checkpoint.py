@@ -10,7 +10,8 @@ import pytest
 from tests.fakes import Sums
 from trainables import checkpoint
 from trainables.knobs import Knobs
-from trainables.loop import Plan, State, prepare, train
+from trainables.loop import State, prepare, train
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.workload import Config

@@ -21,7 +21,8 @@ from trainables.data import rendered_heads
 from trainables.data.head_mesh import rotation
 from trainables.headpose import BIN_DEG, BINS, HeadPose, PoseNet, Sample, between_deg, expected_deg, rotations
 from trainables.knobs import Knobs
-from trainables.loop import Evaluation, Plan, prepare, train
+from trainables.loop import Evaluation, prepare, train
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError, blocks
 

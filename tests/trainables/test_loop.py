@@ -12,7 +12,8 @@ import torch
 from tests.fakes import Noisy, Sums
 from trainables import loop
 from trainables.knobs import Knobs
-from trainables.loop import Evaluation, Plan, prepare, train
+from trainables.loop import Evaluation, prepare, train
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.workload import Config

@@ -17,7 +17,8 @@ from trainables import draws
 from trainables.batches import Loader, plan_epoch
 from trainables.data.tsp_instances import euclidean, solved
 from trainables.knobs import Knobs
-from trainables.loop import Plan, prepare, train
+from trainables.loop import prepare, train
+from trainables.plan import Plan
 from trainables.pointer import (
     FEATURES,
     Batch,

@@ -17,7 +17,8 @@ from trainables import signals
 from trainables.data import npy_sequences
 from trainables.data.errors import DataError
 from trainables.knobs import Knobs
-from trainables.loop import Plan, prepare, train
+from trainables.loop import prepare, train
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.signals import BiLSTM, HostLengths, Signals, contrast, disturbed
 from trainables.workload import Config, WorkloadError, blocks, phases

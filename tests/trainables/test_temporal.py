@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from trainables import temporal
 from trainables.data.errors import DataError
 from trainables.knobs import Knobs
-from trainables.loop import Evaluation, Plan, prepare, train
+from trainables.loop import Evaluation, prepare, train
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.temporal import Block, Temporal

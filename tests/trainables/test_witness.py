@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 from tests.fakes import Lines, Noisy, Sums
 from trainables import batches, loop, precision
 from trainables.knobs import Knobs
-from trainables.loop import Plan, prepare, train
+from trainables.loop import prepare, train
+from trainables.plan import Plan
 from trainables.precision import compiled_graphs
 from trainables.resident import Resident
 from trainables.stopwatch import Window

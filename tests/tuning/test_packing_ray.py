@@ -13,7 +13,7 @@ import pytest
 from tests.data.greedy import CAP_BYTES, WHERE
 from tuning.backends import ray_tune
 from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.stages.bench import Assignment, Orders
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]

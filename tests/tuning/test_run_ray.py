@@ -16,7 +16,7 @@ from tests.commands import MINE, run
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.replay import decisions, replayed
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.export import read_best
 from tuning.records import read, trials
 from tuning.stages.bench import Assignment, Orders

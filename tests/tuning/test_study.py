@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.commands import MINE
+from tests.commands import MINE, ROOT
 from tests.fakes import FormulaBench
 from trainables.knobs import Scalar
 from tuning import config, opening, run, study, summary
@@ -32,7 +35,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def started(**_: object) -> None:
         pytest.fail("Ray was started")
 
-    monkeypatch.setattr(study, "RayCluster", started)
+    monkeypatch.setitem(sys.modules, "tuning.backends.ray_tune", SimpleNamespace(RayCluster=started, RayCrew=started))
     monkeypatch.chdir(tmp_path)
 
 
@@ -341,3 +344,14 @@ def test_what_others_hold_of_a_card_is_not_the_trials(tmp_path: Path) -> None:
         with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
             own = Allotment(loaded, {"device": {"memory_bytes": 24 * gib}}, journal, time.monotonic(), free)
             assert own.cap_bytes() == usable
+
+
+def test_a_study_says_its_first_word_without_torch_or_ray() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "import sys, tuning.study; print({'torch', 'ray', 'pandas'} & set(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert found.stdout == "set()\n"

@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from trainables.knobs import Scalar
-from trainables.loop import Plan
-from tuning.backends.session import Session, Setting
+from trainables.plan import Plan
+from tuning.backends.setting import Setting
 from tuning.errors import PreflightError
 
 
@@ -42,7 +42,7 @@ class Failed:
 
 
 class Laboratory:
-    """The process as a stage sees it (`stages.bench.Bench`): started by the first call, and anew after `end`.
+    """The process as a stage sees it (`stages.bench.Bench`): started by `start` or the first call, anew after `end`.
 
     Every method raises PreflightError where the workload fails in a way that is no result, or the process is lost.
     """
@@ -50,6 +50,7 @@ class Laboratory:
     def __init__(self, setting: Setting, *, start_timeout_s: float = 180.0) -> None:
         self._setting, self._timeout_s = setting, start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
 
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -92,7 +93,10 @@ class Laboratory:
         self.end()
         self._said.close()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Starts the process where there is none, and does not wait until it has loaded torch, data and model."""
+        if self._process is not None:
+            return
         ours, theirs = Pipe()
         self._said.truncate(0)
         self._process = subprocess.Popen(
@@ -106,6 +110,9 @@ class Laboratory:
         theirs.close()
         self._connection = ours
         self._connection.send(self._setting)
+        self._is_ready = False
+
+    def _await(self) -> None:
         if not self._connection.poll(self._timeout_s):
             self.end()
             raise PreflightError(
@@ -113,10 +120,12 @@ class Laboratory:
                 remedy="look at the machine's load",
             )
         self._answer("the measuring process cannot start")
+        self._is_ready = True
 
     def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
-        if self._process is None:
-            self._start()
+        self.start()
+        if not self._is_ready:
+            self._await()
         try:
             self._connection.send((method, arguments))
         except OSError:
@@ -153,6 +162,8 @@ class Laboratory:
 
 def _serve(connection: Connection) -> None:
     """Answers requests until there are no more; an exception is an answer too."""
+    from tuning.backends.session import Session  # brings torch, for which the study's own process has no use
+
     with contextlib.suppress(EOFError):
         try:
             session = Session(connection.recv())

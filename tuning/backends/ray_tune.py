@@ -23,10 +23,10 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from trainables.loop import Plan
+from trainables.plan import Plan
 from tuning.backends.placing import Placed, Placing
 from tuning.backends.ray_worker import REPORT, Retired, TrialRunner
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.errors import PreflightError, StoppedEarly, TuningError
 from tuning.policies import oom
 from tuning.stages.bench import Desk, Orders

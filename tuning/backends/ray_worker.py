@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
 from trainables.knobs import Scalar
-from tuning.backends.session import Session, Setting, Trial
+from tuning.backends.setting import Setting
+
+if TYPE_CHECKING:
+    from tuning.backends.session import Session, Trial
 
 REPORT = "report"
 
@@ -18,6 +21,8 @@ _WARM: dict[str, Session] = {}
 
 def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
     """Returns this process's session for the setting, loading it at the first call."""
+    from tuning.backends.session import Session  # brings torch, for which the study that defines this class has no use
+
     key = repr(setting)
     if key not in _WARM:
         _WARM.clear()

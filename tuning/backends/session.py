@@ -12,9 +12,8 @@ import platform
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
@@ -23,11 +22,13 @@ from trainables import loop, workload
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.backends import fingerprint
 from tuning.backends.device_memory import DeviceMemory
 from tuning.backends.host_memory import keep_freed
+from tuning.backends.setting import Setting, Shrink
 from tuning.backends.windows import read_windows, sampler_of, spans_of, speed, spread
 from tuning.policies import oom, watch
 from tuning.policies.oom import Outcome
@@ -35,24 +36,8 @@ from tuning.policies.oom import Outcome
 MIN_WINDOWS, WINDOW_S = 3, 0.4
 """A probe's fewest windows and the length of one: shorter ones show the batches' lengths more than the knobs."""
 SETTLE_S = 0.5
-Shrink = Literal["", "loader", "all"]
 HOPELESS_FRAC = 0.75
 """A probe whose first window is below this share of the best so far is not measured further."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a process must know to do any work of a study.
-
-    `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
-    """
-
-    workload: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "cpu"
-    threads: int = 1
-    cap_bytes: int | None = None
-    seed: int = 0
 
 
 class Session:
@@ -180,7 +165,7 @@ class Session:
         found["wall_s"] = time.perf_counter() - start
         return found
 
-    def trial(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int, *, shrink: Shrink = "all") -> Trial:
+    def trial(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, *, shrink: Shrink = "all") -> Trial:
         """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.
 
         Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`); with
@@ -193,7 +178,7 @@ class Session:
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
 
-    def train(self, knobs: Mapping[str, Scalar], plan: loop.Plan, seed: int) -> dict[str, Any]:
+    def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
         """Returns the result of a whole trial."""
         self.use_threads(self.setting.threads)
         trial = self.trial(knobs, plan, seed)
@@ -234,10 +219,10 @@ class Session:
             gc.collect()
         return own
 
-    def _endless(self, window_s: float) -> loop.Plan:
-        return loop.Plan(samples=1_000_000_000, window_s=window_s, cap_bytes=self.setting.cap_bytes, mixed_phases=True)
+    def _endless(self, window_s: float) -> Plan:
+        return Plan(samples=1_000_000_000, window_s=window_s, cap_bytes=self.setting.cap_bytes, mixed_phases=True)
 
-    def _attempt(self, found: dict[str, Any], plan: loop.Plan) -> _Attempt:
+    def _attempt(self, found: dict[str, Any], plan: Plan) -> _Attempt:
         return _Attempt(self, found, plan.cap_bytes)
 
 
@@ -285,7 +270,7 @@ class _Attempt:
 class Trial:
     """A configuration being trained; `advance` runs it to its next milestone."""
 
-    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: loop.Plan, seed: int, shrink: Shrink) -> None:
+    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: Plan, seed: int, shrink: Shrink) -> None:
         self._session, self._plan, self._seed, self._shrink = session, plan, seed, shrink
         self._knobs = knobs
         self._restarts: list[dict[str, Any]] = []

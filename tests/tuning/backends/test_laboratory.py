@@ -14,7 +14,7 @@ import pytest
 
 from tests.commands import MINE
 from tuning.backends.laboratory import Laboratory
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.errors import PreflightError
 
 KNOBS = {"batch_size": 8, "micro_batch_size": 8}

@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from tests.data.greedy import CAP_BYTES, WHERE, Greedy, hidden_bytes
-from trainables.loop import Plan
+from trainables.plan import Plan
 from tuning.backends import device_memory
-from tuning.backends.session import Session, Setting
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 
 GREEDY = Path(__file__).parents[2] / "data" / "greedy.py"
 PLAN = Plan(samples=64, milestones=(64,), window_s=0.0, cap_bytes=CAP_BYTES)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainables.loop import Plan
-from tuning.backends.session import Session, Setting
+from trainables.plan import Plan
+from tuning.backends.session import Session
+from tuning.backends.setting import Setting
 from tuning.backends.windows import spread
 
 BROKEN = '''

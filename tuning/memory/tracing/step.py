@@ -25,6 +25,7 @@ from torch.utils import _foreach_utils as foreach
 from trainables import loop
 from trainables.batches import size_of, to_device
 from trainables.knobs import Knobs
+from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Batch, Config, Workload, load
 from tuning.memory.prediction import Confidence, Prediction, Trace
@@ -158,7 +159,7 @@ def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetime
     resident, config = _resident(job.workload), job.config.with_knobs(micro_batch_size=micro_batch)
     with patched(), recurrent.cudnn(job.constants) as kinds:
         with lifetimes if job.on_card else nullcontext():  # a card also holds the first weights that a trial copies
-            state = loop.prepare(resident, config, loop.Plan(samples=1_000_000))
+            state = loop.prepare(resident, config, Plan(samples=1_000_000))
         lifetimes.adopt(state.model.parameters(), "parameter")
         lifetimes.adopt(state.model.buffers(), "buffer")
         _name_as_it_goes(lifetimes, state)

@@ -1,0 +1,21 @@
+"""How far a training goes. No torch: who only asks for one has no use for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How far to train and when to look.
+
+    `samples` is the horizon, at which the learning rate reaches 0; `milestones` are the samples seen at which quality
+    is measured; a window closes at the first optimiser step after `window_s`. `cap_bytes` makes a CPU a virtual card.
+    """
+
+    samples: int
+    milestones: tuple[int, ...] = ()
+    window_s: float = 1.0
+    cap_bytes: int | None = None
+    mixed_phases: bool = False
+    """Batches of all phases in turns, each as often as its share, so that seconds show the speed of a whole run."""
