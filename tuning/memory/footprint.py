@@ -138,9 +138,11 @@ class Footprint:
     def _at(self, micro_batch: int, value: Callable[[Point], int]) -> Predicted:
         """Returns the value on the line between two points; beyond the last on the line through the last two.
 
-        A peak is the largest of several lines, so it lies below the first and above the second.
+        A peak is the largest of several lines, so it lies below the first and above the second. For what is below the
+        first point see `_at_zero`.
         """
-        line = [(0, min(self.floor_bytes, value(self.points[0])))]
+        # A card must hold no less than the peak, also where the capacities of the first two points say less.
+        line = [(0, max(self._at_zero(value), self._at_zero(lambda p: p.peak_bytes)))]
         line += [(p.micro_batch, value(p)) for p in self.points]
         (m0, b0), (m1, b1) = line[-2:]
         if micro_batch > m1:
@@ -150,6 +152,24 @@ class Footprint:
         total = b1 if m1 == micro_batch else b0 + (b1 - b0) / (m1 - m0) * (micro_batch - m0)
         base = min(self.floor_bytes, total)
         return Predicted(base, total - base)
+
+    def _at_zero(self, value: Callable[[Point], int]) -> float:
+        """Returns where the line from the first point down meets micro-batch 0, in bytes, at most the first's value.
+
+        That is the floor, or where the line through the first two points comes out if that is more: what a step needs
+        whatever its micro-batch, such as a pool of references. One point does not show it, and is too low by it.
+
+        For a peak, the largest of several lines, the second line is never too high, and too low by at most what it
+        falls from the first point: of points at 2 and 8, at 1 by one sample's bytes. A capacity goes in segments of 2
+        to 20 MiB: rounded more at the first point than at the second, it is too high, by at most the first's value.
+        """
+        first = self.points[0]
+        floor = min(self.floor_bytes, value(first))
+        if len(self.points) == 1:
+            return floor
+        second = self.points[1]
+        slope = (value(second) - value(first)) / (second.micro_batch - first.micro_batch)
+        return max(floor, value(first) - slope * first.micro_batch)
 
 
 def between(low: tuple[float, Footprint], high: tuple[float, Footprint], value: float) -> Footprint:

@@ -23,10 +23,57 @@ def totals(found: Footprint, micro_batches: range) -> list[float]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**10), st.integers(0, 10**9), st.sets(st.integers(1, 256), min_size=2, max_size=5))
-def test_a_line_is_found_again_between_and_beyond_its_points(fixed: int, slope: int, batches: set[int]) -> None:
+def test_a_line_is_found_again_below_between_and_beyond_its_points(fixed: int, slope: int, batches: set[int]) -> None:
     found = Footprint.from_measured(Sizes(0, 0, 0), [(m, fixed + slope * m) for m in batches])
-    for m in (min(batches), min(batches) + 1, max(batches) * 4):
+    for m in (1, min(batches), min(batches) + 1, max(batches) * 4):
         assert found.peak(m).total_bytes == pytest.approx(fixed + slope * m)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 10**10),
+    st.lists(st.tuples(st.integers(0, 10**10), st.integers(0, 10**9)), min_size=1, max_size=4),
+    st.sampled_from([(2, 4, 8), (2, 8), (8, 64), (5, 6, 7)]),
+)
+def test_below_the_first_point_a_convex_peak_is_missed_by_no_more_than_the_line_falls(
+    floor: int, over: list[tuple[int, int]], batches: tuple[int, ...]
+) -> None:
+    def peak(m: int) -> int:
+        return floor + max(fixed + slope * m for fixed, slope in over)
+
+    found = Footprint.from_measured(Sizes(floor, 0, 0), [(m, peak(m)) for m in batches])
+    first, slope = batches[0], (peak(batches[1]) - peak(batches[0])) / (batches[1] - batches[0])
+    tiny = 1e-9 * peak(first)
+    for m in range(1, first):
+        said, chord = found.peak(m).total_bytes, floor + (peak(first) - floor) * m / first
+        assert max(floor, chord) - tiny <= said <= max(chord, peak(m)) + tiny  # no more than it was, or than is needed
+        assert peak(m) - said <= slope * (first - m) + tiny
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes, st.lists(st.tuples(st.integers(2, 40), *[st.integers(0, 10**11)] * 2), min_size=1, max_size=4))
+def test_below_the_first_point_it_rises_from_the_floor_to_it_whatever_the_points(
+    parts: Sizes, points: list[tuple[int, int, int]]
+) -> None:
+    found = Footprint(parts, tuple(Point(*p) for p in points))
+    first = found.points[0]
+    for at, value in ((found.peak, first.peak_bytes), (found.capacity, first.capacity_bytes)):
+        said = [at(m) for m in range(1, first.micro_batch + 1)]
+        tiny = 1e-9 * value
+        assert said[-1].total_bytes == value
+        assert all(min(found.floor_bytes, value) - tiny <= p.total_bytes <= value + tiny for p in said)
+        for a, b in itertools.pairwise(said):  # both parts, or P(OOM) could fall with the micro-batch
+            assert a.base_bytes <= b.base_bytes + tiny
+            assert a.batch_bytes <= b.batch_bytes + tiny
+    for m in range(1, first.micro_batch):
+        assert found.capacity(m).total_bytes >= found.peak(m).total_bytes - 1e-9 * first.capacity_bytes
+
+
+def test_what_every_step_needs_is_needed_at_the_smallest_micro_batch_too() -> None:
+    pool = [(2, 35_468_640), (8, 46_775_648), (64, 152_517_984)]  # signals, fp32, hidden 64, an encoder's phase
+    found = Footprint.from_measured(Sizes(331_048, 331_048, 662_096), pool)
+    assert found.peak(1).total_bytes / 2**20 == pytest.approx(32.0, abs=0.05)
+    assert found.capacity(1).base_bytes == found.floor_bytes
 
 
 @settings(max_examples=60, deadline=None)
