@@ -46,10 +46,10 @@ BOUND = 0.03
 
 def study(workload: str, runs: Path) -> Path:
     """Returns the folder of a new quick study; raises RuntimeError with its last words where it did not finish."""
-    before = set(known_runs(runs))
+    before = set(known_runs(str(runs)))
     command = [sys.executable, "-m", "tuning.run", f"workload={workload}", "budget=quick", f"runs_dir={runs}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    made = [folder for folder in known_runs(runs) if folder not in before]
+    made = [folder for folder in known_runs(str(runs)) if folder not in before]
     if done.returncode or len(made) != 1:
         raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     return made[0]
