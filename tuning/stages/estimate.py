@@ -205,8 +205,9 @@ class EstimateStage:
         found = self._bench.footprint(self._knobs(coupling), sizes)
         before = _latest(self._journal.records, coupling)
         measured = [*(before["measured"] if before else []), *found["measured"]]
-        if not measured:  # not even the smallest fits: its need is at least the cap
-            measured = [(sizes[0], (self._cap_bytes or 0) + 1)]
+        if not measured:  # not even the smallest fits: its need is at least the cap, which says nothing of less than it
+            less = self._bench.footprint(self._knobs(coupling), (1,))["measured"] if sizes[0] > 1 else []
+            measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
         pairs = [(int(m), int(b)) for m, b in measured]
         print_ = Footprint.from_measured(Sizes.of(found), pairs, CUDA_SPARE if self._cuda else 1.0)
         self._write(coupling, print_, {**found, "measured": pairs})

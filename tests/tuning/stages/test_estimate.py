@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,22 @@ def test_where_not_even_the_smallest_fits_nothing_does(journal: Journal) -> None
 
     EstimateStage(Full(), SPACE, journal, 10**9).run()
     learned = frontier(journal.records, 10**9)
-    assert not learned.judge(FP32, 4).fits
+    assert not learned.judge(FP32, 1).fits
+
+
+def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Journal) -> None:
+    class Small(CountingBench):
+        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+            found = super().footprint(knobs, micro_batches)
+            fitting = itertools.takewhile(lambda pair: pair[1] <= 115 * MB, found["measured"])
+            return {**found, "measured": list(fitting)}
+
+    bench = Small()
+    EstimateStage(bench, SPACE, journal, 115 * MB).run()  # 110 MB at one sample, 120 at two
+    learned = frontier(journal.records, 115 * MB)
+    assert [sizes for _, sizes in bench.asked[:2]] == [(2, 8), (1,)]
+    assert learned.predicted_bytes(FP32, 1) == pytest.approx(110 * MB, rel=0.02)
+    assert not learned.judge(FP32, 2).fits
 
 
 def test_what_a_run_learned_the_next_one_knows_without_measuring(tmp_path: Path, journal: Journal) -> None:
