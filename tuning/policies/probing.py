@@ -34,6 +34,8 @@ LEAST_S = 0.8
 """Seconds measured before the interval may end a probe: a slow moment of the machine lasts about as long."""
 HOPELESS_FRAC = 0.75
 """A probe whose first window is below this share of the best so far is not measured further."""
+BEHIND_FRAC = 0.5
+"""Share of its time that a probe has while it is behind the best: only who leads needs a narrow interval."""
 End = Literal["", "interval", "cannot win", "time"]
 
 
@@ -119,7 +121,10 @@ class Progress:
 
 
 def ends(progress: Progress, time_s: float, spread_frac: float, best_samples_per_s: float) -> End:
-    """Returns why a probe ends here, or "" where another window is worth its time and still ends within `time_s`."""
+    """Returns why a probe ends here, or "" where another window is worth its time.
+
+    That window has to end within `time_s`, or within `BEHIND_FRAC` of it while the probe is behind the best.
+    """
     own = progress
     if own.samples_per_s < HOPELESS_FRAC * best_samples_per_s:
         return "cannot win"
@@ -128,4 +133,5 @@ def ends(progress: Progress, time_s: float, spread_frac: float, best_samples_per
             return "cannot win"
         if own.spread_frac <= spread_frac:
             return "interval"
-    return "time" if own.spent_s + own.last_s > time_s else ""
+    limit_s = time_s if own.samples_per_s >= best_samples_per_s else BEHIND_FRAC * time_s
+    return "time" if own.spent_s + own.last_s > limit_s else ""
