@@ -148,12 +148,13 @@ class Session:
             for window in read_windows(state, self.sampler):
                 windows.append(window)
                 steps += micro_steps(window, works.before(state, window.micro_steps))
+                if not steps:  # so far only an epoch's last batch, smaller than the others
+                    continue
                 known = probing.estimate(steps, works.mean)
                 rate = known.samples_per_s(own.batch_size, own.micro_batch_size)
-                measured_s = sum(w.wall_s for w in windows)
-                progress = probing.Progress(
-                    rate, known.spread_frac, time.perf_counter() - start, measured_s, window.wall_s
-                )
+                walls = [w.wall_s for w in windows]
+                spent_s = time.perf_counter() - start
+                progress = probing.Progress(rate, known.spread_frac, spent_s, sum(walls), max(walls))
                 if end := probing.ends(progress, time_s, spread_frac, best_samples_per_s):
                     found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=end)
                     break

@@ -50,7 +50,7 @@ def spans_of(windows: Sequence[Window]) -> dict[str, float]:
 
 
 class Planned(NamedTuple):
-    """A micro-step before it runs: its work, whether it has as many samples as the others, whether it ends a batch."""
+    """A micro-step before it runs: its work, whether it is of a whole batch, whether it ends its batch."""
 
     work: float
     whole: bool
@@ -69,7 +69,7 @@ class Works:
         self._count, self._lengths = size_of(dataset), state.resident.lengths(state.config, "train")
         self._epoch = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.mean = statistics.fmean(one.work for one in self._epoch(0) if one.whole)
-        """That of a whole micro-batch, over the first epoch."""
+        """That of a micro-batch, over the whole batches of the first epoch."""
 
     def before(self, state: loop.State, count: int) -> list[Planned]:
         """Returns the last `count` micro-steps of a run that stands between two batches."""
@@ -80,8 +80,9 @@ class Works:
     def _of_epoch(self, epoch: int) -> list[Planned]:
         own = self._knobs
         plan = plan_epoch(self._count, own, self._seed, epoch if self._lengths else 0, self._lengths)
-        whole = len(plan[0].indices)
-        return [Planned(self._of(m.indices), len(m.indices) == whole, m.ends_batch) for m in plan]
+        sizes = [round(len(m.indices) / m.share) for m in plan]
+        pairs = zip(plan, sizes, strict=True)
+        return [Planned(self._of(m.indices), size == sizes[0], m.ends_batch) for m, size in pairs]
 
     def _of(self, indices: Sequence[int]) -> float:
         if self._lengths is None:
@@ -91,7 +92,7 @@ class Works:
 
 
 def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:
-    """Returns the window's micro-steps; an epoch's last, with fewer samples than the others, is left out."""
+    """Returns the window's micro-steps, those of an epoch's last batch left out where it is smaller."""
     optimizer_steps_s = iter(window.optimizer_steps_s)
     both = [
         (one, MicroStep(one.work, seconds, next(optimizer_steps_s) if one.ends_batch else None))

@@ -111,13 +111,13 @@ def _inflation(means: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Progress:
-    """A probe under way: samples a second, their interval, seconds since it began, of all windows and of the last."""
+    """A probe under way: samples a second, their interval, seconds since it began, of all windows, of the longest."""
 
     samples_per_s: float
     spread_frac: float
     spent_s: float
     measured_s: float
-    last_s: float
+    longest_s: float
 
 
 def ends(progress: Progress, time_s: float, spread_frac: float, best_samples_per_s: float) -> End:
@@ -134,4 +134,4 @@ def ends(progress: Progress, time_s: float, spread_frac: float, best_samples_per
         if own.spread_frac <= spread_frac:
             return "interval"
     limit_s = time_s if own.samples_per_s >= best_samples_per_s else BEHIND_FRAC * time_s
-    return "time" if own.spent_s + own.last_s > limit_s else ""
+    return "time" if own.spent_s + own.longest_s > limit_s else ""

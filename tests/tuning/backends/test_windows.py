@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,15 @@ def expected_step_s(session: Session, knobs: dict[str, Any]) -> float:
     return 0.01 + 0.002 * Works(loop.prepare(session.resident, config, loop.Plan(64))).mean
 
 
-@pytest.mark.parametrize("change", [{}, {"length_bucketing": True}, {"micro_batch_size": 8}])
+@pytest.mark.parametrize("change", [{}, {"length_bucketing": True}, {"micro_batch_size": 8}, {"batch_size": 62}])
 def test_a_probe_of_a_machine_at_rest_is_exact_and_ends_by_its_interval(session: Session, change: Any) -> None:
     knobs = {**KNOBS, **change}
     found = session.probe(knobs, time_s=3.0, spread_frac=0.03)
     assert found["end"] == "interval"
     assert found["spread_frac"] == pytest.approx(0.0, abs=1e-9)
     assert found["micro_step_s"] == pytest.approx(expected_step_s(session, knobs))
-    steps = 16 // int(knobs["micro_batch_size"])
-    assert found["samples_per_s"] == pytest.approx(16 / (steps * found["micro_step_s"] + found["optimizer_step_s"]))
+    size, steps = knobs["batch_size"], math.ceil(knobs["batch_size"] / knobs["micro_batch_size"])
+    assert found["samples_per_s"] == pytest.approx(size / (steps * found["micro_step_s"] + found["optimizer_step_s"]))
     assert found["wall_s"] < 3.0
 
 
@@ -95,8 +96,15 @@ def test_works_follow_the_run_from_epoch_to_epoch(session: Session) -> None:
         assert len(event.optimizer_steps_s) == event.steps == 1
         whole = [one.whole for one in planned]
         assert len(micro_steps(event, planned)) == sum(whole)
-        assert all(whole) is (state.micro_batches_done < 16)  # 62 samples: the last of 16 micro-batches has two
+        assert all(whole) is (state.micro_batches_done < 16)  # 62 samples: the last batch has 14
     assert seen > 3 * 16
+
+
+def test_a_probe_waits_for_a_whole_batch(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuning.backends.session.WINDOW_S", 0.0)  # a window is a step, the first of one sample
+    found = session.probe({**KNOBS, "batch_size": 61, "micro_batch_size": 61}, time_s=0.1, spread_frac=0.03)
+    assert (found["outcome"], found["end"], len(found["windows"])) == ("ok", "time", 2)
+    assert found["samples_per_s"] == pytest.approx(61 / (found["micro_step_s"] + found["optimizer_step_s"]))
 
 
 def test_windows_have_no_steps_where_none_are_asked_for(session: Session) -> None:

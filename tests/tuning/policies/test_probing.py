@@ -95,7 +95,7 @@ def test_a_machine_that_slows_down_widens_the_interval() -> None:
     assert estimate(batches(drift), 1.0).spread_frac > 1.5 * estimate(batches(turns), 1.0).spread_frac
 
 
-GOING = Progress(samples_per_s=100.0, spread_frac=0.05, spent_s=2.0, measured_s=1.6, last_s=0.4)
+GOING = Progress(samples_per_s=100.0, spread_frac=0.05, spent_s=2.0, measured_s=1.6, longest_s=0.4)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ GOING = Progress(samples_per_s=100.0, spread_frac=0.05, spent_s=2.0, measured_s=
         ({"spent_s": 0.6, "measured_s": LEAST_S / 2}, 106.0, ""),
         ({"measured_s": LEAST_S / 2, "spread_frac": 1.0}, 134.0, "cannot win"),
         ({"spent_s": 2.61}, 0.0, "time"),
-        ({"spent_s": 0.5, "last_s": 2.6}, 0.0, "time"),
+        ({"spent_s": 0.5, "longest_s": 2.6}, 0.0, "time"),
         ({"spent_s": 9.0, "spread_frac": 0.01}, 0.0, "interval"),
     ],
 )
