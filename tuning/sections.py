@@ -130,7 +130,7 @@ class RungsSection(Section):
 
 
 class ProbeSection(Section):
-    """Seconds for all probes and for one that may be the fastest; one behind the best has half of them.
+    """Seconds for all probes and for one that leads; one behind the best, or in a short sweep, has half of them.
 
     A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more.
     """
