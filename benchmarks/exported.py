@@ -33,7 +33,7 @@ from benchmarks.document import provenance, publish
 from trainables.workload import BUILT_IN
 from tuning import doctor, summary, wording
 from tuning.backends.laboratory import Laboratory
-from tuning.backends.session import Setting
+from tuning.backends.setting import Setting
 from tuning.export import Best, read_best
 from tuning.records import Record, read
 from tuning.runs import JOURNAL, known_runs

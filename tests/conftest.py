@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives `workload_ref` what --workload names, as `trainables.workload.load` takes it, or each of ours."""
     if "workload_ref" in metafunc.fixturenames:
-        from trainables import BUILT_IN
+        from trainables.workload import BUILT_IN
 
         asked = metafunc.config.getoption("--workload")
         metafunc.parametrize("workload_ref", [asked] if asked else BUILT_IN, scope="module")

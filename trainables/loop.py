@@ -137,7 +137,7 @@ def train(state: State) -> Generator[Window | Evaluation]:
     transfer = batches.Transfer(knobs, device)
     timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
     milestones = [m for m in plan.milestones if m > state.samples]
-    watch = Stopwatch(device, loader.seconds)
+    watch = Stopwatch(device, loader.seconds, each_step=plan.each_step)
     warm_at = state.steps + _WARM_STEPS[knobs.compile]
     state.witness = Witness(state.model, state.optimizer, device)
     with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):

@@ -19,3 +19,5 @@ class Plan:
     cap_bytes: int | None = None
     mixed_phases: bool = False
     """Batches of all phases in turns, each as often as its share, so that seconds show the speed of a whole run."""
+    each_step: bool = False
+    """Windows have the seconds of every step."""

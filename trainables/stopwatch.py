@@ -6,10 +6,11 @@ closes; only that reading synchronises. Waiting for data is host time everywhere
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -17,6 +18,20 @@ Span = Literal["data_wait", "transfer", "forward_backward", "optimizer"]
 SPANS: tuple[Span, ...] = ("data_wait", "transfer", "forward_backward", "optimizer")
 LOADING = ("read", "collate", "augment")
 """What the training process does itself while it waits for data: reading samples, making batches, augmenting them."""
+
+
+class _Mark(NamedTuple):
+    """Where a step ended."""
+
+    span: str
+    at: float
+    event: torch.cuda.Event | None
+
+    def until(self, later: _Mark) -> float:
+        """Returns the seconds between two marks, of the device where it has events."""
+        if self.event is None or later.event is None:
+            return later.at - self.at
+        return float(self.event.elapsed_time(later.event)) / 1000.0  # milliseconds
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,10 @@ class Window:
     read_s: float = 0.0
     collate_s: float = 0.0
     augment_s: float = 0.0
+    micro_steps_s: tuple[float, ...] = ()
+    """Of each micro-step in turn, from the end of what came before it; empty where not asked for."""
+    optimizer_steps_s: tuple[float, ...] = ()
+    """Of each optimiser step in turn, likewise."""
 
     @property
     def samples_per_s(self) -> float:
@@ -55,8 +74,14 @@ class Window:
 class Stopwatch:
     """Splits the time since the last reading into spans; `lap(span)` ends one and starts the next."""
 
-    def __init__(self, device: torch.device, loading: Mapping[str, float] | None = None) -> None:
-        """`loading` holds the seconds of `LOADING` so far, by name, and is read when a window opens and closes."""
+    def __init__(
+        self, device: torch.device, loading: Mapping[str, float] | None = None, *, each_step: bool = False
+    ) -> None:
+        """`loading` holds the seconds of `LOADING` so far, by name, and is read when a window opens and closes.
+
+        With `each_step` windows have the seconds of every step; on CUDA those of the device, idle time included.
+        """
+        self._each_step = each_step
         self._cuda = device.type == "cuda"
         self._device = device
         self._loading = {} if loading is None else loading
@@ -70,6 +95,7 @@ class Stopwatch:
         self.steps = self.micro_steps = self.samples = 0
         self._opened = self._last = time.perf_counter()
         self._last_event = self._record() if self._cuda else None
+        self._marks = [_Mark("", self._opened, self._last_event)]
 
     def lap(self, span: Span) -> None:
         """Adds the time since the last lap to `span`. On CUDA, idle time of the device before a wait has no span."""
@@ -82,6 +108,8 @@ class Stopwatch:
                 self._events.append((span, self._last_event, event))
             self._last_event = event
         self._last = now
+        if self._each_step and span in ("forward_backward", "optimizer"):
+            self._marks.append(_Mark(span, now, self._last_event))
 
     def elapsed_s(self) -> float:
         """Returns host seconds since the window opened; does not synchronise."""
@@ -95,7 +123,20 @@ class Stopwatch:
                 self._spans[span] += start.elapsed_time(end) / 1000.0  # milliseconds
         spans = {f"{name}_s": seconds for name, seconds in self._spans.items()}
         spans |= {f"{name}_s": seconds - self._loaded[name] for name, seconds in self._loading.items()}
-        return Window(self.samples, self.steps, self.micro_steps, self.elapsed_s(), **spans, loss=loss)
+        micro_s, optimizer_s = self._steps_s("forward_backward"), self._steps_s("optimizer")
+        return Window(
+            self.samples,
+            self.steps,
+            self.micro_steps,
+            self.elapsed_s(),
+            **spans,
+            loss=loss,
+            micro_steps_s=micro_s,
+            optimizer_steps_s=optimizer_s,
+        )
+
+    def _steps_s(self, span: Span) -> tuple[float, ...]:
+        return tuple(a.until(b) for a, b in itertools.pairwise(self._marks) if b.span == span)
 
     def _record(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

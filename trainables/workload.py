@@ -14,13 +14,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
-
-from trainables import BUILT_IN
 from trainables.knobs import Knobs, Scalar
+
+if TYPE_CHECKING:  # who only looks a workload up does not wait for torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
 Split = Literal["train", "val"]
 Batch = Any
@@ -90,11 +90,14 @@ class Workload(Protocol):
         ...
 
 
-Augment = Callable[[Batch, Tensor, Config, str], Batch]
+Augment = Callable[[Batch, "Tensor", Config, str], Batch]
 
 
 class WorkloadError(Exception):
     """A workload that cannot be found, or that does not keep the contract."""
+
+
+BUILT_IN = ("nli", "pointer", "headpose", "temporal", "signals")
 
 
 def load(ref: str) -> Workload:
@@ -151,6 +154,8 @@ def _module(ref: str) -> Any:
 
 def collate_of(workload: Workload) -> Callable[[list[Any]], Batch]:
     """Returns how the workload makes a batch of samples."""
+    from torch.utils.data import default_collate
+
     return cast(Callable[[list[Any]], Batch], getattr(workload, "collate", default_collate))
 
 
@@ -186,6 +191,8 @@ def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> li
 
 def blocks(workload: Workload, model: nn.Module) -> Sequence[nn.Module]:
     """Returns the modules that activation checkpointing wraps: its own, or members of every ModuleList."""
+    from torch import nn
+
     own = getattr(workload, "blocks", None)
     if own is not None:
         return cast(Sequence[nn.Module], own(model))

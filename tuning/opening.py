@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainables import BUILT_IN
+from trainables import workload
 from trainables.knobs import Scalar, kind_of
 from tuning import atomic, doctor
 from tuning.backends.laboratory import Laboratory
@@ -81,9 +81,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
 
 def _complete(config: StudyConfig) -> StudyConfig:
     """Returns the configuration with the workload's own defaults and the device settled."""
-    if config.workload.ref not in BUILT_IN:
-        from trainables import workload  # brings torch, which a study of a built-in workload does without
-
+    if config.workload.ref not in workload.BUILT_IN:
         try:
             own = workload.load(config.workload.ref)
         except workload.WorkloadError as error:

@@ -130,7 +130,10 @@ class RungsSection(Section):
 
 
 class ProbeSection(Section):
-    """Seconds for all probes and for one; a probe ends early once its windows differ by less than `spread_frac`."""
+    """Seconds for all probes and for one that leads; one behind the best, or in a short sweep, has half of them.
+
+    A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more.
+    """
 
     max_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
     probe_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]

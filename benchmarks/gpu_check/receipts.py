@@ -14,8 +14,8 @@ from benchmarks import knob_cases
 from benchmarks.gpu_check.cards import Described, described, this
 from benchmarks.gpu_check.place import OutOfTime, Place
 from benchmarks.gpu_check.workloads import best_of, lacking, options_of
-from trainables import BUILT_IN
 from trainables.knobs import Scalar
+from trainables.workload import BUILT_IN
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.setting import Setting
 from tuning.cards import Card, refuse

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.gpu_check.cards import Described, described, this
 from benchmarks.gpu_check.place import Kept, OutOfTime, Place, read
-from trainables import BUILT_IN
 from trainables.knobs import Scalar, kind_of
+from trainables.workload import BUILT_IN
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.setting import Setting
 from tuning.cards import Card

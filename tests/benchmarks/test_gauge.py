@@ -12,7 +12,7 @@ from benchmarks.gpu_check.ceilings import Asked
 from benchmarks.gpu_check.gauge import Gauge, smallest
 from benchmarks.gpu_check.memory import joined
 from benchmarks.gpu_check.place import Place
-from trainables import BUILT_IN
+from trainables.workload import BUILT_IN
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 1000))

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from trainables import BUILT_IN
 from trainables.batches import batch_of, mapped, size_of, tensors_of, validation_batches
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, evaluate, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from trainables.workload import Config, Workload, baselines, blocks, collate_of, load, parameter_groups
+from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, collate_of, load, parameter_groups
 
 SMALL: dict[str, dict[str, Any]] = {
     "nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1},

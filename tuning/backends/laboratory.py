@@ -1,24 +1,19 @@
 """The laboratory: a warm process beside the study, which has the machine to itself while it measures. No Ray here.
 
-    python -m tuning.backends.laboratory FD      # started by `Laboratory`; FD is the socket of requests and answers
-
-`python -m tuning train` runs in such a process too: what is confirmed here is what a training from best.yaml runs at.
+What runs in it is `measuring.py`. A training from best.yaml, `python -m tuning train`, runs in such a process too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from trainables.knobs import Scalar
@@ -100,7 +95,7 @@ class Laboratory:
         ours, theirs = Pipe()
         self._said.truncate(0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tuning.backends.laboratory", str(theirs.fileno())],
+            [sys.executable, "-m", "tuning.backends.measuring", str(theirs.fileno())],
             stdin=subprocess.PIPE,  # never written to: its end tells the process that we are gone
             stdout=self._said,
             stderr=self._said,
@@ -158,44 +153,3 @@ class Laboratory:
         how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
         remedy = "less memory: a smaller micro_batch_size" if code == -signal.SIGKILL else "mend what it names"
         raise PreflightError(f"the measuring process was lost: {how}{f'; {last}' if last else ''}", remedy=remedy)
-
-
-def _serve(connection: Connection) -> None:
-    """Answers requests until there are no more; an exception is an answer too."""
-    from tuning.backends.session import Session  # brings torch, for which the study's own process has no use
-
-    with contextlib.suppress(EOFError):
-        try:
-            session = Session(connection.recv())
-            session.warm({})
-        except Exception as error:  # whatever a workload's loading raises: the study says it
-            connection.send(Failed.of(error))
-            return
-        connection.send({})
-        while True:
-            method, arguments = connection.recv()
-            try:
-                answer = getattr(session, method)(*arguments)
-            except Exception as error:  # likewise, where it is no result
-                answer = Failed.of(error)
-            connection.send(answer)
-
-
-def _end_with_the_study() -> None:
-    with contextlib.suppress(OSError):
-        while os.read(0, 1):
-            pass
-    os._exit(1)
-
-
-def main() -> None:
-    """Serves the study that started this process, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is heard by the study, which ends this process
-    threading.Thread(target=_end_with_the_study, daemon=True).start()
-    _serve(Connection(int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    from tuning.backends import laboratory  # so that what is pickled is of this name, not of __main__
-
-    laboratory.main()

@@ -5,6 +5,7 @@ What happens inside a trial is not raised: how it ended is the `outcome` of what
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import os
@@ -29,15 +30,13 @@ from tuning.backends import fingerprint
 from tuning.backends.device_memory import DeviceMemory
 from tuning.backends.host_memory import keep_freed
 from tuning.backends.setting import Setting, Shrink
-from tuning.backends.windows import read_windows, sampler_of, spans_of, speed, spread
-from tuning.policies import oom, watch
+from tuning.backends.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
+from tuning.policies import oom, probing, watch
 from tuning.policies.oom import Outcome
 
-MIN_WINDOWS, WINDOW_S = 3, 0.4
-"""A probe's fewest windows and the length of one: shorter ones show the batches' lengths more than the knobs."""
+WINDOW_S = 0.4
+"""The length of a probe's window: after each it is asked whether another is worth its time."""
 SETTLE_S = 0.5
-HOPELESS_FRAC = 0.75
-"""A probe whose first window is below this share of the best so far is not measured further."""
 
 
 class Session:
@@ -118,25 +117,33 @@ class Session:
     def probe(
         self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float = 0.0
     ) -> dict[str, Any]:
-        """Returns the speed of the knobs: windows until their interval is under `spread_frac`, or `time_s` is spent.
+        """Returns the speed of the knobs: windows until its interval is under `spread_frac`, or `time_s` is spent.
 
-        The first step is dropped. Stops after one window where the knobs cannot beat `best_samples_per_s`.
+        The first step is dropped. Stops, too, once the knobs cannot beat `best_samples_per_s` (`probing.ends`).
         """
         start = time.perf_counter()
         found: dict[str, Any] = {"windows": [], "samples_per_s": None}
-        plan = self._endless(WINDOW_S)
+        plan = dataclasses.replace(self._endless(WINDOW_S), each_step=True)
         self._clear()
         with self._attempt(found, plan):
             state = loop.prepare(self.resident, self.config(knobs), plan)
+            own, works = state.config.knobs, Works(state)
             windows: list[Window] = []
+            steps: list[probing.MicroStep] = []
             for window in read_windows(state, self.sampler):
                 windows.append(window)
-                rates = [w.samples_per_s for w in windows]
-                spent = time.perf_counter() - start
-                hopeless = rates[0] < HOPELESS_FRAC * best_samples_per_s
-                if hopeless or spent > time_s or (len(rates) >= MIN_WINDOWS and spread(rates) < spread_frac):
+                steps += micro_steps(window, works.before(state, window.micro_steps))
+                if not steps:  # so far only an epoch's last batch, smaller than the others
+                    continue
+                known = probing.estimate(steps, works.mean)
+                rate = known.samples_per_s(own.batch_size, own.micro_batch_size)
+                walls = [w.wall_s for w in windows]
+                spent_s = time.perf_counter() - start
+                progress = probing.Progress(rate, known.spread_frac, spent_s, sum(walls), max(walls))
+                if end := probing.ends(progress, time_s, spread_frac, best_samples_per_s):
+                    found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=end)
                     break
-            found.update(speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found.update(peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
             found["telemetry"] = self.sampler.summary()
         found["wall_s"] = time.perf_counter() - start
         return found

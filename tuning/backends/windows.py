@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import functools
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from trainables import loop
+from trainables.batches import plan_epoch, size_of
 from trainables.stopwatch import LOADING, SPANS, Window
+from tuning.policies.probing import MicroStep
 from tuning.telemetry import Sampler
 
 
@@ -34,7 +36,6 @@ def speed(windows: Sequence[Window]) -> dict[str, Any]:
         "windows": rates,
         # All samples over all seconds, not the median of windows: batches differ in length, and their mix is the point.
         "samples_per_s": sum(w.samples for w in windows) / wall_s if wall_s else None,
-        "spread_frac": spread(rates),
         "optimizer_step_s": optimizer_s / steps if steps else 0.0,
         "micro_step_s": (wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
         "data_wait_frac": spans["data_wait_s"] / wall_s if wall_s else 0.0,
@@ -48,12 +49,56 @@ def spans_of(windows: Sequence[Window]) -> dict[str, float]:
     return {name: sum(getattr(w, name) for w in windows) for name in names}
 
 
-def spread(rates: Sequence[float]) -> float:
-    """Returns the half-width of a 95 % interval of the mean over the mean (normal, 1.96 standard errors); 1 below 3."""
-    if len(rates) < 3:
-        return 1.0
-    standard_error = statistics.stdev(rates) / math.sqrt(len(rates))
-    return 1.96 * standard_error / statistics.fmean(rates)
+class Planned(NamedTuple):
+    """A micro-step before it runs: its work, whether it is of a whole batch, whether it ends its batch."""
+
+    work: float
+    whole: bool
+    ends_batch: bool
+
+
+class Works:
+    """The work in each micro-step of a run: the positions of its padded batch, 1 where samples have no length.
+
+    Where rows are packed there is no padding, and it is the sum of their lengths.
+    """
+
+    def __init__(self, state: loop.State) -> None:
+        self._knobs, self._seed = state.config.knobs, state.config.seed
+        dataset = state.resident.dataset(state.config, "train")
+        self._count, self._lengths = size_of(dataset), state.resident.lengths(state.config, "train")
+        self._epoch = functools.lru_cache(maxsize=2)(self._of_epoch)
+        self.mean = statistics.fmean(one.work for one in self._epoch(0) if one.whole)
+        """That of a micro-batch, over the whole batches of the first epoch."""
+
+    def before(self, state: loop.State, count: int) -> list[Planned]:
+        """Returns the last `count` micro-steps of a run that stands between two batches."""
+        each = len(self._epoch(0))
+        end = state.epoch * each + state.micro_batches_done
+        return [self._epoch(number // each)[number % each] for number in range(end - count, end)]
+
+    def _of_epoch(self, epoch: int) -> list[Planned]:
+        own = self._knobs
+        plan = plan_epoch(self._count, own, self._seed, epoch if self._lengths else 0, self._lengths)
+        sizes = [round(len(m.indices) / m.share) for m in plan]
+        pairs = zip(plan, sizes, strict=True)
+        return [Planned(self._of(m.indices), size == sizes[0], m.ends_batch) for m, size in pairs]
+
+    def _of(self, indices: Sequence[int]) -> float:
+        if self._lengths is None:
+            return 1.0
+        lengths = [self._lengths[i] for i in indices]
+        return float(sum(lengths) if self._knobs.sequence_packing else max(lengths) * len(lengths))
+
+
+def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:
+    """Returns the window's micro-steps, those of an epoch's last batch left out where it is smaller."""
+    optimizer_steps_s = iter(window.optimizer_steps_s)
+    both = [
+        (one, MicroStep(one.work, seconds, next(optimizer_steps_s) if one.ends_batch else None))
+        for one, seconds in zip(planned, window.micro_steps_s, strict=True)
+    ]
+    return [step for one, step in both if one.whole]
 
 
 def sampler_of(device: str) -> Sampler:

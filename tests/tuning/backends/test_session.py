@@ -10,7 +10,6 @@ import pytest
 from trainables.plan import Plan
 from tuning.backends.session import Session
 from tuning.backends.setting import Setting
-from tuning.backends.windows import spread
 
 BROKEN = '''
 import math
@@ -141,11 +140,6 @@ def test_describe_is_plain(broken: Any) -> None:
     assert facts["objectives"] == {"error": "min"}
     assert len(facts["workload_sha256"]) == 64
     assert facts["parameters"] == {"total": 2, "trainable": 2}
-
-
-@pytest.mark.parametrize(("rates", "expected"), [([1.0, 2.0], 1.0), ([5.0, 5.0, 5.0], 0.0)])
-def test_spread_is_one_until_three_windows_and_zero_when_they_agree(rates: list[float], expected: float) -> None:
-    assert spread(rates) == expected
 
 
 def test_every_measurement_has_its_spans_and_what_the_machine_did(broken: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +18,7 @@ from tuning.records import Journal
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Space
 from tuning.stages.estimate import EstimateStage, couplings, facts, frontier, key_of
-from tuning.stages.probe import IDLE, ProbeStage, probed, speed_couplings
+from tuning.stages.probe import A_SWEEP, IDLE, ProbeStage, probed, speed_couplings
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
 SPACE = Space.of(
@@ -195,3 +197,32 @@ def test_what_was_frozen_could_have_gained_no_more_than_was_waited(
     every = [bench.speed(dict(zip(names, combination, strict=True))) for combination in itertools.product(*values)]
     # Three spans may be frozen, each below 2 % of the time.
     assert max(bench.speed(k) for k in bench.probed) >= (1 - 3 * 0.02) * max(every)
+
+
+class AskedBench(FormulaBench):
+    """A bench that keeps how long its probes were allowed to take, and lets a clock pass as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns the formula's speed."""
+        self.asked.append(time_s)
+        return super().probe(knobs, time_s, spread_frac, best_samples_per_s)
+
+
+@pytest.mark.parametrize("max_time_s", [4.0, 12.0, 24.0])
+def test_a_probe_has_half_its_time_where_the_sweep_is_short(tmp_path: Path, max_time_s: float) -> None:
+    bench = AskedBench()
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    EstimateStage(bench, SPACE, journal, None).run()
+    budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0, spread_frac=0.03)
+    known = frontier(journal.records, None)
+    ProbeStage(bench, SPACE, journal, known, budget, 0, clock=lambda: sum(bench.asked)).run({}, lambda r: None)
+    sweep_s = max_time_s / 2  # two couplings
+    assert bench.asked[0] == pytest.approx(min(3.0, max(1.5, sweep_s / A_SWEEP)))
+    assert all(1.5 <= asked <= 3.0 for asked in bench.asked)
+    assert sum(bench.asked) <= max_time_s + 2 * 1.5

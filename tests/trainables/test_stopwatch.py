@@ -1,0 +1,37 @@
+"""The seconds of each step on a device whose events are read when the window closes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from trainables.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True)
+class Event:
+    """A moment of a device, in seconds."""
+
+    at: float
+
+    def elapsed_time(self, later: Event) -> float:
+        """Returns milliseconds, as torch's events do."""
+        return 1000.0 * (later.at - self.at)
+
+
+def test_on_cuda_a_step_is_what_the_device_took_since_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([Event(at) for at in (0.0, 0.5, 0.6, 2.0, 2.0, 2.1, 3.0, 3.5)])
+    monkeypatch.setattr(Stopwatch, "_record", lambda self: next(moments))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    watch = Stopwatch(torch.device("cuda"), each_step=True)
+    for _ in range(2):
+        watch.lap("data_wait")
+        watch.lap("transfer")
+        watch.lap("forward_backward")
+    watch.lap("optimizer")
+    window = watch.window(0.0)
+    assert window.micro_steps_s == pytest.approx((2.0, 1.0))
+    assert window.optimizer_steps_s == pytest.approx((0.5,))
+    assert window.forward_backward_s == pytest.approx(1.4 + 0.9)
