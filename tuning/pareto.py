@@ -152,6 +152,16 @@ class Pairs:
         order, ids, start = self._order, self._ids, 0
         while start < len(order):
             second, stop = order[start][0], start + 1
+            if stop == len(order) or order[stop][0] != second:  # as nearly all: then no row of its own group is less
+                _, first, _, high, number = order[start]
+                rank = found[ids[number]] = bisect_right(least, high)
+                if rank == len(least):
+                    least.append(first)
+                while rank >= 0 and least[rank] >= first:
+                    least[rank] = first
+                    rank -= 1
+                start = stop
+                continue
             while stop < len(order) and order[stop][0] == second:
                 stop += 1
             group: list[tuple[float, int]] = []
