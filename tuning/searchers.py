@@ -102,6 +102,7 @@ class OptunaSearcher:
         self._distributions = {name: _distribution(space.parameters[name]) for name in self._names}
         self._initial = [self._checked(values) for values in initial]
         self._finished: list[FrozenTrial] = []
+        self._ended: list[dict[str, Any]] = []  # what of those ran to its end
         self._history = _History([mode == "max" for mode in self._objectives.values()], seed)
         self._live: dict[int, FrozenTrial] = {}
         self._seen: set[Key] = set()
@@ -191,9 +192,8 @@ class OptunaSearcher:
     def _others(self, draw: np.random.Generator) -> list[dict[str, Scalar]]:
         """Returns configurations not seen: some drawn, some that change one or two knobs of one that ran to its end."""
         found = [self._drawn(draw, {}, self._names) for _ in range(DRAWN)]
-        ended = [trial.params for trial in self._finished if trial.state == TrialState.COMPLETE]
-        for _ in range(CHANGED if ended else 0):
-            start = ended[int(draw.integers(len(ended)))]
+        for _ in range(CHANGED if self._ended else 0):
+            start = self._ended[int(draw.integers(len(self._ended)))]
             changed = draw.choice(self._names, size=min(len(self._names), int(draw.integers(1, 3))), replace=False)
             found.append(self._drawn(draw, start, list(map(str, changed))))
         return [values for values in found if _key_of(values) not in self._seen]
@@ -290,6 +290,8 @@ class OptunaSearcher:
 
     def _finish(self, params: dict[str, Any], observation: Observation) -> None:
         self._finished.append(self._frozen(params, observation))
+        if self._finished[-1].state == TrialState.COMPLETE:
+            self._ended.append(params)
         self._history.add(len(self._finished) - 1, self._finished[-1].values)
 
     def _frozen(self, params: dict[str, Any], observation: Observation) -> FrozenTrial:

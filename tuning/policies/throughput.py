@@ -101,6 +101,7 @@ class Rates:
         self._kept: dict[tuple[tuple[Scalar, ...], Scalar | None], Choice | None] = {}
         self._plain: list[float] = []
         self._with: list[tuple[float, float]] = []  # share, ratio
+        self._cost: float | None = None  # c, until a trial changes it
 
     def expected(self, values: Mapping[str, Scalar]) -> Choice | None:
         """Returns the best system knobs for a trial, and what it will have; None where no probe answers for it."""
@@ -121,7 +122,7 @@ class Rates:
         rate = _rate_among(self._places, knobs) if self._has_phase and measured else None
         if rate is None or not measured:
             return
-        share = float(knobs.get(PHASE_KNOB, 0.0))
+        share, self._cost = float(knobs.get(PHASE_KNOB, 0.0)), None
         if share > 0:
             self._with.append((share, rate / measured))
         else:
@@ -131,9 +132,10 @@ class Rates:
         share = float(knobs.get(PHASE_KNOB, 0.0))
         if not share or not self._with or not self._plain:
             return 1.0
-        plain = statistics.median(self._plain)
-        cost = statistics.median((ratio / plain - 1.0) / f for f, ratio in self._with)
-        return 1.0 / max(0.1, 1.0 + share * cost)
+        if self._cost is None:
+            plain = statistics.median(self._plain)
+            self._cost = statistics.median((ratio / plain - 1.0) / f for f, ratio in self._with)
+        return 1.0 / max(0.1, 1.0 + share * self._cost)
 
 
 def suits(space: Space, probe: Probed) -> bool:
