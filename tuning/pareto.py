@@ -7,7 +7,7 @@ that is not finite is worse than every finite row: it has the last rank and is n
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal
 
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 Mode = Literal["min", "max"]
 Floats = NDArray[np.float64]
+MARKED = 64
+"""Rows between two marks of `Pairs`."""
 
 
 def signed(values: Mapping[str, float | None], objectives: Mapping[str, Mode]) -> Floats:
@@ -129,6 +131,11 @@ class Pairs:
         self._order: list[tuple[float, float, float, float, int]] = []
         self._ids: dict[int, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._found: dict[Hashable, int] = {}
+        self._marks: list[tuple[int, list[float]]] = []
+        """Places in the order where a group of equal seconds begins, and `least` (see `ranks`) before them."""
+        self._due: tuple[int, int] | None = None
+        """The first and the last place whose rows have no rank yet."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -137,21 +144,53 @@ class Pairs:
         """Adds a row of finite values, in the place of what the key had before. O(log n), and a move of memory."""
         if key in self._rows:
             number = self._numbers[key]
-            at = bisect_left(self._order, self._entry(*self._rows[key], number))
-            del self._order[at]
+            del self._order[bisect_left(self._order, self._entry(*self._rows[key], number))]
+            self._marks, self._due = [], (0, len(self._order))
         else:
             number = self._numbers[key] = len(self._numbers)
             self._ids[number] = key
         self._rows[key] = (first, second)
-        insort(self._order, self._entry(first, second, number))
+        entry = self._entry(first, second, number)
+        at, group = bisect_left(self._order, entry), bisect_left(self._order, (second,))
+        self._order.insert(at, entry)
+        self._marks = [(m + (m > at), least) for m, least in self._marks if m <= group or m > at]
+        start, stop = self._due or (group, at)
+        self._due = min(start, group), max(stop + (stop >= at and self._due is not None), at)
 
     def ranks(self) -> dict[Hashable, int]:
-        """Returns the rank of each key's row, 0 for the front."""
-        found: dict[Hashable, int] = {}
-        least: list[float] = []  # by rank: the least first objective of the rows so far of that rank or a later one
-        order, ids, start = self._order, self._ids, 0
+        """Returns the rank of each key's row, 0 for the front; the next row changes what was returned.
+
+        Goes on from the last mark before what is new, until a mark finds what it found before: then the rest is as it
+        was.
+        """
+        if self._due is None:
+            return self._found
+        first_due, last_due = self._due
+        order, ids, found = self._order, self._ids, self._found
+        before = bisect_right(self._marks, first_due, key=lambda mark: mark[0])
+        marks, later = self._marks[:before], [mark for mark in self._marks[before:] if mark[0] > last_due]
+        start, least = (marks[-1][0], marks[-1][1].copy()) if marks else (0, [])
+        # `least` has by rank the least first objective of the rows so far of that rank or a later one.
+        later.reverse()
+        pause = min(start + MARKED, later[-1][0] if later else len(order))
         while start < len(order):
+            if start >= pause:
+                if later and later[-1][0] == start and later.pop()[1] == least:
+                    marks += [(start, least), *reversed(later)]
+                    break
+                marks.append((start, least.copy()))
+                pause = min(start + MARKED, later[-1][0] if later else len(order))
             second, stop = order[start][0], start + 1
+            if stop == len(order) or order[stop][0] != second:  # as nearly all: then no row of its own group is less
+                _, first, _, high, number = order[start]
+                rank = found[ids[number]] = bisect_right(least, high)
+                if rank == len(least):
+                    least.append(first)
+                while rank >= 0 and least[rank] >= first:
+                    least[rank] = first
+                    rank -= 1
+                start = stop
+                continue
             while stop < len(order) and order[stop][0] == second:
                 stop += 1
             group: list[tuple[float, int]] = []
@@ -169,6 +208,7 @@ class Pairs:
                     least[rank] = first
                     rank -= 1
             start = stop
+        self._marks, self._due = marks, None
         return found
 
     def _entry(self, first: float, second: float, number: int) -> tuple[float, float, float, float, int]:

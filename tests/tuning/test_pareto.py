@@ -177,6 +177,20 @@ def test_pairs_that_come_one_at_a_time_and_come_again_rank_as_all_at_once(seed: 
     assert len(pairs) == len(rows)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_pairs_asked_after_each_row_rank_as_all_at_once(seed: int) -> None:
+    draw, pairs, rows = np.random.default_rng(seed), Pairs(0.03 * (seed % 2)), {}
+    for number in range(500):
+        key = int(draw.integers(500)) if draw.random() < 0.01 else number
+        rows[key] = np.array([-draw.random(), draw.integers(300) / 300 if seed % 3 else draw.random()])
+        pairs.put(key, *rows[key].tolist())
+        if number % 20 < 13:
+            pairs.ranks()
+        if number % 20 == 12:
+            ranks = non_dominated_ranks(np.array(list(rows.values())), (0.03 * (seed % 2), 0.0))
+            assert pairs.ranks() == dict(zip(rows, ranks.tolist(), strict=True))
+
+
 def test_the_beginning_of_a_spread_order_is_that_of_the_whole() -> None:
     points = np.random.default_rng(0).random((30, 2))
     whole = spread_order(points)

@@ -129,6 +129,17 @@ class Frontier:
         reason = f"micro-batch {verdict.micro_batch} in the place of {micro_batch}, for which {asked.reason}"
         return dataclasses.replace(verdict, action="halve", reason=reason)
 
+    def fitting(self, coupling: Coupling, micro_batch: int) -> int:
+        """Returns the micro-batch at which `judge` with `shrink` lets it begin, 0 where it refuses.
+
+        Says no more than that, and so takes a tenth of the time: most of what a search asks about fitted before.
+        """
+        while not self._launches(coupling, micro_batch):
+            if micro_batch <= 1:
+                return 0
+            micro_batch //= 2
+        return micro_batch
+
     def overshoot_bytes(self, verdict: Verdict) -> int:
         """Returns by how much a refused configuration is expected to be over the cap, at least 1; 0 where it fits."""
         if verdict.fits:
@@ -177,6 +188,16 @@ class Frontier:
             f"{self.costs.threshold:.2f} at a cap of {self.cap_bytes / _GIB:.3g} GiB"
         )
         return Verdict("refuse" if over else "launch", micro_batch, predicted, p_oom, reason)
+
+    def _launches(self, coupling: Coupling, micro_batch: int) -> bool:
+        """Returns whether `_judged` says "launch"."""
+        failed = self._failed.get(coupling)
+        if micro_batch <= self._fitted.get(coupling, 0):
+            return True
+        if failed is not None and micro_batch >= failed:
+            return False
+        p_oom = self.p_oom(coupling, micro_batch)
+        return p_oom is None or p_oom <= self.costs.threshold
 
     def _posterior(self, footprint: Footprint, micro_batch: int) -> Posterior:
         source = footprint.prior_of(micro_batch)

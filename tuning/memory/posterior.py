@@ -85,6 +85,8 @@ _SIGMA_LOG_SD = 0.7
 _ALIKE = 0.7
 """How far one group lies from its population, as a share of the prior's scale."""
 _LEAST_KAPPA, _LARGEST_MU = -0.9, 1.5
+_KEPT_TAILS = 64
+"""Of 180 KiB each."""
 
 
 class Posterior:
@@ -103,7 +105,8 @@ class Posterior:
         self._kappa_kernel = _kernel(self._kappa, _ALIKE * prior.kappa_scale)
         self._log_likelihood: dict[Hashable, Array] = {}
         self._told: dict[Hashable, Array] = {}  # what a group says of the population, logarithms, shape (mu, kappa)
-        self._weights: dict[Hashable, Array] = {}
+        self._weights: dict[Hashable, tuple[Array, Array]] = {}  # and without the last axis
+        self._tails: dict[tuple[Predicted, float], Array] = {}
 
     def observe_peak(self, group: Hashable, predicted: Predicted, peak_bytes: float) -> None:
         """Learns the exact need of a configuration; sizes of 0 teach nothing."""
@@ -128,14 +131,14 @@ class Posterior:
         """
         if cap_bytes <= 0 or predicted.total_bytes <= 0:
             return float(cap_bytes < predicted.total_bytes)
-        tail = _upper_tail(self._z(predicted, cap_bytes))
-        return float(min(1.0, max(0.0, float(np.sum(self._posterior(group) * tail)))))
+        tail = self._tail(predicted, cap_bytes)
+        return float(min(1.0, max(0.0, float(np.sum(self._posterior(group)[0] * tail)))))
 
     def expected_bytes(self, group: Hashable, predicted: Predicted) -> float:
         """Returns the need in the middle: the mean of its logarithm."""
         if predicted.total_bytes <= 0:
             return 0.0
-        return math.exp(float(np.sum(self._posterior(group).sum(axis=2) * self._location(predicted))))
+        return math.exp(float(np.sum(self._posterior(group)[1] * self._location(predicted))))
 
     # -- the grid ------------------------------------------------------------------------------------------------------
 
@@ -156,12 +159,21 @@ class Posterior:
         self._told[group] = np.log(self._mu_kernel @ own @ self._kappa_kernel.T + 1e-300)
         self._weights.clear()  # of every group: they share a population
 
-    def _posterior(self, group: Hashable) -> Array:
-        """Returns the weight of every cell, shape (mu, kappa, sigma), summing to 1."""
+    def _tail(self, predicted: Predicted, cap_bytes: float) -> Array:
+        """Returns P(need > cap) by cell; kept, since a search asks the same of the same cap thousands of times."""
+        asked = predicted, cap_bytes
+        if asked not in self._tails:
+            if len(self._tails) >= _KEPT_TAILS:
+                del self._tails[next(iter(self._tails))]
+            self._tails[asked] = _upper_tail(self._z(predicted, cap_bytes))
+        return self._tails[asked]
+
+    def _posterior(self, group: Hashable) -> tuple[Array, Array]:
+        """Returns the weight of every cell, shape (mu, kappa, sigma), summing to 1, and without the last axis."""
         if group not in self._weights:
             log_prior = np.log(self._prior_of(group) + 1e-300)[:, :, None] + self._log_prior_sigma
             weights = _normalised(log_prior + self._log_likelihood.get(group, 0.0))
-            self._weights[group] = weights
+            self._weights[group] = weights, weights.sum(axis=2)
         return self._weights[group]
 
     def _prior_of(self, group: Hashable) -> Array:

@@ -136,6 +136,8 @@ class Outlook:
         """Returns the process over the trials up to the last time that it was due anew, and its floor."""
         step = max(1, len(self._seen) // REFITS)
         due = len(self._seen) - len(self._seen) % step
+        if self._fitted is not None and self._fitted[0] == due:
+            return self._fitted[1], self._fitted[2]
         if len(_whole(self._seen[:due])) < ENOUGH:
             due = len(self._seen)
         if self._fitted is None or self._fitted[0] != due:

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
 from tuning.space import Choice as SpaceChoice
@@ -70,13 +71,19 @@ def choose(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> Choice | No
 
 def rate_of(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> float | None:
     """Returns the samples a second probed for exactly these system knobs and micro-batch, None where nobody did."""
-    full = Knobs.of(trial)
-    wanted = _key({**full.as_dict(), "micro_batch_size": min(full.micro_batch_size, full.batch_size)}, SYSTEM)
-    for probe in probes:
-        own = _key({**probe.knobs, "micro_batch_size": probe.micro_batch_size}, SYSTEM)
-        if own == wanted and coupling_of(probe.knobs) == coupling_of(trial):
-            return probe.at_batch_size(full.batch_size)
-    return None
+    return _rate_among({_place(probe.knobs): probe for probe in reversed(probes)}, trial)
+
+
+def _rate_among(probes: Mapping[Any, Probed], trial: Mapping[str, Scalar]) -> float | None:
+    probe = probes.get(_place(trial))
+    return None if probe is None else probe.at_batch_size(Knobs.of(trial).batch_size)
+
+
+def _place(knobs: Mapping[str, Scalar]) -> tuple[Any, ...]:
+    """Returns what has to be equal for a probe to answer for exactly these knobs."""
+    full = {**_DEFAULTS, **knobs}
+    micro = min(int(full["micro_batch_size"]), int(full["batch_size"]))
+    return _key({**full, "micro_batch_size": micro}, SYSTEM), coupling_of(full)
 
 
 class Rates:
@@ -89,10 +96,12 @@ class Rates:
 
     def __init__(self, probes: Sequence[Probed], space: Space) -> None:
         self._probes, self._fixed = probes, space.fixed
+        self._places = {_place(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
         self._has_phase = PHASE_KNOB in space.parameters
         self._kept: dict[tuple[tuple[Scalar, ...], Scalar | None], Choice | None] = {}
         self._plain: list[float] = []
         self._with: list[tuple[float, float]] = []  # share, ratio
+        self._cost: float | None = None  # c, until a trial changes it
 
     def expected(self, values: Mapping[str, Scalar]) -> Choice | None:
         """Returns the best system knobs for a trial, and what it will have; None where no probe answers for it."""
@@ -105,15 +114,15 @@ class Rates:
 
     def of(self, knobs: Mapping[str, Scalar]) -> float | None:
         """Returns what a trial of exactly these knobs has; None where nobody probed them."""
-        rate = rate_of(self._probes, knobs)
+        rate = _rate_among(self._places, knobs)
         return None if rate is None else rate * self._factor(knobs)
 
     def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> None:
         """Takes what a whole trial measured itself."""
-        rate = rate_of(self._probes, knobs) if self._has_phase and measured else None
+        rate = _rate_among(self._places, knobs) if self._has_phase and measured else None
         if rate is None or not measured:
             return
-        share = float(knobs.get(PHASE_KNOB, 0.0))
+        share, self._cost = float(knobs.get(PHASE_KNOB, 0.0)), None
         if share > 0:
             self._with.append((share, rate / measured))
         else:
@@ -123,9 +132,10 @@ class Rates:
         share = float(knobs.get(PHASE_KNOB, 0.0))
         if not share or not self._with or not self._plain:
             return 1.0
-        plain = statistics.median(self._plain)
-        cost = statistics.median((ratio / plain - 1.0) / f for f, ratio in self._with)
-        return 1.0 / max(0.1, 1.0 + share * cost)
+        if self._cost is None:
+            plain = statistics.median(self._plain)
+            self._cost = statistics.median((ratio / plain - 1.0) / f for f, ratio in self._with)
+        return 1.0 / max(0.1, 1.0 + share * self._cost)
 
 
 def suits(space: Space, probe: Probed) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainables.knobs import Scalar
-from tuning.memory.frontier import Frontier, Verdict
+from tuning.memory.frontier import Frontier
 from tuning.pareto import Mode
 from tuning.policies.oom import Outcome
 from tuning.policies.outlook import Outlook
@@ -45,19 +45,18 @@ class Foresight:
 
     def choose(self, candidates: Sequence[Mapping[str, Scalar]]) -> int:
         """Returns which of them is expected to add most to the front for its time, the speed of each being known."""
-        judged: dict[Any, Verdict] = {}
+        fitting: dict[Any, int] = {}
 
         def speed(values: Mapping[str, Scalar]) -> float | None:
             choice = self._rates.expected(values)
             if choice is None:
                 return None
             micro = int(choice.system["micro_batch_size"])
-            key = key_of({**self._space.fixed, **values})
-            if (key, micro) not in judged:
-                judged[key, micro] = self._frontier.judge(key, micro, shrink=True)
-            verdict = judged[key, micro]
+            asked = key_of({**self._space.fixed, **values}), micro
+            if asked not in fitting:
+                fitting[asked] = self._frontier.fitting(*asked)
             # A smaller micro-step takes no longer, so that the speed falls with it at most.
-            return choice.samples_per_s * verdict.micro_batch / micro if verdict.fits else None
+            return choice.samples_per_s * fitting[asked] / micro if fitting[asked] else None
 
         return self._outlook.choose(candidates, [speed(c) for c in candidates])
 

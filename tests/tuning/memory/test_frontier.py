@@ -51,6 +51,8 @@ def test_what_fits_fits_at_every_smaller_micro_batch(
     frontier = learned(cap_bytes, history)
     for coupling in (FP32, BF16):
         judged = [frontier.judge(coupling, m) for m in range(1, 50)]
+        launched = [frontier.judge(coupling, m, shrink=True) for m in range(1, 50)]
+        assert [frontier.fitting(coupling, m) for m in range(1, 50)] == [v.micro_batch * v.fits for v in launched]
         assert [v.fits for v in judged] == sorted((v.fits for v in judged), reverse=True)
         p = [v.p_oom for v in judged if v.p_oom is not None and v.reason.startswith("predicted")]
         assert all(a <= b + 1e-9 for a, b in itertools.pairwise(p))
