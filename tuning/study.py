@@ -38,6 +38,7 @@ from tuning.stages.search import SearchDesk
 from tuning.terminal import Terminal
 
 if TYPE_CHECKING:
+    from tuning.backends.lending import Door
     from tuning.backends.ray_tune import RayCrew
 
 PREDICT_S = 60.0
@@ -79,8 +80,8 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting, free_bytes)
             study.measure(bench)
+            study.search(RayCrew(setting, f"{config.workload.name}_trials", study.lend(bench)), while_searching)
             bench.end()
-            study.search(RayCrew(setting, f"{config.workload.name}_trials"), while_searching)
             study.confirm(bench)
             study.publish()
     return folder
@@ -137,6 +138,16 @@ class _Study:
                     self._config.search.seed,
                 )
                 stage.run(self._config.named, self._told)
+
+    def lend(self, bench: Laboratory) -> Door | None:
+        """Leaves the bench's process to trials that come one at a time; else ends it, so that its memory is theirs.
+
+        It is Ray's processes that the dashboard shows: with it they train themselves.
+        """
+        door = bench.lend() if self._allotment.slots().count == 1 and not self._config.dashboard else None
+        if door is None:
+            bench.end()
+        return door
 
     def search(self, crew: RayCrew, ray: AbstractContextManager[object]) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try; `ray` is what they run in."""

@@ -49,14 +49,14 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
         if strategy == "staged":
             ProbeStage(bench, space, journal, learned, section, contest.seed).run({}, lambda r: None)
             contest.wrote("probed", probes=[r["wall_s"] for r in journal.records if r.event == "probe"])
-        bench.end()
+        door = bench.lend()
         terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, dict(facts["objectives"]))
         steps = (*contest.milestones, contest.samples)
         orders = Orders(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
         desk = _Written(contest, journal, space, learned, terms, orders, lambda r: None)
         with RayCluster(cores=1, gpus=0, dashboard=False):
             contest.wrote("ray")
-            RayCrew(setting, f"{contest.workload}_trials").run(desk, orders)
+            RayCrew(setting, f"{contest.workload}_trials", door).run(desk, orders)
         probe_ooms = sum(r.event == "probe" and r["outcome"] == "oom" for r in journal.records)
         refused = sum(r.event == "refused" for r in journal.records)
         journal.close()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.data.greedy import CAP_BYTES, WHERE
 from tuning.backends import ray_tune
+from tuning.backends.laboratory import Laboratory
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.setting import Setting
 from tuning.stages.bench import Assignment, Orders
@@ -126,6 +127,20 @@ def test_a_trial_whose_process_was_killed_is_run_in_another_and_it_is_said() -> 
     assert [f["outcome"] for f in desk.found.values()] == ["ok", "ok"]
     # Tune may give the dead process to the trial a second time before it starts another.
     assert {(e, t) for e, t, _ in desk.decisions} == {("lost", "t1")}
+
+
+def test_trials_train_in_the_process_that_was_lent_and_in_another_once_it_is_killed() -> None:
+    setting = Setting(str(GREEDY), cap_bytes=CAP_BYTES)
+    with Laboratory(setting) as laboratory:
+        lent = laboratory.train({**KNOBS, "augmentation": WHERE["nowhere"]}, 64, (64,), seed=0)
+        desk = Killing([("nowhere", None), ("forward", None), ("nowhere", None)])
+        RayCrew(setting, "greedy_trials", laboratory.lend()).run(desk, orders(1))
+    pids = [desk.found[f"t{n}"]["pid"] for n in range(3)]
+    assert [desk.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok", "oom", "ok"]
+    assert pids[0] == lent["pid"]
+    assert pids[1] == pids[2] != pids[0]
+    assert {(e, t) for e, t, _ in desk.decisions} == {("lost", "t1")}
+    assert desk.found["t0"]["values"] == lent["values"]
 
 
 def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wants_it_no_more(

@@ -10,30 +10,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from typing import Any, cast
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
+from tuning.backends.lending import Door, Failed
 from tuning.backends.setting import Setting
 from tuning.errors import PreflightError
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An exception of the process, in words: what a user's file defines cannot be loaded here."""
-
-    kind: str
-    text: str
-    traceback: str
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failed:
-        """Returns what is told of an exception."""
-        return cls(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 
 
 class Laboratory:
@@ -46,6 +31,7 @@ class Laboratory:
         self._setting, self._timeout_s = setting, start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
+        self._lent: tuple[subprocess.Popen[bytes], Door] | None = None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
 
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -71,15 +57,31 @@ class Laboratory:
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
         return self._ask("train", dict(knobs), plan, seed)
 
+    def lend(self) -> Door | None:
+        """Returns where the process is to be had by another, once; None where there is none.
+
+        It ends with the one who takes it, at the latest with the next call here, which starts a new one.
+        """
+        if self._process is None or not self._is_ready:
+            self.end()
+            return None
+        door = Door()
+        self._ask("lend", door)
+        self._lent, self._process = (self._process, door), None
+        self._connection.close()
+        return door
+
     def end(self) -> None:
         """Ends the process, and leaves its memory, on a card its context too, to whoever measures next."""
-        if self._process is None:
-            return
-        self._process.kill()
-        self._process.wait()
-        cast(Any, self._process.stdin).close()
-        self._connection.close()
-        self._process = None
+        if self._lent is not None:
+            process, door = self._lent
+            _end(process)
+            door.close()
+            self._lent = None
+        if self._process is not None:
+            _end(self._process)
+            self._connection.close()
+            self._process = None
 
     def __enter__(self) -> Laboratory:
         return self
@@ -92,6 +94,7 @@ class Laboratory:
         """Starts the process where there is none, and does not wait until it has loaded torch, data and model."""
         if self._process is not None:
             return
+        self.end()
         ours, theirs = Pipe()
         self._said.truncate(0)
         self._process = subprocess.Popen(
@@ -153,3 +156,9 @@ class Laboratory:
         how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
         remedy = "less memory: a smaller micro_batch_size" if code == -signal.SIGKILL else "mend what it names"
         raise PreflightError(f"the measuring process was lost: {how}{f'; {last}' if last else ''}", remedy=remedy)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    cast(Any, process.stdin).close()

@@ -1,4 +1,4 @@
-"""What runs in the laboratory's process: a session that answers the study's requests.
+"""What runs in the laboratory's process: a session that answers the study's requests, then those of an actor.
 
 python -m tuning.backends.measuring FD      # started by `Laboratory`; FD is the socket of requests and answers
 """
@@ -10,29 +10,80 @@ import os
 import signal
 import sys
 import threading
+import traceback
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from typing import Any
 
-from tuning.backends.laboratory import Failed
-from tuning.backends.session import Session
+import torch
+
+from trainables.knobs import Scalar
+from trainables.plan import Plan
+from tuning.backends.lending import Door, Failed
+from tuning.backends.session import Session, Trial
+from tuning.backends.setting import Shrink
 
 
-def _serve(connection: Connection) -> None:
-    """Answers requests until there are no more; an exception is an answer too."""
-    with contextlib.suppress(EOFError):
+class Lendable(Session):
+    """A session with a trial of its own, for who cannot hold one: the process it is lent to."""
+
+    _trial: Trial
+
+    def begin(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, shrink: Shrink) -> None:
+        """Takes the next trial."""
+        self._trial = self.trial(knobs, plan, seed, shrink=shrink)
+
+    def advance(self, beat_s: float) -> dict[str, Any]:
+        """Returns `Trial.advance`."""
+        return self._trial.advance(beat_s)
+
+    def finish(self) -> dict[str, Any]:
+        """Returns `Trial.end`."""
+        return self._trial.end()
+
+    def let_go(self) -> None:
+        """Gives back what measuring before has left with the allocator."""
+        self._clear()
+        if self.setting.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def serve(connection: Connection) -> None:
+    """Answers the study until it ends or lends the process to another, whose requests are the last."""
+    with contextlib.suppress(EOFError, ConnectionError):
         try:
-            session = Session(connection.recv())
+            session = Lendable(connection.recv())
             session.warm({})
         except Exception as error:  # whatever a workload's loading raises: the study says it
-            connection.send(Failed.of(error))
+            connection.send(_failed(error))
             return
         connection.send({})
-        while True:
-            method, arguments = connection.recv()
-            try:
-                answer = getattr(session, method)(*arguments)
-            except Exception as error:  # likewise, where it is no result
-                answer = Failed.of(error)
-            connection.send(answer)
+        door = _answered(session, connection)
+        if door is None:
+            return
+        session.let_go()
+        with door.listener() as listener:
+            connection.send({})
+            borrower = listener.accept()
+        _answered(session, borrower)
+
+
+def _answered(session: Lendable, connection: Connection) -> Door | None:
+    """Returns the door at which to wait for another, once that is asked for; None where there is nobody left."""
+    while True:
+        method, arguments = connection.recv()
+        if method == "lend":
+            door: Door = arguments[0]
+            return door
+        try:
+            answer = getattr(session, method)(*arguments)
+        except Exception as error:  # likewise, where it is no result
+            answer = _failed(error)
+        connection.send(answer)
+
+
+def _failed(error: BaseException) -> Failed:
+    return Failed(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 
 
 def _end_with_the_study() -> None:
@@ -46,7 +97,7 @@ def main() -> None:
     """Serves the study that started this process, and ends with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is heard by the study, which ends this process
     threading.Thread(target=_end_with_the_study, daemon=True).start()
-    _serve(Connection(int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])))
 
 
 if __name__ == "__main__":

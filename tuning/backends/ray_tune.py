@@ -24,6 +24,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from trainables.plan import Plan
+from tuning.backends.lending import Door
 from tuning.backends.placing import Placed, Placing
 from tuning.backends.ray_worker import REPORT, Retired, TrialRunner
 from tuning.backends.setting import Setting
@@ -89,10 +90,13 @@ class RayCluster:
 
 
 class RayCrew:
-    """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial."""
+    """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial.
 
-    def __init__(self, setting: Setting, name: str) -> None:
-        self._setting, self._name = setting, name
+    Where there is one slot, its actor trains in the process behind `door`, which has loaded everything already.
+    """
+
+    def __init__(self, setting: Setting, name: str, door: Door | None = None) -> None:
+        self._setting, self._name, self._door = setting, name, door
 
     def run(self, desk: Desk, orders: Orders) -> None:
         """Returns when the desk has no next trial and every trial has ended."""
@@ -101,7 +105,7 @@ class RayCrew:
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
         if self._setting.device == "cuda":
             resources["GPU"] = math.floor(1000 / slots) / 1000
-        asking = _Asking(desk, orders, self._setting)
+        asking = _Asking(desk, orders, self._setting, self._door if slots == 1 else None)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 _named_runner(self._name, resources),
@@ -138,9 +142,9 @@ class RayCrew:
 class _Asking(Searcher):
     """A Tune searcher that passes on the desk's trials where there is room for them, and tells it how they ended."""
 
-    def __init__(self, desk: Desk, orders: Orders, setting: Setting) -> None:
+    def __init__(self, desk: Desk, orders: Orders, setting: Setting, door: Door | None) -> None:
         super().__init__(metric="samples", mode="max")
-        self._desk, self._orders, self._setting = desk, orders, setting
+        self._desk, self._orders, self._setting, self._door = desk, orders, setting, door
         self._placing = Placing(desk, orders, setting.cap_bytes)
         self._placed: dict[str, Placed] = {}
         self._errors: dict[str, BaseException | None] = {}
@@ -168,6 +172,7 @@ class _Asking(Searcher):
         orders, share = self._orders, self._placing.share(placed)
         return {
             "setting": dataclasses.replace(self._setting, threads=orders.threads),
+            "door": self._door,
             "plan": Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=share.cap_bytes),
             "threads": share.threads,
             "shrink": share.shrink,

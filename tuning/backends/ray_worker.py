@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
 from trainables.knobs import Scalar
+from tuning.backends.lending import Borrowed, BorrowedTrial, Door, LostError
 from tuning.backends.setting import Setting
 
 if TYPE_CHECKING:
@@ -15,20 +18,35 @@ if TYPE_CHECKING:
 
 REPORT = "report"
 
-_WARM: dict[str, Session] = {}
+_WARM: dict[str, Session | Borrowed] = {}
 """The session of this process, by setting: a Tune actor is reset for every trial, its process keeps what it loaded."""
 
 
-def session(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
-    """Returns this process's session for the setting, loading it at the first call."""
-    from tuning.backends.session import Session  # brings torch, for which the study that defines this class has no use
-
+def session(setting: Setting, knobs: Mapping[str, Scalar], door: Door | None) -> Session | Borrowed:
+    """Returns this process's session for the setting; the first call borrows what is lent, or loads its own."""
     key = repr(setting)
     if key not in _WARM:
         _WARM.clear()
-        _WARM[key] = Session(setting)
-        _WARM[key].warm(knobs)
+        borrowed = door.borrow() if door is not None else None
+        _WARM[key] = _loaded(setting, knobs) if borrowed is None else borrowed
     return _WARM[key]
+
+
+def _loaded(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
+    from tuning.backends.session import Session  # brings torch, for which the study that defines this class has no use
+
+    own = Session(setting)
+    own.warm(knobs)
+    return own
+
+
+@contextmanager
+def _bound_to_it() -> Iterator[None]:
+    """Ends this process where the one that trains for it is lost: Tune then does what it does for any lost process."""
+    try:
+        yield
+    except LostError:
+        os._exit(1)
 
 
 class Retired(RuntimeError):
@@ -39,12 +57,13 @@ class TrialRunner(tune.Trainable):
     """One search trial at a time; every `step` goes to the next rung. An actor lives through all trials of its slot.
 
     The config holds `trial`, `knobs`, `seed`, the `plan` with the cap of its share, `threads`, `shrink` ("", "loader",
-    "all": what it may change to begin again), `beat_s`, after which a step pauses, and what the study fixed: `setting`.
+    "all": what it may change to begin again), `beat_s`, after which a step pauses, what the study fixed, `setting`, and
+    `door`, behind which a warm process is to be had, or None.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Keeps what the first trial is; loading is left to its first step, where a failure is a result."""
-        self._trial: Trial | None = None
+        self._trial: Trial | BorrowedTrial | None = None
         self._asked = config
         self._retire = ""
 
@@ -62,11 +81,12 @@ class TrialRunner(tune.Trainable):
         An OOM is an outcome. The rest travels in a list of one: Tune flattens dictionaries, and mixes keys with ours.
         """
         config = self._asked
-        if self._trial is None:
-            own = session(config["setting"], config["knobs"])
-            own.use_threads(config["threads"])
-            self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
-        found = self._trial.advance(config["beat_s"])
+        with _bound_to_it():
+            if self._trial is None:
+                own = session(config["setting"], config["knobs"], config["door"])
+                own.use_threads(config["threads"])
+                self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
+            found = self._trial.advance(config["beat_s"])
         self._retire = str(found.get("retire") or "")
         if found["done"]:
             self._trial = None
@@ -78,5 +98,6 @@ class TrialRunner(tune.Trainable):
 
     def _end(self) -> None:
         if self._trial is not None:  # it was stopped between two rungs
-            self._retire = str(self._trial.end()["retire"])
+            with _bound_to_it():
+                self._retire = str(self._trial.end()["retire"])
             self._trial = None
