@@ -140,11 +140,11 @@ class _Study:
                 stage.run(self._config.named, self._told)
 
     def lend(self, bench: Laboratory) -> Door | None:
-        """Leaves the bench's process to trials that come one at a time; else ends it, so that its memory is theirs.
+        """Leaves the bench's process to the trials, or ends it, so that its memory is theirs.
 
-        It is Ray's processes that the dashboard shows: with it they train themselves.
+        With several cards each actor has its own; and it is Ray's processes that the dashboard shows.
         """
-        door = bench.lend() if self._allotment.slots().count == 1 and not self._config.dashboard else None
+        door = bench.lend() if len(doctor.gpus()) <= 1 and not self._config.dashboard else None
         if door is None:
             bench.end()
         return door

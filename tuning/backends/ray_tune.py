@@ -92,7 +92,7 @@ class RayCluster:
 class RayCrew:
     """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial.
 
-    Where there is one slot, its actor trains in the process behind `door`, which has loaded everything already.
+    The first of them trains in the process behind `door`, if any, which has loaded everything already.
     """
 
     def __init__(self, setting: Setting, name: str, door: Door | None = None) -> None:
@@ -105,7 +105,7 @@ class RayCrew:
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
         if self._setting.device == "cuda":
             resources["GPU"] = math.floor(1000 / slots) / 1000
-        asking = _Asking(desk, orders, self._setting, self._door if slots == 1 else None)
+        asking = _Asking(desk, orders, self._setting, self._door)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 _named_runner(self._name, resources),
