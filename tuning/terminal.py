@@ -136,7 +136,9 @@ class Terminal:
         for line in lines.summary(summary, folder, self._out_width):
             self._print(self._out, line, "bold" if line.startswith("best ") else "")
         if paths:
-            self._say(f"{'wrote':<{lines.LABEL}}{', '.join(p.name for p in paths)}, report.html in {folder}")
+            written = f"{', '.join(p.name for p in paths)}, report.html in".split(" ")
+            for line in lines.wrapped("wrote", [*written, wording.plain(str(folder))], self._err_width, " "):
+                self._say(line)
 
     def error(self, error: BaseException) -> None:
         """Prints an error as it describes itself; the run's own log lines stay above it."""

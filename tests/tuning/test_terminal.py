@@ -37,7 +37,8 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
         if record.event == "stage" and record["state"] == "start":
             terminal.stage(record["stage"])
         terminal.record(record)
-    terminal.summary(summary.from_records(records), FOLDER, [FOLDER / "best.yaml"])
+    written = [FOLDER / name for name in ("best.yaml", "most_accurate.yaml", "front.csv")]
+    terminal.summary(summary.from_records(records), FOLDER, written)
     return out.getvalue(), err.getvalue()
 
 
