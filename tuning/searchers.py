@@ -215,7 +215,7 @@ class OptunaSearcher:
         """Returns `start` with those knobs, and what it lacks, drawn; numbers of ranges near where they were."""
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if not is_active(name, {**self._space.fixed, **values}):
+            if name in REQUIRES and not is_active(name, {**self._space.fixed, **values}):
                 continue
             parameter = self._space.parameters[name]
             if name not in start:
@@ -252,7 +252,7 @@ class OptunaSearcher:
         trial = study.ask()
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if is_active(name, {**self._space.fixed, **values}):
+            if name not in REQUIRES or is_active(name, {**self._space.fixed, **values}):
                 values[name] = _draw(trial, name, self._space.parameters[name])
         return self._settled(values)
 
