@@ -46,6 +46,8 @@ ENUMERABLE = 10_000
 DRAWS = 1_000
 DRAWN, CHANGED = 32, 32
 """What a chooser is shown beside the model's proposal: some drawn, and observed ones with a knob or two changed."""
+MANY, RESTED = 1_000, 4
+"""With a chooser and more finished trials than `MANY`, TPE proposes one time of `RESTED` and rests else."""
 REACH = 0.15
 """How far a changed number goes, as the deviation of its place in its range."""
 
@@ -179,6 +181,9 @@ class OptunaSearcher:
     def _model(self, number: int, choose: Chooser | None = None) -> dict[str, Scalar] | None:
         if self._live and self._only_failed():
             return None
+        if choose is not None and len(self._finished) > MANY and number % RESTED:
+            shown = self._others(np.random.default_rng([self._seed, number, 1]))
+            return shown[choose(shown)] if shown else None
         found = None
         with self._study(number) as study:
             for _ in range(ASKS):
