@@ -7,7 +7,7 @@ that is not finite is worse than every finite row: it has the last rank and is n
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Literal
 
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Mode = Literal["min", "max"]
 Floats = NDArray[np.float64]
-MARKED = 64
-"""Rows between two marks of `Pairs`."""
+_Entry = tuple[float, float, float, float, int]
+"""A row of `Pairs`: second and first objective, the least and the most that is equal to the first, its number."""
 
 
 def signed(values: Mapping[str, float | None], objectives: Mapping[str, Mode]) -> Floats:
@@ -120,7 +120,8 @@ class Pairs:
 
     `tolerance` is that of the first objective (0 <= tolerance < 1); the second has none. A row that dominates another
     is less in the second and no more than equal in the first, or equal in the second and less in the first. So one
-    pass in the order of the second finds each row's rank from the least first objective of every rank before it.
+    pass in the order of the second finds each row's rank from the least first objective of every rank before it; and
+    of a row that comes alone, a pass over those behind it finds which it raises, and which these raise in turn.
     """
 
     def __init__(self, tolerance: float = 0.0) -> None:
@@ -128,14 +129,15 @@ class Pairs:
             raise ValueError(f"tolerance must be at least 0 and below 1, got {tolerance}")
         self._tolerance = tolerance
         self._rows: dict[Hashable, tuple[float, float]] = {}
-        self._order: list[tuple[float, float, float, float, int]] = []
+        self._order: list[_Entry] = []
         self._ids: dict[int, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
         self._found: dict[Hashable, int] = {}
-        self._marks: list[tuple[int, list[float]]] = []
-        """Places in the order where a group of equal seconds begins, and `least` (see `ranks`) before them."""
-        self._due: tuple[int, int] | None = None
-        """The first and the last place whose rows have no rank yet."""
+        self._ranks: list[int] | None = None
+        """In the order, while all but `_new` have theirs; so are `_firsts` and `_highs`, which are read at length."""
+        self._firsts: list[float] = []
+        self._highs: list[float] = []
+        self._new: _Entry | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -145,52 +147,66 @@ class Pairs:
         if key in self._rows:
             number = self._numbers[key]
             del self._order[bisect_left(self._order, self._entry(*self._rows[key], number))]
-            self._marks, self._due = [], (0, len(self._order))
+            self._ranks = None
         else:
             number = self._numbers[key] = len(self._numbers)
             self._ids[number] = key
         self._rows[key] = (first, second)
         entry = self._entry(first, second, number)
-        at, group = bisect_left(self._order, entry), bisect_left(self._order, (second,))
-        self._order.insert(at, entry)
-        self._marks = [(m + (m > at), least) for m, least in self._marks if m <= group or m > at]
-        start, stop = self._due or (group, at)
-        self._due = min(start, group), max(stop + (stop >= at and self._due is not None), at)
+        insort(self._order, entry)
+        if self._new is not None:
+            self._ranks = None
+        self._new = entry
 
-    def ranks(self) -> dict[Hashable, int]:
-        """Returns the rank of each key's row, 0 for the front; the next row changes what was returned.
+    def ranks(self) -> Mapping[Hashable, int]:
+        """Returns the rank of each key's row, 0 for the front; the next row changes what was returned."""
+        if self._new is not None and self._ranks is not None:
+            self._place(self._new, self._ranks)
+        elif self._new is not None:
+            self._rank_all()
+        self._new = None
+        return self._found
 
-        Goes on from the last mark before what is new, until a mark finds what it found before: then the rest is as it
-        was.
-        """
-        if self._due is None:
-            return self._found
-        first_due, last_due = self._due
-        order, ids, found = self._order, self._ids, self._found
-        before = bisect_right(self._marks, first_due, key=lambda mark: mark[0])
-        marks, later = self._marks[:before], [mark for mark in self._marks[before:] if mark[0] > last_due]
-        start, least = (marks[-1][0], marks[-1][1].copy()) if marks else (0, [])
-        # `least` has by rank the least first objective of the rows so far of that rank or a later one.
-        later.reverse()
-        pause = min(start + MARKED, later[-1][0] if later else len(order))
-        while start < len(order):
-            if start >= pause:
-                if later and later[-1][0] == start and later.pop()[1] == least:
-                    marks += [(start, least), *reversed(later)]
-                    break
-                marks.append((start, least.copy()))
-                pause = min(start + MARKED, later[-1][0] if later else len(order))
-            second, stop = order[start][0], start + 1
-            if stop == len(order) or order[stop][0] != second:  # as nearly all: then no row of its own group is less
-                _, first, _, high, number = order[start]
-                rank = found[ids[number]] = bisect_right(least, high)
-                if rank == len(least):
-                    least.append(first)
-                while rank >= 0 and least[rank] >= first:
-                    least[rank] = first
-                    rank -= 1
-                start = stop
+    def _place(self, new: _Entry, ranks: list[int]) -> None:
+        """Gives the only row without one its rank, and raises those behind it that it takes along."""
+        order, found, ids = self._order, self._found, self._ids
+        firsts, highs = self._firsts, self._highs
+        at = bisect_left(order, new)
+        second, first, low, high, number = new
+        group = bisect_left(order, (second,))
+        before = [rank for rank, value in zip(ranks[:group], firsts[:group], strict=True) if value <= high]
+        before += [rank for rank, value in zip(ranks[group:at], firsts[group:at], strict=True) if value < low]
+        mine = found[ids[number]] = max(before, default=-1) + 1
+        ranks.insert(at, mine)
+        firsts.insert(at, first)
+        highs.insert(at, high)
+        # `least` has by rank the least first objective of what is new at it or a later one; of equal seconds it has
+        # those of the groups before, `same` those of the group itself.
+        least = [math.inf] * (max(ranks) + 2)
+        same, current = [(first, mine)], second
+        for i, old, most in zip(range(at + 1, len(order)), ranks[at + 1 :], highs[at + 1 :], strict=True):
+            if not same and least[old] > most:  # as nearly all
                 continue
+            if same and order[i][0] != current:
+                _lower(least, same)
+                same = []
+            beyond = [rank for value, rank in same if value < order[i][2]]
+            rank = max(bisect_right(least, most), max(beyond, default=-1) + 1)
+            if rank > old:
+                if rank + 1 >= len(least):
+                    least.append(math.inf)
+                ranks[i] = found[ids[order[i][4]]] = rank
+                same.append((order[i][1], rank))
+                current = order[i][0]
+
+    def _rank_all(self) -> None:
+        """Gives every row its rank."""
+        order, ids, found = self._order, self._ids, self._found
+        least: list[float] = []  # by rank the least first objective of the rows so far of that rank or a later one
+        ranks: list[int] = []
+        start = 0
+        while start < len(order):
+            second, stop = order[start][0], start + 1
             while stop < len(order) and order[stop][0] == second:
                 stop += 1
             group: list[tuple[float, int]] = []
@@ -201,17 +217,15 @@ class Pairs:
                     reach += 1
                 rank = max(bisect_right(least, high), best + 1)
                 group.append((first, rank))
+                ranks.append(rank)
                 found[ids[number]] = rank
-            for first, rank in group:
-                least.extend([math.inf] * (rank + 1 - len(least)))
-                while rank >= 0 and least[rank] > first:
-                    least[rank] = first
-                    rank -= 1
+            least.extend([math.inf] * (max(rank for _, rank in group) + 1 - len(least)))
+            _lower(least, group)
             start = stop
-        self._marks, self._due = marks, None
-        return found
+        self._ranks = ranks
+        self._firsts, self._highs = [entry[1] for entry in order], [entry[3] for entry in order]
 
-    def _entry(self, first: float, second: float, number: int) -> tuple[float, float, float, float, int]:
+    def _entry(self, first: float, second: float, number: int) -> _Entry:
         return second, first, self._end(first, -math.inf), self._end(first, math.inf), number
 
     def _end(self, value: float, towards: float) -> float:
@@ -225,6 +239,14 @@ class Pairs:
         while abs(value - (beyond := math.nextafter(end, towards))) <= self._tolerance * max(abs(value), abs(beyond)):
             end = beyond
         return end
+
+
+def _lower(least: list[float], rows: Sequence[tuple[float, int]]) -> None:
+    """Takes (first objective, rank) into the least first objective by rank, of that rank or a later one."""
+    for first, rank in rows:
+        while rank >= 0 and least[rank] > first:
+            least[rank] = first
+            rank -= 1
 
 
 def _peeled(points: Floats, equal: Floats) -> NDArray[np.int64]:

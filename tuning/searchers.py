@@ -46,6 +46,8 @@ ENUMERABLE = 10_000
 DRAWS = 1_000
 DRAWN, CHANGED = 32, 32
 """What a chooser is shown beside the model's proposal: some drawn, and observed ones with a knob or two changed."""
+MANY, RESTED = 1_000, 4
+"""With a chooser and more finished trials than `MANY`, TPE proposes one time of `RESTED` and rests else."""
 REACH = 0.15
 """How far a changed number goes, as the deviation of its place in its range."""
 
@@ -103,6 +105,7 @@ class OptunaSearcher:
         self._initial = [self._checked(values) for values in initial]
         self._finished: list[FrozenTrial] = []
         self._ended: list[dict[str, Any]] = []  # what of those ran to its end
+        self._any_fitted = False
         self._history = _History([mode == "max" for mode in self._objectives.values()], seed)
         self._live: dict[int, FrozenTrial] = {}
         self._seen: set[Key] = set()
@@ -176,6 +179,11 @@ class OptunaSearcher:
         return None
 
     def _model(self, number: int, choose: Chooser | None = None) -> dict[str, Scalar] | None:
+        if self._live and self._only_failed():
+            return None
+        if choose is not None and len(self._finished) > MANY and number % RESTED:
+            shown = self._others(np.random.default_rng([self._seed, number, 1]))
+            return shown[choose(shown)] if shown else None
         found = None
         with self._study(number) as study:
             for _ in range(ASKS):
@@ -188,6 +196,14 @@ class OptunaSearcher:
             return found
         shown = [found, *self._others(np.random.default_rng([self._seed, number, 1]))]
         return shown[choose(shown)]
+
+    def _only_failed(self) -> bool:
+        """Returns whether as many ended as the model needs, all of them for want of memory or by failing.
+
+        TPE takes the least bad of these for good, and proposes their like. With 1,000 devices, before the first trial
+        had ended, 9,900 of 10,000 proposals were of one combination that does not fit. What runs was judged to fit.
+        """
+        return not self._any_fitted and len(self._finished) >= STARTUP_TRIALS and not self._prior
 
     def _others(self, draw: np.random.Generator) -> list[dict[str, Scalar]]:
         """Returns configurations not seen: some drawn, some that change one or two knobs of one that ran to its end."""
@@ -204,7 +220,7 @@ class OptunaSearcher:
         """Returns `start` with those knobs, and what it lacks, drawn; numbers of ranges near where they were."""
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if not is_active(name, {**self._space.fixed, **values}):
+            if name in REQUIRES and not is_active(name, {**self._space.fixed, **values}):
                 continue
             parameter = self._space.parameters[name]
             if name not in start:
@@ -241,7 +257,7 @@ class OptunaSearcher:
         trial = study.ask()
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if is_active(name, {**self._space.fixed, **values}):
+            if name not in REQUIRES or is_active(name, {**self._space.fixed, **values}):
                 values[name] = _draw(trial, name, self._space.parameters[name])
         return self._settled(values)
 
@@ -292,6 +308,7 @@ class OptunaSearcher:
         self._finished.append(self._frozen(params, observation))
         if self._finished[-1].state == TrialState.COMPLETE:
             self._ended.append(params)
+        self._any_fitted |= observation.outcome in ("ok", "stopped")
         self._history.add(len(self._finished) - 1, self._finished[-1].values)
 
     def _frozen(self, params: dict[str, Any], observation: Observation) -> FrozenTrial:

@@ -296,3 +296,14 @@ def test_a_chooser_is_shown_the_models_proposal_first_and_only_what_nobody_propo
         for values in candidates:
             assert CARD.complete(values)["learning_rate"] in CARD.parameters["learning_rate"]  # type: ignore[operator]
             assert values["micro_batch_size"] in MICRO
+
+
+def test_what_never_fitted_draws_no_proposals_to_its_place_while_trials_run() -> None:
+    space = Space({"learning_rate": Range(1e-5, 1e-1, log=True)})
+    searcher = OptunaSearcher(space, {"loss": "min"}, seed=0)
+    searcher.adopt({"learning_rate": 1e-2})
+    for n in range(20):
+        searcher.replay({"learning_rate": 2e-5 + n * 1e-7}, Observation("refused", overshoot_bytes=2**30))
+    found = [searcher.suggest() for _ in range(20)]
+    rates = [float(one.values["learning_rate"]) for one in found if one is not None]
+    assert sum(rate > 1e-3 for rate in rates) >= 5  # drawn evenly in the logarithm: 10 to expect

@@ -107,6 +107,7 @@ class Posterior:
         self._told: dict[Hashable, Array] = {}  # what a group says of the population, logarithms, shape (mu, kappa)
         self._weights: dict[Hashable, tuple[Array, Array]] = {}  # and without the last axis
         self._tails: dict[tuple[Predicted, float], Array] = {}
+        self._p_oom: dict[tuple[Hashable, Predicted, float], float] = {}
 
     def observe_peak(self, group: Hashable, predicted: Predicted, peak_bytes: float) -> None:
         """Learns the exact need of a configuration; sizes of 0 teach nothing."""
@@ -131,8 +132,11 @@ class Posterior:
         """
         if cap_bytes <= 0 or predicted.total_bytes <= 0:
             return float(cap_bytes < predicted.total_bytes)
-        tail = self._tail(predicted, cap_bytes)
-        return float(min(1.0, max(0.0, float(np.sum(self._posterior(group)[0] * tail)))))
+        asked = group, predicted, cap_bytes
+        if asked not in self._p_oom:
+            tail = self._tail(predicted, cap_bytes)
+            self._p_oom[asked] = float(min(1.0, max(0.0, float(np.sum(self._posterior(group)[0] * tail)))))
+        return self._p_oom[asked]
 
     def expected_bytes(self, group: Hashable, predicted: Predicted) -> float:
         """Returns the need in the middle: the mean of its logarithm."""
@@ -158,6 +162,7 @@ class Posterior:
         own = _marginal(total + self._log_prior_sigma)
         self._told[group] = np.log(self._mu_kernel @ own @ self._kappa_kernel.T + 1e-300)
         self._weights.clear()  # of every group: they share a population
+        self._p_oom.clear()
 
     def _tail(self, predicted: Predicted, cap_bytes: float) -> Array:
         """Returns P(need > cap) by cell; kept, since a search asks the same of the same cap thousands of times."""

@@ -27,6 +27,8 @@ class Coordinates:
         self._parameters = {name: space.parameters[name] for name in names}
         self.widths = [self._width(p) for p in self._parameters.values()]
         """How many dimensions each of the names has."""
+        self._found: dict[tuple[str, Any], list[float]] = {}
+        """Of values of lists, which are asked for again and again."""
 
     def at(self, knobs: Mapping[str, Any]) -> Floats:
         """Returns the point of a configuration, of shape (sum of `widths`,)."""
@@ -35,10 +37,11 @@ class Coordinates:
             value = knobs.get(name, _DEFAULTS[name])
             if isinstance(parameter, Range):
                 found.append(parameter.place(float(value)))
-            elif _numeric(parameter):
-                found.append(float(np.interp(float(value), *_ladder(parameter))))
-            else:
-                found += [math.sqrt(0.5) * (value == one) for one in parameter.values]
+                continue
+            place = self._found.get((name, value))
+            if place is None:
+                place = self._found[name, value] = _place(parameter, value)
+            found += place
         return np.array(found)
 
     @staticmethod
@@ -48,6 +51,12 @@ class Coordinates:
 
 def _numeric(parameter: Choice) -> bool:
     return all(isinstance(v, int | float) and not isinstance(v, bool) for v in parameter.values)
+
+
+def _place(parameter: Choice, value: Any) -> list[float]:
+    if _numeric(parameter):
+        return [float(np.interp(float(value), *_ladder(parameter)))]
+    return [math.sqrt(0.5) * (value == one) for one in parameter.values]
 
 
 def _ladder(parameter: Choice) -> tuple[list[float], list[float]]:

@@ -132,6 +132,6 @@ class Rungs:
     def _place(self, rung: Mapping[str, Floats], ranks: Mapping[str, int], trial_id: str) -> int:
         """Returns the place from 1 of a trial: after all of lower rank, then in the spread order of its own."""
         mine = ranks[trial_id]
-        better = sum(rank < mine for rank in ranks.values())
+        better = sum(map(mine.__gt__, ranks.values()))
         peers = sorted((i for i, rank in ranks.items() if rank == mine), key=self._priorities.__getitem__)
         return better + len(spread_order(np.array([rung[i] for i in peers]), until=peers.index(trial_id)))

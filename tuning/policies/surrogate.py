@@ -27,7 +27,6 @@ class Surrogate:
     def __init__(self, points: Floats, values: Floats, stds: Floats, seed: int) -> None:
         if not len(points) == len(values) == len(stds) > 0:
             raise ValueError(f"{len(points)} points, {len(values)} values, {len(stds)} deviations: as many, and one")
-        self._points = points
         self._mean, self._scale = float(np.mean(values)), float(np.std(values)) or 1.0
         seen, known = (values - self._mean) / self._scale, (stds / self._scale) ** 2
         draw = np.random.default_rng(seed)
@@ -42,24 +41,25 @@ class Surrogate:
             likelihood = -0.5 * float(seen @ weights) - float(np.log(np.diag(lower)).sum())
             models.append((likelihood, length, lower, weights))
         models.sort(key=lambda model: -model[0])
-        self._models = models[:KEPT]
-        shares = np.exp([model[0] - models[0][0] for model in self._models])
+        del models[KEPT:]
+        self._models = [(length, points / length, np.linalg.inv(lower), w) for _, length, lower, w in models]
+        shares = np.exp([model[0] - models[0][0] for model in models])
         self._shares = shares / shares.sum()
 
     def at(self, points: Floats) -> tuple[Floats, Floats]:
         """Returns mean and standard deviation of the quality itself, without its noise, at points of shape (m, d)."""
         means, variances = [], []
-        for _, length, lower, weights in self._models:
-            between = _matern(points / length, self._points / length)
+        for length, seen, inverse, weights in self._models:
+            between = _matern(points / length, seen)
             means.append(between @ weights)
-            variances.append(np.maximum(1.0 - (np.linalg.solve(lower, between.T) ** 2).sum(axis=0), _JITTER))
+            variances.append(np.maximum(1.0 - ((inverse @ between.T) ** 2).sum(axis=0), _JITTER))
         mean = self._shares @ np.array(means)
         square = self._shares @ (np.array(variances) + np.array(means) ** 2)
         return self._mean + self._scale * mean, self._scale * np.sqrt(np.maximum(square - mean**2, _JITTER))
 
     def alike(self, one: Floats, other: Floats) -> Floats:
         """Returns how alike points are, 0 to 1, shape (len(one), len(other)), by the likeliest draw."""
-        _, length, _, _ = self._models[0]
+        length = self._models[0][0]
         return _matern(one / length, other / length)
 
 

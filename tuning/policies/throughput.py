@@ -57,12 +57,12 @@ class Choice:
 
 def choose(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> Choice | None:
     """Returns the fastest probed system knobs for a trial of these knobs, or None where no probe answers for it."""
-    wanted = Knobs.of(trial)
+    batch_size, coupling = Knobs.of(trial).batch_size, coupling_of(trial)
     best: Choice | None = None
     for probe in probes:
-        if coupling_of(probe.knobs) != coupling_of(trial):
+        if coupling_of(probe.knobs) != coupling:
             continue
-        rate = probe.at_batch_size(wanted.batch_size)
+        rate = probe.at_batch_size(batch_size)
         if rate is not None and (best is None or rate > best.samples_per_s):
             system = {n: v for n, v in probe.knobs.items() if n in SYSTEM}
             best = Choice({**system, "micro_batch_size": probe.micro_batch_size}, rate)
