@@ -1,7 +1,8 @@
 """Who goes on: multi-objective asynchronous successive halving (Schmucker et al. 2021, arXiv 2106.12639).
 
 At each rung a trial is ranked among those seen there so far: by non-dominated rank, inside a rank by the epsilon-net
-order of `pareto.spread_order`. The best 1/eta go on. Unlike the paper's rule, a member of the rung's front always does.
+order of `pareto.spread_order`. The best 1/eta go on. Unlike the paper's rule, a member of the rung's front always does,
+and later a quarter of the others too: what comes of a place at a rung is learned only from those that reach the end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from typing import Any
 import numpy as np
 
 from tuning.pareto import Floats, Mode, Pairs, non_dominated_ranks, signed, spread_order
+
+SPARED, SPARED_FROM = 0.25, 10
+"""Share of the trials that are not stopped for their place, at a rung that has seen so many. Simulated, 8 to 20 seeds,
+mean final hypervolume without and with: signals 1.09 and 1.17 (with 0.2), where high learning rates are worse at a rung
+and better at the end; pointer 0.892, 0.913; headpose 0.835, 0.837 (0.2); nli 0.983, 0.983. Sparing from the beginning
+cost nli and pointer 2 to 3 % at a quarter of the time."""
 
 
 def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
@@ -39,6 +46,8 @@ class Decision:
     go_on: bool
     reason: str
     on_front: bool = False
+    spared: bool = False
+    """It goes on whatever its place is, so that it is known what comes of such."""
 
 
 class Rungs:
@@ -96,9 +105,9 @@ class Rungs:
             return Decision(True, f"on the front of {seen} at {milestone} samples", on_front=True)
         places = math.ceil(seen / self._eta)
         place = self._place(rung, ranks, trial_id)
-        return Decision(
-            place <= places, f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
-        )
+        spared = seen >= SPARED_FROM and self._priorities[trial_id][0] < SPARED
+        said = f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
+        return Decision(spared or place <= places, said, spared=spared)
 
     def remember(self, trial_id: str, milestone: int, values: Mapping[str, float | None]) -> str:
         """Returns why the values cannot be compared, "" where they are kept; decides nothing, as when records are read.

@@ -151,7 +151,7 @@ class SearchDesk:
         milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
         reason = "" if decision.go_on else decision.reason
-        if not decision.on_front and not reason:
+        if not (decision.on_front or decision.spared or reason):
             reason = self._foresight.hopeless(self._live[trial]["knobs"], milestone, values, rate)
         self._foresight.rung(trial, milestone, values)
         if reason:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning.pareto import Mode, front
-from tuning.policies.rungs import Decision, Rungs, milestones
+from tuning.policies.rungs import SPARED_FROM, Decision, Rungs, milestones
 
 OBJECTIVES: dict[str, Mode] = {"samples_per_s": "max", "error": "min"}
 Point = tuple[float, float]
@@ -82,8 +82,19 @@ def test_a_rebuilt_search_goes_on_as_if_never_interrupted(rows: list[Point], cut
 
 def test_about_one_in_eta_goes_on_where_quality_alone_differs() -> None:
     errors = np.random.default_rng(1).random(300)
-    kept = sum(d.go_on for d in run([(50.0, float(error)) for error in errors]).values())
-    assert 100 <= kept <= 130  # asynchronous: early ones are judged by few
+    decisions = run([(50.0, float(error)) for error in errors]).values()
+    placed = sum(d.go_on and not d.spared for d in decisions)
+    spared = sum(d.spared for d in decisions)
+    assert 0.75 * 100 <= placed <= 130  # asynchronous: early ones are judged by few; some of them count as spared
+    assert 52 <= spared <= 98  # a quarter of 300, by a draw: within three deviations of 7.5
+
+
+def test_whoever_is_spared_is_spared_whatever_the_others_do_and_nobody_is_at_first() -> None:
+    rows = [(50.0, float(n)) for n in range(300)]  # each worse than all before
+    first, last = run(rows), run(rows, [*range(150, 300), *range(150)])
+    assert [first[n].spared for n in range(SPARED_FROM, 150)] == [last[n].spared for n in range(SPARED_FROM, 150)]
+    assert not any(first[n].spared for n in range(SPARED_FROM - 1))
+    assert any(first[n].spared for n in range(SPARED_FROM, 150))
 
 
 def test_the_worst_of_four_is_stopped_with_a_reason() -> None:
