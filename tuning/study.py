@@ -144,7 +144,8 @@ class _Study:
 
         With several cards each actor has its own; and it is Ray's processes that the dashboard shows.
         """
-        door = bench.lend() if len(doctor.gpus()) <= 1 and not self._config.dashboard else None
+        one_device = self._config.card.device == "cpu" or len(doctor.gpus()) <= 1
+        door = bench.lend() if one_device and not self._config.dashboard else None
         if door is None:
             bench.end()
         return door

@@ -66,7 +66,14 @@ class Laboratory:
             self.end()
             return None
         door = Door()
-        self._ask("lend", door)
+        try:
+            self._ask("lend", door)
+        except PreflightError:  # it was lost, and is ended: who would have had it loads for itself
+            door.close()
+            return None
+        except BaseException:
+            door.close()
+            raise
         self._lent, self._process = (self._process, door), None
         self._connection.close()
         return door

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from trainables.plan import Plan
 from tuning.backends.lending import Door, Failed
 from tuning.backends.session import Session, Trial
 from tuning.backends.setting import Shrink
+
+_DOORS: list[Door] = []
+"""Of this process, to be removed with it."""
 
 
 class Lendable(Session):
@@ -62,9 +67,14 @@ def serve(connection: Connection) -> None:
         if door is None:
             return
         session.let_go()
+        _DOORS.append(door)
         with door.listener() as listener:
             connection.send({})
             borrower = listener.accept()
+        door.close()
+        with contextlib.suppress(OSError):  # as Ray has its workers: this one holds what its actor would
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        threading.Thread(target=_end_with, args=(borrower.fileno(),), daemon=True).start()
         _answered(session, borrower)
 
 
@@ -86,10 +96,20 @@ def _failed(error: BaseException) -> Failed:
     return Failed(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 
 
+def _end_with(borrower: int) -> None:
+    """Ends this process as soon as the other end of the socket is closed, in the middle of a step too."""
+    poll = select.poll()
+    poll.register(borrower, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+    poll.poll()
+    os._exit(1)
+
+
 def _end_with_the_study() -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass
+    for door in _DOORS:
+        door.close()
     os._exit(1)
 
 

@@ -81,16 +81,24 @@ class TrialRunner(tune.Trainable):
         An OOM is an outcome. The rest travels in a list of one: Tune flattens dictionaries, and mixes keys with ours.
         """
         config = self._asked
+        if self._trial is None:
+            try:
+                self._trial = self._begun()
+            except LostError:  # nothing has begun: this process loads for itself, and no attempt is used up
+                _WARM.clear()
+                self._trial = self._begun()
         with _bound_to_it():
-            if self._trial is None:
-                own = session(config["setting"], config["knobs"], config["door"])
-                own.use_threads(config["threads"])
-                self._trial = own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
             found = self._trial.advance(config["beat_s"])
         self._retire = str(found.get("retire") or "")
         if found["done"]:
             self._trial = None
         return {"done": found["done"], "samples": found["samples"], REPORT: [found]}
+
+    def _begun(self) -> Trial | BorrowedTrial:
+        config = self._asked
+        own = session(config["setting"], config["knobs"], config["door"])
+        own.use_threads(config["threads"])
+        return own.trial(config["knobs"], config["plan"], config["seed"], shrink=config["shrink"])
 
     def cleanup(self) -> None:
         """Lets go of the trial when Tune ends the actor."""

@@ -136,7 +136,7 @@ class Session:
                 if not steps:  # so far only an epoch's last batch, smaller than the others
                     continue
                 known = probing.estimate(steps, works.mean)
-                rate = known.samples_per_s(own.batch_size, own.micro_batch_size)
+                rate = known.samples_per_s(min(own.batch_size, works.samples), own.micro_batch_size)
                 walls = [w.wall_s for w in windows]
                 spent_s = time.perf_counter() - start
                 progress = probing.Progress(rate, known.spread_frac, spent_s, sum(walls), max(walls))

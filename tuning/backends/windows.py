@@ -66,7 +66,7 @@ class Works:
     def __init__(self, state: loop.State) -> None:
         self._knobs, self._seed = state.config.knobs, state.config.seed
         dataset = state.resident.dataset(state.config, "train")
-        self._count, self._lengths = size_of(dataset), state.resident.lengths(state.config, "train")
+        self.samples, self._lengths = size_of(dataset), state.resident.lengths(state.config, "train")
         self._epoch = functools.lru_cache(maxsize=2)(self._of_epoch)
         self.mean = statistics.fmean(one.work for one in self._epoch(0) if one.whole)
         """That of a micro-batch, over the whole batches of the first epoch."""
@@ -79,7 +79,7 @@ class Works:
 
     def _of_epoch(self, epoch: int) -> list[Planned]:
         own = self._knobs
-        plan = plan_epoch(self._count, own, self._seed, epoch if self._lengths else 0, self._lengths)
+        plan = plan_epoch(self.samples, own, self._seed, epoch if self._lengths else 0, self._lengths)
         sizes = [round(len(m.indices) / m.share) for m in plan]
         pairs = zip(plan, sizes, strict=True)
         return [Planned(self._of(m.indices), size == sizes[0], m.ends_batch) for m, size in pairs]

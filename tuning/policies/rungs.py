@@ -80,6 +80,7 @@ class Rungs:
         self._tolerances = [float((tolerances or {}).get(name, 0.0)) for name in objectives]
         self._seen: dict[int, dict[str, Floats]] = {m: {} for m in milestones}
         self._priorities: dict[str, tuple[float, str]] = {}
+        self._luck: dict[str, float] = {}
         # Two objectives, nearly always: a rung keeps them in order, and a decision among 10,000 takes milliseconds.
         tolerant = int(np.argmax(self._tolerances))
         self._columns = (tolerant, 1 - tolerant)
@@ -105,7 +106,7 @@ class Rungs:
             return Decision(True, f"on the front of {seen} at {milestone} samples", on_front=True)
         places = math.ceil(seen / self._eta)
         place = self._place(rung, ranks, trial_id)
-        spared = seen >= SPARED_FROM and self._priorities[trial_id][0] < SPARED
+        spared = seen >= SPARED_FROM and self._luck[trial_id] < SPARED
         said = f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
         return Decision(spared or place <= places, said, spared=spared)
 
@@ -129,6 +130,7 @@ class Rungs:
         # Of the id, not of the order of arrival, so that a resumed search decides as the first one did.
         draw = np.random.default_rng([self._seed, zlib.crc32(trial_id.encode())])
         self._priorities[trial_id] = (float(draw.random()), trial_id)
+        self._luck[trial_id] = float(draw.random())
         return ""
 
     def _ranks(self, milestone: int) -> Mapping[Any, int]:
