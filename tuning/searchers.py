@@ -12,8 +12,6 @@ import functools
 import itertools
 import math
 import warnings
-import zlib
-from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,13 +28,10 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from trainables.knobs import REQUIRES, Scalar, is_active
-from tuning.pareto import Mode, non_dominated_ranks, spread_order
+from tuning.pareto import Mode
+from tuning.policies.history import History
 from tuning.space import Choice, Parameter, Range, Space
 
-MODELLED = 256
-"""What TPE is told of, at most (`_History`): its time grows with that, and a study is built for each proposal."""
-BEST, RUNNING = 64, 64
-"""Of those: the best that ran to their end, and those under way. The newest and a sample of all share the rest."""
 STARTUP_TRIALS = 6
 """Random proposals before the model takes over; Optuna's 10 are a third of a small search."""
 ASKS = 4
@@ -106,7 +101,7 @@ class OptunaSearcher:
         self._finished: list[FrozenTrial] = []
         self._ended: list[dict[str, Any]] = []  # what of those ran to its end
         self._any_fitted = False
-        self._history = _History([mode == "max" for mode in self._objectives.values()], seed)
+        self._history: History[FrozenTrial] = History([mode == "max" for mode in self._objectives.values()], seed)
         self._live: dict[int, FrozenTrial] = {}
         self._seen: set[Key] = set()
         self._left: dict[Key, dict[str, Scalar]] | None = None  # of a space that was listed, what is not in _seen
@@ -359,51 +354,6 @@ class _Shared(FrozenTrial):
 
     def _validate(self) -> None:
         """Has been done by `create_trial`."""
-
-
-class _History:
-    """Which of very many observations the model is made of: the best, the newest, and an even sample of the others.
-
-    Up to `MODELLED` trials, finished and under way, it is all of them. Beyond, TPE's good ones (a tenth of what it is
-    told) come from the `BEST` by non-dominated rank; how often a place was tried in vain is what the sample says, the
-    trials whose numbers have the least hash, so that each had the same chance; and the newest say where the search is.
-    """
-
-    def __init__(self, maximised: Sequence[bool], seed: int) -> None:
-        self._signs = [-1.0 if largest else 1.0 for largest in maximised]
-        self._seed = seed
-        self._best: dict[int, list[float]] = {}
-        self._sample: list[tuple[int, int]] = []  # (hash, number), the least hashes
-        self._others = MODELLED - BEST - RUNNING
-
-    def add(self, number: int, values: Sequence[float] | None) -> None:
-        """Takes the observation of that number; `values` are its objectives where it ran to its end."""
-        if values is not None:
-            self._best[number] = [sign * value for sign, value in zip(self._signs, values, strict=True)]
-            if len(self._best) >= BEST + BEST // 4:
-                self._cut()
-        insort(self._sample, (zlib.crc32(f"{self._seed} {number}".encode()), number))
-        del self._sample[self._others // 2 :]
-
-    def _cut(self) -> None:
-        """Keeps the best: by rank, in the last rank those that cover it."""
-        numbers, points = list(self._best), np.array(list(self._best.values()))
-        ranks = non_dominated_ranks(points)
-        kept: list[int] = []
-        for rank in range(int(ranks.max()) + 1):
-            peers = np.flatnonzero(ranks == rank)
-            kept += [int(peers[i]) for i in spread_order(points[peers])][: BEST - len(kept)]
-        self._best = {numbers[i]: self._best[numbers[i]] for i in sorted(kept)}
-
-    def modelled(self, finished: Sequence[FrozenTrial], live: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        """Returns what the model is told of, in the order in which it was observed; what is under way comes last."""
-        if len(finished) + len(live) <= MODELLED:
-            return [*finished, *live]
-        chosen = {*self._best, *(number for _, number in self._sample)}
-        running = live[-RUNNING:]
-        newest = (n for n in reversed(range(len(finished))) if n not in chosen)
-        chosen.update(itertools.islice(newest, max(0, MODELLED - len(running) - len(chosen))))
-        return [*(finished[number] for number in sorted(chosen)), *running]
 
 
 def _key_of(settled: Mapping[str, Scalar]) -> Key:

@@ -13,7 +13,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from trainables.knobs import Scalar
 from tuning.pareto import Mode
-from tuning.searchers import MODELLED, RUNNING, Observation, OptunaSearcher, Proposal
+from tuning.policies.history import MODELLED, RUNNING
+from tuning.searchers import Observation, OptunaSearcher, Proposal
 from tuning.space import Choice, Range, Space
 
 BOTH: dict[str, Mode] = {"samples_per_s": "max", "accuracy": "max"}

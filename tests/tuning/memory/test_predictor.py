@@ -98,7 +98,7 @@ def test_a_process_that_dies_costs_the_request_it_died_over(monkeypatch: pytest.
 
 def test_a_process_that_is_too_slow_is_killed(tmp_path: Path) -> None:
     own = tmp_path / "slow.py"
-    own.write_text("import time\ntime.sleep(600)\n")
+    own.write_text("import signal\nsignal.pause()\n")
     found = predict(Request(str(own), {}, {}, "cpu"), timeout_s=1.0, cache=tmp_path / "kept")
     assert found.confidence == "none"
     assert "was stopped" in found.notes[0]
