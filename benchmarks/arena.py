@@ -32,6 +32,7 @@ TRAININGS = 40
 """The budget: so many whole trainings at the table's median speed."""
 PROBE_FRAC = 0.15
 """What of it the probes may take, at 1 s each."""
+TRIES_FRAC = 0.25
 FITS_FRAC = 2 / 3
 
 
@@ -142,7 +143,7 @@ def ours(
         )
         ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
     deadline = None if times is None else times * own.budget_s
-    terms = SearchTerms(strategy, trials, deadline, seed, ETA, table.objectives, clock=clock)
+    terms = SearchTerms(strategy, trials, deadline, seed, ETA, table.objectives, tries_frac=TRIES_FRAC, clock=clock)
     told = orders(table, shrink=strategy == "staged")
     desk = SearchDesk(journal, table.space, learned, terms, told, lambda r: None)
     if mislead is not None:
@@ -156,6 +157,8 @@ def found_in(own: Arena, records: Sequence[Record]) -> Found:
     """Returns what the records of a simulated search came to."""
     ended = [r for r in records if r.event == "trial"]
     whole = [(seconds(r), *own.point(r["config"])) for r in ended if r["outcome"] == "ok"]
+    # A quality that was trained with other system knobs, at the speed of those that it would be exported with.
+    whole += [(seconds(r), *own.point(r["config"])) for r in records if r.event == "faster"]
     ooms = sum(r.event == "oom" or (r.event == "trial" and r["outcome"] == "oom") for r in records)
     return Found(whole, ooms, len(ended))
 

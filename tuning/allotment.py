@@ -122,6 +122,7 @@ class Allotment:
             eta=self._config.budget.rungs.eta,
             objectives=self._facts["objectives"],
             patience=search.patience,
+            tries_frac=self._config.budget.probe.tries_frac,
         )
 
     def shortage(self) -> str:

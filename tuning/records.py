@@ -19,7 +19,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -333,8 +333,25 @@ def last(records: Sequence[Record], event: str) -> Record | None:
 
 
 def trials(records: Sequence[Record]) -> list[Trial]:
-    """Returns each trial that ended, once, with its latest ending, in the order of the first endings."""
-    return [Trial.of(r) for r in {r["trial"]: r for r in records if r.event == "trial"}.values()]
+    """Returns each trial that ended, once, with its latest ending, in the order of the first endings.
+
+    One that was found to be faster with other system knobs (`faster`) has these, and that speed.
+    """
+    ended = {r["trial"]: Trial.of(r) for r in records if r.event == "trial"}
+    for trial, record in overtaken(records).items():
+        ended[trial] = replace(ended[trial], config=record["config"], samples_per_s=record["samples_per_s"])
+    return list(ended.values())
+
+
+def overtaken(records: Sequence[Record]) -> dict[str, Record]:
+    """Returns the latest `faster` record of each trial that ended and has one since."""
+    found: dict[str, Record] = {}
+    for record in records:
+        if record.event == "trial":
+            found.pop(record["trial"], None)
+        elif record.event == "faster":
+            found[record["trial"]] = record
+    return found
 
 
 def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:

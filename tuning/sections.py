@@ -132,12 +132,14 @@ class RungsSection(Section):
 class ProbeSection(Section):
     """Seconds for all probes and for one that leads; one behind the best, or in a short sweep, has half of them.
 
-    A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more.
+    A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more. Where
+    trials run one at a time, `tries_frac` of them try system knobs that nobody probed.
     """
 
     max_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
     probe_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
     spread_frac: Annotated[float, Field(gt=0, lt=1)]
+    tries_frac: Annotated[float, Field(ge=0, le=1)] = 0.0  # runs of earlier versions did not record it
 
 
 class ConfirmSection(Section):

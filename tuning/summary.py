@@ -17,7 +17,7 @@ from tuning import receipts, timeline, uncertainty
 from tuning.policies import verdict
 from tuning.policies.verdict import Verdict
 from tuning.receipts import Receipt
-from tuning.records import Record
+from tuning.records import Record, overtaken
 from tuning.timeline import Interval, Times
 from tuning.uncertainty import Gain, Quality, Throughput
 
@@ -254,6 +254,7 @@ def _one_named(
     rates = [x for r in windows if (x := _number(r.get(SAMPLES_PER_S)))]
     waits = [x for r in windows if (x := _number(r.get("data_wait_frac"))) is not None]
     confirmed = [r for r in records if r.event == "confirmed" and r.get("name") in labels]
+    peaks = [peak for r in confirmed if (peak := _whole(r.get("peak_allocated_bytes")))]
     quality = {}
     for objective in objectives:
         by_seed = {
@@ -279,7 +280,7 @@ def _one_named(
         probed_samples_per_s=source.samples_per_s,
         data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
         quality=quality,
-        peak_allocated_bytes=source.peak_allocated_bytes,
+        peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
         seed=source.seed,
         active=next((a for r in [*confirmed, *windows] if (a := _mapping(r.get("active")))), source.active),
     )
@@ -336,9 +337,20 @@ def _by_round(records: Sequence[Record], of: Named) -> dict[int, float]:
 
 
 def _trials(records: Sequence[Record], objectives: Mapping[str, str]) -> list[Candidate]:
-    """Each trial once, with its last record: a resumed run may have tried again what was cut off."""
-    last = {str(r.get("trial", "")): r for r in records if r.event == "trial"}
-    return [_candidate(r, objectives, "trial") for r in last.values()]
+    """Each trial once, with its last record and the fastest knobs known: a resumed run may have run one again."""
+    last = {str(r.get("trial", "")): _candidate(r, objectives, "trial") for r in records if r.event == "trial"}
+    for trial, record in overtaken(records).items():
+        # What was measured of the configuration that ran does not hold for this one.
+        last[trial] = replace(
+            last[trial],
+            config=_mapping(record.get("config")),
+            samples_per_s=_number(record.get(SAMPLES_PER_S)),
+            measured_samples_per_s=None,
+            data_wait_frac=None,
+            peak_allocated_bytes=None,
+            active={},
+        )
+    return list(last.values())
 
 
 def _candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candidate:

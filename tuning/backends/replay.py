@@ -71,6 +71,7 @@ def replayed(records: Sequence[Record]) -> list[Record]:
         config.budget.rungs.eta,
         study["objectives"],
         patience=config.search.patience,
+        tries_frac=config.budget.probe.tries_frac,
         clock=clock,
     )
     learned = estimate.frontier(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)
@@ -154,7 +155,8 @@ class _Course:
         result = {**whole, "knobs": dict(whole.get("config", {})), "ooms": self._again["oom"]}
         result |= {"restarts": self._again["restart"], "outcome": "ok", "done": False}
         if record.event == "rung":
-            rate = record.get("samples_per_s", whole.get("measured_samples_per_s"))  # the second of older records
+            older = record.get("samples_per_s", whole.get("measured_samples_per_s"))
+            rate = record.get("measured_samples_per_s", older)
             here = {"samples": record["samples"], "values": dict(record["values"]), "measured_samples_per_s": rate}
             return wait_s, {**result, **here}
         return wait_s, {**result, "outcome": record["outcome"], "done": True}

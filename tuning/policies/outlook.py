@@ -104,6 +104,10 @@ class Outlook:
         said, best = self._sign * most, self._sign * max(better)
         return f"cannot reach the front: {said:.4g} at most from here, where one as fast came to {best:.4g}"
 
+    def overtaken(self, front: Sequence[tuple[float, float]]) -> None:
+        """Takes the front anew, as (speed, quality), the larger the better: its trials turned out to be faster."""
+        self._front = list(front)
+
     def choose(self, candidates: Sequence[Mapping[str, Any]], speeds: Sequence[float | None]) -> int:
         """Returns the index of the candidate with the largest expected gain a second; 0 where too little is known.
 

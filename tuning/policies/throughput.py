@@ -69,17 +69,12 @@ def choose(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> Choice | No
     return best
 
 
-def rate_of(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> float | None:
-    """Returns the samples a second probed for exactly these system knobs and micro-batch, None where nobody did."""
-    return _rate_among({_place(probe.knobs): probe for probe in reversed(probes)}, trial)
-
-
 def _rate_among(probes: Mapping[Any, Probed], trial: Mapping[str, Scalar]) -> float | None:
-    probe = probes.get(_place(trial))
+    probe = probes.get(place_of(trial))
     return None if probe is None else probe.at_batch_size(Knobs.of(trial).batch_size)
 
 
-def _place(knobs: Mapping[str, Scalar]) -> tuple[Any, ...]:
+def place_of(knobs: Mapping[str, Scalar]) -> tuple[Any, ...]:
     """Returns what has to be equal for a probe to answer for exactly these knobs."""
     full = {**_DEFAULTS, **knobs}
     micro = min(int(full["micro_batch_size"]), int(full["batch_size"]))
@@ -91,35 +86,57 @@ class Rates:
 
     Where the phase's share is searched, probes run without it. A share f then takes 1 + f * c as long a sample; c is
     the middle of what trials took over what probes said, against that ratio of trials without the phase, which tells
-    what neighbours on the machine cost. Until one of each has ended, c is 0.
+    what neighbours on the machine cost. Until one of each has ended, c is 0. What trials showed of knobs that nobody
+    had probed (`policies.tries`) counts beside the probes once it was put.
     """
 
     def __init__(self, probes: Sequence[Probed], space: Space) -> None:
         self._probes, self._fixed = probes, space.fixed
-        self._places = {_place(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
-        self._has_phase = PHASE_KNOB in space.parameters
+        self._places = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
+        self._put: dict[Any, Probed] = {}
         self._kept: dict[tuple[tuple[Scalar, ...], Scalar | None], Choice | None] = {}
         self._plain: list[float] = []
         self._with: list[tuple[float, float]] = []  # share, ratio
         self._cost: float | None = None  # c, until a trial changes it
 
+    @property
+    def known(self) -> list[Probed]:
+        """Returns what was probed, and what was put."""
+        return [*self._probes, *self._put.values()]
+
+    @property
+    def plain(self) -> list[float]:
+        """Returns what probes said over what trials without the phase took, the newest at last."""
+        return self._plain
+
+    def put(self, found: Probed) -> None:
+        """Takes what trials showed of knobs that nobody had probed, in place of what was put there before."""
+        self._put[place_of(found.knobs)] = found
+        self._kept.clear()
+
+    def is_probed(self, knobs: Mapping[str, Scalar]) -> bool:
+        """Returns whether a probe answers for exactly these knobs."""
+        return place_of(knobs) in self._places
+
     def expected(self, values: Mapping[str, Scalar]) -> Choice | None:
-        """Returns the best system knobs for a trial, and what it will have; None where no probe answers for it."""
+        """Returns the best system knobs for a trial, and what it will have; None where nothing answers for it."""
         whole = {**self._fixed, **values}
         key = (coupling_of(whole), whole.get("batch_size"))
         if key not in self._kept:
-            self._kept[key] = choose(self._probes, whole)
+            self._kept[key] = choose(self.known, whole)
         found = self._kept[key]
-        return None if found is None else Choice(found.system, found.samples_per_s * self._factor(whole))
+        return None if found is None else Choice(found.system, found.samples_per_s * self.factor(whole))
 
     def of(self, knobs: Mapping[str, Scalar]) -> float | None:
-        """Returns what a trial of exactly these knobs has; None where nobody probed them."""
-        rate = _rate_among(self._places, knobs)
-        return None if rate is None else rate * self._factor(knobs)
+        """Returns what a trial of exactly these knobs has; None where nobody probed or tried them."""
+        place = place_of(knobs)
+        found = self._places.get(place) or self._put.get(place)
+        rate = None if found is None else found.at_batch_size(Knobs.of(knobs).batch_size)
+        return None if rate is None else rate * self.factor(knobs)
 
     def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> None:
         """Takes what a whole trial measured itself."""
-        rate = _rate_among(self._places, knobs) if self._has_phase and measured else None
+        rate = _rate_among(self._places, knobs) if measured else None
         if rate is None or not measured:
             return
         share, self._cost = float(knobs.get(PHASE_KNOB, 0.0)), None
@@ -128,7 +145,8 @@ class Rates:
         else:
             self._plain.append(rate / measured)
 
-    def _factor(self, knobs: Mapping[str, Scalar]) -> float:
+    def factor(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns what the phase leaves of a configuration's speed, 1 where it has none."""
         share = float(knobs.get(PHASE_KNOB, 0.0))
         if not share or not self._with or not self._plain:
             return 1.0

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier
-from tuning.pareto import Mode
+from tuning.pareto import Mode, front
 from tuning.policies.oom import Outcome
 from tuning.policies.outlook import Outlook
-from tuning.policies.throughput import Probed, Rates
+from tuning.policies.throughput import Probed, Rates, coupling_of
+from tuning.policies.tries import Tries
 from tuning.records import Record
 from tuning.space import Space
-from tuning.stages.estimate import key_of
+from tuning.stages.estimate import key_of, micro_batch_of
+
+FASTER = 1.03
+"""How much faster a trial would have to be with other system knobs for that to be said: two probes tell no less."""
+
+
+@dataclass(frozen=True)
+class Faster:
+    """A trial that trained to its end, and the configuration that would have trained it faster, to the same quality."""
+
+    trial: str
+    config: Mapping[str, Scalar]
+    samples_per_s: float
+
+
+@dataclass
+class _Whole:
+    """A trial that trained to its end: its knobs, the speed it is judged by, its quality, the larger the better."""
+
+    knobs: Mapping[str, Scalar]
+    samples_per_s: float
+    quality: float
 
 
 class Foresight:
@@ -31,17 +57,37 @@ class Foresight:
         objectives: Mapping[str, Mode],
         samples: int,
         seed: int,
+        tries_frac: float = 0.0,
+        records: Sequence[Record] = (),
     ) -> None:
-        self._space, self._frontier = space, frontier
+        """`tries_frac` of the trials try system knobs; `records` say which of those were probed in vain."""
+        self._space, self._names, self._frontier = space, names, frontier
         self._rates = Rates(probes, space)
+        held = _held(space, records)
+        failed = [r["config"] for r in records if r.event == "probe" and r["outcome"] != Outcome.OK]
+        self._tries = Tries(space, self._rates, tries_frac if probes else 0.0, seed, held, failed)
         self._objective, mode = next(iter(objectives.items()))
+        self._sign = 1.0 if mode == "max" else -1.0
         self._may_give_up = bool(probes) and len(objectives) == 1  # by a second quality a trial may yet reach the front
         self._outlook = Outlook(space, names, mode, samples, seed)
+        self._whole: dict[str, _Whole] = {}
+        self._overtaken: list[str] = []
 
     def rate_of(self, knobs: Mapping[str, Scalar], result: Mapping[str, Any]) -> float | None:
         """Returns what a probe found for these very knobs, else what the trial measured beside its neighbours."""
-        known = self._rates.of(knobs)
-        return known if known is not None else result.get("measured_samples_per_s")
+        known, measured = self._rates.of(knobs), result.get("measured_samples_per_s")
+        if known is not None:
+            return known
+        tried = self._tries.rate_of(knobs, measured) if self._tries.is_try(knobs) else None
+        return measured if tried is None else tried
+
+    def potential(self, knobs: Mapping[str, Scalar], own: float | None) -> float | None:
+        """Returns the speed of what these knobs learn: with the fastest system knobs known, or its `own` if more.
+
+        It is `own` for all but those that try, or were overtaken by what another tried.
+        """
+        best = self._faster(knobs)
+        return own if best is None else max(own or 0.0, best.samples_per_s)
 
     def choose(self, candidates: Sequence[Mapping[str, Scalar]]) -> int:
         """Returns which of them is expected to add most to the front for its time, the speed of each being known."""
@@ -60,9 +106,19 @@ class Foresight:
 
         return self._outlook.choose(candidates, [speed(c) for c in candidates])
 
-    def begun(self, trial: str, knobs: Mapping[str, Scalar]) -> None:
-        """Takes a trial that is under way."""
+    def system(self, knobs: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
+        """Returns the fastest system knobs known for a trial; None where nothing answers for it."""
+        found = self._rates.expected(knobs)
+        return None if found is None else found.system
+
+    def vary(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
+        """Returns the configuration with system knobs to try, None where the trial should run with the fastest."""
+        return self._tries.vary(knobs, self._fits)
+
+    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
+        """Takes a trial that is under way, and whether it tries system knobs."""
         self._outlook.begun(trial, knobs)
+        self._tries.begun(trial, knobs, tries=tries)
 
     def rung(self, trial: str, milestone: int, values: Mapping[str, float | None]) -> None:
         """Takes what a trial came to on the way."""
@@ -79,12 +135,72 @@ class Foresight:
     def ended(self, record: Record) -> None:
         """Takes how a trial ended, from its record."""
         trial, knobs, outcome = record["trial"], record["config"], record["outcome"]
+        measured = record.get("measured_samples_per_s")
+        if outcome in (Outcome.OK, Outcome.STOPPED) and self._tries.is_try(knobs):
+            everybody = self._tries.learn(knobs, measured)
+            self._overtaken = list(self._whole) if everybody else []
+            self._overtaken += [trial] * (outcome == Outcome.OK)
+        elif outcome == Outcome.OK:
+            self._rates.learn(knobs, measured)
         if outcome == Outcome.OK:
-            self._rates.learn(knobs, record.get("measured_samples_per_s"))
-            self._outlook.ended(trial, knobs, record["samples_per_s"], record["values"].get(self._objective))
+            value, rate = record["values"].get(self._objective), self.potential(knobs, record["samples_per_s"])
+            self._outlook.ended(trial, knobs, rate, value)
+            if value is not None and math.isfinite(value) and record["samples_per_s"]:
+                self._whole[trial] = _Whole(knobs, record["samples_per_s"], self._sign * value)
         elif outcome == Outcome.STOPPED:
             self._outlook.stopped(trial, knobs)
         elif outcome in (Outcome.DIVERGED, Outcome.CRASH):
             self._outlook.failed(trial, knobs)
         else:
             self._outlook.dropped(trial)
+
+    # -- what trials tried, for those that ran otherwise ---------------------------------------------------------------
+
+    def faster(self) -> list[Faster]:
+        """Returns those trials of the front, as it would be then, that would be faster with what was tried since.
+
+        System knobs cannot change what is learned, so that the quality of one and the speed of the other go together.
+        Returns nothing a second time, until something was tried anew.
+        """
+        open_ = {trial: self._whole[trial] for trial in self._overtaken if trial in self._whole}
+        self._overtaken = []
+        rates = {trial: one.samples_per_s for trial, one in self._whole.items()} if open_ else {}
+        for trial, one in open_.items():
+            choice = self._rates.expected(one.knobs)
+            rates[trial] = max(one.samples_per_s, choice.samples_per_s if choice else 0.0)
+        names, found = list(rates), list[Faster]()
+        while names:  # until whoever is on the front fits with the knobs that put it there
+            points = np.array([[-rates[t], -self._whole[t].quality] for t in names])
+            on_front = [names[int(i)] for i in front(points)]
+            risen = [t for t in on_front if rates[t] > FASTER * self._whole[t].samples_per_s]
+            best = {t: self._faster(self._whole[t].knobs) for t in risen}
+            unfit = [t for t in risen if best[t] is None]
+            if not unfit:
+                self._outlook.overtaken([(rates[t], self._whole[t].quality) for t in on_front])
+                found = [Faster(t, b.config, b.samples_per_s) for t in risen if (b := best[t]) is not None]
+                break
+            rates.update({t: self._whole[t].samples_per_s for t in unfit})
+        return found
+
+    def overtaken(self, trial: str, config: Mapping[str, Scalar], samples_per_s: float) -> None:
+        """Takes that a trial is judged by another configuration from here on."""
+        if trial in self._whole:
+            self._whole[trial] = _Whole(config, samples_per_s, self._whole[trial].quality)
+
+    def _faster(self, knobs: Mapping[str, Scalar]) -> Faster | None:
+        """Returns a trial's knobs with the fastest system knobs that fit as they are; None where nothing is known."""
+        choice = self._rates.expected(knobs)
+        if choice is None:
+            return None
+        config = self._space.complete({**knobs, **choice.system})
+        return Faster("", config, choice.samples_per_s) if self._fits(config) else None
+
+    def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
+        micro = micro_batch_of(knobs)
+        return self._frontier.fitting(key_of(knobs), micro) == micro
+
+
+def _held(space: Space, records: Sequence[Record]) -> dict[tuple[Scalar, ...], Sequence[str]]:
+    """Returns the knobs that the probe stage left as they were, by coupling."""
+    notes = (r for r in records if r.event == "note" and r.get("coupling") is not None)
+    return {coupling_of({**space.fixed, **r["coupling"]}): r["frozen"] for r in notes}

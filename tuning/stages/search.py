@@ -17,15 +17,15 @@ from tuning.policies.beginning import beginning
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.patience import Patience
 from tuning.policies.rungs import Rungs
-from tuning.policies.verdict import instead_of_fp16
 from tuning.records import Journal, Record, last, trials, unfinished
 from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
-from tuning.space import Choice, Space
+from tuning.space import Space
 from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
 from tuning.stages.foresight import Foresight
 from tuning.stages.probe import probed
+from tuning.stages.replacing import Replacing
 
 SAMPLES_PER_S = "samples_per_s"
 THROUGHPUT_TOLERANCE = 0.03
@@ -37,7 +37,8 @@ Told = Callable[[Record], None]
 class SearchTerms:
     """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed.
 
-    After `patience` trials in a row that left the front as it was it ends; None: it does not.
+    After `patience` trials in a row that left the front as it was it ends; None: it does not. `tries_frac` of the
+    trials, where one runs at a time and the search is staged, try system knobs that nobody probed.
     """
 
     strategy: Literal["staged", "joint"]
@@ -47,6 +48,7 @@ class SearchTerms:
     eta: int
     objectives: Mapping[str, Literal["min", "max"]]
     patience: int | None = None
+    tries_frac: float = 0.0
     clock: Callable[[], float] = time.monotonic
 
 
@@ -81,13 +83,22 @@ class SearchDesk:
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
         self._rungs = Rungs(orders.milestones[:-1], terms.eta, objectives, terms.seed, tolerances=tolerances)
         self._again: list[Assignment] = []
-        self._instead: list[dict[str, Scalar]] = []
+        self._replacing = Replacing(journal, space, self._names, lambda knobs: self._judged(knobs).fits, told)
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
-        known = self._probed if self._staged else []
-        self._foresight = Foresight(space, self._names, known, frontier, terms.objectives, orders.samples, terms.seed)
+        self._foresight = Foresight(
+            space,
+            self._names,
+            self._probed if self._staged else [],
+            frontier,
+            terms.objectives,
+            orders.samples,
+            terms.seed,
+            tries_frac=terms.tries_frac if orders.concurrency == 1 else 0.0,  # neighbours would be measured too
+            records=journal.records,
+        )
         self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
@@ -126,7 +137,10 @@ class SearchDesk:
                 continue
             self._numbers[trial] = proposal.number
             self._started += 1
-            return self._begin(Assignment(trial, _at(knobs, verdict), self._terms.seed), verdict)
+            tried = self._foresight.vary(_at(knobs, verdict))
+            if tried is not None:
+                knobs, verdict = tried, self._judged(tried)
+            return self._begin(Assignment(trial, _at(knobs, verdict), self._terms.seed), verdict, tries=tried)
         return None
 
     def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
@@ -146,8 +160,16 @@ class SearchDesk:
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
         samples, values = int(result["samples"]), dict(result["values"])
-        rate = self._rate(trial, result)
-        record = self._journal.append("rung", trial=trial, samples=samples, values=values, samples_per_s=rate)
+        own = self._foresight.rate_of(self._live[trial]["knobs"], result)
+        rate = self._foresight.potential(self._live[trial]["knobs"], own) or 0.0
+        record = self._journal.append(
+            "rung",
+            trial=trial,
+            samples=samples,
+            values=values,
+            samples_per_s=rate,
+            measured_samples_per_s=result.get("measured_samples_per_s"),
+        )
         milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
         reason = "" if decision.go_on else decision.reason
@@ -191,43 +213,26 @@ class SearchDesk:
         )
         self._learn(record)
         self._told(record)
-        self._replace_fp16(record)
-        self._replace_ruled_out(record)
+        self._speed_up()
+        self._replacing.ended(record)
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Writes what the backend did about a trial or its process, and why."""
         self._told(self._journal.append(event, trial=trial, reason=reason))
 
-    def _replace_fp16(self, record: Record) -> None:
-        """Queues a trial that fp16 made diverge once more with another type, where the space has one; says so once."""
-        parameter = self._space.parameters.get("amp_dtype")
-        allowed = parameter.values if isinstance(parameter, Choice) else ()
-        found = instead_of_fp16(str(record["outcome"]), record["config"], allowed)
-        if found is None:
-            return
-        other, text = found
-        if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
-            self._told(self._journal.append("note", text=text))
-        values = self._searched({**record["config"], "amp_dtype": other})
-        begun = [self._searched(r["config"]) for r in self._journal.records if r.event == "trial_start"]
-        if other and values not in [*begun, *self._instead]:
-            self._instead.append(values)
-
-    def _replace_ruled_out(self, record: Record) -> None:
-        """Queues a trial that was ruled out once more where a smaller micro-batch of it fits."""
-        if record["outcome"] != Outcome.REFUSED or not self._judged(record["config"]).fits:
-            return
-        values, records = self._searched(record["config"]), self._journal.records
-        begun = sum(r.event == "trial_start" and self._searched(r["config"]) == values for r in records)
-        over = [r for r in records if r.event == "trial" and r["outcome"] == Outcome.REFUSED]
-        if begun == sum(self._searched(r["config"]) == values for r in over):
-            self._instead.append(values)
+    def _speed_up(self) -> None:
+        """Writes which trials of the front would have been faster with what was tried since they ran."""
+        for found in self._foresight.faster():
+            fields = {"config": dict(found.config), "samples_per_s": found.samples_per_s}
+            record = self._journal.append("faster", trial=found.trial, **fields)
+            self._foresight.overtaken(found.trial, found.config, found.samples_per_s)
+            self._told(record)
 
     # -- proposals ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, assignment: Assignment, verdict: Verdict) -> Assignment:
+    def _begin(self, assignment: Assignment, verdict: Verdict, tries: Mapping[str, Scalar] | None = None) -> Assignment:
         self._attempts[assignment.trial] += 1
-        self._foresight.begun(assignment.trial, assignment.knobs)
+        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
             "trial_start",
@@ -238,13 +243,14 @@ class SearchDesk:
             p_oom=verdict.p_oom,
             decision=verdict.action,
             decision_reason=verdict.reason,
+            **({} if tries is None else {"tries": True}),
         )
         return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
 
     def _propose(self) -> Proposal | None:
-        """Returns what is tried in place of fp16 that diverged, else what the searcher suggests."""
-        if self._instead:
-            values = self._instead.pop(0)
+        """Returns what is trained in place of a trial that failed, else what the searcher suggests."""
+        values = self._replacing.next()
+        if values is not None:
             return Proposal(self._searcher.adopt(values), values)
         return self._searcher.suggest(self._foresight.choose if self._staged else None)
 
@@ -265,10 +271,10 @@ class SearchDesk:
         asked = self._space.complete(values)
         if not self._staged:
             return asked
-        choice = throughput.choose(self._probed, asked)
-        if choice is None:  # no probe of this coupling succeeded: the plain defaults, and the frontier's judgement
+        system = self._foresight.system(asked)
+        if system is None:  # no probe of this coupling succeeded: the plain defaults, and the frontier's judgement
             return self._space.complete({**defaults(self._space), **values})
-        return {**asked, **choice.system}
+        return {**asked, **system}
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
         """Returns what to do with a configuration.
@@ -291,9 +297,6 @@ class SearchDesk:
 
     # -- what was learned --------------------------------------------------------------------------------------------
 
-    def _rate(self, trial: str, result: Mapping[str, Any]) -> float:
-        return self._foresight.rate_of(self._live[trial]["knobs"], result) or 0.0
-
     def _learn(self, record: Record) -> None:
         peak = int(record.get("peak_allocated_bytes") or 0)
         if record.get("fault") != GROWING.name:  # a leak says nothing of the micro-batch
@@ -306,11 +309,10 @@ class SearchDesk:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
             insort(self._full_trial_s, took)
         self._doubt(record)
-        if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
-            values = {SAMPLES_PER_S: record["samples_per_s"], **record["values"]}
-            self._patience.take(values, whole=record["outcome"] == Outcome.OK)
         self._foresight.ended(record)
         seen = self._observation(record)
+        if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
+            self._patience.take(seen.values, whole=record["outcome"] == Outcome.OK)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
             self._searcher.observe(number, seen)
@@ -344,7 +346,10 @@ class SearchDesk:
 
     def _observation(self, record: Record) -> Observation:
         outcome = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
-        values = {SAMPLES_PER_S: record.get("samples_per_s"), **dict(record.get("values") or {})}
+        rate = record.get("samples_per_s")
+        if outcome in (Outcome.OK, Outcome.STOPPED):
+            rate = self._foresight.potential(record["config"], rate)
+        values = {SAMPLES_PER_S: rate, **dict(record.get("values") or {})}
         if outcome not in OVER_MEMORY:  # a judgement of memory costs more than all else that an ending does
             return Observation(outcome, values)
         verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
@@ -367,10 +372,14 @@ class SearchDesk:
                 values = {SAMPLES_PER_S: rate, **record["values"]}
                 self._rungs.remember(record["trial"], milestone, values)
                 self._foresight.rung(record["trial"], milestone, record["values"])
+            elif record.event == "trial_start":
+                self._foresight.begun(record["trial"], record["config"], tries=bool(record.get("tries")))
+            elif record.event == "faster":
+                self._foresight.overtaken(record["trial"], record["config"], record["samples_per_s"])
             elif record.event == "trial":
                 self._teach(record)  # the frontier was made of these records
-                self._replace_fp16(record)
-                self._replace_ruled_out(record)
+                self._foresight.faster()  # has been written
+                self._replacing.ended(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))
         for trial, knobs in unfinished(records):

@@ -47,15 +47,17 @@ class Office:
         named: Any = None,
         space: Space = SPACE,
         bench: FormulaBench | None = None,
+        tries_frac: float = 0.0,
+        probe_s: float = 0.3,
     ) -> None:
         self.bench = bench or FormulaBench(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
         EstimateStage(self.bench, space, self.journal, cap_bytes).run()
         learned = frontier(self.journal.records, cap_bytes)
         if strategy == "staged":
-            section = ProbeSection(max_time_s=0.3, probe_time_s=1, spread_frac=0.03)
+            section = ProbeSection(max_time_s=probe_s, probe_time_s=1, spread_frac=0.03)
             ProbeStage(self.bench, space, self.journal, learned, section, 0).run(named or {}, lambda r: None)
-        terms = SearchTerms(strategy, count, None, 0, 2, {"error": "min"})
+        terms = SearchTerms(strategy, count, None, 0, 2, {"error": "min"}, tries_frac=tries_frac)
         self.desk = SearchDesk(self.journal, space, learned, terms, ORDERS, lambda r: None)
 
     def result(self, assignment: Assignment, samples: int) -> dict[str, Any]:
@@ -403,3 +405,93 @@ def test_what_does_not_fit_is_not_proposed_for_what_it_might_add(tmp_path: Path)
     modelled = [r for r in office.journal.records if r.event in ("trial_start", "refused")][20:]
     assert all(r["config"]["encoder_frac"] == 0.0 for r in modelled)
     assert all(t.outcome in ("ok", "stopped") for t in trials(office.journal.records))
+
+
+WIDE = Space.of({**SPACE.as_raw(), "num_workers": [0, 1, 2, 3, 4], "ram_cache": [False, True]})
+
+
+def _trying(folder: Path, count: int = 24) -> Office:
+    """An office whose probes had no time, so that trials find the speed."""
+    return Office(folder, count=count, space=WIDE, tries_frac=0.5, probe_s=1e-9)
+
+
+def test_trials_find_the_system_knobs_that_probes_had_no_time_for(tmp_path: Path) -> None:
+    office = _trying(tmp_path)
+    begun = office.work()
+    starts = [r for r in office.journal.records if r.event == "trial_start"]
+    assert 2 <= sum(bool(r.get("tries")) for r in starts) <= 12
+    probed = max(r["samples_per_s"] for r in office.journal.records if r.event == "probe")
+    assert (begun[-1].knobs["num_workers"], begun[-1].knobs["micro_batch_size"]) == (4, begun[-1].knobs["batch_size"])
+    assert max(t.samples_per_s or 0.0 for t in trials(office.journal.records)) > 1.2 * probed
+
+
+def test_a_trial_of_the_front_is_given_the_knobs_that_another_tried(tmp_path: Path) -> None:
+    office = _trying(tmp_path)
+    office.work()
+    faster = [r for r in office.journal.records if r.event == "faster"]
+    ran = {r["trial"]: r for r in office.journal.records if r.event == "trial"}
+    ended = {t.id: t for t in trials(office.journal.records)}
+    assert faster
+    for record in faster:
+        own = ran[record["trial"]]
+        assert own["outcome"] == "ok"
+        changed = {n for n in own["config"] if own["config"][n] != record["config"][n]}
+        assert changed <= {"num_workers", "micro_batch_size", "ram_cache"}
+        assert record["samples_per_s"] > 1.03 * own["samples_per_s"]
+        assert ended[record["trial"]].samples_per_s >= record["samples_per_s"]
+    last = {r["trial"]: r for r in faster}
+    for trial, record in last.items():
+        batch, seconds = record["config"]["batch_size"], office.bench.micro_step_s(record["config"]) + 0.001
+        assert ended[trial].config == record["config"]
+        assert ended[trial].values == ran[trial]["values"]
+        assert record["samples_per_s"] == pytest.approx(batch / seconds, rel=0.02)
+
+
+@pytest.mark.parametrize("after", [5, 9, 16])
+def test_a_resumed_search_tries_what_the_unbroken_one_does(tmp_path: Path, after: int) -> None:
+    whole = _trying(_made(tmp_path / "a"))
+    expected = [dict(a.knobs) for a in whole.work()]
+    broken = _trying(_made(tmp_path / "b"))
+    first = [dict(a.knobs) for a in broken.work(after)]
+    interrupted = broken.desk.next_trial()
+    broken.journal.close()
+    resumed = _trying(tmp_path / "b")
+    rest = [dict(a.knobs) for a in resumed.work()]
+    assert interrupted is not None
+    assert first + rest == expected
+    assert trials(resumed.journal.records) == trials(whole.journal.records)
+
+
+def test_what_a_try_was_to_learn_is_trained_once_more_where_its_knobs_failed_it(tmp_path: Path) -> None:
+    office = _trying(tmp_path)
+    while not (starts := [r for r in office.journal.records if r.event == "trial_start"]) or not starts[-1].get(
+        "tries"
+    ):
+        assignment = office.desk.next_trial()
+        assert assignment is not None
+        if not office.journal.records[-1].get("tries"):
+            office.finish(assignment)
+    office.desk.ended(starts[-1]["trial"], None)
+    again = office.desk.next_trial()
+    assert again is not None
+    learned = ("learning_rate", "batch_size")
+    assert [again.knobs[n] for n in learned] == [starts[-1]["config"][n] for n in learned]
+    office.desk.ended(again.trial, None)
+    then = office.desk.next_trial()
+    assert then is not None
+    assert then.knobs["learning_rate"] != again.knobs["learning_rate"]
+
+
+def test_beside_neighbours_and_in_a_joint_search_nothing_is_tried(tmp_path: Path) -> None:
+    joint = Office(_made(tmp_path / "joint"), strategy="joint", space=WIDE, tries_frac=0.5)
+    joint.work()
+    packed = _trying(_made(tmp_path / "packed"))
+    orders = Orders(ORDERS.samples, ORDERS.milestones, shrink=True, concurrency=2, threads=1)
+    terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"}, tries_frac=0.5)
+    packed.desk = SearchDesk(
+        packed.journal, WIDE, frontier(packed.journal.records, None), terms, orders, lambda r: None
+    )
+    packed.work()
+    for office in (joint, packed):
+        assert not any(r.get("tries") for r in office.journal.records)
+        assert not any(r.event == "faster" for r in office.journal.records)

@@ -1,0 +1,182 @@
+"""Trials that run with other system knobs than the fastest known ones, since those cannot change what is learned.
+
+Probes end before it is known which couplings the front is made of, and so cannot have spent their time there. A trial
+that tries another worker count learns as much as any other; what it costs is the time it is slower by, and what it
+shows of the knobs holds for every trial of its coupling, before it and after.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+from trainables.knobs import Knobs, Scalar
+from tuning.policies.coordinates import Coordinates, Floats
+from tuning.policies.surrogate import Surrogate
+from tuning.policies.throughput import COUPLING, SYSTEM, Probed, Rates, coupling_of, place_of
+from tuning.space import Choice, Space
+
+PLAIN = 3
+"""Trials of probed knobs that have to have ended first: they tell what a trial measures of what a probe says."""
+RECENT = 32
+"""Of those the newest count: a machine changes its pace within the hour."""
+WORTH = 0.01
+"""The least expected gain, in the logarithm of the speed, that a try is made for."""
+IDLE = 8
+"""So many tries of a coupling in a row that were no faster end them there."""
+PAIRS = 32
+"""Changes of two knobs that are considered beside every change of one."""
+MODELLED = 96
+"""What a guess is made of, those of the same coupling first: it is cubic in them."""
+_NORMAL = NormalDist()
+
+Fits = Callable[[Mapping[str, Scalar]], bool]
+
+
+class Tries:
+    """Which trial tries what, and what came of it. The same calls give the same tries.
+
+    `frac` of the trials may be tries; `held` names by coupling the knobs that a probe's verdict said cannot help, and
+    `failed` are configurations that a probe did not come to the end of.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        rates: Rates,
+        frac: float,
+        seed: int,
+        held: Mapping[tuple[Scalar, ...], Sequence[str]],
+        failed: Sequence[Mapping[str, Scalar]],
+    ) -> None:
+        self._space, self._rates, self._frac, self._seed, self._held = space, rates, frac, seed, held
+        self._names = [n for n in (*SYSTEM, *COUPLING) if n in space.parameters]
+        self._coordinates = Coordinates(space, self._names)
+        self._spent = {place_of(knobs) for knobs in failed}
+        self._begun: dict[str, bool] = {}
+        self._idle: Counter[tuple[Scalar, ...]] = Counter()
+        self._rests: dict[tuple[Scalar, ...], int] = {}  # what was known when nothing was worth a try
+        self._seen: dict[object, list[Probed]] = {}
+
+    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
+        """Takes a trial that is under way, and whether it is a try; one that begins again is counted once."""
+        self._begun[trial] = self._begun.get(trial, False) or tries
+        if tries:
+            self._spent.add(place_of(knobs))
+
+    def vary(self, knobs: Mapping[str, Scalar], fits: Fits) -> dict[str, Scalar] | None:
+        """Returns the configuration with other system knobs, or None where it should run as it is.
+
+        `fits` says whether one may run at its own micro-batch.
+        """
+        coupling = coupling_of(knobs)
+        made = sum(self._begun.values())
+        if made >= self._frac * len(self._begun) or len(self._rates.plain) < PLAIN or self._idle[coupling] >= IDLE:
+            return None
+        known, here = self._rates.known, self._rates.of(knobs)
+        if here is None or self._rests.get(coupling) == len(known):
+            return None
+        best = math.log(here / self._rates.factor(knobs))
+        candidates = [c for c in self._others(knobs) if place_of(c) not in self._spent and self._rates.of(c) is None]
+        found = self._worth(candidates, best, known, knobs)
+        chosen = next((candidates[i] for i in found if fits(candidates[i])), None)
+        if chosen is None:
+            self._rests[coupling] = len(known)
+        return chosen
+
+    def is_try(self, knobs: Mapping[str, Scalar]) -> bool:
+        """Returns whether these are knobs that a trial, and no probe, is to tell the speed of."""
+        return not self._rates.is_probed(knobs) and place_of(knobs) in self._spent
+
+    def rate_of(self, knobs: Mapping[str, Scalar], measured: float | None) -> float | None:
+        """Returns the samples a second of a try as it counts; None where nothing was measured or nothing can be told.
+
+        What its neighbours cost is taken out: by what trials of probed knobs measured of what their probes said. It
+        counts as slow as the deviation of that allows, so that luck alone changes nothing.
+        """
+        recent = self._rates.plain[-RECENT:]
+        if not measured or not recent:
+            return None
+        return measured * statistics.median(recent) * math.exp(-_deviation(recent))
+
+    def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> bool:
+        """Takes what a try measured, and returns whether other trials would be faster with its knobs.
+
+        Of several trials with the same knobs it is the middle that counts, with an error that is less by their number.
+        """
+        rate, coupling = self.rate_of(knobs, measured), coupling_of(knobs)
+        if rate is None:
+            return False
+        recent, batch_size = self._rates.plain[-RECENT:], Knobs.of(knobs).batch_size
+        peers = [p for p in self._rates.known if coupling_of(p.knobs) == coupling]
+        best = max((r for p in peers if (r := p.at_batch_size(batch_size))), default=0.0)
+        whole = rate * math.exp(_deviation(recent)) / self._rates.factor(knobs)
+        seen = self._seen.setdefault(place_of(knobs), [])
+        seen.append(_as_probe(knobs, whole, min((p.optimizer_step_s for p in peers), default=0.0)))
+        error = math.exp(_deviation(recent) / math.sqrt(len(seen)))
+        micro_s = math.exp(statistics.fmean(math.log(p.micro_step_s) for p in seen)) * error
+        found = Probed(seen[0].knobs, micro_s, statistics.fmean(p.optimizer_step_s for p in seen), whole / error)
+        self._rates.put(found)
+        is_faster = (found.at_batch_size(batch_size) or 0.0) > best
+        self._idle[coupling] = 0 if is_faster else self._idle[coupling] + (len(seen) == 1)
+        return is_faster
+
+    def _others(self, knobs: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+        """Yields the configuration with each searched system knob changed alone, and with some pairs of them."""
+        held = self._held.get(coupling_of(knobs), ())
+        values = {n: p.values for n in self._names if n in SYSTEM and isinstance(p := self._space.given(n), Choice)}
+        alone = [{n: v} for n in values if n not in held for v in values[n] if v != knobs.get(n)]
+        draw = np.random.default_rng([self._seed, len(self._begun)])
+        pairs = (draw.choice(len(alone), size=2, replace=False) for _ in range(PAIRS if len(alone) > 1 else 0))
+        seen = {place_of(knobs)}
+        for changed in [*alone, *({**alone[int(a)], **alone[int(b)]} for a, b in pairs)]:
+            found = self._space.complete({**knobs, **changed})
+            if place_of(found) not in seen and coupling_of(found) == coupling_of(knobs):
+                seen.add(place_of(found))
+                yield found
+
+    def _worth(
+        self,
+        candidates: Sequence[Mapping[str, Scalar]],
+        best: float,
+        known: Sequence[Probed],
+        knobs: Mapping[str, Scalar],
+    ) -> list[int]:
+        """Returns which are worth a try, the best first: by the expected gain, less where a trial takes longer."""
+        if not candidates:
+            return []
+        coupling, batch_size = coupling_of(knobs), Knobs.of(knobs).batch_size
+        own = sorted(known, key=lambda p: coupling_of(p.knobs) != coupling)[:MODELLED]
+        points = np.array([self._coordinates.at(p.knobs) for p in own])
+        speeds = np.array([math.log(p.at_batch_size(max(batch_size, p.micro_batch_size)) or 1e-9) for p in own])
+        surrogate = Surrogate(points, speeds, np.zeros(len(own)), self._seed)
+        means, deviations = surrogate.at(np.array([self._coordinates.at(c) for c in candidates]))
+        gains = _expected_gains(means - best, deviations)
+        scores = gains * np.exp(np.minimum(means - best, 0.0))
+        return [int(i) for i in np.argsort(-scores, kind="stable") if gains[i] >= WORTH]
+
+
+def _expected_gains(over: Floats, deviations: Floats) -> Floats:
+    """Returns the expected improvement (Jones et al. 1998, equation 15) of normal values, `over` the best in mean."""
+    z = over / deviations
+    found = [d * (x * _NORMAL.cdf(x) + _NORMAL.pdf(x)) for x, d in zip(z.tolist(), deviations.tolist(), strict=True)]
+    return np.array(found)
+
+
+def _deviation(ratios: Sequence[float]) -> float:
+    """Returns the standard deviation of the logarithms, 0 of one alone."""
+    return statistics.stdev(math.log(ratio) for ratio in ratios) if len(ratios) > 1 else 0.0
+
+
+def _as_probe(knobs: Mapping[str, Scalar], rate: float, optimizer_step_s: float) -> Probed:
+    """Returns the steps that give a configuration this speed; what is not the optimiser's is the micro-steps'."""
+    own = Knobs.of(knobs)
+    micro = min(own.micro_batch_size, own.batch_size)
+    step_s = own.batch_size / rate
+    optimizer_s = min(optimizer_step_s, step_s / 2)
+    return Probed(dict(knobs), (step_s - optimizer_s) / math.ceil(own.batch_size / micro), optimizer_s, rate)
