@@ -14,7 +14,7 @@ from tuning.memory.frontier import Frontier
 from tuning.pareto import Mode, front
 from tuning.policies.oom import Outcome
 from tuning.policies.outlook import Outlook
-from tuning.policies.throughput import Probed, Rates, coupling_of
+from tuning.policies.throughput import PHASE_KNOB, Probed, Rates, coupling_of
 from tuning.policies.tries import Tries
 from tuning.records import Record
 from tuning.space import Space
@@ -140,8 +140,8 @@ class Foresight:
             everybody = self._tries.learn(knobs, measured)
             self._overtaken = list(self._whole) if everybody else []
             self._overtaken += [trial] * (outcome == Outcome.OK)
-        elif outcome == Outcome.OK:
-            self._rates.learn(knobs, measured)
+        elif outcome == Outcome.OK or (outcome == Outcome.STOPPED and not knobs.get(PHASE_KNOB)):
+            self._rates.learn(knobs, measured)  # of one that was stopped the phase may be all that ran
         if outcome == Outcome.OK:
             value, rate = record["values"].get(self._objective), self.potential(knobs, record["samples_per_s"])
             self._outlook.ended(trial, knobs, rate, value)
