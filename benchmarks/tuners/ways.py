@@ -23,7 +23,7 @@ from trainables.knobs import Scalar
 from tuning.backends.session import Session
 from tuning.config import load
 from tuning.policies.oom import requested_bytes
-from tuning.records import Journal
+from tuning.records import Journal, trials
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import EstimateStage, frontier
 from tuning.stages.probe import ProbeStage
@@ -50,7 +50,8 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
             ProbeStage(bench, space, journal, learned, section, contest.seed).run({}, lambda r: None)
             contest.wrote("probed", probes=[r["wall_s"] for r in journal.records if r.event == "probe"])
         door = bench.lend()
-        terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, dict(facts["objectives"]))
+        objectives, frac = dict(facts["objectives"]), section.tries_frac
+        terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, objectives, tries_frac=frac)
         steps = (*contest.milestones, contest.samples)
         orders = Orders(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
         desk = _Written(contest, journal, space, learned, terms, orders, lambda r: None)
@@ -76,13 +77,18 @@ class _Written(SearchDesk):
         return super().next_trial()
 
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Writes it."""
+        """Writes it, and which trainings turned out to be faster with system knobs that this one tried."""
+        before = len(self._journal.records)
         super().ended(trial, result)
         record = next(r for r in reversed(self._journal.records) if r.event == "trial")
         found = {**(result or {}), "outcome": record["outcome"], "measured_samples_per_s": record["samples_per_s"]}
         for failed in (result or {}).get("ooms", []):
             self._contest.wrote("oom", knobs=failed["knobs"])
         self._contest.ended(record["config"], found, self._began)
+        values = {t.id: dict(t.values) for t in trials(self._journal.records)}
+        for faster in (r for r in self._journal.records[before:] if r.event == "faster"):
+            own = {"knobs": faster["config"], "samples_per_s": faster["samples_per_s"]}
+            self._contest.wrote("faster", outcome="ok", values=values[faster["trial"]], **own)
 
 
 def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:

@@ -44,6 +44,14 @@ def test_a_curve_rises_by_what_each_training_adds_at_speeds_measured_again() -> 
     ]
 
 
+def test_a_training_that_is_faster_with_other_system_knobs_counts_from_then_on_and_is_launched_once() -> None:
+    faster = {"event": "faster", "at": 30.0, "knobs": BOTH, "samples_per_s": 80.0, "values": {"accuracy": 1.0}}
+    both = row("staged", line(20, SLOW, 55.0, 1.0), {**faster, "outcome": "ok"}, line(40, FAST, 50.0, 1.0))
+    assert SCALE.curve(both) == [(20.0, pytest.approx(0.5)), (30.0, pytest.approx(0.8))]
+    assert (facts(both)["launched"], facts(both)["whole"]) == (2, 2)
+    assert SCALE.curve(slim(both, "accuracy", "max")) == SCALE.curve(both)
+
+
 def test_what_ends_after_the_budget_or_was_never_on_the_front_counts_for_nothing() -> None:
     assert [x["at"] for x in whole(PEER)] == [30, 50]
     assert [x["at"] for x in on_front_once(PEER, "accuracy", "max")] == [30]

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class Door:
         """Returns the process behind the door; None where somebody has it already, or it is gone."""
         try:
             return Borrowed(Client(self._address, "AF_UNIX", authkey=self.key))
-        except (OSError, EOFError):
+        except (OSError, EOFError, AuthenticationError):  # the last: a file that another listens behind
             return None
 
     def close(self) -> None:

@@ -1,12 +1,15 @@
 """What runs in the laboratory's process: a session that answers the study's requests, then those of an actor.
 
-python -m tuning.backends.measuring FD      # started by `Laboratory`; FD is the socket of requests and answers
+`Laboratory` starts it; FD is the socket of requests and answers:
+
+    python -m tuning.backends.measuring FD
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import select
 import signal
 import sys
@@ -89,7 +92,10 @@ def _answered(session: Lendable, connection: Connection) -> Door | None:
             answer = getattr(session, method)(*arguments)
         except Exception as error:  # likewise, where it is no result
             answer = _failed(error)
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:  # a value of a user's file
+            connection.send(_failed(error))
 
 
 def _failed(error: BaseException) -> Failed:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
+from multiprocessing import AuthenticationError
+from pathlib import Path
 
 import psutil
 import pytest
@@ -63,6 +66,37 @@ def test_a_borrowed_process_that_is_killed_is_lost_and_one_nobody_needs_any_more
         borrowed = door.borrow() if door is not None else None
         del borrowed  # its end of the connection with it
         process.wait(timeout=10)
+
+
+def test_an_answer_that_cannot_be_sent_is_an_error_and_the_process_lives_on() -> None:
+    with Laboratory(Setting(str(MINE))) as laboratory:
+        laboratory.train(KNOBS, 32, (32,), seed=1)
+        door = laboratory.lend()
+        borrowed = door.borrow() if door is not None else None
+        assert borrowed is not None
+        with pytest.raises(RuntimeError, match="pickle"):
+            borrowed.ask("__getattribute__", "trial")
+        assert borrowed.trial(KNOBS, PLAN, 1).advance(math.inf)["samples"] == 32
+
+
+def test_somebody_elses_process_behind_the_door_is_not_borrowed() -> None:
+    door = Door()
+    stranger = Door(door.folder)
+
+    def answer() -> None:
+        with stranger.listener() as listener, pytest.raises(AuthenticationError):
+            listener.accept()
+        closed.set()
+
+    closed = threading.Event()
+    listening = threading.Thread(target=answer)
+    listening.start()
+    while not closed.is_set() and not (Path(door.folder) / "door").exists():
+        closed.wait(0.01)
+    assert door.borrow() is None
+    listening.join(10)
+    assert closed.is_set()
+    door.close()
 
 
 def test_what_has_measured_nothing_is_not_lent_and_nobody_is_behind_a_closed_door() -> None:
