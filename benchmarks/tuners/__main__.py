@@ -46,7 +46,7 @@ def main() -> None:
     """Runs what the file lacks, measures speeds again, prints the table."""
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--workloads", nargs="*", default=list(WORKLOADS))
-    asked.add_argument("--ways", nargs="*", default=[OURS, "ray"])
+    asked.add_argument("--ways", nargs="*", default=[OURS, "ray, OOMs told"])
     asked.add_argument("--seeds", type=int, default=5)
     asked.add_argument("--budget", type=float, default=300.0, help="wall seconds of each")
     asked.add_argument("--out", type=Path, default=Path("benchmarks/results/tuners.jsonl"))

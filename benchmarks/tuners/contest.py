@@ -41,6 +41,8 @@ class Contest:
     """The horizon of a training, that of the recorded table."""
     objectives: Mapping[str, Any]
     """Speed and quality, with their directions."""
+    worst: float
+    """The worst quality of the recorded table: what a failed training is said to have, where one says it."""
     options: Mapping[str, Any]
     raw_space: Mapping[str, Any]
 
@@ -60,6 +62,7 @@ class Contest:
             own.cap_bytes,
             own.table.horizon,
             {"samples_per_s": "max", **own.table.objectives},
+            own.worst,
             dict(config.workload.options),
             config.space.as_raw(),
         )

@@ -1,4 +1,4 @@
-"""The trainable of Ray Tune's own search: a training that raises its OOM, as its documentation has it."""
+"""The trainable of Ray Tune's own search: its OOM is raised, as a training loop does, or told as the worst result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Peer(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Loads the workload."""
-        self._contest = Contest(**config["contest"][0])
+        self._contest, self._tells = Contest(**config["contest"][0]), bool(config["tells"][0])
         self._session = Session(self._contest.setting)
         self._session.warm({})
         self._trial: Trial | None = None
@@ -48,12 +48,14 @@ class Peer(tune.Trainable):
             self._contest.ended(self._knobs, {**self._last, "outcome": "stopped"}, self._began)
 
     def step(self) -> dict[str, Any]:
-        """Returns the result at the next rung; raises what ended the training."""
+        """Returns the result at the next rung; of a training that failed, raises why or returns the worst there is."""
         assert self._trial is not None  # noqa: S101  (Tune steps no trial that has ended)
         found = self._last = self._trial.advance()
         if found["done"]:
             self._trial = None
             self._contest.ended(self._knobs, found, self._began)
+        if found["outcome"] != "ok" and self._tells:
+            return {"samples": 0, "samples_per_s": 0.0, "done": True, self._contest.quality: self._contest.worst}
         if found["outcome"] == "oom":
             raise torch.OutOfMemoryError(found["message"])
         if found["outcome"] != "ok":

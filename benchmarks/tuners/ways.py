@@ -91,11 +91,13 @@ class _Written(SearchDesk):
             self._contest.wrote("faster", outcome="ok", values=values[faster["trial"]], **own)
 
 
-def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:
+def ray(contest: Contest, *, reuse: bool = True, tells: bool = False) -> dict[str, Any]:
     """Runs Ray Tune as its documentation has it: OptunaSearch over both objectives, ASHA on the quality.
 
-    An OOM is raised, which ends its trial as an error. The settings: one trial at a time, reduction factor and grace
-    period as our own rungs have them, results at each rung, actors reused or not; all else as it comes.
+    The settings: one trial at a time, reduction factor and grace period as our own rungs have them, results at each
+    rung, actors reused or not; all else as it comes. An OOM that is raised ends its trial as an error: the actor is
+    replaced and OptunaSearch hears of a failure, from which it learns nothing. Where the trainable `tells` it, as no
+    speed and the worst quality, the actor lives on and the search learns of it: the best setting we found for it.
     """
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler
@@ -123,7 +125,7 @@ def ray(contest: Contest, *, reuse: bool) -> dict[str, Any]:
         contest.wrote("ray")
         tuner = tune.Tuner(
             tune.with_resources(Peer, {"CPU": 1}),
-            param_space={"contest": [asdict(contest)]},
+            param_space={"contest": [asdict(contest)], "tells": [tells]},
             tune_config=tune.TuneConfig(
                 search_alg=search,
                 scheduler=asha,
@@ -196,8 +198,9 @@ def _in_process(
 WAYS: Mapping[str, Callable[[Contest], dict[str, Any]]] = {
     "staged": lambda contest: ours(contest, "staged"),
     "joint": lambda contest: ours(contest, "joint"),
-    "ray": lambda contest: ray(contest, reuse=True),
+    "ray": ray,
     "ray, new actors": lambda contest: ray(contest, reuse=False),
+    "ray, OOMs told": lambda contest: ray(contest, tells=True),
     "tpe": tpe,
     "random": random,
 }
