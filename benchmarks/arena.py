@@ -158,7 +158,7 @@ def found_in(own: Arena, records: Sequence[Record]) -> Found:
     ended = [r for r in records if r.event == "trial"]
     whole = [(seconds(r), *own.point(r["config"])) for r in ended if r["outcome"] == "ok"]
     # A quality that was trained with other system knobs, at the speed of those that it would be exported with.
-    whole += [(seconds(r), *own.point(r["config"])) for r in records if r.event == "faster"]
+    whole += [(seconds(r), *own.point(r["config"])) for r in records if r.event == "rated"]
     ooms = sum(r.event == "oom" or (r.event == "trial" and r["outcome"] == "oom") for r in records)
     return Found(whole, ooms, len(ended))
 

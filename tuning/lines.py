@@ -94,8 +94,8 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
         told = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
         rate = rate if values else ""  # of one that failed it is only what was expected
         return f"{'trial':<{LABEL}}{name:<6}{told:<16}{values:<15} {rate.replace(' samples', ''):<9} {knobs}"
-    if record.event == "faster":
-        return f"{'faster':<{LABEL}}{name:<6}{rate}  {knobs}"
+    if record.event == "rated":
+        return f"{'rated':<{LABEL}}{name:<6}{rate}  {knobs}"
     if record.event == "rung":
         return f"{'rung':<{LABEL}}{name:<6}{record.get('samples')} samples  {values}"
     if record.event == "refused":

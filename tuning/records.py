@@ -335,21 +335,21 @@ def last(records: Sequence[Record], event: str) -> Record | None:
 def trials(records: Sequence[Record]) -> list[Trial]:
     """Returns each trial that ended, once, with its latest ending, in the order of the first endings.
 
-    One that was found to be faster with other system knobs (`faster`) has these, and that speed.
+    One that was rated anew, with the system knobs that another tried, has these and that speed.
     """
     ended = {r["trial"]: Trial.of(r) for r in records if r.event == "trial"}
-    for trial, record in overtaken(records).items():
+    for trial, record in rated(records).items():
         ended[trial] = replace(ended[trial], config=record["config"], samples_per_s=record["samples_per_s"])
     return list(ended.values())
 
 
-def overtaken(records: Sequence[Record]) -> dict[str, Record]:
-    """Returns the latest `faster` record of each trial that ended and has one since."""
+def rated(records: Sequence[Record]) -> dict[str, Record]:
+    """Returns the latest `rated` record of each trial that ended and has one since."""
     found: dict[str, Record] = {}
     for record in records:
         if record.event == "trial":
             found.pop(record["trial"], None)
-        elif record.event == "faster":
+        elif record.event == "rated":
             found[record["trial"]] = record
     return found
 

@@ -307,5 +307,7 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.claim.text} ({summary.claim.source})" if summary.claim.source else summary.claim.text,
         )
     yield "probes", wording.counts(summary.probe_counts, always=("ok", "oom", "refused"))
+    if overtaken := [t.trial for t in summary.trials if t.is_overtaken]:
+        yield "overtaken", f"{', '.join(overtaken)} trained with slower system knobs than shown, which others tried"
     if summary.stop_reason:
         yield "ended", summary.stop_reason

@@ -17,7 +17,7 @@ from tuning import receipts, timeline, uncertainty
 from tuning.policies import verdict
 from tuning.policies.verdict import Verdict
 from tuning.receipts import Receipt
-from tuning.records import Record, overtaken
+from tuning.records import Record, rated
 from tuning.timeline import Interval, Times
 from tuning.uncertainty import Gain, Quality, Throughput
 
@@ -61,6 +61,8 @@ class Candidate:
     message: str = ""
     on_front: bool = False
     active: Mapping[str, Any] = field(default_factory=dict)
+    is_overtaken: bool = False
+    """It trained with other system knobs than `config` has, which another trial found to be faster."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,7 @@ def _judged(
     for name, one in named.items():
         labels = {name, one.trial} - {""}
         own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
+        own = [r for r in own if r.event != "trial" or r.get("config") == one.config]  # else it was rated anew
         source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
         if source is None:
             continue
@@ -339,17 +342,13 @@ def _by_round(records: Sequence[Record], of: Named) -> dict[int, float]:
 def _trials(records: Sequence[Record], objectives: Mapping[str, str]) -> list[Candidate]:
     """Each trial once, with its last record and the fastest knobs known: a resumed run may have run one again."""
     last = {str(r.get("trial", "")): _candidate(r, objectives, "trial") for r in records if r.event == "trial"}
-    for trial, record in overtaken(records).items():
-        # What was measured of the configuration that ran does not hold for this one.
-        last[trial] = replace(
-            last[trial],
-            config=_mapping(record.get("config")),
-            samples_per_s=_number(record.get(SAMPLES_PER_S)),
-            measured_samples_per_s=None,
-            data_wait_frac=None,
-            peak_allocated_bytes=None,
-            active={},
-        )
+    for trial, record in rated(records).items():
+        own, config = last[trial], _mapping(record.get("config"))
+        own = replace(own, samples_per_s=_number(record.get(SAMPLES_PER_S)))
+        if config != own.config:  # what was measured of the configuration that ran does not hold for this one
+            own = replace(own, config=config, measured_samples_per_s=None, data_wait_frac=None)
+            own = replace(own, peak_allocated_bytes=None, active={}, is_overtaken=True)
+        last[trial] = own
     return list(last.values())
 
 

@@ -86,9 +86,9 @@ class _Written(SearchDesk):
             self._contest.wrote("oom", knobs=failed["knobs"])
         self._contest.ended(record["config"], found, self._began)
         values = {t.id: dict(t.values) for t in trials(self._journal.records)}
-        for faster in (r for r in self._journal.records[before:] if r.event == "faster"):
-            own = {"knobs": faster["config"], "samples_per_s": faster["samples_per_s"]}
-            self._contest.wrote("faster", outcome="ok", values=values[faster["trial"]], **own)
+        for rated in (r for r in self._journal.records[before:] if r.event == "rated"):
+            own = {"knobs": rated["config"], "samples_per_s": rated["samples_per_s"]}
+            self._contest.wrote("faster", outcome="ok", values=values[rated["trial"]], **own)
 
 
 def ray(contest: Contest, *, reuse: bool = True, tells: bool = False) -> dict[str, Any]:

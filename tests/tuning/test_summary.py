@@ -163,3 +163,15 @@ def test_windows_of_another_configuration_are_not_those_of_the_best(records):
     ]
     assert summary.from_records([*own, *earlier]).best == best
     assert summary.from_records([*own, *earlier]).gains == summary.from_records(records).gains
+
+
+def test_a_trial_that_another_overtook_has_its_knobs_and_speed_and_no_figure_of_what_ran(records):
+    own = next(r for r in records if r.event == "trial" and r["outcome"] == "ok")
+    fields = {"trial": own["trial"], "config": {**own["config"], "num_workers": 3}, "samples_per_s": 999.0}
+    rated = dataclasses.replace(own, seq=own.seq, event="rated", fields=fields)
+    found = {t.trial: t for t in summary.from_records([*records, rated]).trials}[own["trial"]]
+    assert (found.config["num_workers"], found.samples_per_s, found.is_overtaken) == (3, 999.0, True)
+    assert found.values == {name: own["values"][name] for name in found.values}
+    assert (found.peak_allocated_bytes, found.measured_samples_per_s) == (None, None)
+    again = {t.trial: t for t in summary.from_records([*records, rated, own]).trials}[own["trial"]]
+    assert not again.is_overtaken  # it ran once more since

@@ -83,11 +83,10 @@ def test_80_columns_with_twelve_knobs_and_long_values(records, study):
 def test_a_trial_that_was_overtaken_is_told_with_its_new_speed(records, study):
     last = next(r for r in reversed(records) if r.event == "trial" and r["outcome"] == "ok")
     fields = {"trial": last["trial"], "config": {**last["config"], "num_workers": 7}, "samples_per_s": 4321.0}
-    faster = dataclasses.replace(last, seq=last.seq, event="faster", fields=fields)
-    _, err = play(
-        [*records[: records.index(last) + 1], faster, *records[records.index(last) + 1 :]], study, verbosity=1
-    )
-    told = next(text for text in err.splitlines() if text.startswith("faster"))
+    rated = dataclasses.replace(last, seq=last.seq, event="rated", fields=fields)
+    after = records.index(last) + 1
+    _, err = play([*records[:after], rated, *records[after:]], study, verbosity=1)
+    told = next(text for text in err.splitlines() if text.startswith("rated"))
     assert (last["trial"] in told, "4,321 samples/s" in told) == (True, True)
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from tuning.policies.coordinates import Floats
 
+_NORMAL = NormalDist()
 _POINTS = 16
-_QUANTILES = np.array([NormalDist().inv_cdf((n + 0.5) / _POINTS) for n in range(_POINTS)])
+_QUANTILES = np.array([_NORMAL.inv_cdf((n + 0.5) / _POINTS) for n in range(_POINTS)])
 
 
 def gains(front: Floats, worst: float, speeds: Floats, qualities: Floats) -> Floats:
@@ -35,4 +36,14 @@ def expected_gains(front: Floats, worst: float, speeds: Floats, means: Floats, s
     """Returns the mean gain of each point, shape (m,), its quality being normal with `means` and `stds`."""
     qualities = means[:, None] + stds[:, None] * _QUANTILES
     found: Floats = gains(front, worst, speeds[:, None], qualities).mean(axis=1)
+    return found
+
+
+def expected_improvement(over: Floats, stds: Floats) -> Floats:
+    """Returns the mean of what is over 0 of normal values, shape (m,) (Jones et al. 1998, equation 15).
+
+    `over` are their means less what is to be improved on.
+    """
+    z = (over / stds).tolist()
+    found: Floats = over * np.array([_NORMAL.cdf(x) for x in z]) + stds * np.array([_NORMAL.pdf(x) for x in z])
     return found

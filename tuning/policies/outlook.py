@@ -2,6 +2,8 @@
 
 The speed of each is known from probes, so its cost is known too, and only its quality has to be guessed: by a process
 over the qualities seen (`surrogate`), those of stopped trials included, at what they would have come to (`curves`).
+What is slow adds little to a front however good it is; but the pick is held to the best quality there is, so that a
+share of the time goes to what is expected to be better than the best, at any speed.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuning.pareto import Mode
-from tuning.policies.acquisition import expected_gains
+from tuning.policies.acquisition import expected_gains, expected_improvement
 from tuning.policies.coordinates import Coordinates, Floats
 from tuning.policies.curves import Curves, Stage
 from tuning.policies.surrogate import Surrogate
@@ -26,6 +29,8 @@ MODELLED = 96
 """Of more trials than these, half are the best and half the newest: the process is cubic in them."""
 REFITS = 64
 """The process is made anew once there are 1/64 more trials than it knows: at each up to 128, at every 15th of 1,000."""
+FOR_QUALITY = 0.2
+"""Share of the training time for what may be the best in quality alone."""
 OVERHEAD_S = 0.5
 """What a training costs beside its samples: evaluations, and the start of the next."""
 
@@ -51,10 +56,22 @@ class Outlook:
         self._whole = 0
         self._front: list[tuple[float, float]] = []  # speed, quality
         self._fitted: tuple[int, Surrogate, float] | None = None
+        self._spent_s = self._for_quality_s = 0.0
+        self._pending: dict[str, tuple[float, bool]] = {}  # of a live trial its expected seconds, whether for quality
 
-    def begun(self, trial: str, knobs: Mapping[str, Any]) -> None:
-        """Takes a trial that is under way: its like is worth less until it ends."""
+    def begun(self, trial: str, knobs: Mapping[str, Any], speed: float | None = None) -> None:
+        """Takes a trial that is under way, and its speed where that is known: its like is worth less until it ends."""
         self._live[trial] = self._coordinates.at(knobs)
+        self._pending.pop(trial, None)
+        if speed:
+            seconds = self._seconds(speed)
+            self._pending[trial] = seconds, bool(self._is_for_quality(np.array([seconds]))[0])
+
+    def spent(self, trial: str, seconds: float) -> None:
+        """Takes how long a trial that ended trained and was evaluated."""
+        _, for_quality = self._pending.pop(trial, (0.0, False))
+        self._spent_s += seconds
+        self._for_quality_s += seconds * for_quality
 
     def rung(self, trial: str, samples: int, value: float | None) -> None:
         """Takes a quality on the way."""
@@ -104,8 +121,13 @@ class Outlook:
         said, best = self._sign * most, self._sign * max(better)
         return f"cannot reach the front: {said:.4g} at most from here, where one as fast came to {best:.4g}"
 
-    def overtaken(self, front: Sequence[tuple[float, float]]) -> None:
-        """Takes the front anew, as (speed, quality), the larger the better: its trials turned out to be faster."""
+    def is_beaten(self, speed: float, quality: float) -> bool:
+        """Returns whether a training came to its end that is faster and better; `quality` the larger the better."""
+        front = (point for point in self._front if point != (speed, quality))
+        return any(other >= speed and best >= quality for other, best in front)
+
+    def rated(self, front: Sequence[tuple[float, float]]) -> None:
+        """Takes the front anew, as (speed, quality), the larger the better: other speeds are known of its trials."""
         self._front = list(front)
 
     def choose(self, candidates: Sequence[Mapping[str, Any]], speeds: Sequence[float | None]) -> int:
@@ -120,11 +142,27 @@ class Outlook:
         points = np.array([self._coordinates.at(candidates[i]) for i in known])
         means, deviations = surrogate.at(points)
         rates = np.array([float(speeds[i] or 0.0) for i in known])
-        seconds = self._samples / rates + OVERHEAD_S
+        seconds = self._seconds(rates)
         found = expected_gains(np.array(self._front), floor, rates, means, deviations) / seconds
+        for_quality = self._is_for_quality(seconds)
+        if for_quality.any():
+            best = max(quality for _, quality in self._front)
+            found = np.where(for_quality, expected_improvement(means - best, deviations), 0.0)
         if self._live:
             found *= 1.0 - surrogate.alike(points, np.array(list(self._live.values()))).max(axis=1)
         return known[int(np.argmax(found))]  # of equals the first: the model's own, if it fits
+
+    def _seconds(self, speeds: Any) -> Any:
+        return self._samples / speeds + OVERHEAD_S
+
+    def _is_for_quality(self, seconds: Floats) -> NDArray[np.bool_]:
+        """Returns which trainings keep what goes to quality alone within its share; what is cheap does sooner."""
+        pending_s = sum(expected_s for expected_s, _ in self._pending.values())
+        for_quality_s = sum(expected_s for expected_s, for_quality in self._pending.values() if for_quality)
+        found: NDArray[np.bool_] = self._for_quality_s + for_quality_s + seconds < FOR_QUALITY * (
+            self._spent_s + pending_s + seconds
+        )
+        return found
 
     def _rungs_of(self, trial: str, knobs: Mapping[str, Any]) -> dict[Stage, float]:
         own = self._at_rungs.get(trial, {}).items()

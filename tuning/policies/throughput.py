@@ -20,6 +20,8 @@ PHASE_KNOB = "encoder_frac"
 """The share of a training that trains the encoder alone: a phase of its own speed, memory and learning curve."""
 COUPLING = tuple(n for n in NAMES if kind_of(n) == "both")
 """Knobs that change speed and learning: a probe answers only for trials that share their values."""
+REMEMBERED = 256
+"""Of so many trials a middle is taken, the newest: of 10,000 it would take longer than to propose one."""
 SYSTEM = tuple(n for n in NAMES if kind_of(n) == "system")
 _DEFAULTS = Knobs().as_dict()
 
@@ -151,8 +153,8 @@ class Rates:
         if not share or not self._with or not self._plain:
             return 1.0
         if self._cost is None:
-            plain = statistics.median(self._plain)
-            self._cost = statistics.median((ratio / plain - 1.0) / f for f, ratio in self._with)
+            plain = statistics.median(self._plain[-REMEMBERED:])
+            self._cost = statistics.median((ratio / plain - 1.0) / f for f, ratio in self._with[-REMEMBERED:])
         return 1.0 / max(0.1, 1.0 + share * self._cost)
 
 

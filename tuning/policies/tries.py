@@ -11,12 +11,12 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import NormalDist
 
 import numpy as np
 
 from trainables.knobs import Knobs, Scalar
-from tuning.policies.coordinates import Coordinates, Floats
+from tuning.policies.acquisition import expected_improvement
+from tuning.policies.coordinates import Coordinates
 from tuning.policies.surrogate import Surrogate
 from tuning.policies.throughput import COUPLING, SYSTEM, Probed, Rates, coupling_of, place_of
 from tuning.space import Choice, Space
@@ -29,11 +29,12 @@ WORTH = 0.01
 """The least expected gain, in the logarithm of the speed, that a try is made for."""
 IDLE = 8
 """So many tries of a coupling in a row that were no faster end them there."""
+CHANGED = 0.01
+"""Of what is known of a speed, a smaller change than this is none."""
 PAIRS = 32
 """Changes of two knobs that are considered beside every change of one."""
 MODELLED = 96
 """What a guess is made of, those of the same coupling first: it is cubic in them."""
-_NORMAL = NormalDist()
 
 Fits = Callable[[Mapping[str, Scalar]], bool]
 
@@ -58,15 +59,17 @@ class Tries:
         self._names = [n for n in (*SYSTEM, *COUPLING) if n in space.parameters]
         self._coordinates = Coordinates(space, self._names)
         self._spent = {place_of(knobs) for knobs in failed}
-        self._begun: dict[str, bool] = {}
+        self._begun: set[str] = set()
+        self._made: set[str] = set()
         self._idle: Counter[tuple[Scalar, ...]] = Counter()
         self._rests: dict[tuple[Scalar, ...], int] = {}  # what was known when nothing was worth a try
         self._seen: dict[object, list[Probed]] = {}
 
     def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
         """Takes a trial that is under way, and whether it is a try; one that begins again is counted once."""
-        self._begun[trial] = self._begun.get(trial, False) or tries
+        self._begun.add(trial)
         if tries:
+            self._made.add(trial)
             self._spent.add(place_of(knobs))
 
     def vary(self, knobs: Mapping[str, Scalar], fits: Fits) -> dict[str, Scalar] | None:
@@ -75,8 +78,9 @@ class Tries:
         `fits` says whether one may run at its own micro-batch.
         """
         coupling = coupling_of(knobs)
-        made = sum(self._begun.values())
-        if made >= self._frac * len(self._begun) or len(self._rates.plain) < PLAIN or self._idle[coupling] >= IDLE:
+        if len(self._made) >= self._frac * len(self._begun):
+            return None
+        if len(self._rates.plain) < PLAIN or self._idle[coupling] >= IDLE:
             return None
         known, here = self._rates.known, self._rates.of(knobs)
         if here is None or self._rests.get(coupling) == len(known):
@@ -105,7 +109,7 @@ class Tries:
         return measured * statistics.median(recent) * math.exp(-_deviation(recent))
 
     def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> bool:
-        """Takes what a try measured, and returns whether other trials would be faster with its knobs.
+        """Takes what a try measured, and returns whether it changes what is known of other trials' speed.
 
         Of several trials with the same knobs it is the middle that counts, with an error that is less by their number.
         """
@@ -121,10 +125,11 @@ class Tries:
         error = math.exp(_deviation(recent) / math.sqrt(len(seen)))
         micro_s = math.exp(statistics.fmean(math.log(p.micro_step_s) for p in seen)) * error
         found = Probed(seen[0].knobs, micro_s, statistics.fmean(p.optimizer_step_s for p in seen), whole / error)
+        here = found.at_batch_size(batch_size) or 0.0
+        before = next((p.at_batch_size(batch_size) for p in peers if place_of(p.knobs) == place_of(knobs)), None)
         self._rates.put(found)
-        is_faster = (found.at_batch_size(batch_size) or 0.0) > best
-        self._idle[coupling] = 0 if is_faster else self._idle[coupling] + (len(seen) == 1)
-        return is_faster
+        self._idle[coupling] = 0 if here > best else self._idle[coupling] + (len(seen) == 1)
+        return here > best or (before is not None and abs(here / before - 1.0) > CHANGED)
 
     def _others(self, knobs: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
         """Yields the configuration with each searched system knob changed alone, and with some pairs of them."""
@@ -156,16 +161,9 @@ class Tries:
         speeds = np.array([math.log(p.at_batch_size(max(batch_size, p.micro_batch_size)) or 1e-9) for p in own])
         surrogate = Surrogate(points, speeds, np.zeros(len(own)), self._seed)
         means, deviations = surrogate.at(np.array([self._coordinates.at(c) for c in candidates]))
-        gains = _expected_gains(means - best, deviations)
+        gains = expected_improvement(means - best, deviations)
         scores = gains * np.exp(np.minimum(means - best, 0.0))
         return [int(i) for i in np.argsort(-scores, kind="stable") if gains[i] >= WORTH]
-
-
-def _expected_gains(over: Floats, deviations: Floats) -> Floats:
-    """Returns the expected improvement (Jones et al. 1998, equation 15) of normal values, `over` the best in mean."""
-    z = over / deviations
-    found = [d * (x * _NORMAL.cdf(x) + _NORMAL.pdf(x)) for x, d in zip(z.tolist(), deviations.tolist(), strict=True)]
-    return np.array(found)
 
 
 def _deviation(ratios: Sequence[float]) -> float:

@@ -20,13 +20,13 @@ from tuning.records import Record
 from tuning.space import Space
 from tuning.stages.estimate import key_of, micro_batch_of
 
-FASTER = 1.03
-"""How much faster a trial would have to be with other system knobs for that to be said: two probes tell no less."""
+APART = 1.03
+"""How many times faster or slower a trial has to be than was said for it to be said anew: two probes tell no less."""
 
 
 @dataclass(frozen=True)
-class Faster:
-    """A trial that trained to its end, and the configuration that would have trained it faster, to the same quality."""
+class Rated:
+    """A trial that trained to its end, and the fastest configuration known that learns the same, with its speed."""
 
     trial: str
     config: Mapping[str, Scalar]
@@ -71,7 +71,7 @@ class Foresight:
         self._may_give_up = bool(probes) and len(objectives) == 1  # by a second quality a trial may yet reach the front
         self._outlook = Outlook(space, names, mode, samples, seed)
         self._whole: dict[str, _Whole] = {}
-        self._overtaken: list[str] = []
+        self._unrated: list[str] = []
 
     def rate_of(self, knobs: Mapping[str, Scalar], result: Mapping[str, Any]) -> float | None:
         """Returns what a probe found for these very knobs, else what the trial measured beside its neighbours."""
@@ -86,8 +86,8 @@ class Foresight:
 
         It is `own` for all but those that try, or were overtaken by what another tried.
         """
-        best = self._faster(knobs)
-        return own if best is None else max(own or 0.0, best.samples_per_s)
+        best = self._with_fastest(knobs)
+        return own if best is None else max(own or 0.0, best[1])
 
     def choose(self, candidates: Sequence[Mapping[str, Scalar]]) -> int:
         """Returns which of them is expected to add most to the front for its time, the speed of each being known."""
@@ -117,7 +117,7 @@ class Foresight:
 
     def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
         """Takes a trial that is under way, and whether it tries system knobs."""
-        self._outlook.begun(trial, knobs)
+        self._outlook.begun(trial, knobs, self._rates.of(knobs))
         self._tries.begun(trial, knobs, tries=tries)
 
     def rung(self, trial: str, milestone: int, values: Mapping[str, float | None]) -> None:
@@ -136,10 +136,11 @@ class Foresight:
         """Takes how a trial ended, from its record."""
         trial, knobs, outcome = record["trial"], record["config"], record["outcome"]
         measured = record.get("measured_samples_per_s")
+        self._outlook.spent(trial, sum(float(record.get(n) or 0.0) for n in ("train_s", "evaluate_s")))
         if outcome in (Outcome.OK, Outcome.STOPPED) and self._tries.is_try(knobs):
             everybody = self._tries.learn(knobs, measured)
-            self._overtaken = list(self._whole) if everybody else []
-            self._overtaken += [trial] * (outcome == Outcome.OK)
+            self._unrated = list(self._whole) if everybody else []
+            self._unrated += [trial] * (outcome == Outcome.OK)
         elif outcome == Outcome.OK or (outcome == Outcome.STOPPED and not knobs.get(PHASE_KNOB)):
             self._rates.learn(knobs, measured)  # of one that was stopped the phase may be all that ran
         if outcome == Outcome.OK:
@@ -156,44 +157,56 @@ class Foresight:
 
     # -- what trials tried, for those that ran otherwise ---------------------------------------------------------------
 
-    def faster(self) -> list[Faster]:
-        """Returns those trials of the front, as it would be then, that would be faster with what was tried since.
+    def rated(self) -> list[Rated]:
+        """Returns the trials whose speed is another with what was tried since: those of the front, and all that fell.
 
         System knobs cannot change what is learned, so that the quality of one and the speed of the other go together.
         Returns nothing a second time, until something was tried anew.
         """
-        open_ = {trial: self._whole[trial] for trial in self._overtaken if trial in self._whole}
-        self._overtaken = []
-        rates = {trial: one.samples_per_s for trial, one in self._whole.items()} if open_ else {}
-        for trial, one in open_.items():
-            choice = self._rates.expected(one.knobs)
-            rates[trial] = max(one.samples_per_s, choice.samples_per_s if choice else 0.0)
-        names, found = list(rates), list[Faster]()
+        open_ = {trial: self._whole[trial] for trial in self._unrated if trial in self._whole}
+        self._unrated = []
+        now = {trial: self._now(one) for trial, one in open_.items()}
+        fallen = [trial for trial, one in open_.items() if now[trial] * APART < one.samples_per_s]
+        if not fallen and all(self._outlook.is_beaten(now[t], one.quality) for t, one in open_.items()):
+            return []
+        rates = {trial: now.get(trial, one.samples_per_s) for trial, one in self._whole.items()}
+        names, found = list(rates), list[Rated]()
         while names:  # until whoever is on the front fits with the knobs that put it there
             points = np.array([[-rates[t], -self._whole[t].quality] for t in names])
             on_front = [names[int(i)] for i in front(points)]
-            risen = [t for t in on_front if rates[t] > FASTER * self._whole[t].samples_per_s]
-            best = {t: self._faster(self._whole[t].knobs) for t in risen}
+            risen = [t for t in on_front if rates[t] > APART * self._whole[t].samples_per_s]
+            best = {t: self._with_fastest(self._whole[t].knobs) for t in risen}
             unfit = [t for t in risen if best[t] is None]
             if not unfit:
-                self._outlook.overtaken([(rates[t], self._whole[t].quality) for t in on_front])
-                found = [Faster(t, b.config, b.samples_per_s) for t in risen if (b := best[t]) is not None]
+                self._outlook.rated([(rates[t], self._whole[t].quality) for t in on_front])
+                found = [Rated(t, *b) for t in risen if (b := best[t]) is not None]
                 break
             rates.update({t: self._whole[t].samples_per_s for t in unfit})
+        for trial in fallen:
+            own = self._whole[trial].knobs
+            config, speed = self._with_fastest(own) or (own, 0.0)
+            found.append(Rated(trial, config if speed >= now[trial] else own, now[trial]))
         return found
 
-    def overtaken(self, trial: str, config: Mapping[str, Scalar], samples_per_s: float) -> None:
-        """Takes that a trial is judged by another configuration from here on."""
-        if trial in self._whole:
-            self._whole[trial] = _Whole(config, samples_per_s, self._whole[trial].quality)
+    def take(self, rated: Rated) -> None:
+        """Takes that a trial is judged by another configuration, or another speed, from here on."""
+        if rated.trial in self._whole:
+            quality = self._whole[rated.trial].quality
+            self._whole[rated.trial] = _Whole(rated.config, rated.samples_per_s, quality)
 
-    def _faster(self, knobs: Mapping[str, Scalar]) -> Faster | None:
-        """Returns a trial's knobs with the fastest system knobs that fit as they are; None where nothing is known."""
+    def _now(self, one: _Whole) -> float:
+        """Returns the speed of a trial by what is known now, the fastest system knobs being its own."""
+        best = self._rates.expected(one.knobs)
+        own = self._rates.of(one.knobs) if self._tries.is_try(one.knobs) else one.samples_per_s
+        return max(own or one.samples_per_s, best.samples_per_s if best else 0.0)
+
+    def _with_fastest(self, knobs: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], float] | None:
+        """Returns the knobs with the fastest system knobs known, and the speed; None where those do not fit."""
         choice = self._rates.expected(knobs)
         if choice is None:
             return None
         config = self._space.complete({**knobs, **choice.system})
-        return Faster("", config, choice.samples_per_s) if self._fits(config) else None
+        return (config, choice.samples_per_s) if self._fits(config) else None
 
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
         micro = micro_batch_of(knobs)

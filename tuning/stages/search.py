@@ -23,7 +23,7 @@ from tuning.space import Space
 from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
-from tuning.stages.foresight import Foresight
+from tuning.stages.foresight import Foresight, Rated
 from tuning.stages.probe import probed
 from tuning.stages.replacing import Replacing
 
@@ -122,7 +122,7 @@ class SearchDesk:
             self._searcher.observe(self._numbers.pop(pending.trial), self._observation(refused))
             self._told(refused)
         while not self._is_over():
-            proposal = self._propose()
+            proposal, may_try = self._propose()
             if proposal is None:
                 self.stop_reason = "every configuration of the space was tried"
                 break
@@ -137,7 +137,7 @@ class SearchDesk:
                 continue
             self._numbers[trial] = proposal.number
             self._started += 1
-            tried = self._foresight.vary(_at(knobs, verdict))
+            tried = self._foresight.vary(_at(knobs, verdict)) if may_try else None
             if tried is not None:
                 knobs, verdict = tried, self._judged(tried)
             return self._begin(Assignment(trial, _at(knobs, verdict), self._terms.seed), verdict, tries=tried)
@@ -213,19 +213,18 @@ class SearchDesk:
         )
         self._learn(record)
         self._told(record)
-        self._speed_up()
+        self._rate_anew()
         self._replacing.ended(record)
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Writes what the backend did about a trial or its process, and why."""
         self._told(self._journal.append(event, trial=trial, reason=reason))
 
-    def _speed_up(self) -> None:
-        """Writes which trials of the front would have been faster with what was tried since they ran."""
-        for found in self._foresight.faster():
-            fields = {"config": dict(found.config), "samples_per_s": found.samples_per_s}
-            record = self._journal.append("faster", trial=found.trial, **fields)
-            self._foresight.overtaken(found.trial, found.config, found.samples_per_s)
+    def _rate_anew(self) -> None:
+        """Writes which trials are judged by other system knobs, or by another speed, since some were tried."""
+        for found in self._foresight.rated():
+            record = self._journal.append("rated", **dataclasses.asdict(found))
+            self._foresight.take(found)
             self._told(record)
 
     # -- proposals ---------------------------------------------------------------------------------------------------
@@ -247,12 +246,15 @@ class SearchDesk:
         )
         return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
 
-    def _propose(self) -> Proposal | None:
-        """Returns what is trained in place of a trial that failed, else what the searcher suggests."""
+    def _propose(self) -> tuple[Proposal | None, bool]:
+        """Returns what is trained in place of a trial that failed, else what the searcher suggests.
+
+        With it comes whether it may try system knobs: what failed once is not risked again.
+        """
         values = self._replacing.next()
         if values is not None:
-            return Proposal(self._searcher.adopt(values), values)
-        return self._searcher.suggest(self._foresight.choose if self._staged else None)
+            return Proposal(self._searcher.adopt(values), values), False
+        return self._searcher.suggest(self._foresight.choose if self._staged else None), True
 
     def _is_over(self) -> bool:
         if self._started + self._refused >= self._terms.trials:
@@ -374,11 +376,11 @@ class SearchDesk:
                 self._foresight.rung(record["trial"], milestone, record["values"])
             elif record.event == "trial_start":
                 self._foresight.begun(record["trial"], record["config"], tries=bool(record.get("tries")))
-            elif record.event == "faster":
-                self._foresight.overtaken(record["trial"], record["config"], record["samples_per_s"])
+            elif record.event == "rated":
+                self._foresight.take(Rated(record["trial"], record["config"], record["samples_per_s"]))
             elif record.event == "trial":
                 self._teach(record)  # the frontier was made of these records
-                self._foresight.faster()  # has been written
+                self._foresight.rated()  # has been written
                 self._replacing.ended(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))

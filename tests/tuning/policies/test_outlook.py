@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning.pareto import hypervolume_2d
-from tuning.policies.acquisition import expected_gains, gains
+from tuning.policies.acquisition import expected_gains, expected_improvement, gains
 from tuning.policies.beginning import beginning
 from tuning.policies.coordinates import Coordinates
 from tuning.policies.curves import Curves
@@ -70,6 +70,14 @@ def test_what_is_sure_gains_what_it_gains_and_doubt_adds_hope(
     assert expected_gains(array, 0.0, speeds, means, np.array([1.0]))[0] >= sure[0] - 1e-9, "a gain is convex"
 
 
+@given(st.floats(-3.0, 3.0), st.floats(0.01, 3.0))
+def test_an_improvement_is_the_mean_of_what_is_over_zero(over: float, std: float) -> None:
+    draws = over + std * np.random.default_rng(0).standard_normal(20_000)
+    found = expected_improvement(np.array([over]), np.array([std]))[0]
+    assert found == pytest.approx(np.maximum(draws, 0.0).mean(), abs=0.03 * std)
+    assert found >= max(over, 0.0) - 1e-12
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000))
 def test_the_process_passes_near_what_was_seen_and_is_unsure_far_from_it(seed: int) -> None:
@@ -125,6 +133,20 @@ def test_of_equals_in_quality_the_faster_is_chosen_and_of_equals_in_speed_the_be
     own = taught(mode)
     assert own.choose([knobs(1.1e-3), knobs(1.2e-3)], [100.0, 400.0]) == 1
     assert own.choose([knobs(1.1e-4), knobs(9e-4), knobs(9e-3)], [120.0, 120.0, 120.0]) == 1
+
+
+def test_a_share_of_the_time_goes_to_what_may_be_the_best_however_slow_it_is() -> None:
+    own, candidates, speeds = taught(), [knobs(3e-3), knobs(9.5e-4)], [400.0, 20.0]
+    assert own.choose(candidates, speeds) == 0, "it adds more a second"
+    own.spent("before", 300.0)
+    assert own.choose(candidates, speeds) == 1, "it may be the best"
+    own.begun("slow", candidates[1], 20.0)
+    own.dropped("slow")
+    assert own.choose(candidates, speeds) == 0, "its time is spoken for"
+    own.spent("slow", 50.0)
+    assert own.choose(candidates, speeds) == 0
+    own.spent("after", 300.0)
+    assert own.choose(candidates, speeds) == 1
 
 
 def test_nothing_is_chosen_where_too_little_is_known() -> None:
