@@ -2,8 +2,6 @@
 
 The speed of each is known from probes, so its cost is known too, and only its quality has to be guessed: by a process
 over the qualities seen (`surrogate`), those of stopped trials included, at what they would have come to (`curves`).
-What is slow adds little to a front however good it is; but the pick is held to the best quality there is, so that a
-share of the time goes to what is expected to be better than the best, at any speed.
 """
 
 from __future__ import annotations
@@ -13,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tuning.pareto import Mode
-from tuning.policies.acquisition import expected_gains, expected_improvement
+from tuning.policies.acquisition import expected_gains
 from tuning.policies.coordinates import Coordinates, Floats
 from tuning.policies.curves import Curves, Stage
 from tuning.policies.surrogate import Surrogate
@@ -29,8 +26,6 @@ MODELLED = 96
 """Of more trials than these, half are the best and half the newest: the process is cubic in them."""
 REFITS = 64
 """The process is made anew once there are 1/64 more trials than it knows: at each up to 128, at every 15th of 1,000."""
-FOR_QUALITY = 0.2
-"""Share of the training time for what may be the best in quality alone."""
 OVERHEAD_S = 0.5
 """What a training costs beside its samples: evaluations, and the start of the next."""
 
@@ -56,22 +51,10 @@ class Outlook:
         self._whole = 0
         self._front: list[tuple[float, float]] = []  # speed, quality
         self._fitted: tuple[int, Surrogate, float] | None = None
-        self._spent_s = self._for_quality_s = 0.0
-        self._pending: dict[str, tuple[float, bool]] = {}  # of a live trial its expected seconds, whether for quality
 
-    def begun(self, trial: str, knobs: Mapping[str, Any], speed: float | None = None) -> None:
-        """Takes a trial that is under way, and its speed where that is known: its like is worth less until it ends."""
+    def begun(self, trial: str, knobs: Mapping[str, Any]) -> None:
+        """Takes a trial that is under way: its like is worth less until it ends."""
         self._live[trial] = self._coordinates.at(knobs)
-        self._pending.pop(trial, None)
-        if speed:
-            seconds = self._seconds(speed)
-            self._pending[trial] = seconds, bool(self._is_for_quality(np.array([seconds]))[0])
-
-    def spent(self, trial: str, seconds: float) -> None:
-        """Takes how long a trial that ended trained and was evaluated."""
-        _, for_quality = self._pending.pop(trial, (0.0, False))
-        self._spent_s += seconds
-        self._for_quality_s += seconds * for_quality
 
     def rung(self, trial: str, samples: int, value: float | None) -> None:
         """Takes a quality on the way."""
@@ -142,27 +125,11 @@ class Outlook:
         points = np.array([self._coordinates.at(candidates[i]) for i in known])
         means, deviations = surrogate.at(points)
         rates = np.array([float(speeds[i] or 0.0) for i in known])
-        seconds = self._seconds(rates)
+        seconds = self._samples / rates + OVERHEAD_S
         found = expected_gains(np.array(self._front), floor, rates, means, deviations) / seconds
-        for_quality = self._is_for_quality(seconds)
-        if for_quality.any():
-            best = max(quality for _, quality in self._front)
-            found = np.where(for_quality, expected_improvement(means - best, deviations), 0.0)
         if self._live:
             found *= 1.0 - surrogate.alike(points, np.array(list(self._live.values()))).max(axis=1)
         return known[int(np.argmax(found))]  # of equals the first: the model's own, if it fits
-
-    def _seconds(self, speeds: Any) -> Any:
-        return self._samples / speeds + OVERHEAD_S
-
-    def _is_for_quality(self, seconds: Floats) -> NDArray[np.bool_]:
-        """Returns which trainings keep what goes to quality alone within its share; what is cheap does sooner."""
-        pending_s = sum(expected_s for expected_s, _ in self._pending.values())
-        for_quality_s = sum(expected_s for expected_s, for_quality in self._pending.values() if for_quality)
-        found: NDArray[np.bool_] = self._for_quality_s + for_quality_s + seconds < FOR_QUALITY * (
-            self._spent_s + pending_s + seconds
-        )
-        return found
 
     def _rungs_of(self, trial: str, knobs: Mapping[str, Any]) -> dict[Stage, float]:
         own = self._at_rungs.get(trial, {}).items()

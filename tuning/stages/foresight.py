@@ -117,7 +117,7 @@ class Foresight:
 
     def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
         """Takes a trial that is under way, and whether it tries system knobs."""
-        self._outlook.begun(trial, knobs, self._rates.of(knobs))
+        self._outlook.begun(trial, knobs)
         self._tries.begun(trial, knobs, tries=tries)
 
     def rung(self, trial: str, milestone: int, values: Mapping[str, float | None]) -> None:
@@ -136,7 +136,6 @@ class Foresight:
         """Takes how a trial ended, from its record."""
         trial, knobs, outcome = record["trial"], record["config"], record["outcome"]
         measured = record.get("measured_samples_per_s")
-        self._outlook.spent(trial, sum(float(record.get(n) or 0.0) for n in ("train_s", "evaluate_s")))
         if outcome in (Outcome.OK, Outcome.STOPPED) and self._tries.is_try(knobs):
             everybody = self._tries.learn(knobs, measured)
             self._unrated = list(self._whole) if everybody else []

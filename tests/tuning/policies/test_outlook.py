@@ -135,20 +135,6 @@ def test_of_equals_in_quality_the_faster_is_chosen_and_of_equals_in_speed_the_be
     assert own.choose([knobs(1.1e-4), knobs(9e-4), knobs(9e-3)], [120.0, 120.0, 120.0]) == 1
 
 
-def test_a_share_of_the_time_goes_to_what_may_be_the_best_however_slow_it_is() -> None:
-    own, candidates, speeds = taught(), [knobs(3e-3), knobs(9.5e-4)], [400.0, 20.0]
-    assert own.choose(candidates, speeds) == 0, "it adds more a second"
-    own.spent("before", 300.0)
-    assert own.choose(candidates, speeds) == 1, "it may be the best"
-    own.begun("slow", candidates[1], 20.0)
-    own.dropped("slow")
-    assert own.choose(candidates, speeds) == 0, "its time is spoken for"
-    own.spent("slow", 50.0)
-    assert own.choose(candidates, speeds) == 0
-    own.spent("after", 300.0)
-    assert own.choose(candidates, speeds) == 1
-
-
 def test_nothing_is_chosen_where_too_little_is_known() -> None:
     fresh = Outlook(SPACE, NAMES, "max", 1000, 0)
     assert fresh.choose([knobs(1e-3), knobs(2e-3)], [100.0, 400.0]) == 0
