@@ -345,13 +345,13 @@ def trials(records: Sequence[Record]) -> list[Trial]:
 
 def rated(records: Sequence[Record]) -> dict[str, Record]:
     """Returns the latest `rated` record of each trial that ended and has one since."""
-    found: dict[str, Record] = {}
+    found: dict[str, Record | None] = {}
     for record in records:
         if record.event == "trial":
-            found.pop(record["trial"], None)
-        elif record.event == "rated":
+            found[record["trial"]] = None
+        elif record.event == "rated" and record["trial"] in found:  # the line of its trial may have been damaged
             found[record["trial"]] = record
-    return found
+    return {trial: record for trial, record in found.items() if record is not None}
 
 
 def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:

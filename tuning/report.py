@@ -308,6 +308,6 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
         )
     yield "probes", wording.counts(summary.probe_counts, always=("ok", "oom", "refused"))
     if overtaken := [t.trial for t in summary.trials if t.is_overtaken]:
-        yield "overtaken", f"{', '.join(overtaken)} trained with slower system knobs than shown, which others tried"
+        yield "overtaken", f"{', '.join(overtaken)} trained with other system knobs; those shown are faster"
     if summary.stop_reason:
         yield "ended", summary.stop_reason

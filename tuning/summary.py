@@ -62,7 +62,7 @@ class Candidate:
     on_front: bool = False
     active: Mapping[str, Any] = field(default_factory=dict)
     is_overtaken: bool = False
-    """It trained with other system knobs than `config` has, which another trial found to be faster."""
+    """It trained with other system knobs than `config` has, which are faster by what was probed and tried."""
 
 
 @dataclass(frozen=True)

@@ -332,3 +332,13 @@ def test_a_stage_that_began_is_not_done() -> None:
 
 def test_nothing_recorded_is_no_error() -> None:
     assert (last([], "pick"), trials([]), unfinished([])) == (None, [], [])
+
+
+def test_a_rating_whose_trial_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
+        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
+        assert trials(journal.records) == []
+        journal.append("trial", trial="t000", config={"num_workers": 0}, outcome="ok", samples_per_s=5.0)
+        assert [t.samples_per_s for t in trials(journal.records)] == [5.0]
+        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
+        assert [(t.samples_per_s, t.config["num_workers"]) for t in trials(journal.records)] == [(9.0, 2)]

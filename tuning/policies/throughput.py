@@ -138,7 +138,7 @@ class Rates:
 
     def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> None:
         """Takes what a whole trial measured itself."""
-        rate = _rate_among(self._places, knobs) if measured else None
+        rate = _rate_among({**self._put, **self._places}, knobs) if measured else None
         if rate is None or not measured:
             return
         share, self._cost = float(knobs.get(PHASE_KNOB, 0.0)), None

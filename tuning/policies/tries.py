@@ -18,7 +18,7 @@ from trainables.knobs import Knobs, Scalar
 from tuning.policies.acquisition import expected_improvement
 from tuning.policies.coordinates import Coordinates
 from tuning.policies.surrogate import Surrogate
-from tuning.policies.throughput import COUPLING, SYSTEM, Probed, Rates, coupling_of, place_of
+from tuning.policies.throughput import COUPLING, PHASE_KNOB, SYSTEM, Probed, Rates, coupling_of, place_of
 from tuning.space import Choice, Space
 
 PLAIN = 3
@@ -29,6 +29,8 @@ WORTH = 0.01
 """The least expected gain, in the logarithm of the speed, that a try is made for."""
 IDLE = 8
 """So many tries of a coupling in a row that were no faster end them there."""
+SETTLED = 4
+"""So many trials with the same knobs tell their speed; from then on it counts like a probe's."""
 CHANGED = 0.01
 """Of what is known of a speed, a smaller change than this is none."""
 PAIRS = 32
@@ -78,6 +80,8 @@ class Tries:
         `fits` says whether one may run at its own micro-batch.
         """
         coupling = coupling_of(knobs)
+        if knobs.get(PHASE_KNOB):  # what the phase costs would be taken for what the knobs do
+            return None
         if len(self._made) >= self._frac * len(self._begun):
             return None
         if len(self._rates.plain) < PLAIN or self._idle[coupling] >= IDLE:
@@ -96,6 +100,19 @@ class Tries:
     def is_try(self, knobs: Mapping[str, Scalar]) -> bool:
         """Returns whether these are knobs that a trial, and no probe, is to tell the speed of."""
         return not self._rates.is_probed(knobs) and place_of(knobs) in self._spent
+
+    def is_open(self, knobs: Mapping[str, Scalar]) -> bool:
+        """Returns whether what a trial of these knobs measures is still to tell their speed."""
+        is_settled = len(self._seen.get(place_of(knobs), ())) >= SETTLED
+        return self.is_try(knobs) and not is_settled and not knobs.get(PHASE_KNOB)
+
+    def was_made(self, trial: str) -> bool:
+        """Returns whether the trial was begun as a try."""
+        return trial in self._made
+
+    def failed(self, knobs: Mapping[str, Scalar]) -> None:
+        """Takes that a try did not come to a speed."""
+        self._idle[coupling_of(knobs)] += 1
 
     def rate_of(self, knobs: Mapping[str, Scalar], measured: float | None) -> float | None:
         """Returns the samples a second of a try as it counts; None where nothing was measured or nothing can be told.
@@ -118,7 +135,9 @@ class Tries:
             return False
         recent, batch_size = self._rates.plain[-RECENT:], Knobs.of(knobs).batch_size
         peers = [p for p in self._rates.known if coupling_of(p.knobs) == coupling]
-        best = max((r for p in peers if (r := p.at_batch_size(batch_size))), default=0.0)
+        before = next((p for p in peers if place_of(p.knobs) == place_of(knobs)), None)
+        others = (p.at_batch_size(batch_size) for p in peers if p is not before)
+        best = max((rate for rate in others if rate), default=0.0)
         whole = rate * math.exp(_deviation(recent)) / self._rates.factor(knobs)
         seen = self._seen.setdefault(place_of(knobs), [])
         seen.append(_as_probe(knobs, whole, min((p.optimizer_step_s for p in peers), default=0.0)))
@@ -126,10 +145,11 @@ class Tries:
         micro_s = math.exp(statistics.fmean(math.log(p.micro_step_s) for p in seen)) * error
         found = Probed(seen[0].knobs, micro_s, statistics.fmean(p.optimizer_step_s for p in seen), whole / error)
         here = found.at_batch_size(batch_size) or 0.0
-        before = next((p.at_batch_size(batch_size) for p in peers if place_of(p.knobs) == place_of(knobs)), None)
         self._rates.put(found)
         self._idle[coupling] = 0 if here > best else self._idle[coupling] + (len(seen) == 1)
-        return here > best or (before is not None and abs(here / before - 1.0) > CHANGED)
+        there = (before.at_batch_size(batch_size) if before is not None else None) or 0.0
+        was_best, is_changed = there > best, abs(here - there) > CHANGED * here
+        return (here > best or was_best) and is_changed
 
     def _others(self, knobs: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
         """Yields the configuration with each searched system knob changed alone, and with some pairs of them."""

@@ -14,7 +14,7 @@ from tuning.memory.frontier import Frontier
 from tuning.pareto import Mode, front
 from tuning.policies.oom import Outcome
 from tuning.policies.outlook import Outlook
-from tuning.policies.throughput import PHASE_KNOB, Probed, Rates, coupling_of
+from tuning.policies.throughput import PHASE_KNOB, SYSTEM, Probed, Rates, coupling_of
 from tuning.policies.tries import Tries
 from tuning.records import Record
 from tuning.space import Space
@@ -136,10 +136,11 @@ class Foresight:
         """Takes how a trial ended, from its record."""
         trial, knobs, outcome = record["trial"], record["config"], record["outcome"]
         measured = record.get("measured_samples_per_s")
-        if outcome in (Outcome.OK, Outcome.STOPPED) and self._tries.is_try(knobs):
+        if self._tries.was_made(trial) and outcome not in (Outcome.OK, Outcome.STOPPED):
+            self._tries.failed(knobs)
+        if outcome in (Outcome.OK, Outcome.STOPPED) and self._tries.is_open(knobs):
             everybody = self._tries.learn(knobs, measured)
             self._unrated = list(self._whole) if everybody else []
-            self._unrated += [trial] * (outcome == Outcome.OK)
         elif outcome == Outcome.OK or (outcome == Outcome.STOPPED and not knobs.get(PHASE_KNOB)):
             self._rates.learn(knobs, measured)  # of one that was stopped the phase may be all that ran
         if outcome == Outcome.OK:
@@ -147,17 +148,22 @@ class Foresight:
             self._outlook.ended(trial, knobs, rate, value)
             if value is not None and math.isfinite(value) and record["samples_per_s"]:
                 self._whole[trial] = _Whole(knobs, record["samples_per_s"], self._sign * value)
+                self._unrated += [trial] * self._tries.was_made(trial)
         elif outcome == Outcome.STOPPED:
             self._outlook.stopped(trial, knobs)
-        elif outcome in (Outcome.DIVERGED, Outcome.CRASH):
+        elif outcome == Outcome.DIVERGED or (outcome == Outcome.CRASH and not self._tries.was_made(trial)):
             self._outlook.failed(trial, knobs)
         else:
             self._outlook.dropped(trial)
 
+    def refused(self, trial: str) -> None:
+        """Takes that a trial that was under way will not begin again."""
+        self._outlook.dropped(trial)
+
     # -- what trials tried, for those that ran otherwise ---------------------------------------------------------------
 
     def rated(self) -> list[Rated]:
-        """Returns the trials whose speed is another with what was tried since: those of the front, and all that fell.
+        """Returns the trials whose speed is another with what was tried since: of the front that is said or will be.
 
         System knobs cannot change what is learned, so that the quality of one and the speed of the other go together.
         Returns nothing a second time, until something was tried anew.
@@ -181,7 +187,9 @@ class Foresight:
                 found = [Rated(t, *b) for t in risen if (b := best[t]) is not None]
                 break
             rates.update({t: self._whole[t].samples_per_s for t in unfit})
-        for trial in fallen:
+        said = np.array([[-one.samples_per_s, -one.quality] for one in self._whole.values()]).reshape(-1, 2)
+        on_front_as_said = {names[int(i)] for i in front(said)} if fallen else set()
+        for trial in (t for t in fallen if t in on_front_as_said):
             own = self._whole[trial].knobs
             config, speed = self._with_fastest(own) or (own, 0.0)
             found.append(Rated(trial, config if speed >= now[trial] else own, now[trial]))
@@ -204,7 +212,8 @@ class Foresight:
         choice = self._rates.expected(knobs)
         if choice is None:
             return None
-        config = self._space.complete({**knobs, **choice.system})
+        learned = {n: v for n, v in knobs.items() if n not in SYSTEM}  # what the others need is theirs too
+        config = self._space.complete({**learned, **choice.system})
         return (config, choice.samples_per_s) if self._fits(config) else None
 
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:

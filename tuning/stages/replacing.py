@@ -30,6 +30,12 @@ class Replacing:
     ) -> None:
         self._journal, self._space, self._names, self._fits, self._told = journal, space, names, fits, told
         self._queue: list[dict[str, Scalar]] = []
+        self._tries: set[str] = set()
+
+    def begun(self, trial: str, *, tries: bool) -> None:
+        """Takes a trial that is under way, and whether it tries system knobs."""
+        if tries:
+            self._tries.add(trial)
 
     def next(self) -> dict[str, Scalar] | None:
         """Returns what is to be trained now, None where nothing is."""
@@ -40,7 +46,7 @@ class Replacing:
         self._fp16(record)
         if record["outcome"] == Outcome.REFUSED:
             self._ruled_out(record)
-        elif record["outcome"] not in LEARNED:
+        if record["outcome"] not in LEARNED and record["trial"] in self._tries:
             self._failed_try(record)
 
     def _fp16(self, record: Record) -> None:
@@ -69,8 +75,7 @@ class Replacing:
     def _failed_try(self, record: Record) -> None:
         """Queues a trial that failed with system knobs it tried once more, with the fastest that are known."""
         values = self._searched(record["config"])
-        begun = self._begun(values)
-        if all(r["trial"] == record["trial"] for r in begun) and any(r.get("tries") for r in begun):
+        if values not in self._queue and all(r["trial"] == record["trial"] for r in self._begun(values)):
             self._queue.append(values)
 
     def _begun(self, values: Mapping[str, Scalar]) -> list[Record]:

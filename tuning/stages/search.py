@@ -120,6 +120,7 @@ class SearchDesk:
                 return self._begin(Assignment(pending.trial, _at(pending.knobs, verdict), pending.seed), verdict)
             refused = self._refusal(pending.knobs, verdict, trial=pending.trial)
             self._searcher.observe(self._numbers.pop(pending.trial), self._observation(refused))
+            self._foresight.refused(pending.trial)
             self._told(refused)
         while not self._is_over():
             proposal, may_try = self._propose()
@@ -232,6 +233,7 @@ class SearchDesk:
     def _begin(self, assignment: Assignment, verdict: Verdict, tries: Mapping[str, Scalar] | None = None) -> Assignment:
         self._attempts[assignment.trial] += 1
         self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None)
+        self._replacing.begun(assignment.trial, tries=tries is not None)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
             "trial_start",
@@ -376,6 +378,7 @@ class SearchDesk:
                 self._foresight.rung(record["trial"], milestone, record["values"])
             elif record.event == "trial_start":
                 self._foresight.begun(record["trial"], record["config"], tries=bool(record.get("tries")))
+                self._replacing.begun(record["trial"], tries=bool(record.get("tries")))
             elif record.event == "rated":
                 self._foresight.take(Rated(record["trial"], record["config"], record["samples_per_s"]))
             elif record.event == "trial":
@@ -384,6 +387,8 @@ class SearchDesk:
                 self._replacing.ended(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))
+                if record.get("trial"):
+                    self._foresight.refused(record["trial"])
         for trial, knobs in unfinished(records):
             self._numbers[trial] = self._searcher.adopt(self._searched(knobs))
             self._again.append(Assignment(trial, knobs, self._terms.seed))

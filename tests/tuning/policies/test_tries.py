@@ -8,7 +8,7 @@ import pytest
 
 from trainables.knobs import Knobs, Scalar, kind_of
 from tuning.policies.throughput import Probed, Rates, coupling_of
-from tuning.policies.tries import IDLE, PLAIN, Tries
+from tuning.policies.tries import IDLE, PLAIN, SETTLED, Tries
 from tuning.space import Space
 
 SPACE = Space.of(
@@ -161,3 +161,38 @@ def test_knobs_that_a_verdict_held_are_not_tried() -> None:
     work(search)
     assert search.made
     assert all(t["ram_cache"] is False and t["fused_optimizer"] is False for t in search.made)
+
+
+def test_after_a_few_trials_a_place_counts_as_probed_and_tells_the_pace_of_the_machine() -> None:
+    search = Search(ratios=(1.5,) * PLAIN)  # a busy neighbour, which leaves
+    tried = search.next()
+    assert tried is not None
+    for number in range(SETTLED):
+        search.tries.begun(f"t{number}", tried, tries=number == 0)
+        assert search.tries.is_open(tried)
+        search.tries.learn(tried, true_rate(tried) / 1.5)
+    assert not search.tries.is_open(tried)
+    before = len(search.rates.plain)
+    search.rates.learn(tried, true_rate(tried))
+    assert len(search.rates.plain) == before + 1
+    assert search.rates.plain[-1] == pytest.approx(1.0, rel=0.02)
+
+
+def test_a_trial_with_a_phase_tries_nothing_and_tells_nothing_of_what_was_tried() -> None:
+    search = Search()
+    assert search.tries.vary({**whole(), "encoder_frac": 0.5}, lambda knobs: True) is None
+    tried = search.next()
+    assert tried is not None
+    search.tries.begun("t0", tried, tries=True)
+    assert search.tries.is_open(tried)
+    assert not search.tries.is_open({**tried, "encoder_frac": 0.5})
+
+
+def test_tries_that_fail_end_them_in_their_coupling() -> None:
+    search = Search()
+    for _ in range(IDLE):
+        tried = search.next()
+        assert tried is not None
+        search.tries.begun(f"t{len(search.made)}", tried, tries=True)
+        search.tries.failed(tried)
+    assert search.next() is None
