@@ -57,7 +57,9 @@ class Tries:
         held: Mapping[tuple[Scalar, ...], Sequence[str]],
         failed: Sequence[Mapping[str, Scalar]],
     ) -> None:
-        self._space, self._rates, self._frac, self._seed, self._held = space, rates, frac, seed, held
+        self.rates = rates
+        """What probes and tries say of speed."""
+        self._space, self._frac, self._seed, self._held = space, frac, seed, held
         self._names = [n for n in (*SYSTEM, *COUPLING) if n in space.parameters]
         self._coordinates = Coordinates(space, self._names)
         self._spent = {place_of(knobs) for knobs in failed}
@@ -84,13 +86,13 @@ class Tries:
             return None
         if len(self._made) >= self._frac * len(self._begun):
             return None
-        if len(self._rates.plain) < PLAIN or self._idle[coupling] >= IDLE:
+        if len(self.rates.plain) < PLAIN or self._idle[coupling] >= IDLE:
             return None
-        known, here = self._rates.known, self._rates.of(knobs)
+        known, here = self.rates.known, self.rates.of(knobs)
         if here is None or self._rests.get(coupling) == len(known):
             return None
-        best = math.log(here / self._rates.factor(knobs))
-        candidates = [c for c in self._others(knobs) if place_of(c) not in self._spent and self._rates.of(c) is None]
+        best = math.log(here / self.rates.factor(knobs))
+        candidates = [c for c in self._others(knobs) if place_of(c) not in self._spent and self.rates.of(c) is None]
         found = self._worth(candidates, best, known, knobs)
         chosen = next((candidates[i] for i in found if fits(candidates[i])), None)
         if chosen is None:
@@ -99,7 +101,7 @@ class Tries:
 
     def is_try(self, knobs: Mapping[str, Scalar]) -> bool:
         """Returns whether these are knobs that a trial, and no probe, is to tell the speed of."""
-        return not self._rates.is_probed(knobs) and place_of(knobs) in self._spent
+        return not self.rates.is_probed(knobs) and place_of(knobs) in self._spent
 
     def is_open(self, knobs: Mapping[str, Scalar]) -> bool:
         """Returns whether what a trial of these knobs measures is still to tell their speed."""
@@ -120,7 +122,7 @@ class Tries:
         What its neighbours cost is taken out: by what trials of probed knobs measured of what their probes said. It
         counts as slow as the deviation of that allows, so that luck alone changes nothing.
         """
-        recent = self._rates.plain[-RECENT:]
+        recent = self.rates.plain[-RECENT:]
         if not measured or not recent:
             return None
         return measured * statistics.median(recent) * math.exp(-_deviation(recent))
@@ -133,19 +135,19 @@ class Tries:
         rate, coupling = self.rate_of(knobs, measured), coupling_of(knobs)
         if rate is None:
             return False
-        recent, batch_size = self._rates.plain[-RECENT:], Knobs.of(knobs).batch_size
-        peers = [p for p in self._rates.known if coupling_of(p.knobs) == coupling]
+        recent, batch_size = self.rates.plain[-RECENT:], Knobs.of(knobs).batch_size
+        peers = [p for p in self.rates.known if coupling_of(p.knobs) == coupling]
         before = next((p for p in peers if place_of(p.knobs) == place_of(knobs)), None)
         others = (p.at_batch_size(batch_size) for p in peers if p is not before)
         best = max((rate for rate in others if rate), default=0.0)
-        whole = rate * math.exp(_deviation(recent)) / self._rates.factor(knobs)
+        whole = rate * math.exp(_deviation(recent)) / self.rates.factor(knobs)
         seen = self._seen.setdefault(place_of(knobs), [])
         seen.append(_as_probe(knobs, whole, min((p.optimizer_step_s for p in peers), default=0.0)))
         error = math.exp(_deviation(recent) / math.sqrt(len(seen)))
         micro_s = math.exp(statistics.fmean(math.log(p.micro_step_s) for p in seen)) * error
         found = Probed(seen[0].knobs, micro_s, statistics.fmean(p.optimizer_step_s for p in seen), whole / error)
         here = found.at_batch_size(batch_size) or 0.0
-        self._rates.put(found)
+        self.rates.put(found)
         self._idle[coupling] = 0 if here > best else self._idle[coupling] + (len(seen) == 1)
         there = (before.at_batch_size(batch_size) if before is not None else None) or 0.0
         was_best, is_changed = there > best, abs(here - there) > CHANGED * here

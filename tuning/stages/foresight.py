@@ -42,33 +42,36 @@ class _Whole:
     quality: float
 
 
-class Foresight:
-    """Chooses what to train next, and says what can be given up, from probes, footprints and trials.
+def tries_of(space: Space, probes: Sequence[Probed], records: Sequence[Record], frac: float, seed: int) -> Tries:
+    """Returns the tries of a search over what was probed; `records` say which system knobs were probed in vain.
 
-    `probes` are those of the space, none of them in a joint search: then no speed is known before it is measured.
+    Without `probes`, as in a joint search, no speed is known before it is measured, and nothing is tried.
     """
+    notes = (r for r in records if r.event == "note" and r.get("coupling") is not None)
+    held = {coupling_of({**space.fixed, **r["coupling"]}): r["frozen"] for r in notes}
+    failed = [r["config"] for r in records if r.event == "probe" and r["outcome"] != Outcome.OK]
+    return Tries(space, Rates(probes, space), frac if probes else 0.0, seed, held, failed)
+
+
+class Foresight:
+    """Chooses what to train next, and says what can be given up, from probes, tries, footprints and trials."""
 
     def __init__(
         self,
         space: Space,
         names: Sequence[str],
-        probes: Sequence[Probed],
+        tries: Tries,
         frontier: Frontier,
         objectives: Mapping[str, Mode],
         samples: int,
         seed: int,
-        tries_frac: float = 0.0,
-        records: Sequence[Record] = (),
     ) -> None:
-        """`tries_frac` of the trials try system knobs; `records` say which of those were probed in vain."""
-        self._space, self._names, self._frontier = space, names, frontier
-        self._rates = Rates(probes, space)
-        held = _held(space, records)
-        failed = [r["config"] for r in records if r.event == "probe" and r["outcome"] != Outcome.OK]
-        self._tries = Tries(space, self._rates, tries_frac if probes else 0.0, seed, held, failed)
+        self._space, self._frontier = space, frontier
+        self._tries, self._rates = tries, tries.rates
         self._objective, mode = next(iter(objectives.items()))
         self._sign = 1.0 if mode == "max" else -1.0
-        self._may_give_up = bool(probes) and len(objectives) == 1  # by a second quality a trial may yet reach the front
+        # By a second quality a trial may yet reach the front.
+        self._may_give_up = bool(self._rates.known) and len(objectives) == 1
         self._outlook = Outlook(space, names, mode, samples, seed)
         self._whole: dict[str, _Whole] = {}
         self._unrated: list[str] = []
@@ -163,7 +166,7 @@ class Foresight:
     # -- what trials tried, for those that ran otherwise ---------------------------------------------------------------
 
     def rated(self) -> list[Rated]:
-        """Returns the trials whose speed is another with what was tried since: of the front that is said or will be.
+        """Returns whom to judge anew by what was tried since: those it puts on the front, those it shows too high there.
 
         System knobs cannot change what is learned, so that the quality of one and the speed of the other go together.
         Returns nothing a second time, until something was tried anew.
@@ -219,9 +222,3 @@ class Foresight:
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
         micro = micro_batch_of(knobs)
         return self._frontier.fitting(key_of(knobs), micro) == micro
-
-
-def _held(space: Space, records: Sequence[Record]) -> dict[tuple[Scalar, ...], Sequence[str]]:
-    """Returns the knobs that the probe stage left as they were, by coupling."""
-    notes = (r for r in records if r.event == "note" and r.get("coupling") is not None)
-    return {coupling_of({**space.fixed, **r["coupling"]}): r["frozen"] for r in notes}

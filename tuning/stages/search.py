@@ -23,7 +23,7 @@ from tuning.space import Space
 from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
-from tuning.stages.foresight import Foresight, Rated
+from tuning.stages.foresight import Foresight, Rated, tries_of
 from tuning.stages.probe import probed
 from tuning.stages.replacing import Replacing
 
@@ -88,17 +88,10 @@ class SearchDesk:
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
         self._full_trial_s: list[float] = []  # sorted
-        self._foresight = Foresight(
-            space,
-            self._names,
-            self._probed if self._staged else [],
-            frontier,
-            terms.objectives,
-            orders.samples,
-            terms.seed,
-            tries_frac=terms.tries_frac if orders.concurrency == 1 else 0.0,  # neighbours would be measured too
-            records=journal.records,
-        )
+        known = self._probed if self._staged else []
+        frac = terms.tries_frac if orders.concurrency == 1 else 0.0  # neighbours would be measured too
+        tries = tries_of(space, known, journal.records, frac, terms.seed)
+        self._foresight = Foresight(space, self._names, tries, frontier, terms.objectives, orders.samples, terms.seed)
         self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
