@@ -166,7 +166,7 @@ class Foresight:
     # -- what trials tried, for those that ran otherwise ---------------------------------------------------------------
 
     def rated(self) -> list[Rated]:
-        """Returns whom to judge anew by what was tried since: those it puts on the front, those it shows too high there.
+        """Returns whom to judge anew by what was tried: those it puts on the front, those it shows too high there.
 
         System knobs cannot change what is learned, so that the quality of one and the speed of the other go together.
         Returns nothing a second time, until something was tried anew.
