@@ -15,11 +15,13 @@ from tests.fakes import FormulaBench
 from trainables.knobs import Knobs
 from tuning.memory.frontier import Frontier
 from tuning.policies.oom import GROWING
+from tuning.policies.throughput import Probed
 from tuning.records import Journal, trials, unfinished
 from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import EstimateStage, defaults, frontier, key_of, micro_batch_of
+from tuning.stages.foresight import Foresight, tries_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 
@@ -519,3 +521,22 @@ def test_a_speed_that_was_luck_is_taken_back_where_it_was_said(tmp_path: Path) -
         if trial.outcome == "ok":
             seconds = office.bench.micro_step_s(trial.config) + 0.001
             assert (trial.samples_per_s or 0.0) < 1.8 * trial.config["batch_size"] / seconds
+
+
+def test_a_rated_configuration_has_the_conditional_knobs_of_what_was_measured(tmp_path: Path) -> None:
+    space = Space.of({**SPACE.as_raw(), "num_workers": 2, "prefetch_factor": [2, 8], "learning_rate": 0.1})
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    EstimateStage(FormulaBench(None), space, journal, None).run()
+    plain = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}  # prefetch as it comes
+    slow = Probed({**plain, "micro_batch_size": 16}, 0.01, 0.001, 1.0)
+    fast = Probed(plain, 0.01, 0.001, 1.0)
+    tries = tries_of(space, [slow, fast], [], 0.25, 0)
+    foresight = Foresight(space, ("batch_size",), tries, frontier(journal.records, None), {"error": "min"}, 800, 0)
+    ran = {**plain, "micro_batch_size": 16, "prefetch_factor": 8}
+    foresight.begun("t000", ran, tries=True)
+    ended = {"trial": "t000", "config": ran, "outcome": "ok", "samples_per_s": 100.0, "values": {"error": 0.1}}
+    foresight.ended(journal.append("trial", **ended))
+    (found,) = foresight.rated()
+    assert found.config.get("prefetch_factor", 2) == 2
+    assert found.config["micro_batch_size"] == 64
+    assert found.samples_per_s == pytest.approx(64 / 0.011)
