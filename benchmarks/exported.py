@@ -34,10 +34,11 @@ from trainables.workload import BUILT_IN
 from tuning import doctor, summary, wording
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.setting import Setting
+from tuning.candidates import SAMPLES_PER_S
 from tuning.export import Best, read_best
 from tuning.records import Record, read
 from tuning.runs import JOURNAL, known_runs
-from tuning.summary import SAMPLES_PER_S, Summary
+from tuning.summary import Summary
 from tuning.uncertainty import gain
 
 BOUND = 0.03

@@ -19,8 +19,9 @@ import yaml
 
 from trainables.knobs import Knobs, Scalar
 from tuning import atomic, best_file, wording, yaml_files
+from tuning.candidates import SAMPLES_PER_S
 from tuning.errors import ConfigError, NoUsableTrial
-from tuning.summary import SAMPLES_PER_S, Named, Summary
+from tuning.summary import Named, Summary
 from tuning.uncertainty import Quality
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

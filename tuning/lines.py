@@ -9,12 +9,13 @@ from typing import Any
 
 from trainables.knobs import Knobs, kind_of
 from tuning import wording
+from tuning.candidates import SAMPLES_PER_S
 from tuning.policies import active
 from tuning.receipts import Receipt
 from tuning.records import Record
 from tuning.sections import StudyConfig
 from tuning.space import Choice
-from tuning.summary import SAMPLES_PER_S, Named, Summary
+from tuning.summary import Named, Summary
 
 WIDTH = 80
 LABEL = 8  # columns of "best    ", "trials  " and the like

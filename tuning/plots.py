@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuning import wording
-from tuning.summary import Candidate, Named, Summary
+from tuning.candidates import Candidate
+from tuning.summary import Named, Summary
 from tuning.timeline import Interval
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ import jinja2
 from markupsafe import Markup
 
 from tuning import atomic, plots, wording
+from tuning.candidates import Candidate
 from tuning.plots import Figure
 from tuning.policies import active
-from tuning.summary import PICKS, Candidate, Named, Summary
+from tuning.summary import PICKS, Named, Summary
 
 _SHORT = {"learning_rate": "rate", "batch_size": "batch", "micro_batch_size": "micro", "amp_dtype": "type"}
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."

@@ -5,7 +5,6 @@ Pure, so a run that is still going, was cut off or was recorded long ago is summ
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections import Counter
@@ -13,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tuning import receipts, timeline, uncertainty
+from tuning import candidates, receipts, timeline, uncertainty
+from tuning.candidates import SAMPLES_PER_S, Candidate
+from tuning.lenient import finite, mapping, numbers, texts, whole
 from tuning.policies import verdict
 from tuning.policies.verdict import Verdict
 from tuning.receipts import Receipt
-from tuning.records import Record, rated
+from tuning.records import Record
 from tuning.timeline import Interval, Times
 from tuning.uncertainty import Gain, Quality, Throughput
 
-SAMPLES_PER_S = "samples_per_s"
 PICKS = ("best", "knee", "most_accurate")
 
 
@@ -40,29 +40,6 @@ class Place:
     card: str = ""
     cap_bytes: int | None = None
     virtual: bool = False
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One trial that ended, or one probe (`trial` is then its name, if any); values are None where there is none."""
-
-    trial: str
-    outcome: str
-    config: Mapping[str, Any]
-    values: Mapping[str, float | None] = field(default_factory=dict)
-    samples: int | None = None
-    stopped_at: int | None = None
-    samples_per_s: float | None = None
-    measured_samples_per_s: float | None = None
-    spread_frac: float | None = None
-    data_wait_frac: float | None = None
-    peak_allocated_bytes: int | None = None
-    seed: int | None = None
-    message: str = ""
-    on_front: bool = False
-    active: Mapping[str, Any] = field(default_factory=dict)
-    is_overtaken: bool = False
-    """It trained with other system knobs than `config` has, which are faster by what was probed and tried."""
 
 
 @dataclass(frozen=True)
@@ -180,36 +157,34 @@ def from_records(records: Sequence[Record]) -> Summary:
     records = [r for r in records if r.event not in ("ablation", "receipt")]
     study = _last(records, "study")
     pick, stop = _last(records, "pick"), _last(records, "stop")
-    objectives = {k: str(v) for k, v in _mapping(study.get("objectives")).items() if k != SAMPLES_PER_S}
+    objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SAMPLES_PER_S}
     front = {str(t) for t in pick.get("front") or ()}
-    trials = tuple(replace(t, on_front=t.trial in front) for t in _trials(records, objectives))
-    probes = tuple(_candidate(r, objectives, "name") for r in records if r.event == "probe")
+    trials = tuple(replace(t, on_front=t.trial in front) for t in candidates.trials(records, objectives))
+    probes = tuple(candidates.candidate(r, objectives, "name") for r in records if r.event == "probe")
     refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")
-    named = _named(records, pick, trials, probes, objectives, _whole(study.get("val_samples")))
+    named = _named(records, pick, trials, probes, objectives, whole(study.get("val_samples")))
     named = _judged(records, named, probes, _place(study))
     running = not (pick or stop)
-    workload = _mapping(_mapping(study.get("config")).get("workload"))
+    workload = mapping(mapping(study.get("config")).get("workload"))
     return Summary(
         id=str(study.get("id", "")),
         workload=str(study.get("workload", "")),
         ref=str(workload.get("ref") or study.get("workload", "")),
-        options=_mapping(workload.get("options")),
-        horizon_samples=_whole(study.get("horizon_samples")),
+        options=mapping(workload.get("options")),
+        horizon_samples=whole(study.get("horizon_samples")),
         study=study,
         place=_place(study),
         objectives=objectives,
-        baselines={str(k): _numbers(v) for k, v in _mapping(study.get("baselines")).items()},
+        baselines={str(k): numbers(v) for k, v in mapping(study.get("baselines")).items()},
         trials=trials,
         probes=probes,
         trial_counts=_counts(trials, refused["search"], 0 if running else _lost(records)),
         probe_counts=_counts(probes, refused["probe"], 0),
         named=named,
-        confirmed=_confirmed(records, trials, objectives, _whole(study.get("val_samples"))),
+        confirmed=_confirmed(records, trials, objectives, whole(study.get("val_samples"))),
         gains=_gains(records, named),
         claim=_claim(study),
-        receipts=receipts.receipts(
-            ablated, _texts(_mapping(_mapping(study.get("config")).get("named")).get("claims_of"))
-        ),
+        receipts=receipts.receipts(ablated, texts(mapping(mapping(study.get("config")).get("named")).get("claims_of"))),
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
@@ -253,16 +228,16 @@ def _one_named(
 ) -> Named:
     windows = _windows(records, name, source.config)
     labels = {name, source.trial} if name in PICKS else {name}
-    rates = [x for r in windows if (x := _number(r.get(SAMPLES_PER_S)))]
-    waits = [x for r in windows if (x := _number(r.get("data_wait_frac"))) is not None]
+    rates = [x for r in windows if (x := finite(r.get(SAMPLES_PER_S)))]
+    waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
     confirmed = [r for r in records if r.event == "confirmed" and r.get("name") in labels]
-    peaks = [peak for r in confirmed if (peak := _whole(r.get("peak_allocated_bytes")))]
+    peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
     quality = {}
     for objective in objectives:
         by_seed = {
-            _whole(r.get("seed")) or 0: value
+            whole(r.get("seed")) or 0: value
             for r in confirmed
-            if (value := _number(_mapping(r.get("values")).get(objective))) is not None
+            if (value := finite(mapping(r.get("values")).get(objective))) is not None
         }
         searched = source.values.get(objective)
         share_of = val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
@@ -277,14 +252,14 @@ def _one_named(
         trial=source.trial if name in PICKS else "",
         outcome=source.outcome,
         config=source.config,
-        trained=uncertainty.throughput([x for r in confirmed if (x := _number(r.get(SAMPLES_PER_S)))]),
+        trained=uncertainty.throughput([x for r in confirmed if (x := finite(r.get(SAMPLES_PER_S)))]),
         throughput=uncertainty.throughput(rates),
         probed_samples_per_s=source.samples_per_s,
         data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
         quality=quality,
         peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
         seed=source.seed,
-        active=next((a for r in [*confirmed, *windows] if (a := _mapping(r.get("active")))), source.active),
+        active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
     )
 
 
@@ -304,7 +279,7 @@ def _judged(
             continue
         peak = one.peak_allocated_bytes
         memory_frac = peak / cap_bytes if peak and cap_bytes else None
-        spans, telemetry = _mapping(source.get("spans")), _mapping(source.get("telemetry"))
+        spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
         found[name] = verdict.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
     return {name: replace(one, verdict=found.get(name)) for name, one in named.items()}
 
@@ -334,42 +309,9 @@ def _windows(records: Sequence[Record], name: str, config: Mapping[str, Any]) ->
 def _by_round(records: Sequence[Record], of: Named) -> dict[int, float]:
     rates: dict[int, list[float]] = {}
     for record in _windows(records, of.name, of.config):
-        if rate := _number(record.get(SAMPLES_PER_S)):
-            rates.setdefault(_whole(record.get("round")) or 0, []).append(rate)
+        if rate := finite(record.get(SAMPLES_PER_S)):
+            rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
     return {key: statistics.median(values) for key, values in rates.items()}
-
-
-def _trials(records: Sequence[Record], objectives: Mapping[str, str]) -> list[Candidate]:
-    """Each trial once, with its last record and the fastest knobs known: a resumed run may have run one again."""
-    last = {str(r.get("trial", "")): _candidate(r, objectives, "trial") for r in records if r.event == "trial"}
-    for trial, record in rated(records).items():
-        own, config = last[trial], _mapping(record.get("config"))
-        own = replace(own, samples_per_s=_number(record.get(SAMPLES_PER_S)))
-        if config != own.config:  # what was measured of the configuration that ran does not hold for this one
-            own = replace(own, config=config, measured_samples_per_s=None, data_wait_frac=None)
-            own = replace(own, peak_allocated_bytes=None, active={}, is_overtaken=True)
-        last[trial] = own
-    return list(last.values())
-
-
-def _candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candidate:
-    values = _mapping(record.get("values"))
-    return Candidate(
-        trial=str(record.get(key) or ""),
-        outcome=str(record.get("outcome", "")),
-        config=_mapping(record.get("config")),
-        values={name: _number(values.get(name)) for name in objectives},
-        samples=_whole(record.get("samples")),
-        stopped_at=_whole(record.get("stopped_at")),
-        samples_per_s=_number(record.get(SAMPLES_PER_S)),
-        measured_samples_per_s=_number(record.get("measured_samples_per_s")),
-        spread_frac=_number(record.get("spread_frac")),
-        data_wait_frac=_number(record.get("data_wait_frac")),
-        peak_allocated_bytes=_whole(record.get("peak_allocated_bytes")),
-        seed=_whole(record.get("seed")),
-        message=str(record.get("message") or ""),
-        active=_mapping(record.get("active")),
-    )
 
 
 def _lost(records: Sequence[Record]) -> int:
@@ -387,21 +329,21 @@ def _counts(candidates: Sequence[Candidate], refused: int, lost: int) -> dict[st
 
 
 def _place(study: Mapping[str, Any]) -> Place:
-    device, card = _mapping(study.get("device")), _mapping(study.get("card"))
+    device, card = mapping(study.get("device")), mapping(study.get("card"))
     return Place(
         device=str(device.get("name") or "unknown device"),
         type=str(device.get("type", "")),
-        cores=_whole(device.get("cores")),
-        threads=_whole(device.get("threads")),
-        memory_bytes=_whole(device.get("memory_bytes")),
+        cores=whole(device.get("cores")),
+        threads=whole(device.get("threads")),
+        memory_bytes=whole(device.get("memory_bytes")),
         card=str(card.get("name", "")),
-        cap_bytes=_whole(card.get("cap_bytes")),
+        cap_bytes=whole(card.get("cap_bytes")),
         virtual=bool(card.get("virtual", False)),
     )
 
 
 def _claim(study: Mapping[str, Any]) -> Claim | None:
-    named = _mapping(_mapping(study.get("config")).get("named"))
+    named = mapping(mapping(study.get("config")).get("named"))
     text = str(named.get("claims") or "")
     if not text:
         return None
@@ -411,27 +353,3 @@ def _claim(study: Mapping[str, Any]) -> Claim | None:
 
 def _last(records: Sequence[Record], event: str) -> Mapping[str, Any]:
     return next((r.fields for r in reversed(records) if r.event == event), {})
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _numbers(value: object) -> dict[str, float]:
-    return {str(k): number for k, v in _mapping(value).items() if (number := _number(v)) is not None}
-
-
-def _texts(value: object) -> dict[str, str]:
-    return {str(k): str(v) for k, v in _mapping(value).items()}
-
-
-def _number(value: object) -> float | None:
-    """A finite number, or None for anything else: a record of an older version or a damaged one still sums up."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)

@@ -25,10 +25,11 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.text import Text
 
 from tuning import lines, wording
+from tuning.candidates import SAMPLES_PER_S
 from tuning.errors import reader_has_gone
 from tuning.records import Record
 from tuning.sections import StudyConfig
-from tuning.summary import SAMPLES_PER_S, Summary
+from tuning.summary import Summary
 
 MIN_WIDTH, MAX_WIDTH = 40, 1000
 REFRESH_PER_S = 4

@@ -1,0 +1,35 @@
+"""Values of records as they should be: what an older version or damage left otherwise is passed over, not raised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """Returns a mapping as it is, and an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def finite(value: object) -> float | None:
+    """Returns a finite number, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def whole(value: object) -> int | None:
+    """Returns the whole part of a finite number, None for anything else."""
+    found = finite(value)
+    return None if found is None else int(found)
+
+
+def numbers(value: object) -> dict[str, float]:
+    """Returns the entries of a mapping that are finite numbers."""
+    return {str(k): found for k, v in mapping(value).items() if (found := finite(v)) is not None}
+
+
+def texts(value: object) -> dict[str, str]:
+    """Returns the entries of a mapping as text."""
+    return {str(k): str(v) for k, v in mapping(value).items()}
