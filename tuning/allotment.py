@@ -23,6 +23,14 @@ RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
 
 
+def one_at_a_time(config: StudyConfig) -> bool:
+    """Returns whether it is sure, before anything is measured, that trials run one at a time on one device."""
+    asked = config.concurrency if isinstance(config.concurrency, int) else None
+    if config.card.device == "cuda":
+        return asked == 1 and len(doctor.gpus()) <= 1
+    return packing.on_cpu(doctor.cores(), asked) == 1
+
+
 class Allotment:
     """Bytes, cores, samples and seconds, from the configuration and what the records say so far.
 

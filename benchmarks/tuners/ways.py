@@ -31,9 +31,12 @@ from tuning.stages.search import SearchDesk, SearchTerms
 
 
 def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
-    """Runs the stages of a study up to the end of its search, with the probe budget of `quick`."""
+    """Runs the stages of a study up to the end of its search, with the probe budget of `quick`.
+
+    Its trials run as a study's do where one runs at a time: in the process that probed, without Ray.
+    """
     from tuning.backends.laboratory import Laboratory
-    from tuning.backends.ray_tune import RayCluster, RayCrew
+    from tuning.backends.laboratory_crew import LaboratoryCrew
 
     space, setting, cap_bytes = contest.space, contest.setting, contest.cap_bytes
     section = load([f"workload={contest.workload}", "card=cpu"]).budget.probe
@@ -49,15 +52,12 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
         if strategy == "staged":
             ProbeStage(bench, space, journal, learned, section, contest.seed).run({}, lambda r: None)
             contest.wrote("probed", probes=[r["wall_s"] for r in journal.records if r.event == "probe"])
-        door = bench.lend()
         objectives, frac = dict(facts["objectives"]), section.tries_frac
         terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, objectives, tries_frac=frac)
         steps = (*contest.milestones, contest.samples)
         orders = Orders(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
         desk = _Written(contest, journal, space, learned, terms, orders, lambda r: None)
-        with RayCluster(cores=1, gpus=0, dashboard=False):
-            contest.wrote("ray")
-            RayCrew(setting, f"{contest.workload}_trials", door).run(desk, orders)
+        LaboratoryCrew(bench, cap_bytes).run(desk, orders)
         probe_ooms = sum(r.event == "probe" and r["outcome"] == "oom" for r in journal.records)
         refused = sum(r.event == "refused" for r in journal.records)
         journal.close()

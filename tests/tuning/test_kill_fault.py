@@ -104,12 +104,14 @@ def test_a_ctrl_c_that_reaches_the_loaders_workers_too_still_saves_a_checkpoint(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("moment", [b'"event":"probe"', b'"event":"trial_start"'])
+@pytest.mark.parametrize(
+    ("moment", "concurrency"), [(b'"event":"probe"', 2), (b'"event":"trial_start"', 2), (b'"event":"trial_start"', 1)]
+)
 def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(
-    tmp_path: Path, number: signal.Signals, code: int, moment: bytes
+    tmp_path: Path, number: signal.Signals, code: int, moment: bytes, concurrency: int
 ) -> None:
     journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    process = start("tuning.run", STUDY, tmp_path)
+    process = start("tuning.run", [*STUDY, f"concurrency={concurrency}"], tmp_path)
     assert wait_for(lambda: journal.exists() and moment in journal.read_bytes(), process)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.greedy import CAP_BYTES, WHERE
+from tests.data.greedy import CAP_BYTES
+from tests.queues import GREEDY, NOWHERE, Killing, Queue
 from tuning.backends import ray_tune
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.ray_tune import RayCluster, RayCrew
 from tuning.backends.setting import Setting
-from tuning.stages.bench import Assignment, Orders
+from tuning.stages.bench import Orders
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-GREEDY = Path(__file__).parents[1] / "data" / "greedy.py"
-KNOBS = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 8}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,39 +23,6 @@ def cluster() -> Iterator[RayCluster]:
     """One Ray for the tests of this file."""
     with RayCluster(cores=2, gpus=0, dashboard=False) as running:
         yield running
-
-
-class Queue:
-    """A desk with a list of trials, given as where they fail and what they are predicted to need."""
-
-    def __init__(self, trials: list[tuple[str, int | None]]) -> None:
-        self._left = list(enumerate(trials))
-        self.found: dict[str, dict[str, Any]] = {}
-        self.decisions: list[tuple[str, str, str]] = []
-
-    def next_trial(self) -> Assignment | None:
-        """Returns the next one."""
-        if not self._left:
-            return None
-        number, (where, need) = self._left.pop(0)
-        knobs = {**KNOBS, "augmentation": WHERE[where], "num_workers": int(where.startswith("loader"))}
-        return Assignment(f"t{number}", knobs, 0, need)
-
-    def at_rung(self, trial: str, result: object) -> bool:
-        """Lets everyone go on."""
-        return True
-
-    def goes_on(self, trial: str, result: object) -> bool:
-        """Lets everyone go on."""
-        return True
-
-    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
-        """Keeps what came."""
-        self.found[trial] = dict(result or {})
-
-    def decided(self, event: str, trial: str, reason: str) -> None:
-        """Keeps what the backend did."""
-        self.decisions.append((event, trial, reason))
 
 
 def orders(count: int, **more: Any) -> Orders:
@@ -111,16 +74,6 @@ def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lo
     assert "MiB were still held after the trial" in desk.decisions[0][2]
 
 
-class Killing(Queue):
-    """A desk that kills the process of its second trial, once."""
-
-    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
-        """Kills the process that has just brought a result, which waits for the next trial."""
-        super().ended(trial, result)
-        if trial == "t0":
-            os.kill(int(self.found[trial]["pid"]), signal.SIGKILL)
-
-
 def test_a_trial_whose_process_was_killed_is_run_in_another_and_it_is_said() -> None:
     desk = Killing([("nowhere", None)] * 2)
     RayCrew(Setting(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(desk, orders(1))
@@ -132,7 +85,7 @@ def test_a_trial_whose_process_was_killed_is_run_in_another_and_it_is_said() -> 
 def test_trials_train_in_the_process_that_was_lent_and_in_another_once_it_is_killed() -> None:
     setting = Setting(str(GREEDY), cap_bytes=CAP_BYTES)
     with Laboratory(setting) as laboratory:
-        lent = laboratory.train({**KNOBS, "augmentation": WHERE["nowhere"]}, 64, (64,), seed=0)
+        lent = laboratory.train(NOWHERE, 64, (64,), seed=0)
         desk = Killing([("nowhere", None), ("forward", None), ("nowhere", None)])
         RayCrew(setting, "greedy_trials", laboratory.lend()).run(desk, orders(1))
     pids = [desk.found[f"t{n}"]["pid"] for n in range(3)]

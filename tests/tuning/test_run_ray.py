@@ -68,6 +68,14 @@ def test_a_study_from_command_line_to_best_yaml_and_a_training_from_it(tmp_path:
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
+def test_one_trial_at_a_time_needs_no_ray_and_decides_as_with_it(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
+    assert run("tuning.run", [*QUICK, "concurrency=1"], tmp_path) == 0, (tmp_path / "err").read_text()
+    records, _ = read(tmp_path / "runs" / "mine" / "one" / "trials.jsonl")
+    assert decisions(replayed(records)) == decisions(records)
+    assert read_best(tmp_path / "runs" / "mine" / "one" / "best.yaml").measured["samples_per_s"]["windows"]
+
+
 @pytest.mark.parametrize("option", ["data=nothing.jsonl", "layers=0", "model=nowhere/at-all", "val_frac=2"])
 def test_a_bad_option_is_one_error_and_writes_nothing(tmp_path: Path, option: str) -> None:
     code = run("tuning.run", ["workload=nli", f"workload.{option}"], tmp_path)

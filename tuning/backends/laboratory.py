@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.backends.lending import Door, Failed
+from tuning.backends.lending import Borrowed, Door, Failed
 from tuning.backends.setting import Setting
 from tuning.errors import PreflightError
 
@@ -56,6 +56,17 @@ class Laboratory:
         """Returns `Session.train`."""
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
         return self._ask("train", dict(knobs), plan, seed)
+
+    def trainer(self) -> Borrowed:
+        """Returns the process for trials, a new one where there is none: until `end`, or a measurement asked for here.
+
+        It gives back what measuring has left, and is from then on the first to go where the machine's memory ends.
+        """
+        try:
+            self._ask("make_way")
+        except PreflightError:  # lost since it measured: a new one, or the error that there is none to be had
+            self._ask("make_way")
+        return Borrowed(self._connection)
 
     def lend(self) -> Door | None:
         """Returns where the process is to be had by another, once; None where there is none.

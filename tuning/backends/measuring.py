@@ -49,11 +49,14 @@ class Lendable(Session):
         """Returns `Trial.end`."""
         return self._trial.end()
 
-    def let_go(self) -> None:
-        """Gives back what measuring before has left with the allocator."""
+    def make_way(self) -> dict[str, Any]:
+        """Gives back what measuring before has left, and is the first to go where memory ends, as Ray's workers are."""
         self._clear()
         if self.setting.device == "cuda":
             torch.cuda.empty_cache()
+        with contextlib.suppress(OSError):  # what the kernel ends first; the study, whose child this is, lives on
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+        return {}
 
 
 def serve(connection: Connection) -> None:
@@ -69,14 +72,12 @@ def serve(connection: Connection) -> None:
         door = _answered(session, connection)
         if door is None:
             return
-        session.let_go()
+        session.make_way()
         _DOORS.append(door)
         with door.listener() as listener:
             connection.send({})
             borrower = listener.accept()
         door.close()
-        with contextlib.suppress(OSError):  # as Ray has its workers: this one holds what its actor would
-            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
         threading.Thread(target=_end_with, args=(borrower.fileno(),), daemon=True).start()
         _answered(session, borrower)
 

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tuning.policies.oom import Outcome
+from tuning.policies.oom import PROCESS_LOST, Fault, Outcome
 from tuning.policies.packing import PATIENCE, Ledger
 from tuning.stages.bench import Assignment, Desk, Orders
+
+BEAT_S = 5.0
+"""So often a trial that runs asks whether it is to go on; the time that takes is inside no window."""
 
 
 @dataclass(frozen=True)
@@ -114,3 +117,10 @@ class Placing:
     def again(self, placed: Placed) -> None:
         """Keeps a trial that did not begin, to run in another process."""
         self._next.append(dataclasses.replace(placed, attempt=placed.attempt + 1))
+
+
+def given_up(fault: Fault, said: str) -> dict[str, Any]:
+    """Returns the result of a trial that ended with its process; `said` is the text of the error it ended with."""
+    last = said.strip().rpartition("\n")[2]
+    message = "the process was lost" if fault is PROCESS_LOST else f"{fault.name}: {last}"
+    return {"outcome": str(fault.outcome), "fault": fault.name, "values": {}, "message": message[:500]}

@@ -25,7 +25,7 @@ from ray.tune.search import Searcher
 
 from trainables.plan import Plan
 from tuning.backends.lending import Door
-from tuning.backends.placing import Placed, Placing
+from tuning.backends.placing import BEAT_S, Placed, Placing, given_up
 from tuning.backends.ray_worker import REPORT, Retired, TrialRunner
 from tuning.backends.setting import Setting
 from tuning.errors import PreflightError, StoppedEarly, TuningError
@@ -33,8 +33,6 @@ from tuning.policies import oom
 from tuning.stages.bench import Desk, Orders
 
 NO_LIMIT = 1_000_000_000
-BEAT_S = 5.0
-"""So often a trial that runs asks whether it is to go on; the time that takes is inside no window."""
 ATTEMPTS = 4
 """A trial whose process had to be given up before it began is not offered to more new ones than this."""
 
@@ -292,9 +290,7 @@ def _lost(error: BaseException | None) -> dict[str, Any]:
     fault = oom.PROCESS_LOST if error is None else oom.fault(error)
     if fault is oom.UNKNOWN and isinstance(error, ray.exceptions.RayError) and getattr(error, "cause", None) is None:
         fault = oom.PROCESS_LOST
-    said = str(getattr(error, "cause", None) or error or "").strip().splitlines()
-    message = "the process was lost" if fault is oom.PROCESS_LOST else f"{fault.name}: {said[-1] if said else ''}"
-    return {"outcome": str(fault.outcome), "fault": fault.name, "values": {}, "message": message[:500]}
+    return given_up(fault, str(getattr(error, "cause", None) or error or ""))
 
 
 def _named_runner(name: str, resources: dict[str, float]) -> type[TrialRunner]:

@@ -1,0 +1,58 @@
+"""Desks with a list of trials of the greedy workload, for whoever runs trials; they decide nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests.data.greedy import WHERE
+from tuning.stages.bench import Assignment
+
+GREEDY = Path(__file__).parent / "data" / "greedy.py"
+KNOBS = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 8}
+NOWHERE = {**KNOBS, "augmentation": WHERE["nowhere"]}
+
+
+class Queue:
+    """A desk with a list of trials, given as where they fail and what they are predicted to need."""
+
+    def __init__(self, trials: list[tuple[str, int | None]]) -> None:
+        self._left = list(enumerate(trials))
+        self.found: dict[str, dict[str, Any]] = {}
+        self.decisions: list[tuple[str, str, str]] = []
+
+    def next_trial(self) -> Assignment | None:
+        """Returns the next one."""
+        if not self._left:
+            return None
+        number, (where, need) = self._left.pop(0)
+        knobs = {**KNOBS, "augmentation": WHERE[where], "num_workers": int(where.startswith("loader"))}
+        return Assignment(f"t{number}", knobs, 0, need)
+
+    def at_rung(self, trial: str, result: object) -> bool:
+        """Lets everyone go on."""
+        return True
+
+    def goes_on(self, trial: str, result: object) -> bool:
+        """Lets everyone go on."""
+        return True
+
+    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
+        """Keeps what came."""
+        self.found[trial] = dict(result or {})
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Keeps what the backend did."""
+        self.decisions.append((event, trial, reason))
+
+
+class Killing(Queue):
+    """A desk that kills the process of its second trial, once."""
+
+    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
+        """Kills the process that has just brought a result, which waits for the next trial."""
+        super().ended(trial, result)
+        if trial == "t0":
+            os.kill(int(self.found[trial]["pid"]), signal.SIGKILL)

@@ -1,0 +1,143 @@
+"""Trials one at a time in the process that measured: one process through OOMs, a new one where it was lost or left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.greedy import CAP_BYTES
+from tests.queues import GREEDY, NOWHERE, Killing, Queue
+from tuning.backends import laboratory_crew
+from tuning.backends.laboratory import Laboratory
+from tuning.backends.laboratory_crew import LaboratoryCrew
+from tuning.backends.setting import Setting
+from tuning.errors import PreflightError
+from tuning.stages.bench import Orders
+
+ORDERS = Orders(64, (32, 64), False, 1, 1)
+SETTING = Setting(str(GREEDY), cap_bytes=CAP_BYTES)
+DYING = """
+import os, pathlib, signal
+from tests.data.greedy import Greedy
+
+class Dying(Greedy):
+    options = {**Greedy.options, "plan": ""}
+
+    def dataset(self, config, split):
+        self.plan = pathlib.Path(config.options["plan"])
+        if self.plan.read_text() == "no more":
+            raise OSError("the data is gone")
+        return super().dataset(config, split)
+
+    def loss(self, model, batch):
+        moments = self.plan.read_text().split()
+        if moments:
+            self.plan.write_text("no more" if moments == ["last"] else " ".join(moments[1:]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+WORKLOAD = Dying()
+"""
+
+
+def dying(folder: Path, plan: str) -> Setting:
+    """Returns a workload whose process is killed in its first step, as often as the plan has words."""
+    (folder / "dying.py").write_text(DYING, encoding="utf-8")
+    (folder / "plan").write_text(plan, encoding="utf-8")
+    return Setting(str(folder / "dying.py"), {"plan": str(folder / "plan")})
+
+
+def test_trials_run_in_the_process_that_measured_through_ooms_of_every_kind() -> None:
+    places = [p for w in ("forward", "backward", "optimizer", "evaluation", "loader") for p in (w, "nowhere")]
+    desk = Queue([(p, None) for p in places])
+    with Laboratory(SETTING) as laboratory:
+        measured = laboratory.train(NOWHERE, 64, (32, 64), seed=0)
+        LaboratoryCrew(laboratory, CAP_BYTES).run(desk, ORDERS)
+        found = [desk.found[f"t{n}"] for n in range(len(places))]
+        expected = {"nowhere": "ok", "loader": "host_oom"}
+        assert [f["outcome"] for f in found] == [expected.get(p, "oom") for p in places]
+        assert {f["pid"] for f in found} == {measured["pid"]}
+        assert {f["held_bytes"] - f["own_bytes"] for f in found} == {0}
+        assert found[1]["values"] == measured["values"]
+        assert desk.decisions == []
+        assert laboratory.train(NOWHERE, 64, (32, 64), seed=0)["values"] == measured["values"]
+
+
+def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lost() -> None:
+    desk = Queue([("nowhere", None)] * 3)
+    with Laboratory(Setting(str(GREEDY), {"leak": 8 * 2**20}, cap_bytes=2**30)) as laboratory:
+        LaboratoryCrew(laboratory, 2**30).run(desk, ORDERS)
+    assert [desk.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok"] * 3
+    assert len({f["pid"] for f in desk.found.values()}) == 3
+    assert [(e, t) for e, t, _ in desk.decisions] == [("retired", "t1"), ("retired", "t2")]
+    assert "MiB were still held after the trial" in desk.decisions[0][2]
+
+
+def test_a_process_that_is_killed_between_two_trials_is_replaced_without_a_word() -> None:
+    desk = Killing([("nowhere", None)] * 2)
+    with Laboratory(SETTING) as laboratory:
+        LaboratoryCrew(laboratory, CAP_BYTES).run(desk, ORDERS)
+    assert [f["outcome"] for f in desk.found.values()] == ["ok", "ok"]
+    assert desk.found["t0"]["pid"] != desk.found["t1"]["pid"]
+    assert desk.decisions == []
+
+
+def test_one_that_was_killed_before_the_first_trial_is_replaced_too() -> None:
+    desk = Queue([("nowhere", None)])
+    with Laboratory(SETTING) as laboratory:
+        os.kill(laboratory.train(NOWHERE, 64, (64,), seed=0)["pid"], signal.SIGKILL)
+        LaboratoryCrew(laboratory, CAP_BYTES).run(desk, ORDERS)
+    assert desk.found["t0"]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize(("plan", "first"), [("once", "ok"), ("once again", "killed")])
+def test_a_trial_whose_process_dies_is_run_once_more_and_then_lost(tmp_path: Path, plan: str, first: str) -> None:
+    desk = Queue([("nowhere", None)] * 2)
+    with Laboratory(dying(tmp_path, plan)) as laboratory:
+        LaboratoryCrew(laboratory, None).run(desk, ORDERS)
+    assert [desk.found[f"t{n}"]["outcome"] for n in range(2)] == [first, "ok"]
+    assert desk.decisions == [("lost", "t0", "the process was lost; it is run once more")]
+    if first == "killed":
+        assert (desk.found["t0"]["fault"], desk.found["t0"]["message"]) == ("process lost", "the process was lost")
+
+
+def test_where_no_new_process_can_load_the_search_ends_with_what_it_says(tmp_path: Path) -> None:
+    desk = Queue([("nowhere", None)] * 2)
+    with (
+        Laboratory(dying(tmp_path, "last")) as laboratory,
+        pytest.raises(PreflightError, match="cannot start: OSError: the data is gone"),
+    ):
+        LaboratoryCrew(laboratory, None).run(desk, ORDERS)
+    assert desk.found == {}
+    assert [e for e, _, _ in desk.decisions] == ["lost"]
+
+
+def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wants_it_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Choosy(Queue):
+        """Wants no t1, which has not begun, no t2 once it runs, and no t3 after its first rung."""
+
+        def goes_on(self, trial: str, result: Any) -> bool:
+            """Says so."""
+            return not (trial == "t1" or (trial == "t2" and result.get("paused")))
+
+        def at_rung(self, trial: str, result: Any) -> bool:
+            """Says so."""
+            return trial != "t3"
+
+    monkeypatch.setattr(laboratory_crew, "BEAT_S", 0.0)
+    desk = Choosy([("nowhere", None)] * 5)
+    with Laboratory(SETTING) as laboratory:
+        LaboratoryCrew(laboratory, CAP_BYTES).run(desk, ORDERS)
+    assert {t: f["outcome"] for t, f in desk.found.items()} == {
+        **{"t0": "ok", "t1": "refused", "t2": "ok", "t3": "ok", "t4": "ok"}
+    }
+    assert [desk.found[t]["samples"] for t in ("t0", "t3", "t4")] == [64, 32, 64]
+    assert 0 < desk.found["t2"]["samples"] < 64
+    assert desk.found["t3"]["values"]
+    assert len({desk.found[t]["pid"] for t in ("t0", "t2", "t3", "t4")}) == 1
