@@ -7,9 +7,9 @@ Each tuner gets one core of its own and the same wall seconds, its imports inclu
 that they are named, and change cores from seed to seed, so that what the machine does meanwhile happens to both.
 Workload, space, horizon, virtual card (a third of the configurations drawn from the space does not fit) and training
 loop are the same for all. A front is made of trainings that came to their end within the budget. Those that were on it
-by the tuner's own speeds are measured again afterwards, one after the other in a process on a core: a hypervolume is in
-units of the fastest of those, and of the span of qualities of the recorded table (`benchmarks/tables`), against no
-speed and the table's worst.
+by the tuner's own speeds are measured again afterwards in a process on a core, in random order, with windows of one and
+the same between them that tell the machine's pace: a hypervolume is in units of the fastest of those, and of the span
+of qualities of the recorded table (`benchmarks/tables`), against no speed and the table's worst.
 
 A line of the file is a tuner, a workload and a seed, or speeds; what it holds is not run again.
 """
@@ -20,6 +20,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -32,14 +33,17 @@ from typing import Any
 from benchmarks.arena import arena
 from benchmarks.document import provenance, publish
 from benchmarks.tuners.contest import TABLES, Contest, on_core
-from benchmarks.tuners.figures import OURS, Scale, key, on_front_once, slim, table
+from benchmarks.tuners.figures import OURS, Scale, at_one_pace, key, on_front_once, slim, table
 from tuning.config import load
 
 WORKLOADS = ("signals", "temporal", "pointer")
 GRACE_S = 60.0
 """What a tuner may take to end after its budget; nothing that ends then counts."""
-WINDOW_S = 1.0
-"""Of each configuration twice, in opposite orders."""
+WINDOW_S, ROUNDS, REFERENCE_EVERY = 1.0, 2, 4
+"""Seconds of a window, how often each configuration has one, and after how many comes one of the same for all.
+
+A configuration's windows a minute apart differ by 4 %, those of another hour by up to 40: the machine changes its pace.
+"""
 
 
 def main() -> None:
@@ -167,19 +171,25 @@ def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
 
 
 def speeds(workload: str, configurations: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the samples a second of each, twice in opposite orders, the mean of the two."""
+    """Returns the samples a second of each, measured in several orders, at one pace of the machine."""
     from tuning.backends.session import Session
 
     contest = Contest.made(workload, 0, 0.0, time.time(), Path())
     session = Session(contest.setting)
     session.warm({})
-    found: dict[str, list[float]] = {}
-    for knobs in (*configurations, *reversed(configurations)):
+    first, order = configurations[0], list(configurations[1:])
+    draw, asked = random.Random(0), [first]
+    for _ in range(ROUNDS):
+        draw.shuffle(order)
+        for start in range(0, len(order), REFERENCE_EVERY):
+            asked += [*order[start : start + REFERENCE_EVERY], first]
+    windows = []
+    for knobs in asked:
         window = session.window(knobs, WINDOW_S, seed=0)
         if window["samples_per_s"] is None:
             raise RuntimeError(f"{dict(knobs)} ended with {window['outcome']} when it was measured again")
-        found.setdefault(key(knobs), []).append(float(window["samples_per_s"]))
-    return {name: sum(rates) / len(rates) for name, rates in found.items()}
+        windows.append((key(knobs), float(window["samples_per_s"])))
+    return at_one_pace(windows, key(first))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,22 @@ class Scale:
         ]
         best = int(pick(candidates, self.objective, self.mode, bar).best)
         return self.speeds[key(lines[best]["knobs"])], values[best]
+
+
+def at_one_pace(windows: Sequence[tuple[str, float]], reference: str) -> dict[str, float]:
+    """Returns the mean samples a second of each name, as if the machine had kept its mean pace.
+
+    `windows` are (name, samples a second) in the order they were measured, the first and the last of the `reference`:
+    each other is a ratio to the nearest windows of the reference before and after it.
+    """
+    places = [n for n, (name, _) in enumerate(windows) if name == reference]
+    usual = statistics.fmean(windows[n][1] for n in places)
+    found: dict[str, list[float]] = {reference: [usual]}
+    for before, after in pairwise(places):
+        pace = (windows[before][1] + windows[after][1]) / 2 / usual
+        for name, rate in windows[before + 1 : after]:
+            found.setdefault(name, []).append(rate / pace)
+    return {name: statistics.fmean(rates) for name, rates in found.items()}
 
 
 def lost_s(row: Row) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tuners.contest import on_core
-from benchmarks.tuners.figures import Scale, facts, key, on_front_once, slim, table, whole
+from benchmarks.tuners.figures import Scale, at_one_pace, facts, key, on_front_once, slim, table, whole
 
 
 def line(at: float, knobs: dict[str, Any], speed: float, quality: float | None, outcome: str = "ok") -> dict[str, Any]:
@@ -94,6 +94,15 @@ def test_what_is_started_on_a_core_stays_there_and_the_rest_is_as_before() -> No
         assert os.environ["OMP_NUM_THREADS"] == "1"
     assert os.sched_getaffinity(0) == before
     assert os.environ.get("OMP_NUM_THREADS") == threads
+
+
+def test_speeds_are_those_of_one_pace_however_the_machine_changed_its_own() -> None:
+    true, paces = {"first": 100.0, "a": 50.0, "b": 200.0}, {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 0.7, 5: 0.4, 6: 0.4}
+    names = ["first", "a", "b", "first", "b", "first", "first"]
+    found = at_one_pace([(name, true[name] * paces[n]) for n, name in enumerate(names)], "first")
+    mean = sum(paces[n] for n, name in enumerate(names) if name == "first") / 4
+    assert found == pytest.approx({name: speed * mean for name, speed in true.items()})
+    assert at_one_pace([("first", 80.0)], "first") == {"first": 80.0}
 
 
 def test_a_workload_whose_speeds_are_not_measured_again_is_known_to_be_so() -> None:
