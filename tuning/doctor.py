@@ -131,7 +131,7 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         "memory",
         "OK" if available > MIN_RAM_BYTES else "WARN",
         f"{available / 2**30:.1f} GiB of RAM free",
-        "" if available > MIN_RAM_BYTES else "close other programs: Ray and two trials take about 2 GiB",
+        "" if available > MIN_RAM_BYTES else "close other programs: two trials and Ray take about 2 GiB",
     )
     if config.workload.ref == "nli":
         missing = [m for m in ("transformers", "peft") if importlib.util.find_spec(m) is None]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainables.knobs import Scalar
 from tuning import doctor, export, report, summary, timeline, wording
-from tuning.allotment import Allotment, one_at_a_time
+from tuning.allotment import Allotment, devices, one_at_a_time
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.laboratory_crew import LaboratoryCrew
 from tuning.backends.setting import Setting
@@ -86,14 +86,10 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     return folder
 
 
-def _devices(config: StudyConfig) -> int:
-    return max(1, len(doctor.gpus())) if config.card.device == "cuda" else 1
-
-
 def _cluster(config: StudyConfig) -> RayCluster:
     from tuning.backends.ray_tune import RayCluster
 
-    gpus = len(doctor.gpus()) if config.card.device == "cuda" else 0
+    gpus = devices(config) if config.card.device == "cuda" else 0
     return RayCluster(cores=doctor.cores(), gpus=gpus, dashboard=config.dashboard)
 
 
@@ -177,9 +173,9 @@ class _Study:
         borrows it; with several cards each actor has its own, and the dashboard shows Ray's own processes, so that it
         is ended there, for its memory is theirs.
         """
-        dashboard, one_device = self._config.dashboard, _devices(self._config) == 1
+        dashboard, one_device = self._config.dashboard, devices(self._config) == 1
         if one_device and not dashboard and self._allotment.slots().count == 1:
-            yield LaboratoryCrew(bench, setting.cap_bytes)
+            yield LaboratoryCrew(bench)
             return
         from tuning.backends.ray_tune import RayCrew
 

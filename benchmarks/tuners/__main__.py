@@ -94,12 +94,9 @@ def rows(out: Path, budget_s: float) -> list[dict[str, Any]]:
 
 
 def scale(workload: str, out: Path) -> Scale:
-    """Returns the scale of a workload, from the speeds in a file."""
-    speeds: dict[str, float] = {}
-    for document in _documents(out):
-        if document.get("speeds") is not None and document["workload"] == workload:
-            speeds.update(document["speeds"])
-    return Scale.of(arena(TABLES / f"{workload}.jsonl"), speeds)
+    """Returns the scale of a workload, from the last speeds in a file."""
+    measured = [x["speeds"] for x in _documents(out) if x.get("speeds") is not None and x["workload"] == workload]
+    return Scale.of(arena(TABLES / f"{workload}.jsonl"), measured[-1] if measured else {})
 
 
 def _documents(out: Path) -> list[dict[str, Any]]:
@@ -147,7 +144,10 @@ def one(order: Mapping[str, Any]) -> None:
 
 
 def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
-    """Returns the speeds of every training that was on the front of its run; None where the file has them all."""
+    """Returns the speeds of every training that was on the front of its run; None where the file has them all.
+
+    All are measured anew where one is missing: only then were they measured at one pace.
+    """
     known = scale(workload, out).speeds
     own = arena(TABLES / f"{workload}.jsonl")
     mode = own.table.objectives[own.objective]
@@ -157,8 +157,8 @@ def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
         if r.get("way") and r["workload"] == workload
         for x in on_front_once(r, own.objective, mode)
     ]
-    wanted = {key(x["knobs"]): x["knobs"] for x in lines if key(x["knobs"]) not in known}
-    if not wanted:
+    wanted = {key(x["knobs"]): x["knobs"] for x in lines}
+    if known.keys() >= wanted.keys():
         return None
     code = (
         "import json, sys; from benchmarks.tuners.__main__ import speeds; "
@@ -181,7 +181,7 @@ def speeds(workload: str, configurations: Sequence[Mapping[str, Any]]) -> dict[s
     draw, asked = random.Random(0), [first]
     for _ in range(ROUNDS):
         draw.shuffle(order)
-        for start in range(0, len(order), REFERENCE_EVERY):
+        for start in range(0, max(1, len(order)), REFERENCE_EVERY):
             asked += [*order[start : start + REFERENCE_EVERY], first]
     windows = []
     for knobs in asked:

@@ -57,7 +57,7 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
         steps = (*contest.milestones, contest.samples)
         orders = Orders(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
         desk = _Written(contest, journal, space, learned, terms, orders, lambda r: None)
-        LaboratoryCrew(bench, cap_bytes).run(desk, orders)
+        LaboratoryCrew(bench).run(desk, orders)
         probe_ooms = sum(r.event == "probe" and r["outcome"] == "oom" for r in journal.records)
         refused = sum(r.event == "refused" for r in journal.records)
         journal.close()

@@ -68,7 +68,7 @@ def test_a_study_from_command_line_to_best_yaml_and_a_training_from_it(tmp_path:
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
-def test_one_trial_at_a_time_needs_no_ray_and_decides_as_with_it(tmp_path: Path) -> None:
+def test_one_trial_at_a_time_needs_no_ray_and_decides_as_its_replay(tmp_path: Path) -> None:
     (tmp_path / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
     assert run("tuning.run", [*QUICK, "concurrency=1"], tmp_path) == 0, (tmp_path / "err").read_text()
     records, _ = read(tmp_path / "runs" / "mine" / "one" / "trials.jsonl")

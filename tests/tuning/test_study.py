@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ from tests.commands import MINE, ROOT
 from tests.fakes import FormulaBench
 from trainables.knobs import Scalar
 from tuning import config, opening, run, study, summary
-from tuning.allotment import Allotment
+from tuning.allotment import Allotment, one_at_a_time
 from tuning.backends.laboratory import Laboratory
+from tuning.backends.setting import Setting
 from tuning.errors import ConfigError, PreflightError
 from tuning.policies.packing import Slots
 from tuning.records import Journal, Record
@@ -201,6 +203,64 @@ def test_enough_time_is_no_word_worth(tmp_path: Path, typed: list[str]) -> None:
     _, journal, said = opened(tmp_path, *typed, started=time.monotonic())
     journal.close()
     assert "warning" not in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "slots", "dashboard", "crew", "bench"),
+    [
+        ("cpu", 0, 1, False, "LaboratoryCrew", "kept"),
+        ("cpu", 0, 2, False, "ray", "lent"),
+        ("cpu", 0, 1, True, "ray", "ended"),
+        ("cuda", 1, 1, False, "LaboratoryCrew", "kept"),
+        ("cuda", 1, 2, False, "ray", "lent"),
+        ("cuda", 2, 1, False, "ray", "ended"),
+    ],
+)
+def test_ray_runs_the_trials_where_there_is_something_to_share_or_a_dashboard_to_show_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    gpus: int,
+    slots: int,
+    dashboard: bool,
+    crew: str,
+    bench: str,
+) -> None:
+    made, journal, _ = opened(tmp_path, started=time.monotonic())
+    journal.close()
+    done: list[str] = []
+    there = SimpleNamespace(lend=lambda: done.append("lent") or "door", end=lambda: done.append("ended"))  # type: ignore[func-returns-value]
+    ray = SimpleNamespace(RayCluster=lambda **_: nullcontext(), RayCrew=lambda *_: "ray")
+    monkeypatch.setitem(sys.modules, "tuning.backends.ray_tune", ray)
+    monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
+    monkeypatch.setattr(Allotment, "slots", lambda self: Slots(slots, 1, None))
+    card = made._config.card.on(device)  # type: ignore[arg-type]
+    made._config = made._config.model_copy(update={"card": card, "dashboard": dashboard})
+    with made._crew(there, Setting("mine")) as chosen:  # type: ignore[arg-type]
+        assert (chosen if chosen == "ray" else type(chosen).__name__) == crew
+    assert (done or ["kept"]) == [bench]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "typed", "sure"),
+    [
+        ("cpu", 0, [], False),
+        ("cpu", 0, ["concurrency=1"], True),
+        ("cuda", 1, [], False),
+        ("cuda", 1, ["concurrency=1"], True),
+        ("cuda", 1, ["search.strategy=joint"], True),
+        ("cuda", 1, ["search.strategy=joint", "concurrency=2"], False),
+        ("cuda", 2, ["concurrency=1"], False),
+    ],
+)
+def test_whether_ray_may_be_needed_is_known_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, typed: list[str], sure: bool
+) -> None:
+    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
+    monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
+    loaded = config.load(["workload=nli", *typed])
+    loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
+    assert one_at_a_time(loaded) is sure
 
 
 def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ class Laboratory:
         self._lent: tuple[subprocess.Popen[bytes], Door] | None = None
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
 
+    @property
+    def cap_bytes(self) -> int | None:
+        """What a trial may take that has the device to itself."""
+        return self._setting.cap_bytes
+
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
         return self._ask("describe", dict(knobs))
@@ -62,11 +67,28 @@ class Laboratory:
 
         It gives back what measuring has left, and is from then on the first to go where the machine's memory ends.
         """
+        had_one = self._process is not None
         try:
             self._ask("make_way")
-        except PreflightError:  # lost since it measured: a new one, or the error that there is none to be had
-            self._ask("make_way")
+        except PreflightError:
+            if not had_one:
+                raise
+            self._ask("make_way")  # it was lost since it measured
         return Borrowed(self._connection)
+
+    def last_words(self) -> str:
+        """Returns how a process that was lost has ended, and the last line it wrote; the next call starts another.
+
+        Raises RuntimeError where there was none.
+        """
+        if self._process is None:
+            raise RuntimeError("nothing was started that could be lost")
+        code = self._process.wait()
+        self.end()
+        self._said.seek(0)
+        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        return f"{how}; {last}" if last else how
 
     def lend(self) -> Door | None:
         """Returns where the process is to be had by another, once; None where there is none.
@@ -164,16 +186,9 @@ class Laboratory:
         return cast(dict[str, Any], answer)
 
     def _lost(self) -> None:
-        process = self._process
-        if process is None:
-            raise RuntimeError("nothing was started that could be lost")
-        code = process.wait()
-        self.end()
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-        remedy = "less memory: a smaller micro_batch_size" if code == -signal.SIGKILL else "mend what it names"
-        raise PreflightError(f"the measuring process was lost: {how}{f'; {last}' if last else ''}", remedy=remedy)
+        killed = self._process is not None and self._process.wait() == -signal.SIGKILL
+        remedy = "less memory: a smaller micro_batch_size" if killed else "mend what it names"
+        raise PreflightError(f"the measuring process was lost: {self.last_words()}", remedy=remedy)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,83 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from trainables.plan import Plan
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.lending import Borrowed, BorrowedTrial, LostError
 from tuning.backends.placing import BEAT_S, Placing, Share, given_up
+from tuning.errors import PreflightError, StoppedEarly
 from tuning.policies import oom
 from tuning.stages.bench import Assignment, Desk, Orders
+
+_Answer = TypeVar("_Answer")
 
 
 class LaboratoryCrew:
     """Runs what a desk hands out in a laboratory's process, which has loaded torch, data and model already.
 
-    It does for a trial what Ray's crew does: where its process is lost the trial is run once more, in a new one, and a
-    process that holds more than it should runs no other (`Session.settled`). `cap_bytes` is what a trial may take.
+    As with Ray, a trial whose process is lost is run once more, in a new one, and a process that holds more than it
+    should runs no other (`Session.settled`). Otherwise than with Ray, the search ends where a new one cannot load.
     """
 
-    def __init__(self, bench: Laboratory, cap_bytes: int | None) -> None:
-        self._bench, self._cap_bytes = bench, cap_bytes
+    def __init__(self, bench: Laboratory) -> None:
+        self._bench = bench
         self._process: Borrowed | None = None
-        self._retired = ""
+        self._left: tuple[str, str] | None = None
+        """The event and the reason why the next trial runs in a new process."""
 
     def run(self, desk: Desk, orders: Orders) -> None:
         """Returns when the desk has no next trial; `orders` are of one slot.
 
-        Raises PreflightError where a new process cannot load what the last one had loaded.
+        Raises StoppedEarly where a new process cannot load what the last one had loaded.
         """
-        placing = Placing(desk, orders, self._cap_bytes)
+        placing = Placing(desk, orders, self._bench.cap_bytes)
         while (placed := placing.take()) is not None:
             assignment, share = placed.assignment, placing.share(placed)
             plan = Plan(orders.samples, orders.milestones, window_s=1.0, cap_bytes=share.cap_bytes)
-            if self._retired:
-                desk.decided("retired", assignment.trial, f"{self._retired}; the trial runs in a new process")
-            found, error = self._trained(desk, assignment, plan, share)
-            if error is not None:
-                desk.decided("lost", assignment.trial, f"{found['message']}; it is run once more")
-                found, _ = self._trained(desk, assignment, plan, share)
+            try:
+                found = self._trained(desk, assignment, plan, share)
+            except _Gone as gone:
+                desk.decided("lost", assignment.trial, f"{gone.result['message']}; it is run once more")
+                try:
+                    found = self._trained(desk, assignment, plan, share)
+                except _Gone as again:
+                    found = again.result
             placing.leave(placed)
             desk.ended(assignment.trial, found)
 
-    def _trained(
-        self, desk: Desk, assignment: Assignment, plan: Plan, share: Share
-    ) -> tuple[Mapping[str, Any], Exception | None]:
-        """Returns the last result of a trial, and the error where its process was lost or failed beside it."""
-        try:
-            trial = self._begun(assignment, plan, share)
-            found = trial.advance(BEAT_S)
-            while not found["done"]:
-                judge = desk.goes_on if found.get("paused") else desk.at_rung
-                if not judge(assignment.trial, found):
-                    found = {**found, **trial.end()}
-                    break
-                found = trial.advance(BEAT_S)
-        except (LostError, RuntimeError) as error:
-            self._end()
-            return given_up(oom.PROCESS_LOST if isinstance(error, LostError) else oom.fault(error), str(error)), error
-        self._retired = str(found.get("retire") or "")
-        if self._retired:
-            self._end()
-        return found, None
+    def _trained(self, desk: Desk, assignment: Assignment, plan: Plan, share: Share) -> Mapping[str, Any]:
+        """Returns the last result of a trial; raises _Gone where its process was lost, or failed beside it."""
+        trial = self._begun(desk, assignment, plan, share)
+        found = self._asked(lambda: trial.advance(BEAT_S))
+        while not found["done"]:
+            judge = desk.goes_on if found.get("paused") else desk.at_rung
+            if not judge(assignment.trial, found):
+                return self._ended(trial, found)
+            found = self._asked(lambda: trial.advance(BEAT_S))
+        self._let_go_of(found)
+        return found
 
-    def _begun(self, assignment: Assignment, plan: Plan, share: Share) -> BorrowedTrial:
-        """Returns the trial, in a new process where that of the trial before is gone by now."""
+    def _begun(self, desk: Desk, assignment: Assignment, plan: Plan, share: Share) -> BorrowedTrial:
+        """Returns the trial, in a new process where that of the trial before is to run no other, or is lost by now."""
         if self._process is not None:
             try:
-                return _begin(self._process, assignment, plan, share)
-            except LostError:
-                self._end()
-        self._process = self._bench.trainer()
-        return _begin(self._process, assignment, plan, share)
+                return self._asked(lambda: self._begin(assignment, plan, share))
+            except _Gone as gone:
+                self._left = ("lost", gone.result["message"])
+        if self._left is not None:
+            event, reason = self._left
+            desk.decided(event, assignment.trial, f"{reason}; the trial runs in a new process")
+            self._left = None
+        try:
+            self._process = self._bench.trainer()
+        except PreflightError as error:
+            raise StoppedEarly(error.what, remedy="mend what it names, and go on with resume=") from error
+        return self._asked(lambda: self._begin(assignment, plan, share))
 
-    def _end(self) -> None:
-        self._bench.end()
+    def _begin(self, assignment: Assignment, plan: Plan, share: Share) -> BorrowedTrial:
+        if self._process is None:
+            raise RuntimeError("a trial was begun without a process")
+        self._process.use_threads(share.threads)
+        return self._process.trial(assignment.knobs, plan, assignment.seed, shrink=share.shrink)
+
+    def _ended(self, trial: BorrowedTrial, found: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ends a trial that was judged, and returns its result: that stands, whatever becomes of the process now."""
+        try:
+            found = {**found, **self._asked(trial.end)}
+        except _Gone as gone:
+            self._left = ("lost", gone.result["message"])
+            return found
+        self._let_go_of(found)
+        return found
+
+    def _let_go_of(self, found: Mapping[str, Any]) -> None:
+        """Ends the process where its last result says that it should run no other trial."""
+        if found.get("retire"):
+            self._left = ("retired", str(found["retire"]))
+            self._bench.end()
+            self._process = None
+
+    def _asked(self, call: Callable[[], _Answer]) -> _Answer:
+        """Returns what the process answers; raises _Gone where there is no such answer, the process ended."""
+        try:
+            return call()
+        except LostError as error:
+            result, cause = given_up(oom.PROCESS_LOST, self._bench.last_words()), cast(Exception, error)
+        except RuntimeError as error:
+            self._bench.end()
+            result, cause = given_up(oom.fault(error), str(error)), error
         self._process = None
+        raise _Gone(result) from cause
 
 
-def _begin(process: Borrowed, assignment: Assignment, plan: Plan, share: Share) -> BorrowedTrial:
-    process.use_threads(share.threads)
-    return process.trial(assignment.knobs, plan, assignment.seed, shrink=share.shrink)
+class _Gone(Exception):
+    """A process gave no answer; with the result that this is for its trial."""
+
+    def __init__(self, result: dict[str, Any]) -> None:
+        super().__init__(result["message"])
+        self.result = result

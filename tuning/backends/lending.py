@@ -64,7 +64,7 @@ class Door:
 
 
 class Borrowed:
-    """A lent process as `backends.session.Session` is to an actor; one trial at a time.
+    """A process of trials as `backends.session.Session` is within its own; one trial at a time.
 
     Every method raises LostError where the process is gone, RuntimeError where it failed in a way that is no result.
     """

@@ -1,4 +1,4 @@
-"""What runs in the laboratory's process: a session that answers the study's requests, then those of an actor.
+"""What runs in the laboratory's process: a session that answers the study, or then the Ray actor it is lent to.
 
 `Laboratory` starts it; FD is the socket of requests and answers:
 
@@ -33,7 +33,7 @@ _DOORS: list[Door] = []
 
 
 class Lendable(Session):
-    """A session with a trial of its own, for who cannot hold one: the process it is lent to."""
+    """A session with a trial of its own, for who cannot hold one: another process."""
 
     _trial: Trial
 

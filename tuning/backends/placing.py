@@ -120,7 +120,8 @@ class Placing:
 
 
 def given_up(fault: Fault, said: str) -> dict[str, Any]:
-    """Returns the result of a trial that ended with its process; `said` is the text of the error it ended with."""
+    """Returns the result of a trial that ended with its process; the last line of `said` is what is known of why."""
     last = said.strip().rpartition("\n")[2]
-    message = "the process was lost" if fault is PROCESS_LOST else f"{fault.name}: {last}"
+    begin = "the process was lost" if fault is PROCESS_LOST else fault.name
+    message = f"{begin}: {last}" if begin and last else begin or last
     return {"outcome": str(fault.outcome), "fault": fault.name, "values": {}, "message": message[:500]}

@@ -290,7 +290,8 @@ def _lost(error: BaseException | None) -> dict[str, Any]:
     fault = oom.PROCESS_LOST if error is None else oom.fault(error)
     if fault is oom.UNKNOWN and isinstance(error, ray.exceptions.RayError) and getattr(error, "cause", None) is None:
         fault = oom.PROCESS_LOST
-    return given_up(fault, str(getattr(error, "cause", None) or error or ""))
+    said = "" if fault is oom.PROCESS_LOST else str(getattr(error, "cause", None) or error or "")
+    return given_up(fault, said)  # what Ray says of a lost process is a page of what may have happened
 
 
 def _named_runner(name: str, resources: dict[str, float]) -> type[TrialRunner]:
