@@ -68,6 +68,7 @@ def test_trials_run_in_the_process_that_measured_through_ooms_of_every_kind() ->
         assert laboratory.train(NOWHERE, 64, (32, 64), seed=0)["values"] == measured["values"]
 
 
+@pytest.mark.fault
 def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lost() -> None:
     desk = Queue([("nowhere", None)] * 3)
     with Laboratory(Setting(str(GREEDY), {"leak": 8 * 2**20}, cap_bytes=2**30)) as laboratory:
@@ -78,6 +79,7 @@ def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lo
     assert "MiB were still held after the trial" in desk.decisions[0][2]
 
 
+@pytest.mark.fault
 def test_a_process_that_is_killed_between_two_trials_is_replaced_and_it_is_said() -> None:
     desk = Killing([("nowhere", None)] * 2)
     with Laboratory(SETTING) as laboratory:
@@ -88,6 +90,7 @@ def test_a_process_that_is_killed_between_two_trials_is_replaced_and_it_is_said(
     assert desk.decisions == [("lost", "t1", said)]
 
 
+@pytest.mark.fault
 def test_one_that_was_killed_before_the_first_trial_is_replaced_too() -> None:
     desk = Queue([("nowhere", None)])
     with Laboratory(SETTING) as laboratory:
@@ -96,6 +99,7 @@ def test_one_that_was_killed_before_the_first_trial_is_replaced_too() -> None:
     assert desk.found["t0"]["outcome"] == "ok"
 
 
+@pytest.mark.fault
 def test_a_trial_whose_process_dies_twice_is_lost_and_the_next_one_runs(tmp_path: Path) -> None:
     desk = Queue([("nowhere", None)] * 2)
     with Laboratory(dying(tmp_path, "once again")) as laboratory:
@@ -106,6 +110,7 @@ def test_a_trial_whose_process_dies_twice_is_lost_and_the_next_one_runs(tmp_path
     assert (desk.found["t0"]["fault"], desk.found["t0"]["message"]) == ("process lost", said)
 
 
+@pytest.mark.fault
 def test_where_no_new_process_can_load_the_search_ends_with_what_it_says_and_can_be_resumed(tmp_path: Path) -> None:
     desk = Queue([("nowhere", None)] * 2)
     with (
