@@ -56,3 +56,11 @@ class Killing(Queue):
         super().ended(trial, result)
         if trial == "t0":
             os.kill(int(self.found[trial]["pid"]), signal.SIGKILL)
+
+
+class Choosy(Queue):
+    """A desk that wants no t1, which has not begun, and no t2 once it runs."""
+
+    def goes_on(self, trial: str, result: Any) -> bool:
+        """Says so."""
+        return not (trial == "t1" or (trial == "t2" and result.get("paused")))

@@ -23,20 +23,6 @@ RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
 
 
-def devices(config: StudyConfig) -> int:
-    """Returns how many devices trials can train on."""
-    return max(1, len(doctor.gpus())) if config.card.device == "cuda" else 1
-
-
-def one_at_a_time(config: StudyConfig) -> bool:
-    """Returns whether it is sure, before anything is measured, that trials run one at a time on one device."""
-    asked = config.concurrency if isinstance(config.concurrency, int) else None
-    if config.card.device == "cuda":
-        is_alone = asked == 1 or (asked is None and config.search.strategy == "joint")  # see `Allotment.slots`
-        return is_alone and devices(config) == 1
-    return packing.on_cpu(doctor.cores(), asked) == 1
-
-
 class Allotment:
     """Bytes, cores, samples and seconds, from the configuration and what the records say so far.
 

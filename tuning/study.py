@@ -11,15 +11,14 @@ import collections
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainables.knobs import Scalar
-from tuning import doctor, export, report, summary, timeline, wording
-from tuning.allotment import Allotment, devices, one_at_a_time
+from tuning import crews, doctor, export, report, summary, timeline, wording
+from tuning.allotment import Allotment
 from tuning.backends.laboratory import Laboratory
-from tuning.backends.laboratory_crew import LaboratoryCrew
 from tuning.backends.setting import Setting
 from tuning.config import StudyConfig, write_resolved
 from tuning.errors import NoUsableTrial
@@ -33,14 +32,10 @@ from tuning.policies.rivals import Ruling
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.runs import JOURNAL, known_runs
 from tuning.stages import confirm, estimate, reuse
-from tuning.stages.bench import Crew
 from tuning.stages.confirm import Terms as ConfirmTerms
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk
 from tuning.terminal import Terminal
-
-if TYPE_CHECKING:
-    from tuning.backends.ray_tune import RayCluster
 
 PREDICT_S = 60.0
 """What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
@@ -66,10 +61,9 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     with ExitStack() as stack:
         bench = stack.enter_context(Laboratory(setting))
         bench.start()
-        if config.dashboard or not one_at_a_time(config):
-            import tuning.backends.ray_tune  # noqa: F401  (2 s, while the bench has its own imports)
+        crews.prepare(config)
         if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
-            cluster = stack.enter_context(_cluster(config))
+            cluster = stack.enter_context(crews.cluster(config))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         facts = described(bench, config.workload.options, estimate.defaults(config.space))
         folder = folder or new_folder(config)
@@ -84,13 +78,6 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study.confirm(bench)
             study.publish()
     return folder
-
-
-def _cluster(config: StudyConfig) -> RayCluster:
-    from tuning.backends.ray_tune import RayCluster
-
-    gpus = devices(config) if config.card.device == "cuda" else 0
-    return RayCluster(cores=doctor.cores(), gpus=gpus, dashboard=config.dashboard)
 
 
 class _Study:
@@ -160,30 +147,10 @@ class _Study:
                 self._told,
             )
             self._share()
-            with self._crew(bench, setting) as crew:
+            with crews.crew(self._config, slots.count, bench, setting) as crew:
                 crew.run(desk, self._allotment.orders())
             self._remember()
             self._note(f"the search ended: {desk.stop_reason}")
-
-    @contextmanager
-    def _crew(self, bench: Laboratory, setting: Setting) -> Iterator[Crew]:
-        """Yields who runs the trials: Ray where there is something to share, or its dashboard is to show them.
-
-        Else the process that probed goes on: it has loaded everything, and nothing else need start. Ray's first actor
-        borrows it; with several cards each actor has its own, and the dashboard shows Ray's own processes, so that it
-        is ended there, for its memory is theirs.
-        """
-        dashboard, one_device = self._config.dashboard, devices(self._config) == 1
-        if one_device and not dashboard and self._allotment.slots().count == 1:
-            yield LaboratoryCrew(bench)
-            return
-        from tuning.backends.ray_tune import RayCrew
-
-        door = bench.lend() if one_device and not dashboard else None
-        if door is None:
-            bench.end()
-        with nullcontext() if dashboard else _cluster(self._config):
-            yield RayCrew(setting, f"{self._config.workload.name}_trials", door)
 
     def confirm(self, bench: Laboratory) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""

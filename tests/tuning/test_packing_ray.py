@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.data.greedy import CAP_BYTES
-from tests.queues import GREEDY, NOWHERE, Killing, Queue
+from tests.queues import GREEDY, NOWHERE, Choosy, Killing, Queue
 from tuning.backends import ray_tune
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.ray_tune import RayCluster, RayCrew
@@ -99,13 +99,6 @@ def test_trials_train_in_the_process_that_was_lent_and_in_another_once_it_is_kil
 def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wants_it_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Choosy(Queue):
-        """Wants no t1, which has not begun, and no t2 once it runs."""
-
-        def goes_on(self, trial: str, result: Any) -> bool:
-            """Says so."""
-            return not (trial == "t1" or (trial == "t2" and result.get("paused")))
-
     monkeypatch.setattr(ray_tune, "BEAT_S", 0.0)
     desk = Choosy([("nowhere", None)] * 4)
     RayCrew(Setting(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(desk, orders(1))

@@ -18,8 +18,8 @@ import pytest
 from tests.commands import MINE, ROOT
 from tests.fakes import FormulaBench
 from trainables.knobs import Scalar
-from tuning import config, opening, run, study, summary
-from tuning.allotment import Allotment, one_at_a_time
+from tuning import config, crews, opening, run, study, summary
+from tuning.allotment import Allotment
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.setting import Setting
 from tuning.errors import ConfigError, PreflightError
@@ -37,7 +37,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def started(**_: object) -> None:
         pytest.fail("Ray was started")
 
-    monkeypatch.setitem(sys.modules, "tuning.backends.ray_tune", SimpleNamespace(RayCluster=started, RayCrew=started))
+    monkeypatch.setattr(crews, "_ray", lambda: SimpleNamespace(RayCluster=started, RayCrew=started))
     monkeypatch.chdir(tmp_path)
 
 
@@ -217,26 +217,16 @@ def test_enough_time_is_no_word_worth(tmp_path: Path, typed: list[str]) -> None:
     ],
 )
 def test_ray_runs_the_trials_where_there_is_something_to_share_or_a_dashboard_to_show_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    device: str,
-    gpus: int,
-    slots: int,
-    dashboard: bool,
-    crew: str,
-    bench: str,
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, slots: int, dashboard: bool, crew: str, bench: str
 ) -> None:
-    made, journal, _ = opened(tmp_path, started=time.monotonic())
-    journal.close()
     done: list[str] = []
     there = SimpleNamespace(lend=lambda: done.append("lent") or "door", end=lambda: done.append("ended"))  # type: ignore[func-returns-value]
     ray = SimpleNamespace(RayCluster=lambda **_: nullcontext(), RayCrew=lambda *_: "ray")
-    monkeypatch.setitem(sys.modules, "tuning.backends.ray_tune", ray)
+    monkeypatch.setattr(crews, "_ray", lambda: ray)
     monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
-    monkeypatch.setattr(Allotment, "slots", lambda self: Slots(slots, 1, None))
-    card = made._config.card.on(device)  # type: ignore[arg-type]
-    made._config = made._config.model_copy(update={"card": card, "dashboard": dashboard})
-    with made._crew(there, Setting("mine")) as chosen:  # type: ignore[arg-type]
+    loaded = config.load(["workload=nli", f"dashboard={str(dashboard).lower()}"])
+    loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
+    with crews.crew(loaded, slots, there, Setting("nli")) as chosen:  # type: ignore[arg-type]
         assert (chosen if chosen == "ray" else type(chosen).__name__) == crew
     assert (done or ["kept"]) == [bench]
 
@@ -260,7 +250,7 @@ def test_whether_ray_may_be_needed_is_known_before_anything_is_measured(
     monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
     loaded = config.load(["workload=nli", *typed])
     loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
-    assert one_at_a_time(loaded) is sure
+    assert crews.one_at_a_time(loaded) is sure
 
 
 def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from trainables.plan import Plan
 from tuning.backends.laboratory import Laboratory
@@ -52,12 +52,12 @@ class LaboratoryCrew:
     def _trained(self, desk: Desk, assignment: Assignment, plan: Plan, share: Share) -> Mapping[str, Any]:
         """Returns the last result of a trial; raises _Gone where its process was lost, or failed beside it."""
         trial = self._begun(desk, assignment, plan, share)
-        found = self._asked(lambda: trial.advance(BEAT_S))
+        found = self._asked(trial.advance, BEAT_S)
         while not found["done"]:
             judge = desk.goes_on if found.get("paused") else desk.at_rung
             if not judge(assignment.trial, found):
                 return self._ended(trial, found)
-            found = self._asked(lambda: trial.advance(BEAT_S))
+            found = self._asked(trial.advance, BEAT_S)
         self._let_go_of(found)
         return found
 
@@ -65,7 +65,7 @@ class LaboratoryCrew:
         """Returns the trial, in a new process where that of the trial before is to run no other, or is lost by now."""
         if self._process is not None:
             try:
-                return self._asked(lambda: self._begin(assignment, plan, share))
+                return self._asked(_begin, self._process, assignment, plan, share)
             except _Gone as gone:
                 self._left = ("lost", gone.result["message"])
         if self._left is not None:
@@ -76,13 +76,7 @@ class LaboratoryCrew:
             self._process = self._bench.trainer()
         except PreflightError as error:
             raise StoppedEarly(error.what, remedy="mend what it names, and go on with resume=") from error
-        return self._asked(lambda: self._begin(assignment, plan, share))
-
-    def _begin(self, assignment: Assignment, plan: Plan, share: Share) -> BorrowedTrial:
-        if self._process is None:
-            raise RuntimeError("a trial was begun without a process")
-        self._process.use_threads(share.threads)
-        return self._process.trial(assignment.knobs, plan, assignment.seed, shrink=share.shrink)
+        return self._asked(_begin, self._process, assignment, plan, share)
 
     def _ended(self, trial: BorrowedTrial, found: Mapping[str, Any]) -> Mapping[str, Any]:
         """Ends a trial that was judged, and returns its result: that stands, whatever becomes of the process now."""
@@ -101,17 +95,22 @@ class LaboratoryCrew:
             self._bench.end()
             self._process = None
 
-    def _asked(self, call: Callable[[], _Answer]) -> _Answer:
+    def _asked(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
         """Returns what the process answers; raises _Gone where there is no such answer, the process ended."""
         try:
-            return call()
+            return call(*arguments)
         except LostError as error:
-            result, cause = given_up(oom.PROCESS_LOST, self._bench.last_words()), cast(Exception, error)
+            self._process = None
+            raise _Gone(given_up(oom.PROCESS_LOST, self._bench.last_words())) from error
         except RuntimeError as error:
+            self._process = None
             self._bench.end()
-            result, cause = given_up(oom.fault(error), str(error)), error
-        self._process = None
-        raise _Gone(result) from cause
+            raise _Gone(given_up(oom.fault(error), str(error))) from error
+
+
+def _begin(process: Borrowed, assignment: Assignment, plan: Plan, share: Share) -> BorrowedTrial:
+    process.use_threads(share.threads)
+    return process.trial(assignment.knobs, plan, assignment.seed, shrink=share.shrink)
 
 
 class _Gone(Exception):
