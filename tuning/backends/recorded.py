@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from trainables.knobs import Knobs, Scalar, kind_of
 from tuning.memory.footprint import Footprint, Sizes
+from tuning.memory.frontier import GRADIENTS_HELD
 from tuning.policies.coordinates import Coordinates, Floats
 from tuning.records import Record, last
 from tuning.space import Space
@@ -88,7 +89,7 @@ class Table:
         self._steps = [self._step(r) for r in probes]
         trials = self._trials(records)
         self._prints = {
-            key_of(self._whole(r["coupling"])): Footprint.of(r.fields) for r in records if r.event == "footprint"
+            key_of(self._held(r["coupling"])): Footprint.of(r.fields) for r in records if r.event == "footprint"
         }
         for found, what in (
             (probes, "probe that succeeded"),
@@ -179,9 +180,13 @@ class Table:
         at = [math.log(s) for s in curve]
         return float(np.interp(math.log(samples), at, [values[name] for values in curve.values()]))
 
+    def _held(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        return {**self._whole(knobs), GRADIENTS_HELD: True}
+
     def _print(self, knobs: Mapping[str, Scalar]) -> Footprint:
-        key = key_of(self._whole(knobs))
+        key = held = key_of(self._held(knobs))
         if key not in self._prints:
             wanted = set(key)
             key = max(self._prints, key=lambda other: len(wanted & set(other)))
-        return self._prints[key]
+        found = self._prints[key]
+        return found if key_of(self._whole(knobs)) == held else found.without_gradients()

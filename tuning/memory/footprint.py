@@ -117,6 +117,20 @@ class Footprint:
         """Returns it with sizes that were counted on the model itself."""
         return dataclasses.replace(self, sizes=sizes)
 
+    def without_gradients(self) -> Footprint:
+        """Returns that of batches of one micro-step, whose gradients are dropped before the next micro-step begins.
+
+        While the activations are all alive no gradient is there yet; in the backward pass the ones make room for the
+        others; the optimiser's step has parameters, state and gradients, and no less than these is needed.
+        """
+        least = self.floor_bytes + self.sizes.gradient_bytes
+
+        def less(size: int) -> int:
+            return max(min(size, least), size - self.sizes.gradient_bytes)
+
+        points = tuple(Point(p.micro_batch, less(p.peak_bytes), less(p.capacity_bytes)) for p in self.points)
+        return dataclasses.replace(self, points=points)
+
     @property
     def floor_bytes(self) -> int:
         """Returns what is alive at every moment of training: parameters and the optimiser's state."""

@@ -17,6 +17,11 @@ Action = Literal["launch", "halve", "refuse"]
 
 SCALED = ("hidden_size", "adapter_rank")
 """Knobs between whose measured values a footprint may be read off: bytes are about a power of them."""
+GRADIENTS_HELD = "gradients_held"
+"""The pair of a coupling that says whether gradients of earlier micro-steps are alive while a micro-step runs.
+
+Without it, or where it is true, they are; a footprint is of that case. A batch of one micro-step needs no more than it.
+"""
 _GIB = 2**30
 
 
@@ -69,6 +74,7 @@ class Frontier:
     ) -> None:
         self.cap_bytes, self.costs = cap_bytes, costs or Costs()
         self._footprints = dict(footprints)
+        self._bare: dict[Coupling, tuple[Footprint, Footprint]] = {}  # with its gradients, and without
         self._posteriors: dict[str, Posterior] = {}
         self._fitted: dict[Coupling, int] = {}
         self._failed: dict[Coupling, int] = {}
@@ -84,7 +90,7 @@ class Frontier:
         footprint = self._footprint(coupling)
         if peak_bytes > 0 and footprint is None:
             point = Point(micro_batch, peak_bytes, peak_bytes)
-            self._footprints[coupling] = Footprint(Sizes(0, 0, 0), (point,), source="none")
+            self._footprints[_held(coupling)] = Footprint(Sizes(0, 0, 0), (point,), source="none")
         elif peak_bytes > 0 and whole:
             self.observe_peak(coupling, micro_batch, peak_bytes)
         elif peak_bytes > 0 and footprint is not None:
@@ -116,12 +122,13 @@ class Frontier:
     def judge(self, coupling: Coupling, micro_batch: int, *, shrink: bool = False) -> Verdict:
         """Returns what to do with a micro-batch; `shrink` allows half of it, a quarter and so on.
 
-        What fits, fits at every smaller micro-batch too. In this order: fits up to the largest that was observed to;
-        does not from the smallest that ran out of memory; else P(OOM) against the threshold.
+        What fits, fits at every smaller micro-batch too, and less than a whole batch holds gradients. In this order:
+        fits up to the largest that was observed to; does not from the smallest that ran out of memory; else P(OOM)
+        against the threshold.
         """
         asked = verdict = self._judged(coupling, micro_batch)
         while shrink and not verdict.fits and verdict.micro_batch > 1:
-            verdict = self._judged(coupling, verdict.micro_batch // 2)
+            verdict = self._judged(_held(coupling), verdict.micro_batch // 2)
         if not verdict.fits:
             return asked
         if verdict.micro_batch == micro_batch:
@@ -137,7 +144,7 @@ class Frontier:
         while not self._launches(coupling, micro_batch):
             if micro_batch <= 1:
                 return 0
-            micro_batch //= 2
+            coupling, micro_batch = _held(coupling), micro_batch // 2
         return micro_batch
 
     def overshoot_bytes(self, verdict: Verdict) -> int:
@@ -173,7 +180,7 @@ class Frontier:
 
     def _judged(self, coupling: Coupling, micro_batch: int) -> Verdict:
         predicted, p_oom = self.predicted_bytes(coupling, micro_batch), self.p_oom(coupling, micro_batch)
-        fitted, failed = self._fitted.get(coupling, 0), self._failed.get(coupling)
+        fitted, failed = self._seen(coupling)
         if micro_batch <= fitted:
             return Verdict("launch", micro_batch, predicted, p_oom, f"micro-batch {fitted} fitted before")
         if failed is not None and micro_batch >= failed:
@@ -191,13 +198,23 @@ class Frontier:
 
     def _launches(self, coupling: Coupling, micro_batch: int) -> bool:
         """Returns whether `_judged` says "launch"."""
-        failed = self._failed.get(coupling)
-        if micro_batch <= self._fitted.get(coupling, 0):
+        fitted, failed = self._seen(coupling)
+        if micro_batch <= fitted:
             return True
         if failed is not None and micro_batch >= failed:
             return False
         p_oom = self.p_oom(coupling, micro_batch)
         return p_oom is None or p_oom <= self.costs.threshold
+
+    def _seen(self, coupling: Coupling) -> tuple[int, int | None]:
+        """Returns the largest micro-batch that fitted, 0 for none, and the smallest that did not.
+
+        What fits with gradients held fits without, and what does not fit without them does not with them.
+        """
+        held, bare = _held(coupling), _held(coupling, False)
+        fitted = self._fitted.get(held, 0)
+        failed = [m for c in (bare, coupling) if (m := self._failed.get(c)) is not None]
+        return max(fitted, self._fitted.get(coupling, 0)), min(failed, default=None)
 
     def _posterior(self, footprint: Footprint, micro_batch: int) -> Posterior:
         source = footprint.prior_of(micro_batch)
@@ -206,12 +223,23 @@ class Frontier:
         return self._posteriors[source]
 
     def _footprint(self, coupling: Coupling) -> Footprint | None:
-        """Returns the coupling's own footprint, else one between two others that differ in one scaled knob alone."""
+        """Returns the coupling's own footprint, else one between two others that differ in one scaled knob alone.
+
+        Where no gradients are held it is that of holding them, less these.
+        """
         own = self._footprints.get(coupling)
         if own is not None:
             return own
+        if coupling != (held := _held(coupling)):
+            return self._without_gradients(held)
         around = (self._around(coupling, name) for name, _ in coupling if name in SCALED)
         return next((footprint for footprint in around if footprint is not None), None)
+
+    def _without_gradients(self, held: Coupling) -> Footprint | None:
+        footprint = self._footprint(held)
+        if footprint is not None and (held not in self._bare or self._bare[held][0] is not footprint):
+            self._bare[held] = footprint, footprint.without_gradients()
+        return None if footprint is None else self._bare[held][1]
 
     def _around(self, coupling: Coupling, name: str) -> Footprint | None:
         """Returns the footprint read off between the nearest ones below and above in this knob, all others equal."""
@@ -225,3 +253,8 @@ class Frontier:
         low = max((pair for pair in alike if pair[0] < value), key=lambda pair: pair[0], default=None)
         high = min((pair for pair in alike if pair[0] > value), key=lambda pair: pair[0], default=None)
         return None if low is None or high is None else between(low, high, value)
+
+
+def _held(coupling: Coupling, held: bool = True) -> Coupling:
+    """Returns the coupling with gradients held, or not; one that does not say is taken to hold them."""
+    return tuple((name, held if name == GRADIENTS_HELD else value) for name, value in coupling)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +59,19 @@ class Choice:
 
 def choose(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> Choice | None:
     """Returns the fastest probed system knobs for a trial of these knobs, or None where no probe answers for it."""
+    return next(iter(ranked(probes, trial)), None)
+
+
+def ranked(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> list[Choice]:
+    """Returns the probed system knobs for a trial of these knobs, the fastest first; of equals the first probed."""
     batch_size, coupling = Knobs.of(trial).batch_size, coupling_of(trial)
-    best: Choice | None = None
+    found = []
     for probe in probes:
-        if coupling_of(probe.knobs) != coupling:
-            continue
-        rate = probe.at_batch_size(batch_size)
-        if rate is not None and (best is None or rate > best.samples_per_s):
+        rate = probe.at_batch_size(batch_size) if coupling_of(probe.knobs) == coupling else None
+        if rate is not None:
             system = {n: v for n, v in probe.knobs.items() if n in SYSTEM}
-            best = Choice({**system, "micro_batch_size": probe.micro_batch_size}, rate)
-    return best
+            found.append(Choice({**system, "micro_batch_size": probe.micro_batch_size}, rate))
+    return sorted(found, key=lambda choice: -choice.samples_per_s)
 
 
 def _rate_among(probes: Mapping[Any, Probed], trial: Mapping[str, Scalar]) -> float | None:
@@ -96,7 +99,7 @@ class Rates:
         self._probes, self._fixed = probes, space.fixed
         self._places = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
         self._put: dict[Any, Probed] = {}
-        self._kept: dict[tuple[tuple[Scalar, ...], Scalar | None], Choice | None] = {}
+        self._kept: dict[tuple[tuple[Scalar, ...], Scalar | None], list[Choice]] = {}
         self._plain: list[float] = []
         self._with: list[tuple[float, float]] = []  # share, ratio
         self._cost: float | None = None  # c, until a trial changes it
@@ -122,12 +125,16 @@ class Rates:
 
     def expected(self, values: Mapping[str, Scalar]) -> Choice | None:
         """Returns the best system knobs for a trial, and what it will have; None where nothing answers for it."""
+        return next(self.ranked(values), None)
+
+    def ranked(self, values: Mapping[str, Scalar]) -> Iterator[Choice]:
+        """Yields all system knobs known for a trial, and what it will have with them, the fastest first."""
         whole = {**self._fixed, **values}
         key = (coupling_of(whole), whole.get("batch_size"))
         if key not in self._kept:
-            self._kept[key] = choose(self.known, whole)
-        found = self._kept[key]
-        return None if found is None else Choice(found.system, found.samples_per_s * self.factor(whole))
+            self._kept[key] = ranked(self.known, whole)
+        factor = self.factor(whole)
+        return (Choice(found.system, found.samples_per_s * factor) for found in self._kept[key])
 
     def of(self, knobs: Mapping[str, Scalar]) -> float | None:
         """Returns what a trial of exactly these knobs has; None where nobody probed or tried them."""

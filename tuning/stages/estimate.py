@@ -11,7 +11,7 @@ from typing import Any
 
 from trainables.knobs import Knobs, Scalar, is_active
 from tuning.memory.footprint import Footprint, Sizes
-from tuning.memory.frontier import Frontier
+from tuning.memory.frontier import GRADIENTS_HELD, Frontier
 from tuning.memory.prediction import Prediction
 from tuning.policies.oom import GROWING
 from tuning.policies.throughput import PHASE_KNOB
@@ -38,7 +38,9 @@ CHECKPOINTING = "activation_checkpointing"
 FIRST = (2, 8)
 """Two sizes give the line of peak over micro-batch; small ones, so that measuring never is what does not fit."""
 REACH = 1.25
-"""A larger size is measured only where the line so far, times this, is under the cap: its slope can still grow."""
+"""How much more a larger size may need than the line so far says: its slope can still grow."""
+CLOSE = 1.05
+"""A larger size is measured up to where the line so far is so many times the cap: what is close has to be known."""
 CUDA_SPARE = 1.10
 """What a CUDA card must hold as a multiple of the peak: +10.2 % in the mean over 160 replays of its allocator."""
 LIMIT_S, ROOMY_S = 12.0, 5.0
@@ -56,9 +58,18 @@ _DEFAULTS = Knobs().as_dict()
 
 
 def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
-    """Returns the memory coupling of a configuration, defaults filled in."""
+    """Returns the memory coupling of a configuration, defaults filled in; the key of a coupling is the same again."""
     has_phase = float(knobs.get(PHASE_KNOB, _DEFAULTS[PHASE_KNOB])) > 0
-    return (*((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS), (PHASE_KNOB, has_phase))
+    own = ((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS)
+    return (*own, (PHASE_KNOB, has_phase), (GRADIENTS_HELD, bool(knobs.get(GRADIENTS_HELD, _holds_gradients(knobs)))))
+
+
+def _holds_gradients(knobs: Mapping[str, Scalar]) -> bool:
+    """Returns whether gradients of earlier micro-steps are alive in a micro-step; of a mere coupling, that they are."""
+    full = {**_DEFAULTS, **knobs}
+    if not full["set_to_none"] or not {"batch_size", "micro_batch_size"} & knobs.keys():
+        return True
+    return int(full["batch_size"]) > int(full["micro_batch_size"])
 
 
 def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
@@ -210,12 +221,15 @@ class EstimateStage:
             measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
         pairs = [(int(m), int(b)) for m, b in measured]
         print_ = Footprint.from_measured(Sizes.of(found), pairs, CUDA_SPARE if self._cuda else 1.0)
-        self._write(coupling, print_, {**found, "measured": pairs})
+        failed = sizes[len(found["measured"])] if before and len(found["measured"]) < len(sizes) else None
+        self._write(coupling, print_, {**found, "measured": pairs}, failed=failed)
 
     def _further(self, coupling: Mapping[str, Scalar]) -> int | None:
-        """Returns the largest size of the space that is worth measuring too and sure to fit, None where there is none.
+        """Returns the largest size of the space that is worth measuring too, None where there is none.
 
-        The peak is the largest of several lines, so two small sizes can miss the steepest.
+        The peak is the largest of several lines, so two small sizes can miss the steepest. Where a size is close to the
+        cap its own peak tells what no line can: under a virtual card it is measured all the same, and on a real one it
+        runs out of memory at most.
         """
         record = _latest(self._journal.records, coupling)
         if record is None or len(record["measured"]) < len(self._first):
@@ -223,7 +237,7 @@ class EstimateStage:
         print_ = Footprint.of(record.fields)
         cap_bytes = math.inf if self._cap_bytes is None else self._cap_bytes
         return max(
-            (m for m in self._sizes if m > self._first[-1] and print_.capacity(m).total_bytes * REACH < cap_bytes),
+            (m for m in self._sizes if m > self._first[-1] and print_.capacity(m).total_bytes < cap_bytes * CLOSE),
             default=None,
         )
 
@@ -244,9 +258,12 @@ def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
         if record.event == "known":
             for fact in record["facts"]:
                 _recall(learned, fact)
-        elif record.event == "footprint" and record.get("source", "measured") != "measured":
-            for micro_batch, peak_bytes in record["measured"]:
-                learned.observe_peak(key_of(record["coupling"]), int(micro_batch), int(peak_bytes))
+        elif record.event == "footprint":
+            if record.get("failed"):
+                learned.observe_oom(key_of(record["coupling"]), int(record["failed"]))
+            if record.get("source", "measured") != "measured":
+                for micro_batch, peak_bytes in record["measured"]:
+                    learned.observe_peak(key_of(record["coupling"]), int(micro_batch), int(peak_bytes))
         elif record.event in ("oom", "probe", "trial") and record.get("fault") == GROWING.name:
             continue  # a leak says nothing of the micro-batch
         elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
@@ -284,6 +301,8 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
             if all(n in record.fields for n in kept) and record["source"] != "bound":
                 coupling = dict(key_of(record["coupling"]))
                 found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}})
+                if record.get("failed"):
+                    found.append({"kind": "oom", "coupling": coupling, "micro_batch": record["failed"]})
         elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
             knobs = record["config"]
             outcome = "oom" if record.event == "oom" else str(record["outcome"])

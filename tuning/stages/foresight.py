@@ -14,7 +14,7 @@ from tuning.memory.frontier import Frontier
 from tuning.pareto import Mode, front
 from tuning.policies.oom import Outcome
 from tuning.policies.outlook import Outlook
-from tuning.policies.throughput import PHASE_KNOB, SYSTEM, Probed, Rates, coupling_of
+from tuning.policies.throughput import PHASE_KNOB, SYSTEM, Choice, Probed, Rates, coupling_of
 from tuning.policies.tries import Tries
 from tuning.records import Record
 from tuning.space import Space
@@ -97,21 +97,18 @@ class Foresight:
         fitting: dict[Any, int] = {}
 
         def speed(values: Mapping[str, Scalar]) -> float | None:
-            choice = self._rates.expected(values)
+            choice = self._fastest(values, fitting)
             if choice is None:
                 return None
-            micro = int(choice.system["micro_batch_size"])
-            asked = key_of({**self._space.fixed, **values}), micro
-            if asked not in fitting:
-                fitting[asked] = self._frontier.fitting(*asked)
             # A smaller micro-step takes no longer, so that the speed falls with it at most.
-            return choice.samples_per_s * fitting[asked] / micro if fitting[asked] else None
+            micro, fits = int(choice.system["micro_batch_size"]), self._fitting(values, choice, fitting)
+            return choice.samples_per_s * fits / micro if fits else None
 
         return self._outlook.choose(candidates, [speed(c) for c in candidates])
 
     def system(self, knobs: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
-        """Returns the fastest system knobs known for a trial; None where nothing answers for it."""
-        found = self._rates.expected(knobs)
+        """Returns the fastest system knobs known for a trial that fit, else the fastest; None where none are known."""
+        found = self._fastest(knobs, {})
         return None if found is None else found.system
 
     def vary(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
@@ -206,18 +203,38 @@ class Foresight:
 
     def _now(self, one: _Whole) -> float:
         """Returns the speed of a trial by what is known now, the fastest system knobs being its own."""
-        best = self._rates.expected(one.knobs)
+        best = self._fastest(one.knobs, {})
         own = self._rates.of(one.knobs) if self._tries.is_try(one.knobs) else one.samples_per_s
         return max(own or one.samples_per_s, best.samples_per_s if best else 0.0)
 
     def _with_fastest(self, knobs: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], float] | None:
-        """Returns the knobs with the fastest system knobs known, and the speed; None where those do not fit."""
-        choice = self._rates.expected(knobs)
+        """Returns the knobs with the fastest system knobs known that fit, and the speed; None where none do."""
+        choice = self._fastest(knobs, {})
         if choice is None:
             return None
         learned = {n: v for n, v in knobs.items() if n not in SYSTEM}  # what the others need is theirs too
         config = self._space.complete({**learned, **choice.system})
         return (config, choice.samples_per_s) if self._fits(config) else None
+
+    def _fastest(self, values: Mapping[str, Scalar], fitting: dict[Any, int]) -> Choice | None:
+        """Returns the fastest system knobs known that fit at their own micro-batch, else the fastest.
+
+        `fitting` keeps what was asked of the frontier.
+        """
+        first: Choice | None = None
+        for choice in self._rates.ranked(values):
+            if self._fitting(values, choice, fitting) == choice.system["micro_batch_size"]:
+                return choice
+            first = first or choice
+        return first
+
+    def _fitting(self, values: Mapping[str, Scalar], choice: Choice, fitting: dict[Any, int]) -> int:
+        """Returns the micro-batch at which a trial would begin, 0 for none."""
+        knobs = {**self._space.fixed, **values, **choice.system}
+        asked = key_of(knobs), micro_batch_of(knobs)
+        if asked not in fitting:
+            fitting[asked] = self._frontier.fitting(*asked)
+        return fitting[asked]
 
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
         micro = micro_batch_of(knobs)

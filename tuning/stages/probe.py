@@ -81,7 +81,7 @@ class ProbeStage:
         searcher = self._searcher(system, coupling)
         held: dict[str, Scalar | None] = {}
         while self._clock() < until or not self._under(coupling):
-            seen = [r["config"] for r in self._under(coupling)]
+            seen = [{**r["config"], "batch_size": self._batch_size} for r in self._under(coupling)]
             incumbent = self._incumbent(coupling)
             if (now_held := {n: incumbent.get(n) for n in self._frozen(coupling, told)}) != held:
                 held = now_held
@@ -100,7 +100,7 @@ class ProbeStage:
                     return
                 number = proposal.number
                 candidate = {**incumbent, **proposal.values}
-            candidate = self._clipped({**candidate, **coupling})
+            candidate = self._fitting(self._clipped({**candidate, **coupling}))
             record = self._refuse(candidate) or self._measure(candidate, self.time_s(until - self._clock()))
             told(record)
             if number is None:
@@ -178,6 +178,16 @@ class ProbeStage:
         learn(self._frontier, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
         return record
 
+    def _fitting(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
+        """Returns the knobs at a batch of one micro-step where the space has it and only that is expected to fit."""
+        micro_batch, given = micro_batch_of(knobs), self._space.given("batch_size")
+        alone = {**knobs, "batch_size": micro_batch}
+        has_it = micro_batch in given if isinstance(given, Range) else micro_batch in _values(self._space, "batch_size")
+        return alone if has_it and not self._fits(knobs) and self._fits(alone) else knobs
+
+    def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
+        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs)).fits
+
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
         verdict = self._frontier.judge(key_of(knobs), micro_batch_of(knobs))
         if verdict.fits:
@@ -207,7 +217,7 @@ class ProbeStage:
     def _start(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns where a sweep starts that knows of no earlier run; where it does know of none, what it began with."""
         if not self._earlier:
-            return dict(self._under(coupling)[0]["config"])
+            return self._clipped(dict(self._under(coupling)[0]["config"]))
         system = {n: v for n, v in defaults(self._space).items() if n in SYSTEM}
         return self._clipped({**self._space.fixed, **coupling, **system})
 
