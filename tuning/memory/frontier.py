@@ -32,6 +32,7 @@ class Costs:
     Refuse where P(OOM) * oom > (1 - P(OOM)) * trial. An OOM costs no more than its trial would have taken: it mostly
     comes in the first steps, and at the latest with the longest batch of the first epoch. A refusal costs no less than
     what is learned from the trial. Equal costs, hence a threshold of 0.5, which also makes the fewest mistakes.
+    A probe ends with its first step where it does not fit (`PROBE_COSTS`).
     """
 
     trial: float = 1.0
@@ -41,6 +42,10 @@ class Costs:
     def threshold(self) -> float:
         """Returns the P(OOM) up to which a trial is launched: V / (V + C)."""
         return self.trial / (self.trial + self.oom)
+
+
+PROBE_COSTS = Costs(trial=4.0, oom=1.0)
+"""Of a probe: an OOM takes 0.3 s of the 0.7 to 3 s of one that fits, and whether the fastest fits is what it is for."""
 
 
 @dataclass(frozen=True)
@@ -119,16 +124,19 @@ class Frontier:
             posterior = self._posterior(footprint, micro_batch)
             posterior.observe_above(coupling, footprint.capacity(micro_batch), cap_bytes)
 
-    def judge(self, coupling: Coupling, micro_batch: int, *, shrink: bool = False) -> Verdict:
+    def judge(
+        self, coupling: Coupling, micro_batch: int, *, shrink: bool = False, costs: Costs | None = None
+    ) -> Verdict:
         """Returns what to do with a micro-batch; `shrink` allows half of it, a quarter and so on.
 
         What fits, fits at every smaller micro-batch too, and less than a whole batch holds gradients. In this order:
         fits up to the largest that was observed to; does not from the smallest that ran out of memory; else P(OOM)
-        against the threshold.
+        against the threshold of the `costs`, by default the frontier's own.
         """
-        asked = verdict = self._judged(coupling, micro_batch)
+        threshold = (costs or self.costs).threshold
+        asked = verdict = self._judged(coupling, micro_batch, threshold)
         while shrink and not verdict.fits and verdict.micro_batch > 1:
-            verdict = self._judged(_held(coupling), verdict.micro_batch // 2)
+            verdict = self._judged(_held(coupling), verdict.micro_batch // 2, threshold)
         if not verdict.fits:
             return asked
         if verdict.micro_batch == micro_batch:
@@ -178,7 +186,7 @@ class Frontier:
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _judged(self, coupling: Coupling, micro_batch: int) -> Verdict:
+    def _judged(self, coupling: Coupling, micro_batch: int, threshold: float) -> Verdict:
         predicted, p_oom = self.predicted_bytes(coupling, micro_batch), self.p_oom(coupling, micro_batch)
         fitted, failed = self._seen(coupling)
         if micro_batch <= fitted:
@@ -189,10 +197,10 @@ class Frontier:
             return Verdict("launch", micro_batch, None, None, "nothing is known of this coupling")
         if self.cap_bytes is None:
             return Verdict("launch", micro_batch, predicted, p_oom, "there is no cap")
-        over = p_oom > self.costs.threshold
+        over = p_oom > threshold
         reason = (
             f"predicted peak {predicted / _GIB:.3g} GiB, P(OOM) {p_oom:.2f} {'>' if over else '<='} "
-            f"{self.costs.threshold:.2f} at a cap of {self.cap_bytes / _GIB:.3g} GiB"
+            f"{threshold:.2f} at a cap of {self.cap_bytes / _GIB:.3g} GiB"
         )
         return Verdict("refuse" if over else "launch", micro_batch, predicted, p_oom, reason)
 

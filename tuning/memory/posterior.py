@@ -103,6 +103,7 @@ class Posterior:
         self._kappa_mass = _mass(self._kappa, prior.kappa, prior.kappa_scale)
         self._mu_kernel = _kernel(self._mu, _ALIKE * prior.mu_scale)
         self._kappa_kernel = _kernel(self._kappa, _ALIKE * prior.kappa_scale)
+        self._above: dict[tuple[Hashable, Predicted], float] = {}
         self._log_likelihood: dict[Hashable, Array] = {}
         self._told: dict[Hashable, Array] = {}  # what a group says of the population, logarithms, shape (mu, kappa)
         self._weights: dict[Hashable, tuple[Array, Array]] = {}  # and without the last axis
@@ -116,9 +117,17 @@ class Posterior:
             self._add(group, -0.5 * np.minimum(z * z, 1e6) - np.log(self._sigma))
 
     def observe_above(self, group: Hashable, predicted: Predicted, lower_bytes: float) -> None:
-        """Learns that the need is more than `lower_bytes`: of an OOM the cap, of a short run its peak."""
-        if lower_bytes > 0 and predicted.total_bytes > 0:
-            self._add(group, np.log(_upper_tail(self._z(predicted, lower_bytes)) + _TINY))
+        """Learns that the need is more than `lower_bytes`: of an OOM the cap, of a short run its peak.
+
+        Of several bounds of one prediction the largest counts, once: ten probes of it say no more than one.
+        """
+        if lower_bytes <= 0 or predicted.total_bytes <= 0:
+            return
+        before = self._above.get((group, predicted))
+        if before is None or lower_bytes > before:
+            more = self._log_above(predicted, lower_bytes)
+            self._add(group, more if before is None else more - self._log_above(predicted, before))
+            self._above[group, predicted] = lower_bytes
 
     def observe_below(self, group: Hashable, predicted: Predicted, upper_bytes: float) -> None:
         """Learns that the need is at most `upper_bytes`: it fitted, and nobody measured its peak."""
@@ -154,6 +163,10 @@ class Posterior:
     def _z(self, predicted: Predicted, size_bytes: float) -> Array:
         """Returns where a size lies in the distribution of the need, in sigmas, shape (mu, kappa, sigma)."""
         return np.asarray((math.log(size_bytes) - self._location(predicted))[:, :, None] / self._sigma)
+
+    def _log_above(self, predicted: Predicted, lower_bytes: float) -> Array:
+        """Returns the logarithm of P(need > lower_bytes) by cell, shape (mu, kappa, sigma)."""
+        return np.asarray(np.log(_upper_tail(self._z(predicted, lower_bytes)) + _TINY))
 
     def _add(self, group: Hashable, log_likelihood: Array) -> None:
         held = self._log_likelihood.get(group)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Knobs, Scalar, is_active
-from tuning.memory.frontier import Frontier
+from tuning.memory.frontier import PROBE_COSTS, Frontier, Verdict
 from tuning.policies.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour, same
 from tuning.policies.verdict import frozen, frozen_sentence, judge
 from tuning.records import Journal, Record
@@ -150,7 +150,7 @@ class ProbeStage:
         return next((r for r in probes if best is not None and r["config"] is best.knobs), None)
 
     def _observation(self, record: Record) -> Observation:
-        verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
+        verdict = self._judged(record["config"])
         outcome = "refused" if record.event == "refused" else str(record["outcome"])
         overshoot_bytes = max(1, self._frontier.overshoot_bytes(verdict))
         return Observation(outcome, {"samples_per_s": record.get("samples_per_s")}, overshoot_bytes)
@@ -172,7 +172,7 @@ class ProbeStage:
 
     def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> Record:
         rivals = [] if name else [p.samples_per_s for p in self._rivals(knobs)]
-        p_oom = self._frontier.judge(key_of(knobs), micro_batch_of(knobs)).p_oom
+        p_oom = self._judged(knobs).p_oom
         found = self._bench.probe(knobs, time_s, self._budget.spread_frac, max(rivals, default=0.0))
         record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
         learn(self._frontier, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
@@ -186,10 +186,13 @@ class ProbeStage:
         return alone if has_it and not self._fits(knobs) and self._fits(alone) else knobs
 
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
-        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs)).fits
+        return self._judged(knobs).fits
+
+    def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
+        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs), costs=PROBE_COSTS)
 
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
-        verdict = self._frontier.judge(key_of(knobs), micro_batch_of(knobs))
+        verdict = self._judged(knobs)
         if verdict.fits:
             return None
         return self._journal.append(

@@ -10,6 +10,7 @@ import pytest
 from trainables.plan import Plan
 from tuning.backends.session import Session
 from tuning.backends.setting import Setting
+from tuning.memory.footprint import Footprint, Sizes
 
 BROKEN = '''
 import math
@@ -118,6 +119,17 @@ def test_footprint_grows_with_the_micro_batch_and_counts_adams_two_moments(broke
     peaks = [peak for _, peak in found["measured"]]
     assert peaks == sorted(peaks)
     assert found["optimizer_bytes"] == 2 * found["gradient_bytes"]
+
+
+def test_a_batch_of_one_micro_step_needs_what_its_footprint_says_without_gradients(broken: Any) -> None:
+    session = broken("")
+    raw = session.footprint(KNOBS, (16,))
+    held = Footprint.from_measured(Sizes.of(raw), raw["measured"])
+    knobs = {**KNOBS, "micro_batch_size": 16, "batch_size": 16}
+    alone = session.train(knobs, PLAN, 0)["peak_allocated_bytes"]
+    several = session.train({**knobs, "batch_size": 32}, PLAN, 0)["peak_allocated_bytes"]
+    assert alone < several <= held.peak(16).total_bytes
+    assert alone <= held.without_gradients().peak(16).total_bytes * 1.02
 
 
 def test_a_probe_gives_both_step_times_and_keeps_to_its_time(broken: Any) -> None:

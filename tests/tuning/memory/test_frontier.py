@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning.memory.footprint import Footprint, Point, Sizes
-from tuning.memory.frontier import Costs, Coupling, Frontier
+from tuning.memory.frontier import GRADIENTS_HELD, Costs, Coupling, Frontier
 
 MB = 10**6
 FP32: Coupling = (("amp_dtype", "fp32"),)
@@ -194,3 +194,47 @@ def test_reasons_of_what_fits(cap_bytes: int | None, reason: str) -> None:
     assert frontier.judge(FP32, 1).reason.endswith(reason)
     frontier.observe_fit(BF16, 8, 0)
     assert frontier.judge(BF16, 4).reason == "micro-batch 8 fitted before"
+
+
+HELD: Coupling = (("amp_dtype", "fp32"), (GRADIENTS_HELD, True))
+BARE: Coupling = (("amp_dtype", "fp32"), (GRADIENTS_HELD, False))
+
+
+def test_a_batch_of_one_micro_step_needs_no_more_than_one_of_several() -> None:
+    frontier = Frontier(200 * MB, {HELD: PLAIN})
+    for m in (2, 8, 12):
+        assert frontier.predicted_bytes(BARE, m) == pytest.approx(
+            (frontier.predicted_bytes(HELD, m) or 0) - PARTS.gradient_bytes, rel=0.01
+        )
+        assert (frontier.p_oom(BARE, m) or 0) <= (frontier.p_oom(HELD, m) or 0)
+    assert largest(frontier, BARE) > largest(frontier, HELD)
+
+
+def test_what_was_seen_of_one_holds_for_the_other_where_it_must() -> None:
+    frontier = Frontier(200 * MB, {HELD: PLAIN})
+    frontier.observe_oom(HELD, 6)
+    assert largest(frontier, HELD) == 5
+    assert frontier.judge(BARE, 6).fits, "it needs less"
+    frontier.observe_oom(BARE, 4)
+    assert largest(frontier, BARE) == 3
+    assert largest(frontier, HELD) <= 3, "it needs more"
+    other = Frontier(200 * MB, {HELD: PLAIN})
+    other.observe_fit(BARE, 40, 0)
+    assert (largest(other, BARE), largest(other, HELD) < 40) == (40, True)
+    other.observe_fit(HELD, 50, 0)
+    assert largest(other, BARE) == 50
+
+
+def test_half_of_a_whole_batch_holds_gradients() -> None:
+    frontier = Frontier(200 * MB, {HELD: PLAIN})
+    frontier.observe_oom(BARE, 16)
+    frontier.observe_oom(HELD, 8)
+    for m in (16, 32):
+        assert frontier.judge(BARE, m, shrink=True).micro_batch == 4
+        assert frontier.fitting(BARE, m) == 4
+
+
+def test_of_a_coupling_without_a_footprint_either_kind_tells() -> None:
+    frontier = Frontier(200 * MB, {})
+    frontier.observe_fit(BARE, 4, 50 * MB)
+    assert frontier.predicted_bytes(HELD, 8) == frontier.predicted_bytes(BARE, 8) is not None

@@ -65,6 +65,16 @@ def test_one_exact_peak_says_what_the_same_configuration_needs(source: str, off:
     assert posterior.expected_bytes("a", one) == pytest.approx(peak, rel=0.01 + 0.1 * abs(off))
 
 
+def test_a_bound_that_is_seen_again_says_nothing_new() -> None:
+    one = Predicted(50 * MB, 50 * MB)
+    once, often = (learned("measured", [("above", "a", one, 100 * MB)] * n) for n in (1, 10))
+    for posterior in (once, often):
+        posterior.observe_above("a", one, 90 * MB)
+    assert often.p_oom("a", one, 101 * MB) == once.p_oom("a", one, 101 * MB)
+    rising = learned("measured", [("above", "a", one, size * MB) for size in (80, 95, 100)])
+    assert rising.p_oom("a", one, 101 * MB) == pytest.approx(once.p_oom("a", one, 101 * MB))
+
+
 @pytest.mark.parametrize(("base_off", "batch_off"), [(1.0, 2.0), (1.05, 1.4), (0.9, 0.95)])
 def test_two_peaks_at_two_sizes_extrapolate_to_four_times_the_larger(base_off: float, batch_off: float) -> None:
     def need(batch_bytes: int) -> float:

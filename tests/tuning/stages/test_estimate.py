@@ -76,6 +76,38 @@ def test_what_the_line_says_is_too_large_is_not_measured(journal: Journal) -> No
     assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
 
 
+def test_what_is_close_to_the_cap_is_measured_and_not_guessed(journal: Journal) -> None:
+    bench = CountingBench()
+    EstimateStage(bench, SPACE, journal, 720 * MB).run()  # 64 samples take 740 MB: 3 % more than there are
+    assert [sizes for _, sizes in bench.asked[2:]] == [(64,), (64,)]
+    learned = frontier(journal.records, 720 * MB)
+    assert learned.predicted_bytes(FP32, 64) == pytest.approx(740 * MB, rel=0.01)
+    assert not learned.judge(FP32, 64).fits
+
+
+def test_what_runs_out_of_memory_while_it_is_measured_is_known_not_to_fit(journal: Journal) -> None:
+    class Card(CountingBench):
+        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+            found = super().footprint(knobs, micro_batches)
+            fitting = itertools.takewhile(lambda pair: pair[1] <= 720 * MB, found["measured"])
+            return {**found, "measured": list(fitting), "message": "no room"}
+
+    EstimateStage(Card(), SPACE, journal, 720 * MB).run()
+    assert [r.get("failed") for r in journal.records] == [None, None, 64, 64]
+    learned = frontier(journal.records, 720 * MB)
+    assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
+    assert {"kind": "oom", "coupling": dict(FP32), "micro_batch": 64} in facts(journal.records)
+
+
+def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
+    several, one = {"batch_size": 64, "micro_batch_size": 32}, {"batch_size": 32, "micro_batch_size": 32}
+    assert key_of(several) == key_of({}) != key_of(one)
+    assert key_of({**one, "set_to_none": False}) == key_of(several), "zeros take the place of gradients"
+    assert key_of({"batch_size": 16, "micro_batch_size": 32}) == key_of(one), "a micro-step has no more than the batch"
+    for knobs in (several, one):
+        assert key_of(dict(key_of(knobs))) == key_of(knobs)
+
+
 def test_when_its_time_is_up_it_says_so_and_leaves_the_rest_to_the_trials(journal: Journal) -> None:
     EstimateStage(CountingBench(), SPACE, journal, 10**9).run(limit_s=-1.0)
     assert [r.event for r in journal.records] == ["footprint", "note"]

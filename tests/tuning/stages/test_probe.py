@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 
 from tests.fakes import FormulaBench, SpanBench
 from trainables.knobs import Scalar
+from tuning.memory.frontier import GRADIENTS_HELD
 from tuning.policies.throughput import neighbour
 from tuning.records import Journal
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Space
 from tuning.stages.estimate import EstimateStage, couplings, facts, frontier, key_of
+from tuning.stages.foresight import Foresight, tries_of
 from tuning.stages.probe import A_SWEEP, IDLE, ProbeStage, probed, speed_couplings
 
+ERROR: Mapping[str, Any] = {"error": "min"}
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
 SPACE = Space.of(
     {
@@ -226,3 +229,31 @@ def test_a_probe_has_half_its_time_where_the_sweep_is_short(tmp_path: Path, max_
     assert bench.asked[0] == pytest.approx(min(3.0, max(1.5, sweep_s / A_SWEEP)))
     assert all(1.5 <= asked <= 3.0 for asked in bench.asked)
     assert sum(bench.asked) <= max_time_s + 2 * 1.5
+
+
+class Bare(FormulaBench):
+    """A bench whose batches of one micro-step hold no gradients, 10 MB."""
+
+    def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
+        """Returns the formula's, less the gradients where none are held."""
+        held = dict(key_of(knobs))[GRADIENTS_HELD]
+        return super().peak_bytes(knobs, micro_batch) - (not held) * 10_000_000
+
+
+def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: Path) -> None:
+    space = Space.of({**SPACE.as_raw(), "batch_size": [16, 32, 64], "micro_batch_size": [8, 32, 64], "num_workers": 0})
+    space = space.of({**space.as_raw(), "activation_checkpointing": False, "amp_dtype": "fp32"})
+    cap_bytes = 415_000_000  # 32 samples take 420 MB beside gradients, 410 without
+    bench, journal = Bare(cap_bytes), Journal.open(tmp_path / "trials.jsonl", create=True)
+    EstimateStage(bench, space, journal, cap_bytes).run()
+    learned = frontier(journal.records, cap_bytes)
+    ProbeStage(bench, space, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    found = probed(journal.records)
+    sizes = [(p.knobs["batch_size"], p.knobs["micro_batch_size"]) for p in found]
+    assert sorted(sizes) == [(32, 32), (64, 8)], "each once"
+    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
+    foresight = Foresight(
+        space, ["learning_rate", "batch_size"], tries_of(space, found, [], 0.0, 0), learned, ERROR, 100, 0
+    )
+    at = {b: foresight.system({"learning_rate": 0.01, "batch_size": b}) for b in (16, 32, 64)}
+    assert {b: system["micro_batch_size"] for b, system in at.items() if system} == {16: 8, 32: 32, 64: 8}
