@@ -172,15 +172,15 @@ def _guessed(seen: Sequence[_Seen]) -> tuple[Floats, Floats, Floats]:
     for one in seen:
         if one.at_end is not None:
             curves.take(one.at_rungs, one.at_end)
-    gains = curves.gains()
+    lines = curves.lines()
     rows: list[tuple[Floats, float, float]] = []
     for one in seen:
         last = max(one.at_rungs, default=(0, False))
         if one.at_end is not None:
             rows.append((one.point, one.at_end, 0.0))
-        elif last in gains:
-            gain, std = gains[last]
-            rows.append((one.point, one.at_rungs[last] + gain, std))
+        elif last in lines:
+            line = lines[last]
+            rows.append((one.point, line.end(one.at_rungs[last]), line.std))
     best = sorted(range(len(rows)), key=lambda i: -rows[i][1])[: MODELLED // 2]
     kept = {*best, *[i for i in reversed(range(len(rows))) if i not in set(best)][: MODELLED - len(best)]}
     points, values, stds = zip(*(rows[i] for i in sorted(kept)), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tuning.pareto import hypervolume_2d
 from tuning.policies.acquisition import expected_gains, expected_improvement, gains
 from tuning.policies.beginning import beginning
 from tuning.policies.coordinates import Coordinates
-from tuning.policies.curves import Curves
+from tuning.policies.curves import DOUBT, Curves, Line
 from tuning.policies.outlook import Outlook
 from tuning.policies.surrogate import Surrogate
 from tuning.policies.throughput import Probed, Rates, choose
@@ -102,20 +103,35 @@ def test_the_process_takes_one_value_and_equal_values() -> None:
         Surrogate(np.zeros((0, 1)), np.zeros(0), np.zeros(0), 0)
 
 
-def test_gains_are_known_after_four_trainings_and_a_doubtful_value_says_so() -> None:
+def test_what_a_rung_says_is_known_after_four_trainings() -> None:
     curves = Curves()
     rung = (100, False)
     for gain in (0.1, 0.2, 0.3):
         curves.take({rung: 0.5}, 0.5 + gain)
-    assert curves.gains() == {}
+    assert curves.lines() == {}
     assert curves.optimistic(rung, 0.5) is None
     curves.take({rung: 0.2}, 0.6)
-    gain, std = curves.gains()[rung]
-    assert gain == pytest.approx(0.25)
-    assert std > 0.1
+    assert list(curves.lines()) == [rung]
     assert curves.optimistic(rung, 0.1) == pytest.approx(0.1 + 1.25 * 0.4)
     assert curves.optimistic((200, False), 0.1) is None
     assert curves.optimistic((100, True), 0.1) is None, "with a phase all is yet to be learned there"
+
+
+@pytest.mark.parametrize(("slope", "count"), [(1.0, 40), (2.5, 40), (1.0, 4)])
+def test_the_end_is_read_off_the_line_of_those_that_got_there(slope: float, count: int) -> None:
+    pairs = [(0.1 * n, 3.0 + slope * 0.1 * n) for n in range(count)]
+    line = Line.through(pairs)
+    assert line.slope == pytest.approx(slope * count / (count + DOUBT))
+    assert line.end(line.rung_mean) == pytest.approx(statistics.fmean(end for _, end in pairs))
+    assert line.std < statistics.stdev(end for _, end in pairs)
+
+
+@pytest.mark.parametrize("ends", [(1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0), (2.0, 2.0, 2.0, 2.0)])
+def test_a_rung_that_says_nothing_leaves_the_mean_and_what_they_differ_by(ends: tuple[float, ...]) -> None:
+    falling = len(set(ends)) > 1 and ends[0] > ends[-1]  # a better rung is never taken for a worse end
+    line = Line.through([(0.1 * n if falling else 0.5, end) for n, end in enumerate(ends)])
+    assert (line.slope, line.end(9.0)) == (0.0, statistics.fmean(ends))
+    assert line.std == pytest.approx(statistics.stdev(ends))
 
 
 def taught(mode: Any = "max") -> Outlook:
