@@ -16,7 +16,6 @@ from trainables.knobs import Scalar
 from tuning.backends.recorded import Table
 from tuning.backends.replay import seconds
 from tuning.backends.simulator import SimulatedBench, SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
-from tuning.memory.frontier import GRADIENTS_HELD
 from tuning.pareto import hypervolume_2d
 from tuning.policies.rungs import milestones
 from tuning.records import Record, read
@@ -68,8 +67,7 @@ def arena(path: Path) -> Arena:
     """Returns the arena of a table; cap and corners come from 400 configurations drawn from its space."""
     table = Table(read(path)[0])
     drawn = design(table.space, 400, 0)
-    held = ({**k, GRADIENTS_HELD: True} for k in drawn)  # of whole batches too: the cap of what was run before
-    peaks = sorted(table.peak_bytes(k, micro_batch_of(k)) for k in held)
+    peaks = sorted(table.peak_bytes(k, micro_batch_of(k)) for k in drawn)
     speeds = [samples_per_s(table, k) for k in drawn]
     objective, mode = next(iter(table.objectives.items()))
     qualities = [table.values(k, table.horizon, 0)[objective] for k in drawn]

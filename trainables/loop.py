@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables import batches, optim, precision
-from trainables.live_bytes import LiveBytes, Sparse
+from trainables.live_bytes import LiveBytes, Sparse, storage_bytes
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Stopwatch, Window
@@ -237,17 +237,35 @@ def _validation(state: State) -> Iterator[Any]:
 
 def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
     """Returns the most live bytes of training on the `micro_batch` longest samples of the training split."""
+    return peaks(resident, config, micro_batch)[0]
+
+
+def peaks(resident: Resident, config: Config, micro_batch: int) -> tuple[int, int]:
+    """Returns the most live bytes of training on the `micro_batch` longest samples of the training split.
+
+    The first figure is of batches of several micro-steps, which hold gradients beside their activations; the second of
+    batches of one, which do not: its passes need what the first ones did, and the optimiser's state, or its step more.
+    """
     state = prepare(resident, config, Plan(samples=1_000_000, cap_bytes=_NO_CAP))
-    rehearse(state, micro_batch)
-    return state.peak_allocated_bytes
+    seen: list[int] = []
+    rehearse(state, micro_batch, went=lambda: seen.append(state.peak_allocated_bytes))
+    passes, step, several = seen
+    kept = (t for own in state.optimizer.state.values() for t in own.values() if isinstance(t, Tensor))
+    return several, min(several, max(passes + storage_bytes(kept), step))
 
 
-def rehearse(state: State, micro_batch: int, transfer: Callable[[Any], Any] | None = None) -> None:
+def rehearse(
+    state: State,
+    micro_batch: int,
+    transfer: Callable[[Any], Any] | None = None,
+    went: Callable[[], None] = lambda: None,
+) -> None:
     """Goes through all that a long run holds: an optimiser step, and forward and backward passes before and after it.
 
     The second forward pass meets what a long run holds at its peak: the optimiser's state, and the gradients of the
     micro-batches before it. The samples are the `micro_batch` longest of the training split. `transfer` takes a batch
-    from the host to where it is computed; default: to the device.
+    from the host to where it is computed; default: to the device. `went` is called after the first passes, after the
+    step, and at the end.
     """
     resident, config = state.resident, state.config
     workload, augment = resident.workload, augment_of(resident.workload)
@@ -271,10 +289,13 @@ def rehearse(state: State, micro_batch: int, transfer: Callable[[Any], Any] | No
         state.model.train()
         for phase in names:
             _forward_backward(state, state.model, batch(phase), 1.0, phase)
+        went()
         with _watched(state):
             state.optimizer.step()  # not through the scaler, which skips a step whose fp16 gradients overflow
+        went()
         for phase in names:
             _forward_backward(state, state.model, batch(phase), 1.0, phase)
+        went()
 
 
 def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, phase: str) -> Tensor:

@@ -89,7 +89,9 @@ class Table:
         self._steps = [self._step(r) for r in probes]
         trials = self._trials(records)
         self._prints = {
-            key_of(self._held(r["coupling"])): Footprint.of(r.fields) for r in records if r.event == "footprint"
+            key_of({**self._whole(r["coupling"]), GRADIENTS_HELD: True}): Footprint.of(r.fields)
+            for r in records
+            if r.event == "footprint"
         }
         for found, what in (
             (probes, "probe that succeeded"),
@@ -180,13 +182,9 @@ class Table:
         at = [math.log(s) for s in curve]
         return float(np.interp(math.log(samples), at, [values[name] for values in curve.values()]))
 
-    def _held(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        return {**self._whole(knobs), GRADIENTS_HELD: True}
-
     def _print(self, knobs: Mapping[str, Scalar]) -> Footprint:
-        key = held = key_of(self._held(knobs))
+        key = key_of({**self._whole(knobs), GRADIENTS_HELD: True})  # tables do not tell batches of one micro-step apart
         if key not in self._prints:
             wanted = set(key)
             key = max(self._prints, key=lambda other: len(wanted & set(other)))
-        found = self._prints[key]
-        return found if key_of(self._whole(knobs)) == held else found.without_gradients()
+        return self._prints[key]

@@ -89,17 +89,21 @@ class Session:
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns parameter, gradient and optimiser bytes, and the measured peak for each micro-batch.
 
-        The samples are the longest of the training split. `measured` stops at the first that does not fit.
+        The samples are the longest of the training split. `measured` stops at the first that does not fit;
+        `measured_alone` are the peaks of batches of one micro-step.
         """
         config = self.config(knobs)
         model = self.resident.model(config)
         trainable = parameter_bytes(model, trainable_only=True)
         measured: list[tuple[int, int]] = []
+        alone: list[tuple[int, int]] = []
         message = ""
         for micro_batch in micro_batches:
             try:
                 self._clear()
-                measured.append((micro_batch, loop.peak_bytes(self.resident, config, micro_batch)))
+                peak_bytes, alone_bytes = loop.peaks(self.resident, config, micro_batch)
+                measured.append((micro_batch, peak_bytes))
+                alone.append((micro_batch, alone_bytes))
             except (RuntimeError, MemoryError) as error:
                 if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
                     raise
@@ -111,6 +115,7 @@ class Session:
             "gradient_bytes": trainable,
             "optimizer_bytes": 2 * trainable,  # AdamW: two moments
             "measured": measured,
+            "measured_alone": alone,
             "message": message,
         }
 

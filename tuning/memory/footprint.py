@@ -80,19 +80,23 @@ class Footprint:
         return cls(sizes, tuple(points))
 
     @classmethod
-    def from_peaks(cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool) -> Footprint:
-        """Returns the footprint of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors."""
+    def from_peaks(cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool, alone: bool = False) -> Footprint:
+        """Returns the footprint of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors.
+
+        Those of batches of one micro-step are the `alone` ones; what the allocator adds to them is taken to be the same
+        share.
+        """
         held = peaks[0].breakdown
-        points = [
-            Point(p.micro_batch, p.allocated_bytes, p.capacity_bytes)
-            if cuda
-            else Point(p.micro_batch, p.live_bytes, p.live_bytes)
-            for p in peaks
-        ]
+
+        def point(peak: Peak) -> Point:
+            share = peak.alone_bytes / peak.live_bytes if alone and peak.live_bytes else 1.0
+            sizes = (peak.allocated_bytes, peak.capacity_bytes) if cuda else (peak.live_bytes, peak.live_bytes)
+            return Point(peak.micro_batch, *(round(share * size) for size in sizes))
+
         sizes = Sizes(
             held.get("parameter", 0) + held.get("buffer", 0), held.get("gradient", 0), held.get("optimizer", 0)
         )
-        return cls(sizes, tuple(points), confidence)
+        return cls(sizes, tuple(point(p) for p in peaks), confidence)
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Footprint:
@@ -116,20 +120,6 @@ class Footprint:
     def with_sizes(self, sizes: Sizes) -> Footprint:
         """Returns it with sizes that were counted on the model itself."""
         return dataclasses.replace(self, sizes=sizes)
-
-    def without_gradients(self) -> Footprint:
-        """Returns that of batches of one micro-step, whose gradients are dropped before the next micro-step begins.
-
-        While the activations are all alive no gradient is there yet; in the backward pass the ones make room for the
-        others; the optimiser's step has parameters, state and gradients, and no less than these is needed.
-        """
-        least = self.floor_bytes + self.sizes.gradient_bytes
-
-        def less(size: int) -> int:
-            return max(min(size, least), size - self.sizes.gradient_bytes)
-
-        points = tuple(Point(p.micro_batch, less(p.peak_bytes), less(p.capacity_bytes)) for p in self.points)
-        return dataclasses.replace(self, points=points)
 
     @property
     def floor_bytes(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tuning.memory.allocator import minimal_capacity, replay
-from tuning.memory.trace import Peak, Trace
+from tuning.memory.trace import Event, Peak, Trace
 
 CAPACITY_TOLERANCE_FRAC = 0.005
 """The capacity is found to half a percent: each halving is a replay of the whole log."""
@@ -35,14 +36,30 @@ def peak_of(trace: Trace) -> Peak:
         breakdown={name: size for name, size in breakdown.most_common() if size},
         phase=next((name for at, name in reversed(trace.marks) if at <= index), "setup"),
         operator=trace.ops[births - 1] if 0 < births <= len(trace.ops) else "",
+        alone_bytes=min(live_bytes, alone_bytes(trace)),
     )
+
+
+def alone_bytes(trace: Trace) -> int:
+    """Returns the most bytes live at once where a batch is one micro-step.
+
+    The passes before the first optimiser step lack nothing of it but the optimiser's state; the step has all.
+    """
+    step = next((at for at, name in trace.marks if name == "optimizer"), len(trace.events))
+    end = next((at for at, _ in trace.marks if at > step), len(trace.events))
+    state_bytes = sum(size for own, size in trace.events if size > 0 and trace.categories.get(own) == "optimizer")
+    return max(_highest(trace.events[:step])[1] + state_bytes, _highest(trace.events[:end])[1])
 
 
 def highest(trace: Trace) -> tuple[int, int]:
     """Returns the index of the first event at which the most bytes are live, and these; (-1, 0) without any."""
+    return _highest(trace.events)
+
+
+def _highest(events: Sequence[Event]) -> tuple[int, int]:
     sizes: dict[int, int] = {}
     live, highest, found = 0, 0, -1
-    for index, (ident, size) in enumerate(trace.events):
+    for index, (ident, size) in enumerate(events):
         if size < 0:
             live -= sizes.pop(ident, 0)
             continue

@@ -34,6 +34,7 @@ class Peak:
     `live_bytes`: the sum of the storages. `allocated_bytes`, `reserved_bytes`: what torch.cuda.max_memory_allocated()
     and max_memory_reserved() would say of the native allocator; `expandable_bytes`: reserved with expandable segments.
     `capacity_bytes`: the smallest card, context not counted, on which the step does not run out of memory.
+    `alone_bytes`: the sum of the storages where a batch is one micro-step, so that none holds gradients of others.
     `breakdown`: category -> bytes at the peak, which sum to `live_bytes`; `phase` and `operator`: where it is.
     """
 
@@ -46,3 +47,4 @@ class Peak:
     breakdown: Mapping[str, int]
     phase: str
     operator: str
+    alone_bytes: int = 0

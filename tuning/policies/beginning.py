@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Scalar
 from tuning.policies.throughput import COUPLING, Probed, suits
@@ -11,9 +11,13 @@ from tuning.space import Choice, Range, Space
 
 
 def beginning(
-    space: Space, names: Sequence[str], start: Mapping[str, Scalar], probes: Sequence[Probed]
+    space: Space,
+    names: Sequence[str],
+    start: Mapping[str, Scalar],
+    probes: Sequence[Probed],
+    fits: Callable[[Mapping[str, Scalar]], bool] = lambda knobs: True,
 ) -> list[dict[str, Scalar]]:
-    """Returns the values of the searched `names` at `start`, and of the fastest configuration that was probed.
+    """Returns the values of the searched `names` at `start`, and of the fastest configuration that was probed and fits.
 
     The second has the learning knobs of the start; its learning rate goes with the square root of the batch, as suits
     Adam (Malladi et al. 2022, arXiv 2205.10287), as far as its range lets it. Without probes, or with a range of batch
@@ -25,7 +29,7 @@ def beginning(
         (n, size): rate
         for n, probe in enumerate(probes)
         for size in _batch_sizes(space)
-        if (rate := probe.at_batch_size(size)) is not None
+        if (rate := probe.at_batch_size(size)) is not None and fits({**probe.knobs, "batch_size": size})
     }
     if not rates:
         return [first]

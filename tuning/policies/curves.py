@@ -21,6 +21,8 @@ ENOUGH = 4
 """Trainings that have to have gone from a rung to their end before their gains say anything."""
 NEWEST = 64
 """Of more trainings than these the newest say what to expect; the optimist looks at all."""
+_ROUNDING = 1e-9
+"""Rungs that differ by no more, in the mean, are the same."""
 DOUBT = 2.0
 """Trainings that say that a rung tells nothing of the end, believed before any was seen."""
 MARGIN = 1.25
@@ -29,27 +31,36 @@ MARGIN = 1.25
 
 @dataclass(frozen=True)
 class Line:
-    """The end to expect by the value at a rung, and the deviation of what is left."""
+    """The end to expect by the value at a rung: a line through `count` trainings, and the deviation of what is left.
+
+    `squares` are those of the rungs' distances to their mean, 0 where they are all the same.
+    """
 
     rung_mean: float
     end_mean: float
     slope: float
     std: float
+    squares: float
+    count: int
 
     @classmethod
     def through(cls, pairs: Sequence[tuple[float, float]]) -> Line:
         """Returns the line through (rung, end) pairs, at least two."""
         count = len(pairs)
         rung_mean, end_mean = (statistics.fmean(values) for values in zip(*pairs, strict=True))
-        squares = sum((rung - rung_mean) ** 2 for rung, _ in pairs) * (1 + DOUBT / count)
+        squares = sum((rung - rung_mean) ** 2 for rung, _ in pairs)
+        if squares <= count * (_ROUNDING * rung_mean) ** 2:
+            squares = 0.0
         products = sum((rung - rung_mean) * (end - end_mean) for rung, end in pairs)
-        slope = max(0.0, products / squares) if squares > 0 else 0.0
+        slope = max(0.0, products / (squares * (1 + DOUBT / count))) if squares else 0.0
         left = sum((end - end_mean - slope * (rung - rung_mean)) ** 2 for rung, end in pairs)
-        return cls(rung_mean, end_mean, slope, math.sqrt(left / (count - 1)))
+        return cls(rung_mean, end_mean, slope, math.sqrt(left / (count - 1)), squares, count)
 
-    def end(self, rung: float) -> float:
-        """Returns the end to expect."""
-        return self.end_mean + self.slope * (rung - self.rung_mean)
+    def end(self, rung: float) -> tuple[float, float]:
+        """Returns the end to expect and its deviation, the larger the farther the rung is from those known."""
+        away = rung - self.rung_mean
+        lever = away**2 / self.squares if self.squares and self.slope else 0.0
+        return self.end_mean + self.slope * away, self.std * math.sqrt(1 + 1 / self.count + lever)
 
 
 class Curves:

@@ -179,8 +179,7 @@ def _guessed(seen: Sequence[_Seen]) -> tuple[Floats, Floats, Floats]:
         if one.at_end is not None:
             rows.append((one.point, one.at_end, 0.0))
         elif last in lines:
-            line = lines[last]
-            rows.append((one.point, line.end(one.at_rungs[last]), line.std))
+            rows.append((one.point, *lines[last].end(one.at_rungs[last])))
     best = sorted(range(len(rows)), key=lambda i: -rows[i][1])[: MODELLED // 2]
     kept = {*best, *[i for i in reversed(range(len(rows))) if i not in set(best)][: MODELLED - len(best)]}
     points, values, stds = zip(*(rows[i] for i in sorted(kept)), strict=True)

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
@@ -41,6 +42,11 @@ class Probed:
         batch = int(self.knobs.get("batch_size", Knobs().batch_size))
         return min(batch, int(self.knobs.get("micro_batch_size", Knobs().micro_batch_size)))
 
+    @cached_property
+    def system(self) -> Mapping[str, Scalar]:
+        """Returns its system knobs, the micro-batch as it ran."""
+        return {**{n: v for n, v in self.knobs.items() if n in SYSTEM}, "micro_batch_size": self.micro_batch_size}
+
     def at_batch_size(self, batch_size: int) -> float | None:
         """Returns samples a second at this batch size, or None where the batch is smaller than what was measured."""
         if batch_size < self.micro_batch_size:
@@ -69,8 +75,7 @@ def ranked(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> list[Choice
     for probe in probes:
         rate = probe.at_batch_size(batch_size) if coupling_of(probe.knobs) == coupling else None
         if rate is not None:
-            system = {n: v for n, v in probe.knobs.items() if n in SYSTEM}
-            found.append(Choice({**system, "micro_batch_size": probe.micro_batch_size}, rate))
+            found.append(Choice(probe.system, rate))
     return sorted(found, key=lambda choice: -choice.samples_per_s)
 
 

@@ -40,7 +40,11 @@ FIRST = (2, 8)
 REACH = 1.25
 """How much more a larger size may need than the line so far says: its slope can still grow."""
 CLOSE = 1.05
-"""A larger size is measured up to where the line so far is so many times the cap: what is close has to be known."""
+"""Where nothing but a step is lost by it, sizes are measured up to where the line is so many times the cap.
+
+That is on CUDA and under a virtual card: what is close to the cap has to be known. On a plain CPU it is the host's
+memory that would run out, so that no more is measured than is sure to fit.
+"""
 CUDA_SPARE = 1.10
 """What a CUDA card must hold as a multiple of the peak: +10.2 % in the mean over 160 replays of its allocator."""
 LIMIT_S, ROOMY_S = 12.0, 5.0
@@ -172,8 +176,9 @@ class EstimateStage:
             self._measure(coupling, self._first)
             took[number] = self._clock() - begun
         for number, spent_s in took.items() if not self._is_roomy() else ():
-            size = self._further(todo[number])
-            if size is not None and self._clock() + spent_s * size / sum(self._first) < started + limit_s:
+            while (size := self._further(todo[number])) is not None:
+                if self._clock() + spent_s * size / sum(self._first) >= started + limit_s:
+                    break
                 self._measure(todo[number], (size,))
 
     def _is_roomy(self) -> bool:
@@ -189,8 +194,11 @@ class EstimateStage:
         if not peaks:
             return False
         found = self._bench.footprint(self._knobs(coupling), self._first[:1])
-        print_ = Footprint.from_peaks(peaks, prediction.confidence, cuda=self._cuda).with_sizes(Sizes.of(found))
-        self._write(coupling, print_, found, notes=list(prediction.notes))
+        several, alone = (
+            Footprint.from_peaks(peaks, prediction.confidence, cuda=self._cuda, alone=alone).with_sizes(Sizes.of(found))
+            for alone in (False, True)
+        )
+        self._write(coupling, several, found, alone, notes=list(prediction.notes))
         return True
 
     def _bounded(self, coupling: Mapping[str, Scalar]) -> bool:
@@ -208,7 +216,7 @@ class EstimateStage:
         if self._cap_bytes is not None and print_.capacity(self._sizes[-1]).total_bytes * REACH > self._cap_bytes:
             return False
         bound = dataclasses.replace(print_, source="bound")
-        self._write(coupling, bound, {"measured": [], "message": ""})
+        self._write(coupling, bound, {"measured": [], "message": ""}, _alone(record.fields))
         return True
 
     def _measure(self, coupling: Mapping[str, Scalar], sizes: Sequence[int]) -> None:
@@ -220,24 +228,32 @@ class EstimateStage:
             less = self._bench.footprint(self._knobs(coupling), (1,))["measured"] if sizes[0] > 1 else []
             measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
         pairs = [(int(m), int(b)) for m, b in measured]
-        print_ = Footprint.from_measured(Sizes.of(found), pairs, CUDA_SPARE if self._cuda else 1.0)
-        failed = sizes[len(found["measured"])] if before and len(found["measured"]) < len(sizes) else None
-        self._write(coupling, print_, {**found, "measured": pairs}, failed=failed)
+        sizes_, spare = Sizes.of(found), CUDA_SPARE if self._cuda else 1.0
+        print_ = Footprint.from_measured(sizes_, pairs, spare)
+        own = [*(before.get("measured_alone", []) if before else []), *found.get("measured_alone", [])]
+        bare = [(int(m), int(b)) for m, b in own]
+        alone = Footprint.from_measured(sizes_, bare, spare) if bare else None
+        more = {"failed": before["failed"]} if before and before.get("failed") else {}
+        if before and len(found["measured"]) < len(sizes):
+            more["failed"] = {"micro_batch": sizes[len(found["measured"])], "cap_bytes": self._cap_bytes}
+        self._write(coupling, print_, {**found, "measured": pairs, "measured_alone": bare}, alone, **more)
 
     def _further(self, coupling: Mapping[str, Scalar]) -> int | None:
         """Returns the largest size of the space that is worth measuring too, None where there is none.
 
-        The peak is the largest of several lines, so two small sizes can miss the steepest. Where a size is close to the
-        cap its own peak tells what no line can: under a virtual card it is measured all the same, and on a real one it
-        runs out of memory at most.
+        The peak is the largest of several lines, so two small sizes can miss the steepest; and of a size close to the
+        cap its own peak tells what no line can. Where one ran out of memory it is the next smaller.
         """
         record = _latest(self._journal.records, coupling)
         if record is None or len(record["measured"]) < len(self._first):
             return None
         print_ = Footprint.of(record.fields)
-        cap_bytes = math.inf if self._cap_bytes is None else self._cap_bytes
+        limit = CLOSE if peaks_are_whole(self._journal.records) else 1 / REACH
+        cap_bytes = math.inf if self._cap_bytes is None else self._cap_bytes * limit
+        done = max(m for m, _ in record["measured"])
+        failed = (record.get("failed") or {"micro_batch": math.inf})["micro_batch"]
         return max(
-            (m for m in self._sizes if m > self._first[-1] and print_.capacity(m).total_bytes < cap_bytes * CLOSE),
+            (m for m in self._sizes if done < m < failed and print_.capacity(m).total_bytes < cap_bytes),
             default=None,
         )
 
@@ -245,8 +261,18 @@ class EstimateStage:
         """Returns what is run to measure a coupling: the space's own start, since dropout 0 and the like matter too."""
         return {**defaults(self._space), **coupling}
 
-    def _write(self, coupling: Mapping[str, Scalar], found: Footprint, raw: Mapping[str, Any], **more: Any) -> None:
+    def _write(
+        self,
+        coupling: Mapping[str, Scalar],
+        found: Footprint,
+        raw: Mapping[str, Any],
+        alone: Footprint | None,
+        **more: Any,
+    ) -> None:
+        """Writes what was found of a coupling, and of its batches of one micro-step where that is known."""
         kept = {"measured": raw["measured"], "message": raw["message"], **more}
+        if alone is not None:
+            kept.update(measured_alone=raw.get("measured_alone", []), points_alone=alone.as_raw()["points"])
         self._journal.append("footprint", coupling=dict(coupling), **found.as_raw(), **kept)
 
 
@@ -259,11 +285,9 @@ def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
             for fact in record["facts"]:
                 _recall(learned, fact)
         elif record.event == "footprint":
-            if record.get("failed"):
-                learned.observe_oom(key_of(record["coupling"]), int(record["failed"]))
-            if record.get("source", "measured") != "measured":
-                for micro_batch, peak_bytes in record["measured"]:
-                    learned.observe_peak(key_of(record["coupling"]), int(micro_batch), int(peak_bytes))
+            if failed := record.get("failed"):
+                learned.observe_oom(key_of(record["coupling"]), int(failed["micro_batch"]), failed["cap_bytes"])
+            _corrected(learned, record.fields)
         elif record.event in ("oom", "probe", "trial") and record.get("fault") == GROWING.name:
             continue  # a leak says nothing of the micro-batch
         elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
@@ -300,9 +324,10 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
             kept = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured")
             if all(n in record.fields for n in kept) and record["source"] != "bound":
                 coupling = dict(key_of(record["coupling"]))
-                found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}})
-                if record.get("failed"):
-                    found.append({"kind": "oom", "coupling": coupling, "micro_batch": record["failed"]})
+                alone = {n: record[n] for n in ("points_alone", "measured_alone") if n in record.fields}
+                found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}, **alone})
+                if failed := record.get("failed"):
+                    found.append({"kind": "oom", "coupling": coupling, **failed})
         elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
             knobs = record["config"]
             outcome = "oom" if record.event == "oom" else str(record["outcome"])
@@ -318,21 +343,40 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _recall(learned: Frontier, fact: Mapping[str, Any]) -> None:
     key = key_of(fact["coupling"])
-    if fact["kind"] == "footprint" and fact["source"] != "measured":
-        for micro_batch, peak_bytes in fact["measured"]:
-            learned.observe_peak(key, int(micro_batch), int(peak_bytes))
+    if fact["kind"] == "footprint":
+        _corrected(learned, fact)
     elif fact["kind"] == "oom":
         learned.observe_oom(key, int(fact["micro_batch"]), fact.get("cap_bytes"))
-    elif fact["kind"] in ("peak", "fit"):
+    elif fact["kind"] in ("peak", "fit") and GRADIENTS_HELD in fact["coupling"]:  # older facts do not say of which
         whole = fact["kind"] == "peak"
         learned.observe_fit(key, int(fact["micro_batch"]), int(fact["peak_bytes"]), whole=whole)
+
+
+def _corrected(learned: Frontier, raw: Mapping[str, Any]) -> None:
+    """Holds what was predicted of a coupling to what was measured of it."""
+    if raw.get("source", "measured") == "measured":
+        return
+    for name, held in (("measured", True), ("measured_alone", False)):
+        for micro_batch, peak_bytes in raw.get(name, []):
+            key = key_of({**raw["coupling"], GRADIENTS_HELD: held})
+            learned.observe_peak(key, int(micro_batch), int(peak_bytes))
+
+
+def _alone(raw: Mapping[str, Any]) -> Footprint | None:
+    """Returns the footprint of batches of one micro-step, None where nothing is known of them."""
+    return Footprint.of({**raw, "points": raw["points_alone"]}) if raw.get("points_alone") else None
 
 
 def _footprints(records: Sequence[Record]) -> dict[tuple[tuple[str, Scalar], ...], Footprint]:
     """Returns the latest footprint of each coupling, this run's own before one that was known."""
     known = [f for r in records if r.event == "known" for f in r["facts"] if f["kind"] == "footprint"]
     own = [r.fields for r in records if r.event == "footprint"]
-    return {key_of(raw["coupling"]): Footprint.of(raw) for raw in (*known, *own)}
+    found = {key_of(raw["coupling"]): Footprint.of(raw) for raw in (*known, *own)}
+    for raw in (*known, *own):
+        alone = _alone(raw)
+        if alone is not None:
+            found[key_of({**raw["coupling"], GRADIENTS_HELD: False})] = alone
+    return found
 
 
 def _latest(records: Sequence[Record], coupling: Mapping[str, Scalar]) -> Record | None:

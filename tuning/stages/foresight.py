@@ -97,19 +97,15 @@ class Foresight:
         fitting: dict[Any, int] = {}
 
         def speed(values: Mapping[str, Scalar]) -> float | None:
-            choice = self._fastest(values, fitting)
-            if choice is None:
-                return None
-            # A smaller micro-step takes no longer, so that the speed falls with it at most.
-            micro, fits = int(choice.system["micro_batch_size"]), self._fitting(values, choice, fitting)
-            return choice.samples_per_s * fits / micro if fits else None
+            found = self._fastest(values, fitting)
+            return None if found is None else found[1] or None
 
         return self._outlook.choose(candidates, [speed(c) for c in candidates])
 
     def system(self, knobs: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
-        """Returns the fastest system knobs known for a trial that fit, else the fastest; None where none are known."""
+        """Returns the system knobs known that are fastest at the micro-batch that fits; None where none are known."""
         found = self._fastest(knobs, {})
-        return None if found is None else found.system
+        return None if found is None else found[0].system
 
     def vary(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
         """Returns the configuration with system knobs to try, None where the trial should run with the fastest."""
@@ -138,9 +134,10 @@ class Foresight:
         measured = record.get("measured_samples_per_s")
         if self._tries.was_made(trial) and outcome not in (Outcome.OK, Outcome.STOPPED):
             self._tries.failed(knobs)
+        is_anew = self._tries.was_made(trial)  # its own speed was said before it was learned from
         if outcome in (Outcome.OK, Outcome.STOPPED) and self._tries.is_open(knobs):
             everybody = self._tries.learn(knobs, measured)
-            self._unrated = list(self._whole) if everybody else []
+            self._unrated, is_anew = list(self._whole) if everybody else [], is_anew or everybody
         elif outcome == Outcome.OK or (outcome == Outcome.STOPPED and not knobs.get(PHASE_KNOB)):
             self._rates.learn(knobs, measured)  # of one that was stopped the phase may be all that ran
         if outcome == Outcome.OK:
@@ -148,7 +145,7 @@ class Foresight:
             self._outlook.ended(trial, knobs, rate, value)
             if value is not None and math.isfinite(value) and record["samples_per_s"]:
                 self._whole[trial] = _Whole(knobs, record["samples_per_s"], self._sign * value)
-                self._unrated += [trial] * self._tries.was_made(trial)
+                self._unrated += [trial] * is_anew
         elif outcome == Outcome.STOPPED:
             self._outlook.stopped(trial, knobs)
         elif outcome == Outcome.DIVERGED or (outcome == Outcome.CRASH and not self._tries.was_made(trial)):
@@ -175,10 +172,9 @@ class Foresight:
         if not fallen and all(self._outlook.is_beaten(now[t], one.quality) for t, one in open_.items()):
             return []
         rates = {trial: now.get(trial, one.samples_per_s) for trial, one in self._whole.items()}
-        names, found = list(rates), list[Rated]()
-        while names:  # until whoever is on the front fits with the knobs that put it there
-            points = np.array([[-rates[t], -self._whole[t].quality] for t in names])
-            on_front = [names[int(i)] for i in front(points)]
+        found = list[Rated]()
+        while rates:  # until whoever is on the front fits with the knobs that put it there
+            on_front = self._on_front(rates)
             risen = [t for t in on_front if rates[t] > APART * self._whole[t].samples_per_s]
             best = {t: self._with_fastest(self._whole[t].knobs) for t in risen}
             unfit = [t for t in risen if best[t] is None]
@@ -187,13 +183,20 @@ class Foresight:
                 found = [Rated(t, *b) for t in risen if (b := best[t]) is not None]
                 break
             rates.update({t: self._whole[t].samples_per_s for t in unfit})
-        said = np.array([[-one.samples_per_s, -one.quality] for one in self._whole.values()]).reshape(-1, 2)
-        on_front_as_said = {names[int(i)] for i in front(said)} if fallen else set()
-        for trial in (t for t in fallen if t in on_front_as_said):
-            own = self._whole[trial].knobs
-            config, speed = self._with_fastest(own) or (own, 0.0)
-            found.append(Rated(trial, config if speed >= now[trial] else own, now[trial]))
+        said = {trial: one.samples_per_s for trial, one in self._whole.items()}
+        while fallen and (there := [t for t in self._on_front(said) if t in fallen]):  # one that falls may have hidden another
+            for trial in there:
+                fallen.remove(trial)
+                said[trial], own = now[trial], self._whole[trial].knobs
+                config, speed = self._with_fastest(own) or (own, 0.0)
+                found.append(Rated(trial, config if speed >= now[trial] else own, now[trial]))
         return found
+
+    def _on_front(self, speeds: Mapping[str, float]) -> list[str]:
+        """Returns the trials that came to their end and are on the front at these speeds."""
+        points = [[-speed, -self._whole[trial].quality] for trial, speed in speeds.items()]
+        names = list(speeds)
+        return [names[int(i)] for i in front(np.array(points).reshape(-1, 2))]
 
     def take(self, rated: Rated) -> None:
         """Takes that a trial is judged by another configuration, or another speed, from here on."""
@@ -203,30 +206,33 @@ class Foresight:
 
     def _now(self, one: _Whole) -> float:
         """Returns the speed of a trial by what is known now, the fastest system knobs being its own."""
-        best = self._fastest(one.knobs, {})
+        best = self._with_fastest(one.knobs)
         own = self._rates.of(one.knobs) if self._tries.is_try(one.knobs) else one.samples_per_s
-        return max(own or one.samples_per_s, best.samples_per_s if best else 0.0)
+        return max(own or one.samples_per_s, best[1] if best else 0.0)
 
     def _with_fastest(self, knobs: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], float] | None:
         """Returns the knobs with the fastest system knobs known that fit, and the speed; None where none do."""
-        choice = self._fastest(knobs, {})
-        if choice is None:
-            return None
         learned = {n: v for n, v in knobs.items() if n not in SYSTEM}  # what the others need is theirs too
-        config = self._space.complete({**learned, **choice.system})
-        return (config, choice.samples_per_s) if self._fits(config) else None
+        for choice in self._rates.ranked(knobs):
+            config = self._space.complete({**learned, **choice.system})
+            if self._fits(config):
+                return config, choice.samples_per_s
+        return None
 
-    def _fastest(self, values: Mapping[str, Scalar], fitting: dict[Any, int]) -> Choice | None:
-        """Returns the fastest system knobs known that fit at their own micro-batch, else the fastest.
+    def _fastest(self, values: Mapping[str, Scalar], fitting: dict[Any, int]) -> tuple[Choice, float] | None:
+        """Returns the system knobs known with the largest speed at the micro-batch that fits, and that speed at least.
 
+        It is 0 where none of them fits. A smaller micro-step takes no longer, so that the speed falls with it at most.
         `fitting` keeps what was asked of the frontier.
         """
-        first: Choice | None = None
+        best: tuple[Choice, float] | None = None
         for choice in self._rates.ranked(values):
-            if self._fitting(values, choice, fitting) == choice.system["micro_batch_size"]:
-                return choice
-            first = first or choice
-        return first
+            if best is not None and choice.samples_per_s <= best[1]:
+                break
+            share = self._fitting(values, choice, fitting) / int(choice.system["micro_batch_size"])
+            if best is None or choice.samples_per_s * share > best[1]:
+                best = choice, choice.samples_per_s * share
+        return best
 
     def _fitting(self, values: Mapping[str, Scalar], choice: Choice, fitting: dict[Any, int]) -> int:
         """Returns the micro-batch at which a trial would begin, 0 for none."""

@@ -81,7 +81,8 @@ class ProbeStage:
         searcher = self._searcher(system, coupling)
         held: dict[str, Scalar | None] = {}
         while self._clock() < until or not self._under(coupling):
-            seen = [{**r["config"], "batch_size": self._batch_size} for r in self._under(coupling)]
+            over = [r for r in self._under(coupling) if not self._fits_alone(r)]
+            seen = [{**r["config"], "batch_size": self._batch_size} for r in over]
             incumbent = self._incumbent(coupling)
             if (now_held := {n: incumbent.get(n) for n in self._frozen(coupling, told)}) != held:
                 held = now_held
@@ -110,7 +111,8 @@ class ProbeStage:
 
     def _settled(self, coupling: Mapping[str, Scalar]) -> bool:
         """Returns whether the last `IDLE` probes under the coupling found nothing faster than those before them."""
-        rates = [float(r.get("samples_per_s") or 0.0) for r in self._under(coupling)]
+        own = (r for r in self._under(coupling) if r["config"]["batch_size"] == self._batch_size)
+        rates = [float(r.get("samples_per_s") or 0.0) for r in own]
         before, last = rates[:-IDLE], rates[-IDLE:]
         return bool(before) and max(last) < max(before) * (1 + self._budget.spread_frac)
 
@@ -171,7 +173,8 @@ class ProbeStage:
         return min(whole_s, max(whole_s / 2, left_s / A_SWEEP))
 
     def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> Record:
-        rivals = [] if name else [p.samples_per_s for p in self._rivals(knobs)]
+        size = int(knobs.get("batch_size", self._batch_size))
+        rivals = [] if name else [rate for p in self._rivals(knobs) if (rate := p.at_batch_size(size)) is not None]
         p_oom = self._judged(knobs).p_oom
         found = self._bench.probe(knobs, time_s, self._budget.spread_frac, max(rivals, default=0.0))
         record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
@@ -179,14 +182,17 @@ class ProbeStage:
         return record
 
     def _fitting(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
-        """Returns the knobs at a batch of one micro-step where the space has it and only that is expected to fit."""
+        """Returns the knobs at a batch of one micro-step where the space has it and a trial would fit only as that."""
         micro_batch, given = micro_batch_of(knobs), self._space.given("batch_size")
         alone = {**knobs, "batch_size": micro_batch}
         has_it = micro_batch in given if isinstance(given, Range) else micro_batch in _values(self._space, "batch_size")
-        return alone if has_it and not self._fits(knobs) and self._fits(alone) else knobs
+        if not has_it or self._frontier.judge(key_of(knobs), micro_batch).fits:
+            return knobs
+        return alone if self._judged(alone).fits else knobs
 
-    def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
-        return self._judged(knobs).fits
+    def _fits_alone(self, record: Record) -> bool:
+        """Returns whether a probe ran out of memory that is to be made again as a batch of one micro-step."""
+        return bool(record.get("outcome") == "oom" and self._fitting(record["config"]) != record["config"])
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
         return self._frontier.judge(key_of(knobs), micro_batch_of(knobs), costs=PROBE_COSTS)
@@ -225,11 +231,15 @@ class ProbeStage:
         return self._clipped({**self._space.fixed, **coupling, **system})
 
     def _best(self, coupling: Mapping[str, Scalar] | None) -> Probed | None:
-        """Returns the fastest probe inside the space, under the coupling or, for None, under any."""
+        """Returns the fastest probe inside the space, under the coupling or, for None, under any.
+
+        What fits only as a whole batch serves that batch size alone, and is the best only where nothing else fits.
+        """
         found = [p for p in probed(self._journal.records) if inside(self._space, p)]
         if coupling is not None:
             here = coupling_of({**self._space.fixed, **coupling})
             found = [p for p in found if coupling_of(p.knobs) == here]
+        found = [p for p in found if p.knobs.get("batch_size") == self._batch_size] or found
         return max(found, key=lambda p: p.samples_per_s, default=None)
 
     def _clipped(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:

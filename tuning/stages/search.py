@@ -77,7 +77,10 @@ class SearchDesk:
             searched,
             objectives,
             terms.seed,
-            initial=[*self._best_before, *beginning(space, self._names, start, self._probed if self._staged else [])],
+            initial=[
+                *self._best_before,
+                *beginning(space, self._names, start, self._probed if self._staged else [], self._fits),
+            ],
             prior=[(self._searched(t["config"]), self._taken_over(t)) for t in earlier],
         )
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
@@ -280,6 +283,10 @@ class SearchDesk:
         """
         return self._frontier.judge(key_of(knobs), micro_batch_of(knobs), shrink=self._staged)
 
+    def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
+        """Returns whether a configuration is expected to fit at its own micro-batch."""
+        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs)).fits
+
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: Verdict, trial: str | None = None) -> Record:
         return self._journal.append(
             "refused",
@@ -318,8 +325,10 @@ class SearchDesk:
 
     def _taken_over(self, trial: Mapping[str, Any]) -> Observation:
         """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""
-        choice = throughput.choose(self._probed, self._space.complete(trial["config"])) if self._staged else None
-        rate = trial["samples_per_s"] if choice is None else choice.samples_per_s
+        config = self._space.complete(trial["config"])
+        choices = throughput.ranked(self._probed, config) if self._staged else []
+        fitting = (c.samples_per_s for c in choices if self._fits({**config, **c.system}))
+        rate = next(fitting, trial["samples_per_s"])
         return Observation(trial["outcome"], {SAMPLES_PER_S: rate, **trial["values"]})
 
     def _doubt(self, record: Record) -> None:

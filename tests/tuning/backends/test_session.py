@@ -10,7 +10,6 @@ import pytest
 from trainables.plan import Plan
 from tuning.backends.session import Session
 from tuning.backends.setting import Setting
-from tuning.memory.footprint import Footprint, Sizes
 
 BROKEN = '''
 import math
@@ -43,6 +42,30 @@ class Broken(Sums):
 
 WORKLOAD = Broken()
 '''
+
+
+WIDE = """
+import torch
+from tests.fakes import Sums
+
+class Wide(Sums):
+    def model(self, config):
+        '''Returns layers whose gradients are a good part of what a step needs.'''
+        wide = [torch.nn.Linear(9, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU()]
+        return torch.nn.Sequential(*wide, torch.nn.Linear(256, 1))
+
+    def collate(self, samples):
+        '''Returns nine numbers of each sample, whatever its length.'''
+        values = torch.zeros(len(samples), 9)
+        for row, (own, _) in zip(values, samples):
+            row[: len(own)] = own
+        return {"values": values, "target": torch.stack([t for _, t in samples])}
+
+    def loss(self, model, batch):
+        return (model(batch["values"]).squeeze(1) - batch["target"]).square().mean()
+
+WORKLOAD = Wide()
+"""
 
 
 @pytest.fixture
@@ -121,15 +144,21 @@ def test_footprint_grows_with_the_micro_batch_and_counts_adams_two_moments(broke
     assert found["optimizer_bytes"] == 2 * found["gradient_bytes"]
 
 
-def test_a_batch_of_one_micro_step_needs_what_its_footprint_says_without_gradients(broken: Any) -> None:
-    session = broken("")
-    raw = session.footprint(KNOBS, (16,))
-    held = Footprint.from_measured(Sizes.of(raw), raw["measured"])
-    knobs = {**KNOBS, "micro_batch_size": 16, "batch_size": 16}
-    alone = session.train(knobs, PLAN, 0)["peak_allocated_bytes"]
-    several = session.train({**knobs, "batch_size": 32}, PLAN, 0)["peak_allocated_bytes"]
-    assert alone < several <= held.peak(16).total_bytes
-    assert alone <= held.without_gradients().peak(16).total_bytes * 1.02
+@pytest.mark.parametrize("micro_batch", [4, 512])
+def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(tmp_path: Path, micro_batch: int) -> None:
+    path = tmp_path / "wide.py"
+    path.write_text(WIDE)
+    session = Session(Setting(str(path), {"count": 2048}, cap_bytes=10**9))
+    knobs = {"learning_rate": 1e-4, "micro_batch_size": micro_batch, "dropout": 0.0}
+    found = session.footprint(knobs, (micro_batch,))
+    plan = Plan(samples=2048, milestones=(2048,), cap_bytes=10**9)
+    several, alone = (
+        session.train({**knobs, "batch_size": size}, plan, 0)["peak_allocated_bytes"]
+        for size in (2 * micro_batch, micro_batch)
+    )
+    assert several == pytest.approx(found["measured"][0][1], rel=0.01)
+    assert alone == pytest.approx(found["measured_alone"][0][1], rel=0.01)
+    assert (several - alone > 0.5 * found["gradient_bytes"]) == (micro_batch == 512), "the optimiser's step needs more"
 
 
 def test_a_probe_gives_both_step_times_and_keeps_to_its_time(broken: Any) -> None:

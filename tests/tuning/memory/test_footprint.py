@@ -137,28 +137,3 @@ def test_measurements_are_checked(measured: list[tuple[int, int]]) -> None:
 def test_a_source_is_a_prior() -> None:
     with pytest.raises(ValueError, match=r"expected a source of traced, .*, got 'guessed'"):
         Footprint(PARTS, (Point(1, 1, 1),), "guessed")
-
-
-@settings(max_examples=100, deadline=None)
-@given(sizes, measurements)
-def test_without_gradients_no_more_is_saved_than_they_take_and_the_optimizers_step_still_fits(
-    parts: Sizes, measured: list[tuple[int, int]]
-) -> None:
-    held = Footprint.from_measured(parts, measured)
-    bare = held.without_gradients()
-    step = parts.parameter_bytes + parts.optimizer_bytes + parts.gradient_bytes
-    for before, after in zip(held.points, bare.points, strict=True):
-        assert before.peak_bytes - parts.gradient_bytes <= after.peak_bytes <= before.peak_bytes
-        assert after.peak_bytes >= min(before.peak_bytes, step)
-        assert after.capacity_bytes >= after.peak_bytes
-
-
-@pytest.mark.parametrize(("sample_mb", "micro_batch"), [(1, 2), (10, 1), (10, 8), (0, 4)])
-def test_where_gradients_take_the_place_of_activations_the_larger_of_both_is_needed(
-    sample_mb: int, micro_batch: int
-) -> None:
-    activations = sample_mb * micro_batch * MB
-    static = PARTS.parameter_bytes + PARTS.optimizer_bytes
-    held = Footprint.from_measured(PARTS, [(micro_batch, static + PARTS.gradient_bytes + activations)])
-    need = static + max(PARTS.gradient_bytes, activations)
-    assert held.without_gradients().peak(micro_batch).total_bytes == need

@@ -122,15 +122,22 @@ def test_the_end_is_read_off_the_line_of_those_that_got_there(slope: float, coun
     pairs = [(0.1 * n, 3.0 + slope * 0.1 * n) for n in range(count)]
     line = Line.through(pairs)
     assert line.slope == pytest.approx(slope * count / (count + DOUBT))
-    assert line.end(line.rung_mean) == pytest.approx(statistics.fmean(end for _, end in pairs))
+    assert line.end(line.rung_mean)[0] == pytest.approx(statistics.fmean(end for _, end in pairs))
     assert line.std < statistics.stdev(end for _, end in pairs)
+
+
+def test_far_from_the_rungs_that_are_known_the_end_is_not() -> None:
+    line = Line.through([(0.810, 0.84), (0.812, 0.88), (0.811, 0.83), (0.813, 0.87)])
+    assert line.end(0.8115)[1] == pytest.approx(line.std * math.sqrt(1.25))
+    guess, std = line.end(0.83)
+    assert guess - 2 * std < 0.88, "better than all that were seen, and as doubtful"
 
 
 @pytest.mark.parametrize("ends", [(1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0), (2.0, 2.0, 2.0, 2.0)])
 def test_a_rung_that_says_nothing_leaves_the_mean_and_what_they_differ_by(ends: tuple[float, ...]) -> None:
     falling = len(set(ends)) > 1 and ends[0] > ends[-1]  # a better rung is never taken for a worse end
-    line = Line.through([(0.1 * n if falling else 0.5, end) for n, end in enumerate(ends)])
-    assert (line.slope, line.end(9.0)) == (0.0, statistics.fmean(ends))
+    line = Line.through([(0.1 * n if falling else 0.1 + 0.2, end) for n, end in enumerate(ends)])
+    assert (line.slope, line.end(9.0)[0]) == (0.0, statistics.fmean(ends))
     assert line.std == pytest.approx(statistics.stdev(ends))
 
 

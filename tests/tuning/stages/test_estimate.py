@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes import FormulaBench
 from trainables.knobs import Scalar
+from tuning.memory.frontier import GRADIENTS_HELD
 from tuning.memory.prediction import Prediction
 from tuning.memory.trace import Trace
 from tuning.records import Journal
@@ -78,6 +79,7 @@ def test_what_the_line_says_is_too_large_is_not_measured(journal: Journal) -> No
 
 def test_what_is_close_to_the_cap_is_measured_and_not_guessed(journal: Journal) -> None:
     bench = CountingBench()
+    journal.append("study", card={"cap_bytes": 720 * MB}, device={"type": "cpu"})
     EstimateStage(bench, SPACE, journal, 720 * MB).run()  # 64 samples take 740 MB: 3 % more than there are
     assert [sizes for _, sizes in bench.asked[2:]] == [(64,), (64,)]
     learned = frontier(journal.records, 720 * MB)
@@ -92,11 +94,28 @@ def test_what_runs_out_of_memory_while_it_is_measured_is_known_not_to_fit(journa
             fitting = itertools.takewhile(lambda pair: pair[1] <= 720 * MB, found["measured"])
             return {**found, "measured": list(fitting), "message": "no room"}
 
-    EstimateStage(Card(), SPACE, journal, 720 * MB).run()
-    assert [r.get("failed") for r in journal.records] == [None, None, 64, 64]
+    journal.append("study", card={"cap_bytes": None}, device={"type": "cuda"})
+    bench = Card()
+    EstimateStage(bench, SPACE, journal, 720 * MB).run()
+    assert [sizes for _, sizes in bench.asked[2:]] == [(64,), (32,)] * 2, "then the next smaller"
     learned = frontier(journal.records, 720 * MB)
     assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
-    assert {"kind": "oom", "coupling": dict(FP32), "micro_batch": 64} in facts(journal.records)
+    known = {"kind": "oom", "coupling": dict(FP32), "micro_batch": 64, "cap_bytes": 720 * MB}
+    assert known in facts(journal.records)
+    assert frontier(journal.records, 10**9).judge(FP32, 64).fits, "it failed under less than this"
+
+
+def test_on_a_plain_cpu_nothing_is_measured_that_may_not_fit(journal: Journal) -> None:
+    bench = CountingBench()
+    journal.append("study", card={"cap_bytes": None}, device={"type": "cpu"})
+    EstimateStage(bench, SPACE, journal, 720 * MB).run()
+    assert [sizes for _, sizes in bench.asked[2:]] == [(32,), (32,)]
+
+
+def test_an_older_fact_does_not_say_whether_gradients_were_held(journal: Journal) -> None:
+    old = {n: v for n, v in FP32 if n != GRADIENTS_HELD}
+    journal.append("known", facts=[{"kind": "fit", "coupling": old, "micro_batch": 64, "peak_bytes": 90 * MB}])
+    assert frontier(journal.records, 100 * MB).predicted_bytes(FP32, 64) is None
 
 
 def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:

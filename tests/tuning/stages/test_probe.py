@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import FormulaBench, SpanBench
 from trainables.knobs import Scalar
-from tuning.memory.frontier import GRADIENTS_HELD
+from tuning.memory.frontier import GRADIENTS_HELD, Frontier
 from tuning.policies.throughput import neighbour
 from tuning.records import Journal
 from tuning.sections import ProbeSection
@@ -234,26 +234,80 @@ def test_a_probe_has_half_its_time_where_the_sweep_is_short(tmp_path: Path, max_
 class Bare(FormulaBench):
     """A bench whose batches of one micro-step hold no gradients, 10 MB."""
 
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns the formula's, of both kinds of batches."""
+        alone = [(m, self.peak_bytes({"batch_size": m, "micro_batch_size": m}, m)) for m in micro_batches]
+        return {**super().footprint({}, micro_batches), "measured_alone": alone}
+
     def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
         """Returns the formula's, less the gradients where none are held."""
         held = dict(key_of(knobs))[GRADIENTS_HELD]
         return super().peak_bytes(knobs, micro_batch) - (not held) * 10_000_000
 
 
-def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: Path) -> None:
-    space = Space.of({**SPACE.as_raw(), "batch_size": [16, 32, 64], "micro_batch_size": [8, 32, 64], "num_workers": 0})
-    space = space.of({**space.as_raw(), "activation_checkpointing": False, "amp_dtype": "fp32"})
-    cap_bytes = 415_000_000  # 32 samples take 420 MB beside gradients, 410 without
-    bench, journal = Bare(cap_bytes), Journal.open(tmp_path / "trials.jsonl", create=True)
-    EstimateStage(bench, space, journal, cap_bytes).run()
+def alone(tmp_path: Path, cap_bytes: int, bench: FormulaBench, **space: Any) -> tuple[Space, Journal, Frontier]:
+    """Probes a space of one coupling, in which a batch of one micro-step can have 32 samples."""
+    raw = {"batch_size": [16, 32, 64], "micro_batch_size": [8, 32, 64], "amp_dtype": "fp32", "num_workers": 0, **space}
+    own = Space.of({**SPACE.as_raw(), "activation_checkpointing": False, **raw})
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    journal.append("study", card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
+    EstimateStage(bench, own, journal, cap_bytes).run()
     learned = frontier(journal.records, cap_bytes)
-    ProbeStage(bench, space, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
-    found = probed(journal.records)
-    sizes = [(p.knobs["batch_size"], p.knobs["micro_batch_size"]) for p in found]
-    assert sorted(sizes) == [(32, 32), (64, 8)], "each once"
+    ProbeStage(bench, own, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    return own, journal, learned
+
+
+def sizes(journal: Journal) -> list[tuple[Any, Any]]:
+    return [(r["config"]["batch_size"], r["config"]["micro_batch_size"]) for r in journal.records if r.event == "probe"]
+
+
+def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: Path) -> None:
+    cap_bytes = 415_000_000  # 32 samples take 420 MB beside gradients, 410 without
+    space, journal, learned = alone(tmp_path, cap_bytes, Bare(cap_bytes))
+    assert sorted(sizes(journal)) == [(32, 32), (64, 8)], "each once"
     assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
-    foresight = Foresight(
-        space, ["learning_rate", "batch_size"], tries_of(space, found, [], 0.0, 0), learned, ERROR, 100, 0
-    )
+    tries, names = tries_of(space, probed(journal.records), [], 0.0, 0), ["learning_rate", "batch_size"]
+    foresight = Foresight(space, names, tries, learned, ERROR, 100, 0)
     at = {b: foresight.system({"learning_rate": 0.01, "batch_size": b}) for b in (16, 32, 64)}
     assert {b: system["micro_batch_size"] for b, system in at.items() if system} == {16: 8, 32: 32, 64: 8}
+
+
+def test_what_serves_one_batch_size_is_not_what_a_sweep_goes_on_from(tmp_path: Path) -> None:
+    cap_bytes = 415_000_000
+    _, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
+    found = {
+        (p.knobs["batch_size"], p.knobs["micro_batch_size"], p.knobs["num_workers"]) for p in probed(journal.records)
+    }
+    assert {(64, 8, n) for n in (0, 1, 2)} <= found, "all batch sizes run these"
+    assert (32, 32, 2) in found, "and with the best of them it is probed again"
+
+
+def test_after_an_oom_beside_gradients_it_is_probed_without_them(tmp_path: Path) -> None:
+    class Optimist(Bare):
+        """Measures no footprint that tells the need of 32 samples."""
+
+        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+            found = super().footprint(knobs, micro_batches)
+            low = {n: [(m, b - 30_000_000 * (m > 8)) for m, b in found[n]] for n in ("measured", "measured_alone")}
+            return {**found, **low}
+
+    cap_bytes = 415_000_000
+    _, journal, _ = alone(tmp_path, cap_bytes, Optimist(cap_bytes))
+    outcomes = [r["outcome"] for r in journal.records if r.event == "probe"]
+    assert list(zip(sizes(journal), outcomes, strict=True)) == [((64, 8), "ok"), ((64, 32), "oom"), ((32, 32), "ok")]
+
+
+@pytest.mark.parametrize("batch_size", [64, {"low": 16, "high": 64, "log": True}])
+def test_a_whole_batch_is_probed_where_the_space_has_it(tmp_path: Path, batch_size: Any) -> None:
+    cap_bytes = 415_000_000
+    _, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), batch_size=batch_size)
+    assert ((32, 32) in sizes(journal)) == isinstance(batch_size, dict)
+
+
+def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: Path) -> None:
+    cap_bytes = 415_000_000
+    space, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
+    count = len(sizes(journal))
+    learned = frontier(journal.records, cap_bytes)
+    ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    assert len(sizes(journal)) == count
