@@ -184,7 +184,8 @@ class Foresight:
                 break
             rates.update({t: self._whole[t].samples_per_s for t in unfit})
         said = {trial: one.samples_per_s for trial, one in self._whole.items()}
-        while fallen and (there := [t for t in self._on_front(said) if t in fallen]):  # one that falls may have hidden another
+        # One that falls may have hidden another.
+        while fallen and (there := [t for t in self._on_front(said) if t in fallen]):
             for trial in there:
                 fallen.remove(trial)
                 said[trial], own = now[trial], self._whole[trial].knobs

@@ -540,3 +540,17 @@ def test_a_rated_configuration_has_the_conditional_knobs_of_what_was_measured(tm
     assert found.config.get("prefetch_factor", 2) == 2
     assert found.config["micro_batch_size"] == 64
     assert found.samples_per_s == pytest.approx(64 / 0.011)
+
+
+@pytest.mark.parametrize(("fits", "micro_batch"), [(64, 64), (16, 64), (8, 4), (0, 64)])
+def test_a_trial_gets_the_knobs_that_are_fastest_at_what_fits(tmp_path: Path, fits: int, micro_batch: int) -> None:
+    """What was tuned at 64 samples is 4 times as fast as the plain start at 4, and at 16 of them still as fast."""
+    tuned = Probed({"batch_size": 64, "micro_batch_size": 64, "num_workers": 4}, 0.064, 0.0, 1000.0)
+    plain = Probed({"batch_size": 64, "micro_batch_size": 4, "num_workers": 0}, 0.016, 0.0, 249.0)
+    learned = Frontier(10**9, {})
+    learned.observe_oom(key_of({}), fits + 1)
+    tries = tries_of(SPACE, [tuned, plain], [], 0.0, 0)
+    foresight = Foresight(SPACE, ("batch_size",), tries, learned, {"error": "min"}, 800, 0)
+    system = foresight.system({"batch_size": 128})
+    assert system is not None
+    assert system["micro_batch_size"] == micro_batch
