@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.moasha import Halving
 from benchmarks.record_table import design
 from trainables.knobs import Scalar
 from tuning.backends.recorded import Table
@@ -164,7 +165,10 @@ def found_in(own: Arena, records: Sequence[Record]) -> Found:
 
 
 class Peer:
-    """A desk that judges nothing: proposals of one flat space, each trained to its end or to its OOM."""
+    """A desk of one flat space without probes and frontier: TPE and random draws train each proposal to its end.
+
+    `moasha` draws at random too, and stops at our own rungs what Syne Tune's MOASHA stops.
+    """
 
     def __init__(self, own: Arena, seed: int, clock: VirtualClock, kind: str) -> None:
         self._own, self._clock, self._kind, self.found = own, clock, kind, Found([], 0, 0)
@@ -172,6 +176,9 @@ class Peer:
         self._searcher = OptunaSearcher(own.table.space, objectives, seed)
         self._drawn: Iterator[dict[str, Scalar]] = self._random(np.random.default_rng(seed))
         self._numbers: dict[str, int] = {}
+        first, *_ = orders(own.table, shrink=False).milestones
+        self._halving = Halving(objectives, first, own.table.horizon, ETA) if kind == "moasha" else None
+        self._stopped: set[str] = set()
 
     def _random(self, draw: np.random.Generator) -> Iterator[dict[str, Scalar]]:
         while True:
@@ -183,7 +190,7 @@ class Peer:
             return None
         name = f"t{self.found.trials:03d}"
         self.found.trials += 1
-        if self._kind == "random":
+        if self._kind != "tpe":
             return Assignment(name, next(self._drawn), 0)
         proposal = self._searcher.suggest()
         if proposal is None:
@@ -192,8 +199,12 @@ class Peer:
         return Assignment(name, self._own.table.space.complete(proposal.values), 0)
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Never stops."""
-        return True
+        """Stops what MOASHA stops."""
+        values = {"samples_per_s": result["measured_samples_per_s"], **result["values"]}
+        if self._halving is None or self._halving.goes_on(trial, int(result["samples"]), values):
+            return True
+        self._stopped.add(trial)
+        return False
 
     def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Never takes back what it launched."""
@@ -202,7 +213,7 @@ class Peer:
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Keeps what came, and tells TPE: an OOM as a constraint violated by what was over the cap."""
         assert result is not None  # noqa: S101  (no process is lost here)
-        ok = result["outcome"] == "ok"
+        ok = result["outcome"] == "ok" and trial not in self._stopped
         self.found.ooms += result["outcome"] == "oom"
         if ok:
             self.found.ends.append((self._clock(), *self._own.point(result["knobs"])))
@@ -216,9 +227,11 @@ class Peer:
 
 
 def peer(own: Arena, kind: str, seed: int) -> Found:
-    """Returns what a search without probes, rungs and frontier finds in the budget."""
+    """Returns what a search without probes and frontier finds in the budget; with rungs where it has a use for them."""
     clock = VirtualClock()
     desk = Peer(own, seed, clock, kind)
-    told = dataclasses.replace(orders(own.table, shrink=False), milestones=())
+    told = orders(own.table, shrink=False)
+    if kind != "moasha":
+        told = dataclasses.replace(told, milestones=())
     SimulatedCrew(own.table, clock, cap_bytes=own.cap_bytes).run(desk, told)
     return desk.found

@@ -1,6 +1,7 @@
 """Searches in virtual time over recorded tables: how good, how fast to decide, how many devices, how easily misled.
 
-    python -m benchmarks.simulate strategies --seeds 30      ours staged and joint, TPE with constraints, random
+    python -m benchmarks.simulate strategies --seeds 30      ours staged and joint, TPE with constraints, random, and
+                                                             Syne Tune's MOASHA where it is installed
     python -m benchmarks.simulate poison --seeds 30          bad defaults, or a wrong earlier run, against a clean start
     python -m benchmarks.simulate decisions                  milliseconds a decision at 100 to 10,000 finished trials
     python -m benchmarks.simulate scale                      10,000 trials on 1,000 devices: wall time, rate, memory
@@ -27,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import moasha
 from benchmarks.arena import ETA, Arena, Mislead, arena, orders, ours, peer
 from benchmarks.document import provenance, publish
 from benchmarks.record_table import design
@@ -54,6 +56,8 @@ def strategies(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
             "tpe": peer(own, "tpe", seed),
             "random": peer(own, "random", seed),
         }
+        if moasha.is_installed():
+            found["moasha"] = peer(own, "moasha", seed)
         row: dict[str, Any] = {"seed": seed}
         for name, one in found.items():
             volume = one.final(own, own.budget_s)

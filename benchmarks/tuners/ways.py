@@ -5,17 +5,19 @@ Each trains with the same loop (`backends.session`) under the same virtual card,
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
 from optuna.study import StudyDirection
 
+from benchmarks.moasha import Halving
 from benchmarks.peers import suggested, tune_domain
 from benchmarks.record_table import design
 from benchmarks.tuners.contest import ETA, Contest
@@ -154,7 +156,7 @@ def tpe(contest: Contest) -> dict[str, Any]:
     study = optuna.create_study(directions=directions, sampler=sampler)
     space, worst = contest.space, dict.fromkeys(contest.objectives, 0.0)
 
-    def asked(train: Callable[[Mapping[str, Scalar]], dict[str, Any]]) -> None:
+    def asked(train: Train) -> None:
         trial = study.ask()
         found = train(space.complete({name: suggested(trial, name, p) for name, p in space.parameters.items()}))
         ok = found["outcome"] == "ok"
@@ -170,23 +172,55 @@ def random(contest: Contest) -> dict[str, Any]:
     """Draws configurations in one warm process, without Ray."""
     draw = np.random.default_rng(contest.seed)
 
-    def asked(train: Callable[[Mapping[str, Scalar]], dict[str, Any]]) -> None:
+    def asked(train: Train) -> None:
         train(design(contest.space, 1, int(draw.integers(2**31)))[0])
 
     return _in_process(contest, asked)
 
 
-def _in_process(
-    contest: Contest, asked: Callable[[Callable[[Mapping[str, Scalar]], dict[str, Any]]], None]
-) -> dict[str, Any]:
+def moasha(contest: Contest) -> dict[str, Any]:
+    """Draws configurations in one warm process, and stops at our own rungs what Syne Tune's MOASHA stops."""
+    draw, numbers = np.random.default_rng(contest.seed), itertools.count()
+    halving = Halving(contest.objectives, contest.milestones[0], contest.samples, ETA)
+
+    def asked(train: Train) -> None:
+        name = f"t{next(numbers):03d}"
+
+        def goes_on(found: Mapping[str, Any]) -> bool:
+            values = {"samples_per_s": found["measured_samples_per_s"], **found["values"]}
+            return halving.goes_on(name, int(found["samples"]), values)
+
+        train(design(contest.space, 1, int(draw.integers(2**31)))[0], goes_on)
+
+    return _in_process(contest, asked, judged=True)
+
+
+class Train(Protocol):
+    """Trains a configuration and writes how it ended; `goes_on` is asked at every rung."""
+
+    def __call__(
+        self, knobs: Mapping[str, Scalar], goes_on: Callable[[Mapping[str, Any]], bool] = ..., /
+    ) -> dict[str, Any]:
+        """Returns the result."""
+        ...
+
+
+def _in_process(contest: Contest, asked: Callable[[Train], None], *, judged: bool = False) -> dict[str, Any]:
     session = Session(contest.setting)
     session.warm({})
     contest.wrote("ready")
-    plan = contest.plan(judged=False)
+    plan = contest.plan(judged=judged)
 
-    def train(knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        began = time.time()
-        found = session.trial(knobs, plan, contest.seed, shrink="").advance()
+    def train(
+        knobs: Mapping[str, Scalar], goes_on: Callable[[Mapping[str, Any]], bool] = lambda found: True
+    ) -> dict[str, Any]:
+        began, trial = time.time(), session.trial(knobs, plan, contest.seed, shrink="")
+        found = trial.advance()
+        while not found["done"] and goes_on(found):
+            found = trial.advance()
+        if not found["done"]:
+            trial.end()
+            found = {**found, "outcome": "stopped"}
         contest.ended(knobs, found, began)
         return found
 
@@ -203,5 +237,6 @@ WAYS: Mapping[str, Callable[[Contest], dict[str, Any]]] = {
     "ray, OOMs told": lambda contest: ray(contest, tells=True),
     "tpe": tpe,
     "random": random,
+    "moasha": moasha,
 }
 """Every tuner by its name in the table."""
