@@ -7,6 +7,7 @@ import stat
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -117,11 +118,19 @@ class OneSlot:
         self.decisions.append((event, trial, reason))
 
 
+def _listening(process: psutil.Process) -> set[Any]:
+    """Returns where a process listens; nowhere where it has ended meanwhile, as some of Ray's helpers do."""
+    try:
+        return {c.laddr for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    except psutil.NoSuchProcess:
+        return set()
+
+
 def test_one_cluster_is_on_loopback_asks_for_its_token_and_keeps_its_actors_through_ooms() -> None:
     with RayCluster(cores=2, gpus=0, dashboard=True) as cluster:
         assert stat.S_IMODE(cluster.token_path.stat().st_mode) == 0o600
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        listening = {c.laddr for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        listening = {at for process in family for at in _listening(process)}
         assert listening
         assert {address.ip.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}
         for token, code in ((None, 401), (cluster.token_path.read_text(), 200)):
