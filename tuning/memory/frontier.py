@@ -47,7 +47,7 @@ class Costs:
 PROBE_COSTS = Costs(trial=4.0, oom=1.0)
 """Of a probe: whether the fastest fits is what it is for, and an OOM comes with its first steps.
 
-In pointer four took 0.2 to 0.3 s, where probes take 0.6 to 3.
+In pointer four trainings ran out of memory after 0.2 to 0.3 s, where probes take 0.6 to 3.
 """
 
 
