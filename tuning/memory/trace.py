@@ -47,4 +47,4 @@ class Peak:
     breakdown: Mapping[str, int]
     phase: str
     operator: str
-    alone_bytes: int = 0
+    alone_bytes: int

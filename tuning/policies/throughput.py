@@ -63,13 +63,11 @@ class Choice:
     samples_per_s: float
 
 
-def choose(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> Choice | None:
-    """Returns the fastest probed system knobs for a trial of these knobs, or None where no probe answers for it."""
-    return next(iter(ranked(probes, trial)), None)
-
-
 def ranked(probes: Sequence[Probed], trial: Mapping[str, Scalar]) -> list[Choice]:
-    """Returns the probed system knobs for a trial of these knobs, the fastest first; of equals the first probed."""
+    """Returns the probed system knobs for a trial of these knobs, the fastest first; of equals the first probed.
+
+    There are none where no probe answers for it.
+    """
     batch_size, coupling = Knobs.of(trial).batch_size, coupling_of(trial)
     found = []
     for probe in probes:
@@ -127,10 +125,6 @@ class Rates:
     def is_probed(self, knobs: Mapping[str, Scalar]) -> bool:
         """Returns whether a probe answers for exactly these knobs."""
         return place_of(knobs) in self._places
-
-    def expected(self, values: Mapping[str, Scalar]) -> Choice | None:
-        """Returns the best system knobs for a trial, and what it will have; None where nothing answers for it."""
-        return next(self.ranked(values), None)
 
     def ranked(self, values: Mapping[str, Scalar]) -> Iterator[Choice]:
         """Yields all system knobs known for a trial, and what it will have with them, the fastest first."""

@@ -18,7 +18,7 @@ from tuning.policies.coordinates import Coordinates
 from tuning.policies.curves import DOUBT, Curves, Line
 from tuning.policies.outlook import Outlook
 from tuning.policies.surrogate import Surrogate
-from tuning.policies.throughput import Probed, Rates, choose
+from tuning.policies.throughput import Probed, Rates, ranked
 from tuning.space import Choice, Range, Space
 
 SPACE = Space(
@@ -213,9 +213,9 @@ def test_a_search_begins_with_the_defaults_and_with_the_fastest_that_was_probed(
 def test_speeds_are_those_of_the_probes_and_unknown_where_nobody_probed() -> None:
     rates = Rates(PROBED, SPACE)
     for values in (knobs(1e-3, 64), knobs(2e-3, 64), knobs(1e-3, 64, "bf16")):
-        assert rates.expected(values) == choose(PROBED, values)
-    assert rates.expected(knobs(1e-3, 16)) is None, "the batch is smaller than what was measured"
-    assert Rates([], SPACE).expected(knobs(1e-3)) is None
+        assert list(rates.ranked(values)) == ranked(PROBED, values)
+    assert not list(rates.ranked(knobs(1e-3, 16))), "the batch is smaller than what was measured"
+    assert not list(Rates([], SPACE).ranked(knobs(1e-3)))
 
 
 def test_a_phase_that_probes_did_not_run_costs_what_trials_with_it_took_over_those_without() -> None:
@@ -230,7 +230,7 @@ def test_a_phase_that_probes_did_not_run_costs_what_trials_with_it_took_over_tho
     assert rates.of(plain) == probed
     assert rates.of(halves) == pytest.approx(probed / 2)
     assert rates.of({**plain, "encoder_frac": 0.25}) == pytest.approx(probed / 1.5)
-    found = rates.expected({**knobs(1e-3, 64), "encoder_frac": 0.5})
+    found = next(rates.ranked({**knobs(1e-3, 64), "encoder_frac": 0.5}), None)
     assert found is not None
     assert found.samples_per_s == pytest.approx(probed / 2)
 
