@@ -24,7 +24,8 @@ from tuning.searchers import Observation, OptunaSearcher
 from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, frontier, micro_batch_of
+from tuning.stages.estimate import EstimateStage
+from tuning.stages.needs import frontier, micro_batch_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 

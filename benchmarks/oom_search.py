@@ -40,7 +40,8 @@ from tuning.records import Journal
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Space
 from tuning.stages.bench import Orders
-from tuning.stages.estimate import EstimateStage, frontier, key_of, learn, micro_batch_of
+from tuning.stages.estimate import EstimateStage
+from tuning.stages.needs import frontier, key_of, learn, micro_batch_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 

@@ -40,7 +40,7 @@ from tuning.records import read
 from tuning.searchers import OptunaSearcher
 from tuning.space import Space
 from tuning.stages.bench import Assignment
-from tuning.stages.estimate import frontier
+from tuning.stages.needs import frontier
 from tuning.stages.search import SearchDesk, SearchTerms
 
 TABLES = Path(__file__).parent / "tables"

@@ -31,7 +31,7 @@ from tuning.policies.pick import Pick, absolute
 from tuning.policies.rivals import Ruling
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.runs import JOURNAL, known_runs
-from tuning.stages import confirm, estimate, reuse
+from tuning.stages import confirm, estimate, needs, reuse
 from tuning.stages.confirm import Terms as ConfirmTerms
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk
@@ -121,7 +121,7 @@ class _Study:
             return
         with self._stage("probe") as needed:
             if needed:
-                learned = estimate.frontier(self._journal.records, cap_bytes)
+                learned = needs.frontier(self._journal.records, cap_bytes)
                 stage = ProbeStage(
                     bench,
                     self._config.space,
@@ -141,7 +141,7 @@ class _Study:
             desk = SearchDesk(
                 self._journal,
                 self._config.space,
-                estimate.frontier(self._journal.records, slots.cap_bytes(slots.count) or self._allotment.cap_bytes()),
+                needs.frontier(self._journal.records, slots.cap_bytes(slots.count) or self._allotment.cap_bytes()),
                 self._allotment.terms(),
                 self._allotment.orders(),
                 self._told,
@@ -291,7 +291,7 @@ class _Study:
         if not self._config.remember:
             return
         store = Known()
-        store.remember(self._memory_key(), estimate.facts(self._journal.records))
+        store.remember(self._memory_key(), needs.facts(self._journal.records))
         for text in store.warnings:
             self._terminal.warning(text)
 

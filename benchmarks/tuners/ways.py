@@ -27,7 +27,8 @@ from tuning.config import load
 from tuning.policies.oom import requested_bytes
 from tuning.records import Journal, trials
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, frontier
+from tuning.stages.estimate import EstimateStage
+from tuning.stages.needs import frontier
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 

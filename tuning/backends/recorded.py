@@ -30,7 +30,7 @@ from tuning.memory.frontier import GRADIENTS_HELD
 from tuning.policies.coordinates import Coordinates, Floats
 from tuning.records import Record, last
 from tuning.space import Space
-from tuning.stages.estimate import key_of
+from tuning.stages.needs import key_of
 
 NEAREST, HEAVY = 3, 3.0
 

@@ -20,7 +20,7 @@ from tuning.backends.simulator import SimulatedCrew, VirtualClock, VirtualJourna
 from tuning.config import from_resolved
 from tuning.policies.rungs import milestones
 from tuning.records import Record, last
-from tuning.stages import estimate
+from tuning.stages import needs
 from tuning.stages.bench import Orders
 from tuning.stages.search import SearchDesk, SearchTerms
 
@@ -74,7 +74,7 @@ def replayed(records: Sequence[Record]) -> list[Record]:
         tries_frac=config.budget.probe.tries_frac,
         clock=clock,
     )
-    learned = estimate.frontier(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)
+    learned = needs.frontier(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)
     desk = SearchDesk(journal, config.space, learned, terms, orders, lambda record: None)
     told = _Told(own, clock)
     asks = [seconds(r) for r in own if r.event == "trial_start"]

@@ -25,7 +25,7 @@ from tuning import atomic
 from tuning.errors import ConfigError
 
 Fact = Mapping[str, Any]
-"""`kind` (footprint, peak, fit or oom), `coupling`, and what the kind needs: see `stages.estimate.facts`."""
+"""`kind` (footprint, peak, fit or oom), `coupling`, and what the kind needs: see `stages.needs.facts`."""
 
 MOST = 2000
 """Lines kept, some 400 bytes each; the oldest go first."""

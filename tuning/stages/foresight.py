@@ -18,7 +18,7 @@ from tuning.policies.throughput import PHASE_KNOB, SYSTEM, Choice, Probed, Rates
 from tuning.policies.tries import Tries
 from tuning.records import Record
 from tuning.space import Space
-from tuning.stages.estimate import key_of, micro_batch_of
+from tuning.stages.needs import fits, key_of, micro_batch_of
 
 APART = 1.03
 """How many times faster or slower a trial has to be than was said for it to be said anew: two probes tell no less."""
@@ -244,5 +244,4 @@ class Foresight:
         return fitting[asked]
 
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
-        micro = micro_batch_of(knobs)
-        return self._frontier.fitting(key_of(knobs), micro) == micro
+        return fits(self._frontier, knobs)

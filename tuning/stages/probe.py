@@ -17,7 +17,8 @@ from tuning.sections import ProbeSection
 from tuning.space import Choice, Range, Space
 from tuning.stages import reuse
 from tuning.stages.bench import Probes
-from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of
+from tuning.stages.estimate import defaults
+from tuning.stages.needs import fits, key_of, learn, micro_batch_of
 
 IDLE = 4
 """With every neighbour of the best tried, so many probes in a row that were no faster end a coupling's sweep."""
@@ -186,7 +187,7 @@ class ProbeStage:
         micro_batch, given = micro_batch_of(knobs), self._space.given("batch_size")
         alone = {**knobs, "batch_size": micro_batch}
         has_it = micro_batch in given if isinstance(given, Range) else micro_batch in _values(self._space, "batch_size")
-        if not has_it or self._frontier.judge(key_of(knobs), micro_batch).fits:
+        if not has_it or fits(self._frontier, knobs):
             return knobs
         return alone if self._judged(alone).fits else knobs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from bisect import insort
 from collections import Counter
@@ -22,8 +23,9 @@ from tuning.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
 from tuning.space import Space
 from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import defaults, key_of, learn, micro_batch_of, peaks_are_whole
+from tuning.stages.estimate import defaults
 from tuning.stages.foresight import Foresight, Rated, tries_of
+from tuning.stages.needs import fits, key_of, learn, micro_batch_of, peaks_are_whole
 from tuning.stages.probe import probed
 from tuning.stages.replacing import Replacing
 
@@ -73,14 +75,14 @@ class SearchDesk:
         earlier = reuse.earlier_trials(journal.records, space)
         self._earlier, self._believed = earlier, bool(earlier)
         self._best_before = [self._searched(t["config"]) for t in reuse.best_of(earlier, objectives)]
+        first = beginning(
+            space, self._names, start, self._probed if self._staged else [], functools.partial(fits, frontier)
+        )
         self._searcher = OptunaSearcher(
             searched,
             objectives,
             terms.seed,
-            initial=[
-                *self._best_before,
-                *beginning(space, self._names, start, self._probed if self._staged else [], self._fits),
-            ],
+            initial=[*self._best_before, *first],
             prior=[(self._searched(t["config"]), self._taken_over(t)) for t in earlier],
         )
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
@@ -283,10 +285,6 @@ class SearchDesk:
         """
         return self._frontier.judge(key_of(knobs), micro_batch_of(knobs), shrink=self._staged)
 
-    def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
-        """Returns whether a configuration is expected to fit at its own micro-batch."""
-        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs)).fits
-
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: Verdict, trial: str | None = None) -> Record:
         return self._journal.append(
             "refused",
@@ -327,7 +325,7 @@ class SearchDesk:
         """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""
         config = self._space.complete(trial["config"])
         choices = throughput.ranked(self._probed, config) if self._staged else []
-        fitting = (c.samples_per_s for c in choices if self._fits({**config, **c.system}))
+        fitting = (c.samples_per_s for c in choices if fits(self._frontier, {**config, **c.system}))
         rate = next(fitting, trial["samples_per_s"])
         return Observation(trial["outcome"], {SAMPLES_PER_S: rate, **trial["values"]})
 

@@ -9,7 +9,7 @@ import pytest
 
 from tuning.backends.recorded import Table
 from tuning.records import Record, read
-from tuning.stages.estimate import micro_batch_of
+from tuning.stages.needs import micro_batch_of
 
 RECORDED = Path(__file__).parents[2] / "data" / "recorded_search" / "trials.jsonl"
 

@@ -27,7 +27,8 @@ from tuning.memory.footprint import Sizes
 from tuning.records import trials
 from tuning.sections import ProbeSection
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, frontier
+from tuning.stages.estimate import EstimateStage
+from tuning.stages.needs import frontier
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 

@@ -16,7 +16,8 @@ from tuning.memory.prediction import Prediction
 from tuning.memory.trace import Trace
 from tuning.records import Journal
 from tuning.space import Space
-from tuning.stages.estimate import EstimateStage, couplings, facts, frontier, key_of, lesser, micro_batches
+from tuning.stages.estimate import EstimateStage, couplings, lesser, micro_batches
+from tuning.stages.needs import facts, frontier, key_of
 
 MB = 10**6
 SPACE = Space.of(

@@ -18,8 +18,9 @@ from tuning.policies.throughput import neighbour
 from tuning.records import Journal
 from tuning.sections import ProbeSection
 from tuning.space import Choice, Space
-from tuning.stages.estimate import EstimateStage, couplings, facts, frontier, key_of
+from tuning.stages.estimate import EstimateStage, couplings
 from tuning.stages.foresight import Foresight, tries_of
+from tuning.stages.needs import facts, frontier, key_of
 from tuning.stages.probe import A_SWEEP, IDLE, ProbeStage, probed, speed_couplings
 
 ERROR: Mapping[str, Any] = {"error": "min"}

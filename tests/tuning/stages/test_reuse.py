@@ -18,7 +18,8 @@ from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages import reuse
 from tuning.stages.bench import Orders
-from tuning.stages.estimate import EstimateStage, frontier
+from tuning.stages.estimate import EstimateStage
+from tuning.stages.needs import frontier
 from tuning.stages.probe import ProbeStage, probed
 from tuning.stages.search import SearchDesk, SearchTerms
 

@@ -20,8 +20,9 @@ from tuning.records import Journal, trials, unfinished
 from tuning.sections import ProbeSection
 from tuning.space import Space
 from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage, defaults, frontier, key_of, micro_batch_of
+from tuning.stages.estimate import EstimateStage, defaults
 from tuning.stages.foresight import Foresight, tries_of
+from tuning.stages.needs import frontier, key_of, micro_batch_of
 from tuning.stages.probe import ProbeStage
 from tuning.stages.search import SearchDesk, SearchTerms
 
