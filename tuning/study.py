@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.knobs import Scalar
-from tuning import crews, doctor, export, report, summary, timeline, wording
+from tuning import crews, doctor, export, report, summary, timeline
 from tuning.allotment import Allotment
 from tuning.backends.laboratory import Laboratory
 from tuning.backends.setting import Setting
@@ -231,10 +231,11 @@ class _Study:
             half_width=ruling.half_width,
             **fields,
         )
-        for record in self._journal.records:
-            if record.event == "rival" and record["decision"] == "too long" and record["trial"] not in ruling.means:
-                remedy = "a larger budget.confirm.rivals_frac has it trained"
-                self._note(f"{record['trial']} {wording.rival(record.fields)}: {remedy}")
+        asked = (r for r in self._journal.records if r.event == "rival" and r["decision"] == "too long")
+        late = list(dict.fromkeys(r["trial"] for r in asked if r["trial"] not in ruling.means))
+        if late:
+            remedy = f"a larger budget.confirm.rivals_frac has {'it' if len(late) == 1 else 'them'} trained"
+            self._note(f"{', '.join(late)} may change the pick, and no time was left for that: {remedy}")
         if ruling.best != first:
             self._note(f"{ruling.best} takes the place of {first}, which the search had picked by one seed")
 
