@@ -301,15 +301,22 @@ def tensors_of(batch: Batch) -> list[Tensor]:
 def validation_batches(
     dataset: Dataset[Any],
     collate: Callable[[list[Any]], Batch],
-    size: int,
+    sizes: Iterable[int],
     lengths: Sequence[int] | None,
 ) -> Iterable[Batch]:
-    """Yields the whole data set in batches of `size` on the host, samples of like length together where known."""
+    """Yields the whole data set in batches of `sizes` on the host, the longest samples first where lengths are known.
+
+    A size is asked for when its batch is; they must suffice for all samples.
+    """
     order = list(range(size_of(dataset)))
     if lengths is not None:
-        order.sort(key=lambda index: lengths[index])
-    for start in range(0, len(order), size):
+        order.sort(key=lambda index: -lengths[index])
+    start = 0
+    for size in sizes:
+        if start >= len(order):
+            return
         yield batch_of(dataset, collate, order[start : start + size])
+        start += size
 
 
 def sample_lengths(dataset: Dataset[Any], length: Callable[[Any], int] | None) -> list[int] | None:

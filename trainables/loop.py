@@ -21,21 +21,37 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainables import batches, optim, precision
-from trainables.live_bytes import LiveBytes, Sparse, storage_bytes
+from trainables.evaluation import Evaluation, evaluate
+from trainables.live_bytes import storage_bytes
 from trainables.plan import Plan
 from trainables.resident import Resident
+from trainables.state import Diverged, State, prepare, watched
 from trainables.stopwatch import Stopwatch, Window
-from trainables.witness import Part, Witness
-from trainables.workload import Config, augment_of, blocks, collate_of, parameter_groups, phases
+from trainables.witness import Witness
+from trainables.workload import Config, augment_of, blocks, collate_of, phases
+
+__all__ = [
+    "GOLDEN_RATIO",
+    "Diverged",
+    "Evaluation",
+    "Plan",
+    "State",
+    "Timetable",
+    "Window",
+    "evaluate",
+    "peak_bytes",
+    "peaks",
+    "prepare",
+    "rehearse",
+    "train",
+]
 
 _NO_CAP = 1 << 62
 """A cap nothing reaches: counts all through a run, and never raises."""
@@ -44,80 +60,6 @@ _WARM_STEPS = {"off": 1, "default": 2, "reduce-overhead": 3}
 
 GOLDEN_RATIO = 0.6180339887498949
 """Its multiples fall evenly on [0, 1), however few of them there are."""
-
-
-class Diverged(Exception):
-    """The loss or an objective is not finite."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Quality after `samples` training samples; `wall_s` is what measuring it took."""
-
-    samples: int
-    values: dict[str, float]
-    wall_s: float
-
-
-@dataclass
-class State:
-    """Everything a run changes while it trains, and what it needs to go on."""
-
-    resident: Resident
-    config: Config
-    plan: Plan
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    samples: int = 0
-    steps: int = 0
-    epoch: int = 0
-    batch_samples: int = 0
-    """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
-    micro_batches_done: int = 0
-    """Within the epoch."""
-    first_step_at: float = 0.0
-    """Unix seconds at which the first micro-batch was asked for; 0 before."""
-    last_step_at: float = 0.0
-    meter: LiveBytes | None = field(default=None, repr=False)
-    sparse: Sparse = field(default_factory=Sparse, repr=False)
-    counts: bool = True
-    """Whether the meter is on for the part at hand."""
-    witness: Witness | None = field(default=None, repr=False)
-    active: dict[str, Any] = field(default_factory=dict)
-    """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
-
-    @property
-    def device(self) -> torch.device:
-        """Returns the device trained on."""
-        return torch.device(self.config.device)
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """Returns the most bytes of live tensors so far; on the CPU of the first optimiser step, unless capped."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return self.meter.peak_bytes if self.meter is not None else 0
-
-
-def prepare(resident: Resident, config: Config, plan: Plan) -> State:
-    """Returns a run that has not begun: first weights, a fresh optimiser, torch's generators seeded."""
-    device = torch.device(config.device)
-    if config.knobs.empty_cache and device.type == "cuda":
-        torch.cuda.empty_cache()
-    model = resident.model(config)
-    precision.set_memory_format(model, config.knobs)
-    groups = parameter_groups(resident.workload, model, config)
-    optimizer = optim.adamw(groups, config.knobs)
-    torch.manual_seed(config.seed)
-    meter = None
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        meter = resident.meter
-        meter.begin(plan.cap_bytes)
-        meter.adopt([*model.parameters(), *model.buffers()])
-    return State(resident, config, plan, model, optimizer, precision.grad_scaler(config.knobs, device), meter=meter)
 
 
 def train(state: State) -> Generator[Window | Evaluation]:
@@ -155,18 +97,18 @@ def train(state: State) -> Generator[Window | Evaluation]:
             loaded = loader.epoch(todo)
             for micro, host_batch in zip(todo, loaded, strict=True):
                 watch.lap("data_wait")
-                with _watched(state, "transfer"):
+                with watched(state, "transfer"):
                     batch = transfer(host_batch)
                 watch.lap("transfer")
                 if state.witness is not None:
                     state.witness.micro_batch(len(micro.indices), batches.tensors_of(host_batch))
-                state.counts = state.sparse.part(state.steps, micro.phase, batches.tensors_of(batch))
+                state.counts = state.capped and state.sparse.part(state.steps, micro.phase, batches.tensors_of(batch))
                 # What is compiled under a counter of operators stays uncompiled for good, so a watched step is not.
-                called = state.model if _counting(state) or state.witness is not None else model
+                called = state.model if state.counting or state.witness is not None else model
                 loss = _forward_backward(state, called, batch, micro.share, micro.phase)
                 loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples
                 if knobs.sync_every_step:
-                    with _watched(state, "sync"):
+                    with watched(state, "sync"):
                         loss.item()
                 watch.lap("forward_backward")
                 state.micro_batches_done += 1
@@ -199,40 +141,6 @@ def train(state: State) -> Generator[Window | Evaluation]:
                     return
             state.epoch += 1
             state.micro_batches_done = 0
-
-
-def evaluate(state: State, model: nn.Module) -> Evaluation:
-    """Returns the workload's objectives on the validation split; raises Diverged where one is not finite."""
-    start = time.perf_counter()
-    model.eval()
-    state.counts = state.sparse.evaluation()
-    resident, config = state.resident, state.config
-    knobs, device = config.knobs, state.device
-    with torch.no_grad(), _watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
-        found = resident.workload.evaluate(model, _validation(state))
-        values = {name: float(v) for name, v in found.items()}
-    missing = [name for name in resident.workload.objectives if name not in values]
-    if missing:
-        raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise Diverged(f"{name} is {value} after {state.samples} samples")
-    return Evaluation(state.samples, values, time.perf_counter() - start)
-
-
-def _validation(state: State) -> Iterator[Any]:
-    """Yields the validation batches on the device; what the host makes on the way to one is not the device's."""
-    collated: Iterator[Any] | None = None
-    while True:
-        with state.meter.uncounted() if state.meter is not None else nullcontext():
-            collated = collated or iter(state.resident.validation(state.config))
-            batch = next(collated, None)
-        if batch is None:
-            return
-        batch = batches.to_device(batch, state.device)
-        if state.meter is not None:
-            state.meter.adopt(batches.tensors_of(batch))
-        yield batch
 
 
 def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
@@ -290,7 +198,7 @@ def rehearse(
         for phase in names:
             _forward_backward(state, state.model, batch(phase), 1.0, phase)
         went()
-        with _watched(state):
+        with watched(state):
             state.optimizer.step()  # not through the scaler, which skips a step whose fp16 gradients overflow
         went()
         for phase in names:
@@ -301,8 +209,8 @@ def rehearse(
 def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, phase: str) -> Tensor:
     """Returns the micro-batch's mean loss times its share of the batch, detached; its gradients are added."""
     knobs = state.config.knobs
-    with _watched(state, "forward_backward"):
-        if state.meter is not None and _counting(state):
+    with watched(state, "forward_backward"):
+        if state.meter is not None and state.counting:
             gradients = [
                 p.grad for p in model.parameters() if p.grad is not None
             ]  # born in parts that were not counted
@@ -360,8 +268,8 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
     progress = timetable.progress(state.samples - state.batch_samples / 2)
     rate = knobs.learning_rate * optim.schedule(progress, knobs.warmup_frac)
     optim.set_rate(state.optimizer, rate)
-    state.counts = state.sparse.whole(state.steps)
-    with _watched(state, "optimizer"):
+    state.counts = state.capped and state.sparse.whole(state.steps)
+    with watched(state, "optimizer"):
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none)
@@ -375,26 +283,6 @@ def _close(watch: Stopwatch, loss_sum: Tensor, samples: int) -> Window:
     if not math.isfinite(loss):
         raise Diverged(f"the mean training loss is {loss} after {samples} samples")
     return watch.window(loss)
-
-
-@contextmanager
-def _watched(state: State, part: Part | None = None) -> Iterator[None]:
-    """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
-
-    The bytes are counted in the first optimiser step, and of a run with a cap in every part that may need more than
-    those counted before (`live_bytes.Sparse`).
-    """
-    with ExitStack() as stack:
-        if state.meter is not None and _counting(state):
-            state.meter.adopts = state.steps == 0  # what the workload keeps beside its model is met by then
-            stack.enter_context(state.meter)
-        if state.witness is not None and part is not None:
-            stack.enter_context(state.witness.watching(part))
-        yield
-
-
-def _counting(state: State) -> bool:
-    return state.meter is not None and (state.steps == 0 or (state.counts and state.meter.cap_bytes is not None))
 
 
 def _hear(state: State, loading: Mapping[str, Any]) -> None:

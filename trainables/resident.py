@@ -18,9 +18,6 @@ from trainables.batches import Cached, sample_lengths, validation_batches
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.workload import Batch, Config, Split, Workload, collate_of, length_of
 
-EVALUATION_FACTOR = 2
-"""Validation batches hold so many times the micro-batch: without gradients a sample needs less than half the bytes."""
-
 
 class Resident:
     """A workload with its data and its latest model kept in memory."""
@@ -90,12 +87,12 @@ class Resident:
             self._lengths[key] = sample_lengths(self.dataset(config, split), length_of(self.workload))
         return self._lengths[key]
 
-    def validation(self, config: Config) -> Iterable[Batch]:
-        """Yields the validation split in batches on the host."""
+    def validation(self, config: Config, sizes: Iterable[int]) -> Iterable[Batch]:
+        """Yields the validation split in batches of `sizes` on the host, longest samples first."""
         return validation_batches(
             self.dataset(config, "val"),
             collate_of(self.workload),
-            config.knobs.micro_batch_size * EVALUATION_FACTOR,
+            sizes,
             self.lengths(config, "val"),
         )
 

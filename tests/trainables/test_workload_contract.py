@@ -6,6 +6,7 @@ evaluation does not depend on the batch size, and that samples reach loader work
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -145,8 +146,21 @@ def described(batch: Any) -> str:
 def test_validation_covers_every_sample(resident: Resident, config: Config) -> None:
     dataset = resident.dataset(config, "val")
     count = size_of(dataset)
-    given = validation_batches(list(range(count)), list, 5, resident.lengths(config, "val"))  # type: ignore[arg-type]
+    sizes = itertools.chain([1, 2], itertools.repeat(5))
+    given = validation_batches(list(range(count)), list, sizes, resident.lengths(config, "val"))  # type: ignore[arg-type]
     assert sorted(index for batch in given for index in batch) == list(range(count))
+
+
+def test_evaluation_needs_no_more_memory_than_training(resident: Resident, config: Config) -> None:
+    """Nor does it when it takes batches of more than a micro-batch; both evaluations of a run take the same."""
+    state = prepare(resident, config, Plan(samples=16, milestones=(8, 16), cap_bytes=1 << 62))
+    trained = 0
+    for event in train(state):
+        if isinstance(event, Window):
+            trained = max(trained, state.peak_allocated_bytes)
+        else:
+            assert state.peak_allocated_bytes == trained
+    assert state.evaluation_batch >= config.knobs.micro_batch_size
 
 
 def test_baselines_speak_of_the_objectives(resident: Resident, config: Config) -> None:

@@ -1,0 +1,132 @@
+"""What a run is made of while it trains, and how the bytes it holds are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainables import optim, precision
+from trainables.live_bytes import LiveBytes, Sparse
+from trainables.plan import Plan
+from trainables.resident import Resident
+from trainables.witness import Part, Witness
+from trainables.workload import Config, parameter_groups
+
+
+class Diverged(Exception):
+    """The loss or an objective is not finite."""
+
+
+@dataclass
+class State:
+    """Everything a run changes while it trains, and what it needs to go on."""
+
+    resident: Resident
+    config: Config
+    plan: Plan
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    samples: int = 0
+    steps: int = 0
+    epoch: int = 0
+    batch_samples: int = 0
+    """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
+    micro_batches_done: int = 0
+    """Within the epoch."""
+    first_step_at: float = 0.0
+    """Unix seconds at which the first micro-batch was asked for; 0 before."""
+    last_step_at: float = 0.0
+    meter: LiveBytes | None = field(default=None, repr=False)
+    sparse: Sparse = field(default_factory=Sparse, repr=False)
+    counts: bool = True
+    """Whether the meter is on for the part at hand, after the first optimiser step, which is counted whole."""
+    evaluation_batch: int = 0
+    """Samples of a validation batch; 0 until it is known (`evaluation.evaluate`)."""
+    witness: Witness | None = field(default=None, repr=False)
+    active: dict[str, Any] = field(default_factory=dict)
+    """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
+    _earlier_peak_bytes: int = field(default=0, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Returns the device trained on."""
+        return torch.device(self.config.device)
+
+    @property
+    def capped(self) -> bool:
+        """Returns whether the run is held to a cap."""
+        return self.plan.cap_bytes is not None
+
+    @property
+    def counting(self) -> bool:
+        """Returns whether the live bytes of the part at hand are counted by the meter."""
+        return self.meter is not None and (self.steps == 0 or self.counts)
+
+    @property
+    def live_bytes(self) -> int:
+        """Returns the bytes of live tensors; on the CPU as far as they were counted."""
+        return self.meter.live_bytes if self.meter is not None else torch.cuda.memory_allocated(self.device)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Returns the most bytes of live tensors so far; on the CPU of the first optimiser step, unless capped."""
+        return max(self._earlier_peak_bytes, self._peak_bytes())
+
+    @contextmanager
+    def own_peak(self) -> Iterator[Callable[[], int]]:
+        """Yields what tells the most bytes of live tensors since the block began; that of the whole run is kept."""
+        self._earlier_peak_bytes = self.peak_allocated_bytes
+        if self.meter is None:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            self.meter.peak_bytes = self.meter.live_bytes
+        try:
+            yield self._peak_bytes
+        finally:
+            if self.meter is not None:
+                self.meter.peak_bytes = self.peak_allocated_bytes
+
+    def _peak_bytes(self) -> int:
+        return self.meter.peak_bytes if self.meter is not None else torch.cuda.max_memory_allocated(self.device)
+
+
+def prepare(resident: Resident, config: Config, plan: Plan) -> State:
+    """Returns a run that has not begun: first weights, a fresh optimiser, torch's generators seeded."""
+    device = torch.device(config.device)
+    if config.knobs.empty_cache and device.type == "cuda":
+        torch.cuda.empty_cache()
+    model = resident.model(config)
+    precision.set_memory_format(model, config.knobs)
+    groups = parameter_groups(resident.workload, model, config)
+    optimizer = optim.adamw(groups, config.knobs)
+    torch.manual_seed(config.seed)
+    meter = None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        meter = resident.meter
+        meter.begin(plan.cap_bytes)
+        meter.adopt([*model.parameters(), *model.buffers()])
+    return State(resident, config, plan, model, optimizer, precision.grad_scaler(config.knobs, device), meter=meter)
+
+
+@contextmanager
+def watched(state: State, part: Part | None = None) -> Iterator[None]:
+    """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
+
+    The bytes are counted in the first optimiser step, and of a run with a cap in every part that may need more than
+    those counted before (`live_bytes.Sparse`).
+    """
+    with ExitStack() as stack:
+        if state.meter is not None and state.counting:
+            state.meter.adopts = state.steps == 0  # what the workload keeps beside its model is met by then
+            stack.enter_context(state.meter)
+        if state.witness is not None and part is not None:
+            stack.enter_context(state.witness.watching(part))
+        yield
