@@ -11,12 +11,13 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from trainables.knobs import Knobs, Scalar
 from tuning.policies.acquisition import expected_improvement
-from tuning.policies.coordinates import Coordinates
+from tuning.policies.coordinates import Coordinates, Floats
 from tuning.policies.surrogate import Surrogate
 from tuning.policies.throughput import COUPLING, PHASE_KNOB, SYSTEM, Probed, Rates, coupling_of, place_of
 from tuning.space import Choice, Space
@@ -27,6 +28,8 @@ RECENT = 32
 """Of those the newest count: a machine changes its pace within the hour."""
 WORTH = 0.01
 """The least expected gain, in the logarithm of the speed, that a try is made for."""
+NEAR = 0.25
+"""One change alone is tried even so, unless it is thought to be slower by more than this, in the same logarithm."""
 IDLE = 16
 """So many tries of a coupling in a row that were no faster end them there: about one of every knob that may be changed.
 
@@ -39,10 +42,20 @@ CHANGED = 0.01
 """Of what is known of a speed, a smaller change than this is none."""
 PAIRS = 32
 """Changes of two knobs that are considered beside every change of one."""
+PENALTY = 0.1
+"""Of a slope, in the logarithm of the speed: a tenth of what one measured change weighs."""
 MODELLED = 96
 """What a guess is made of, those of the same coupling first: it is cubic in them."""
 
 Fits = Callable[[Mapping[str, Scalar]], bool]
+
+
+@dataclass(frozen=True)
+class _Other:
+    """A configuration with other system knobs."""
+
+    knobs: dict[str, Scalar]
+    is_one_change: bool
 
 
 class Tries:
@@ -70,7 +83,7 @@ class Tries:
         self._begun: set[str] = set()
         self._made: set[str] = set()
         self._idle: Counter[tuple[Scalar, ...]] = Counter()
-        self._rests: dict[tuple[Scalar, ...], int] = {}  # what was known when nothing was worth a try
+        self._rests: dict[object, int] = {}  # what was known when nothing was worth a try beside a configuration
         self._seen: dict[object, list[Probed]] = {}
 
     def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
@@ -93,15 +106,18 @@ class Tries:
         if len(self.rates.plain) < PLAIN or self._idle[coupling] >= IDLE:
             return None
         known, here = self.rates.known, self.rates.of(knobs)
-        if here is None or self._rests.get(coupling) == len(known):
+        place = place_of(knobs), Knobs.of(knobs).batch_size  # a larger batch has room for other micro-batches
+        if here is None or self._rests.get(place) == len(known):
             return None
         best = math.log(here / self.rates.factor(knobs))
-        candidates = [c for c in self._others(knobs) if place_of(c) not in self._spent and self.rates.of(c) is None]
-        found = self._worth(candidates, best, known, knobs)
-        chosen = next((candidates[i] for i in found if fits(candidates[i])), None)
-        if chosen is None:
-            self._rests[coupling] = len(known)
-        return chosen
+        unknown = [
+            t for t in self._others(knobs) if place_of(t.knobs) not in self._spent and not self.rates.of(t.knobs)
+        ]
+        fitting = [t for t in unknown if fits(t.knobs)]
+        found = self._worthiest(fitting, best, known, knobs)
+        if found is None and len(fitting) == len(unknown):  # what does not fit may be found to, later
+            self._rests[place] = len(known)
+        return found
 
     def is_try(self, knobs: Mapping[str, Scalar]) -> bool:
         """Returns whether these are knobs that a trial, and no probe, is to tell the speed of."""
@@ -157,7 +173,7 @@ class Tries:
         was_best, is_changed = there > best, abs(here - there) > CHANGED * here
         return (here > best or was_best) and is_changed
 
-    def _others(self, knobs: Mapping[str, Scalar]) -> Iterator[dict[str, Scalar]]:
+    def _others(self, knobs: Mapping[str, Scalar]) -> Iterator[_Other]:
         """Yields the configuration with each searched system knob changed alone, and with some pairs of them."""
         held = self._held.get(coupling_of(knobs), ())
         values = {n: p.values for n in self._names if n in SYSTEM and isinstance(p := self._space.given(n), Choice)}
@@ -169,27 +185,44 @@ class Tries:
             found = self._space.complete({**knobs, **changed})
             if place_of(found) not in seen and coupling_of(found) == coupling_of(knobs):
                 seen.add(place_of(found))
-                yield found
+                yield _Other(found, is_one_change=len(changed) == 1)
 
-    def _worth(
-        self,
-        candidates: Sequence[Mapping[str, Scalar]],
-        best: float,
-        known: Sequence[Probed],
-        knobs: Mapping[str, Scalar],
-    ) -> list[int]:
-        """Returns which are worth a try, the best first: by the expected gain, less where a trial takes longer."""
-        if not candidates:
-            return []
+    def _worthiest(
+        self, others: Sequence[_Other], best: float, known: Sequence[Probed], knobs: Mapping[str, Scalar]
+    ) -> dict[str, Scalar] | None:
+        """Returns which is to be tried, or None: by the expected gain, less where a trial takes longer.
+
+        Where nothing gains enough it is what differs in one knob alone and is thought to be the fastest: what is
+        thought of a knob comes from other places, and may be wrong here.
+        """
+        if not others:
+            return None
         coupling, batch_size = coupling_of(knobs), Knobs.of(knobs).batch_size
         own = sorted(known, key=lambda p: coupling_of(p.knobs) != coupling)[:MODELLED]
         points = np.array([self._coordinates.at(p.knobs) for p in own])
         speeds = np.array([math.log(p.at_batch_size(max(batch_size, p.micro_batch_size)) or 1e-9) for p in own])
-        surrogate = Surrogate(points, speeds, np.zeros(len(own)), self._seed)
-        means, deviations = surrogate.at(np.array([self._coordinates.at(c) for c in candidates]))
+        asked = np.array([self._coordinates.at(other.knobs) for other in others])
+        trend = _additive(points, speeds)
+        means, deviations = Surrogate(points, speeds - trend(points), np.zeros(len(own)), self._seed).at(asked)
+        means = means + trend(asked)
         gains = expected_improvement(means - best, deviations)
-        scores = gains * np.exp(np.minimum(means - best, 0.0))
-        return [int(i) for i in np.argsort(-scores, kind="stable") if gains[i] >= WORTH]
+        scores = np.where(gains >= WORTH, gains * np.exp(np.minimum(means - best, 0.0)), 0.0)
+        if not scores.any():
+            near = [other.is_one_change and mean > best - NEAR for other, mean in zip(others, means, strict=True)]
+            scores = np.where(near, np.exp(means), 0.0)
+        return others[int(np.argmax(scores))].knobs if scores.any() else None
+
+
+def _additive(points: Floats, values: Floats) -> Callable[[Floats], Floats]:
+    """Returns what every coordinate adds on its own, by least squares with a penalty that only holds what is unknown.
+
+    What one change does to a logarithm of speed it mostly does beside others too. A process alone falls back on the
+    mean of all that was seen wherever nobody looked, which lies far below the fastest.
+    """
+    centre, mean = points.mean(axis=0), float(values.mean())
+    apart = points - centre
+    slopes = np.linalg.solve(apart.T @ apart + PENALTY * np.eye(points.shape[1]), apart.T @ (values - mean))
+    return lambda at: mean + (at - centre) @ slopes
 
 
 def _deviation(ratios: Sequence[float]) -> float:

@@ -111,6 +111,47 @@ def test_tries_find_faster_knobs_than_the_probes_did_and_end() -> None:
     assert search.best(amp_dtype="bf16")["ram_cache"] is False  # of the other coupling nothing was tried
 
 
+def test_before_tries_end_every_single_change_that_may_be_as_fast_was_tried() -> None:
+    search = Search()
+    work(search)
+    best = search.best()
+    for name in ("num_workers", "ram_cache", "fused_optimizer"):
+        for value in (0, 1, 2) if name == "num_workers" else (False, True):
+            assert search.rates.of({**best, name: value}) is not None, (name, value)
+
+
+def test_what_one_change_did_beside_others_is_expected_of_it_here() -> None:
+    """In fp32 the cache and the workers were found to be fast; in bf16 the first tries are these."""
+    search = Search()
+    work(search)
+    before = len(search.made)
+    for _ in range(2):
+        tried = search.next(amp_dtype="bf16")
+        assert tried is not None
+        search.run(tried, tries=True)
+    assert search.best(amp_dtype="bf16")["ram_cache"] is True
+    assert len(search.made) == before + 2
+
+
+def test_what_does_not_fit_is_tried_once_it_does() -> None:
+    search = Search()
+    work(search)
+    assert search.next() is None
+    tried = search.tries.vary(search.best(), lambda knobs: True)
+    assert tried is not None
+    assert tried["micro_batch_size"] == 64
+
+
+def test_a_batch_size_without_a_try_leaves_the_others_theirs() -> None:
+    search = Search()
+    smaller = {**search.best(), "batch_size": 32}
+    while (tried := search.tries.vary(smaller, lambda knobs: True)) is not None:
+        search.tries.begun(f"t{len(search.made)}", tried, tries=True)  # and ends without a speed
+    found = search.tries.vary(search.best(), lambda knobs: True)
+    assert found is not None
+    assert found["micro_batch_size"] == 64
+
+
 @pytest.mark.parametrize("frac", [0.0, 0.25])
 def test_no_more_than_their_share_of_the_trials_are_tries(frac: float) -> None:
     search = Search(frac)
