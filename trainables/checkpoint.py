@@ -21,7 +21,7 @@ from torch import Tensor
 from trainables.loop import State
 
 POINTER = "checkpoint.json"
-_COUNTERS = ("samples", "steps", "epoch", "micro_batches_done")
+_COUNTERS = ("samples", "steps", "epoch", "micro_batches_done", "evaluation_batch")
 
 
 class CheckpointError(Exception):

@@ -1,8 +1,9 @@
 """Quality on the validation split, in batches as large as the memory that training needs anyway has room for.
 
 Evaluating holds no activations, so that a sample needs less than in training, and how much less is the workload's: a
-decoder that goes step by step takes 16 times the micro-batch, a wide convolution not even twice. So it is measured: the
-first batches are small, of the longest samples, and tell how many fit.
+decoder that goes step by step takes 16 times the micro-batch, a wide convolution not even twice. So it is measured
+before a run's first evaluation, on small batches of the longest samples. All batches but the last are of one size, so
+that a workload which takes the plain mean of theirs is not far off.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,18 +37,22 @@ class Evaluation:
     wall_s: float
 
 
+class _Enough(Exception):
+    """An evaluation was seen for long enough."""
+
+
 def evaluate(state: State, model: nn.Module) -> Evaluation:
     """Returns the workload's objectives on the validation split; raises Diverged where one is not finite."""
     start = time.perf_counter()
     model.eval()
-    repeated = not state.sparse.evaluation()  # and so needs nothing that was not counted before
-    state.counts = not state.evaluation_batch or (state.capped and not repeated)
-    resident, config = state.resident, state.config
-    knobs, device = config.knobs, state.device
-    with torch.no_grad(), watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
-        found = resident.workload.evaluate(model, _on_device(state))
-        values = {name: float(v) for name, v in found.items()}
-    missing = [name for name in resident.workload.objectives if name not in values]
+    if not state.evaluation_batch:
+        state.evaluation_batch = _fitting(state)
+    state.counts = state.capped and state.sparse.evaluation()
+    # As in training: what is compiled under a counter of operators stays uncompiled for good.
+    called = state.model if state.counting else model
+    found = _judged(state, called, itertools.repeat(state.evaluation_batch))
+    values = {name: float(v) for name, v in found.items()}
+    missing = [name for name in state.resident.workload.objectives if name not in values]
     if missing:
         raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
     for name, value in values.items():
@@ -56,12 +61,18 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     return Evaluation(state.samples, values, time.perf_counter() - start)
 
 
-def _on_device(state: State) -> Iterator[Any]:
+def _judged(state: State, model: nn.Module, sizes: Iterable[int]) -> Mapping[str, Any]:
+    knobs, device = state.config.knobs, state.device
+    with torch.no_grad(), watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
+        return state.resident.workload.evaluate(model, _on_device(state, sizes))
+
+
+def _on_device(state: State, sizes: Iterable[int]) -> Iterator[Any]:
     """Yields the validation batches on the device; what the host makes on the way to one is not the device's."""
     collated: Iterator[Any] | None = None
     while True:
         with state.meter.uncounted() if state.meter is not None else nullcontext():
-            collated = collated or iter(state.resident.validation(state.config, _sizes(state)))
+            collated = collated or iter(state.resident.validation(state.config, sizes))
             batch = next(collated, None)
         if batch is None:
             return
@@ -71,24 +82,42 @@ def _on_device(state: State) -> Iterator[Any]:
         yield batch
 
 
-def _sizes(state: State) -> Iterator[int]:
-    """Yields how many samples the next validation batch takes; asked for one when all before it were evaluated.
+def _fitting(state: State) -> int:
+    """Returns how many samples a validation batch may hold, so that evaluating needs no more than training has needed.
 
-    All evaluations of a run take the same. Half a micro-batch first, twice, since the second meets what the workload
-    still holds of the first; never less than a micro-batch then, of which training holds the activations too.
+    Half a micro-batch of the longest samples is evaluated, and another, which meets what the workload still holds of
+    the first; there the evaluation is broken off. What it keeps of each sample it will keep of all. One micro-batch
+    where this tells nothing: nothing was trained yet, the split ends before, or batches are asked for before the model
+    has seen the last. Under compile, too, as every other shape would be compiled once more.
     """
     knobs = state.config.knobs
-    micro = knobs.micro_batch_size
-    if knobs.compile != "off":  # every other shape would be compiled once more
-        yield from itertools.repeat(micro)
+    micro = min(knobs.micro_batch_size, knobs.batch_size)
     small = max(1, micro // 2)
-    room = state.peak_allocated_bytes - state.live_bytes
     held = state.live_bytes
-    with state.own_peak() as peak:
-        yield small
-        yield small
-        needed = max(1, peak() - held)
-    if not state.evaluation_batch:
-        fitting = int(small * room * USED_FRAC / needed)
-        state.evaluation_batch = min(max(micro, fitting), MOST_MICRO_BATCHES * micro)
-    yield from itertools.repeat(state.evaluation_batch)
+    room = state.peak_allocated_bytes - held
+    if knobs.compile != "off" or room <= 0:
+        return micro
+    calls: list[None] = []
+    live: list[int] = []
+
+    def sizes() -> Iterator[int]:
+        for _ in range(2):
+            yield small
+            live.append(state.live_bytes)
+        raise _Enough
+
+    state.counts = True
+    hook = state.model.register_forward_pre_hook(lambda *_: calls.append(None))
+    try:
+        with state.own_peak() as peak:
+            with suppress(_Enough):
+                _judged(state, state.model, sizes())
+            needed = peak() - held
+    finally:
+        hook.remove()
+    if len(live) < 2 or len(calls) < 2:
+        return micro
+    kept = (live[1] - live[0]) / small * batches.size_of(state.resident.dataset(state.config, "val"))
+    fitting = int(small * (room - kept) * USED_FRAC / max(1, needed))
+    least = 1 if state.capped or state.meter is None else micro
+    return max(least, min(fitting, MOST_MICRO_BATCHES * micro))

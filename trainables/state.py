@@ -47,7 +47,7 @@ class State:
     counts: bool = True
     """Whether the meter is on for the part at hand, after the first optimiser step, which is counted whole."""
     evaluation_batch: int = 0
-    """Samples of a validation batch; 0 until it is known (`evaluation.evaluate`)."""
+    """Samples of a validation batch; 0 until the first evaluation."""
     witness: Witness | None = field(default=None, repr=False)
     active: dict[str, Any] = field(default_factory=dict)
     """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
@@ -80,7 +80,7 @@ class State:
 
     @contextmanager
     def own_peak(self) -> Iterator[Callable[[], int]]:
-        """Yields what tells the most bytes of live tensors since the block began; that of the whole run is kept."""
+        """Yields what tells, inside the block, the most bytes of live tensors since it began; the run's own is kept."""
         self._earlier_peak_bytes = self.peak_allocated_bytes
         if self.meter is None:
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -88,8 +88,9 @@ class Workload(Protocol):
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         """Returns the objectives over the validation batches; runs in eval mode, without gradients.
 
-        The batches differ in size, so that a mean over them needs weights. Each is to be done with before the next is
-        asked for: what the first two took tells how many samples the others may hold.
+        The last batch is smaller than the others, so that a mean over batches needs weights. Each is to be done with
+        before the next is asked for. The first call of a run is broken off at the third batch by an exception: what
+        two small batches took tells how many samples fit into one.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,11 +24,15 @@ NO_CAP = 1 << 62
 
 
 class Seen(Sums):
-    """Keeps the sizes of the validation batches; a sample takes 1,000 numbers to train on and `floats` to judge."""
+    """Keeps the sizes of the validation batches; a sample takes 1,000 numbers to train on and `floats` to judge.
 
-    def __init__(self, floats: int) -> None:
-        self.floats = floats
+    `kept` numbers of each are held until all were judged.
+    """
+
+    def __init__(self, floats: int, kept: int = 0) -> None:
+        self.floats, self.kept = floats, kept
         self.evaluations: list[list[int]] = []
+        self.models: list[str] = []
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
         held = torch.zeros(len(batch["target"]), 1_000)
@@ -35,14 +40,39 @@ class Seen(Sums):
 
     def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
         self.evaluations.append([])
+        self.models.append(type(model).__name__)
         return super().evaluate(model, self._seen(batches))
 
     def _seen(self, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        kept = []
         for batch in batches:
             self.evaluations[-1].append(len(batch["target"]))
             held = torch.zeros(len(batch["target"]), self.floats)
             yield batch
             del held
+            kept.append(torch.zeros(len(batch["target"]), self.kept))
+
+
+class AllAtOnce(Seen):
+    """Asks for all batches before it looks at one."""
+
+    def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        return super().evaluate(model, list(batches))
+
+
+class First(Seen):
+    """Looks at the first batch alone."""
+
+    def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        return super().evaluate(model, itertools.islice(batches, 1))
+
+
+class Leaves(Seen):
+    """Keeps the iterator of its batches, which it never ends."""
+
+    def evaluate(self, model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
+        self.left = iter(batches)
+        return super().evaluate(model, [next(self.left)])
 
 
 def run(workload: Seen, cap_bytes: int | None = NO_CAP, **knobs: Any) -> tuple[State, int]:
@@ -55,35 +85,65 @@ def run(workload: Seen, cap_bytes: int | None = NO_CAP, **knobs: Any) -> tuple[S
 
 @pytest.mark.parametrize("cap_bytes", [NO_CAP, None])
 def test_light_evaluations_take_many_micro_batches_and_heavy_ones_what_fits(cap_bytes: int | None) -> None:
-    light, heavy = Seen(1), Seen(20_000)
-    sizes = [run(w, cap_bytes)[0].evaluation_batch for w in (light, heavy)]
-    assert MICRO_BATCH == sizes[1] < sizes[0] <= MOST_MICRO_BATCHES * MICRO_BATCH
+    sizes = [run(Seen(floats), cap_bytes)[0].evaluation_batch for floats in (1, 200, 1_200)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert MICRO_BATCH < sizes[1] < sizes[0] <= MOST_MICRO_BATCHES * MICRO_BATCH
+    assert sizes[2] < MICRO_BATCH if cap_bytes else sizes[2] == MICRO_BATCH
 
 
-def test_all_evaluations_of_a_run_take_the_same_batches_small_ones_first() -> None:
+def test_small_batches_are_measured_and_all_evaluations_take_the_same() -> None:
     workload = Seen(150)
     state, _ = run(workload)
-    first, second = workload.evaluations
+    measured, first, second = workload.evaluations
+    assert measured == [MICRO_BATCH // 2, MICRO_BATCH // 2]
     assert first == second
     assert sum(first) == size_of(state.resident.dataset(state.config, "val"))
-    assert first[:3] == [MICRO_BATCH // 2, MICRO_BATCH // 2, state.evaluation_batch]
+    assert set(first[:-1]) == {state.evaluation_batch}
 
 
-@pytest.mark.parametrize("floats", [1, 100, 300])
-def test_what_it_measured_fits_into_what_training_needed(floats: int) -> None:
-    state, trained = run(Seen(floats))
-    assert state.evaluation_batch > MICRO_BATCH
+@pytest.mark.parametrize("workload", [Seen(1), Seen(100), Seen(300), Seen(1_200), Seen(10, kept=40)])
+def test_an_evaluation_needs_no_more_than_training_did(workload: Seen) -> None:
+    state, trained = run(workload)
     assert state.peak_allocated_bytes == trained
+    assert state.meter is not None
+    assert state.meter.peak_bytes == trained
+
+
+@pytest.mark.parametrize("workload", [AllAtOnce(1), First(1)])
+def test_what_a_small_batch_tells_nothing_of_has_one_micro_batch(workload: Seen) -> None:
+    state, _ = run(workload)
+    assert state.evaluation_batch == MICRO_BATCH
 
 
 def test_a_peak_above_trainings_own_is_told() -> None:
-    state, trained = run(Seen(20_000))
+    state, trained = run(AllAtOnce(50_000))
     assert state.peak_allocated_bytes > trained
     assert state.meter is not None
     assert state.meter.peak_bytes == state.peak_allocated_bytes
 
 
-def test_under_compile_there_is_one_shape() -> None:
+def test_an_iterator_that_is_never_ended_changes_nothing_of_the_next_run() -> None:
+    large, small = Leaves(1), Seen(1)
+    run(large, micro_batch_size=16)
+    alone, _ = run(small)
+    del large
+    again, _ = run(Seen(1))
+    assert again.peak_allocated_bytes == alone.peak_allocated_bytes
+
+
+def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
+    workload = First(1)
+    state, _ = run(workload, batch_size=8, micro_batch_size=64)
+    assert state.evaluation_batch == 8
+
+
+@pytest.mark.parametrize(
+    ("cap_bytes", "called"), [(None, ["OptimizedModule"] * 2), (NO_CAP, ["Adder", "OptimizedModule"])]
+)
+def test_under_compile_there_is_one_shape_and_what_is_counted_is_not_compiled(
+    cap_bytes: int | None, called: list[str]
+) -> None:
     workload = Seen(1)
-    run(workload, compile="default")
-    assert set(workload.evaluations[0][:-1]) == {MICRO_BATCH}
+    run(workload, cap_bytes, compile="default")
+    assert {size for sizes in workload.evaluations for size in sizes} == {MICRO_BATCH}
+    assert workload.models == called

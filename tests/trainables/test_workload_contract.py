@@ -106,10 +106,11 @@ def test_training_lowers_the_loss(resident: Resident, config: Config) -> None:
 
 
 def test_evaluation_returns_its_objectives_whatever_the_batch_size(resident: Resident, config: Config) -> None:
+    """A mean over batches needs weights: the last of the larger ones has one sample, where the split is small."""
     found = []
-    for micro_batch_size in (1, 4):
-        asked = config.with_knobs(micro_batch_size=micro_batch_size)
-        state = prepare(resident, asked, Plan(samples=8))
+    for size in (1, min(64, size_of(resident.dataset(config, "val")) - 1)):
+        state = prepare(resident, config, Plan(samples=8))
+        state.evaluation_batch = size
         found.append(evaluate(state, state.model))
     assert all(isinstance(e, Evaluation) for e in found)
     for name in resident.workload.objectives:
@@ -152,7 +153,7 @@ def test_validation_covers_every_sample(resident: Resident, config: Config) -> N
 
 
 def test_evaluation_needs_no_more_memory_than_training(resident: Resident, config: Config) -> None:
-    """Nor does it when it takes batches of more than a micro-batch; both evaluations of a run take the same."""
+    """Else a run that training would have had room for ends when it is judged."""
     state = prepare(resident, config, Plan(samples=16, milestones=(8, 16), cap_bytes=1 << 62))
     trained = 0
     for event in train(state):
@@ -160,7 +161,6 @@ def test_evaluation_needs_no_more_memory_than_training(resident: Resident, confi
             trained = max(trained, state.peak_allocated_bytes)
         else:
             assert state.peak_allocated_bytes == trained
-    assert state.evaluation_batch >= config.knobs.micro_batch_size
 
 
 def test_baselines_speak_of_the_objectives(resident: Resident, config: Config) -> None:

@@ -356,13 +356,18 @@ class Trial:
                 return {"values": event.values}
             self._windows.append(event)
             sampler.read()
-            self._readings.append(self._session.memory.reading())
+            self._readings.append(self._reading())
             alarm = watch.alarm(self._readings, self._plan.cap_bytes)
             if alarm is not None:
                 raise Alarmed(alarm)
             if time.perf_counter() > pause_at and self._state is not None and self._state.samples < self._plan.samples:
                 return {"values": {}, "paused": True}
         return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
+
+    def _reading(self) -> watch.Reading:
+        """Returns the memory at this moment, with the peak of the whole trial: evaluation begins torch's anew."""
+        reading = self._session.memory.reading()
+        return dataclasses.replace(reading, peak_bytes=self._state.peak_allocated_bytes) if self._state else reading
 
     def _facts(self) -> dict[str, Any]:
         state, windows = self._state, self._windows

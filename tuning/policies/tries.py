@@ -27,9 +27,9 @@ PLAIN = 3
 RECENT = 32
 """Of those the newest count: a machine changes its pace within the hour."""
 WORTH = 0.01
-"""The least expected gain, in the logarithm of the speed, that a try is made for."""
+"""The least expected gain, in the logarithm of the speed, that makes a try worth more than `NEAR` ones."""
 NEAR = 0.25
-"""One change alone is tried even so, unless it is thought to be slower by more than this, in the same logarithm."""
+"""Without such a gain one change alone is tried, unless it is thought to be slower by more than this, as logarithm."""
 IDLE = 16
 """So many tries of a coupling in a row that were no faster end them there: about one of every knob that may be changed.
 
@@ -109,12 +109,10 @@ class Tries:
         place = place_of(knobs), Knobs.of(knobs).batch_size  # a larger batch has room for other micro-batches
         if here is None or self._rests.get(place) == len(known):
             return None
-        best = math.log(here / self.rates.factor(knobs))
-        unknown = [
-            t for t in self._others(knobs) if place_of(t.knobs) not in self._spent and not self.rates.of(t.knobs)
-        ]
-        fitting = [t for t in unknown if fits(t.knobs)]
-        found = self._worthiest(fitting, best, known, knobs)
+        unknown = [o for o in self._others(knobs) if self.rates.of(o.knobs) is None]
+        unknown = [o for o in unknown if place_of(o.knobs) not in self._spent]
+        fitting = [o for o in unknown if fits(o.knobs)]
+        found = self._worthiest(fitting, math.log(here / self.rates.factor(knobs)), known, knobs)
         if found is None and len(fitting) == len(unknown):  # what does not fit may be found to, later
             self._rests[place] = len(known)
         return found
