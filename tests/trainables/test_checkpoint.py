@@ -10,7 +10,7 @@ import pytest
 from tests.fakes import Sums
 from trainables import checkpoint
 from trainables.knobs import Knobs
-from trainables.loop import State, prepare, train
+from trainables.loop import State, evaluate, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
@@ -45,6 +45,15 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(tmp_path: Pat
     assert resumed.samples == samples
     stop_after(resumed, 10_000)
     assert weights(resumed) == weights(whole)
+
+
+def test_a_resumed_run_is_judged_in_the_batches_of_the_unbroken_one(tmp_path: Path) -> None:
+    state = stop_after(begin(), 64)
+    evaluate(state, state.model)
+    checkpoint.save(state, tmp_path, identity="a")
+    resumed = begin()
+    checkpoint.load(resumed, tmp_path, identity="a")
+    assert resumed.evaluation_batch == state.evaluation_batch > 0
 
 
 def test_only_the_newest_state_is_kept(tmp_path: Path) -> None:
