@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from tuning.backends.session import device_facts
+from tuning.backends.device_facts import device_facts
 from tuning.runs import versions
 
 

@@ -9,14 +9,11 @@ import dataclasses
 import gc
 import math
 import os
-import platform
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from trainables import loop, workload
@@ -27,6 +24,7 @@ from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.backends import fingerprint
+from tuning.backends.device_facts import device_facts
 from tuning.backends.device_memory import DeviceMemory
 from tuning.backends.host_memory import keep_freed
 from tuning.backends.setting import Setting, Shrink
@@ -389,32 +387,3 @@ class Trial:
             "telemetry": self._session.sampler.summary(),
             "returned_at": time.time(),
         }
-
-
-def device_facts(device: str) -> dict[str, Any]:
-    """Returns name, type, cores, torch threads and memory of the device this process trains on."""
-    facts: dict[str, Any] = {
-        "type": device,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-    if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        capability = [properties.major, properties.minor]
-        return facts | {
-            "name": properties.name,
-            "memory_bytes": properties.total_memory,
-            "capability": capability,
-        }
-    return facts | {"name": _cpu_name(), "memory_bytes": psutil.virtual_memory().total}
-
-
-def _cpu_name() -> str:
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
