@@ -119,5 +119,6 @@ def _fitting(state: State) -> int:
         return micro
     kept = (live[1] - live[0]) / small * batches.size_of(state.resident.dataset(state.config, "val"))
     fitting = int(small * (room - kept) * USED_FRAC / max(1, needed))
+    # On a CPU without a cap the room is that of the first step alone, too small, and there is nothing to keep to.
     least = 1 if state.capped or state.meter is None else micro
     return max(least, min(fitting, MOST_MICRO_BATCHES * micro))
