@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from trainables.knobs import REQUIRES, Scalar, is_active
 from tuning.pareto import Mode
 from tuning.policies.history import History
-from tuning.space import Choice, Parameter, Range, Space
+from tuning.space import Choice, Parameter, Range, Space, values_of
 
 STARTUP_TRIALS = 6
 """Random proposals before the model takes over; Optuna's 10 are a third of a small search."""
@@ -244,7 +244,7 @@ class OptunaSearcher:
             return next((values for values in drawn if self._key(values) not in self._seen), None)
 
     def _listed(self) -> Iterator[dict[str, Scalar]]:
-        choices = [_values(self._space.parameters[name]) for name in self._names]
+        choices = [values_of(self._space.parameters[name]) for name in self._names]
         for combination in itertools.product(*choices):
             yield self._settled(dict(zip(self._names, combination, strict=True)))
 
@@ -374,12 +374,6 @@ def _draw(trial: optuna.Trial, name: str, parameter: Parameter) -> Scalar:
     if parameter.integer:
         return trial.suggest_int(name, int(parameter.low), int(parameter.high), log=parameter.log)
     return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
-
-
-def _values(parameter: Parameter) -> Sequence[Scalar]:
-    if isinstance(parameter, Range):
-        return range(int(parameter.low), int(parameter.high) + 1)
-    return parameter.values
 
 
 def _allows(parameter: Parameter, value: Scalar) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +122,7 @@ class Space:
     def without_effect(self) -> tuple[str, ...]:
         """Returns the knobs that were given a value or a search, and whose precondition no configuration here meets."""
         asked = (n for n in REQUIRES if n in {**self.parameters, **self.fixed} and self.given(n) != _DEFAULTS[n])
-        return tuple(n for n in asked if not any(meets(n, v) for v in _values(self.given(REQUIRES[n][0]))))
+        return tuple(n for n in asked if not any(meets(n, v) for v in values_of(self.given(REQUIRES[n][0]))))
 
     def given(self, name: str) -> Parameter | Scalar:
         """Returns what the knob may be here: its parameter, its fixed value, or its default."""
@@ -131,7 +131,7 @@ class Space:
     def unmet(self, name: str) -> str:
         """Returns in words what a knob of `without_effect` needs, and what there is instead."""
         other, test = REQUIRES[name]
-        values = " or ".join(shown(v) for v in _values(self.given(other)))
+        values = " or ".join(shown(v) for v in values_of(self.given(other)))
         return f"it needs {other} {test if test == '> 0' else '= ' + test}, which can only be {values} here"
 
     def as_raw(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Space:
             counts = {n: _count(self.parameters[n]) for n in needing}
             free *= sum(
                 math.prod(count for n, count in counts.items() if meets(n, value))
-                for value in _values(self.given(other))
+                for value in values_of(self.given(other))
             )
         return free
 
@@ -281,7 +281,8 @@ def _range_example(name: str) -> str:
 _MET_BY = {"> 0": "knobs.{}=[0,2,4]", "true": "knobs.{}=[false,true]", "adamw": "knobs.{}=adamw"}
 
 
-def _values(parameter: Parameter | Scalar) -> tuple[Any, ...] | range:
+def values_of(parameter: Parameter | Scalar) -> Sequence[Any]:
+    """Returns the values of a list or of a range of whole numbers, or the one that is fixed."""
     if isinstance(parameter, Range):
         return range(int(parameter.low), int(parameter.high) + 1)
     return parameter.values if isinstance(parameter, Choice) else (parameter,)

@@ -70,6 +70,10 @@ class Verdict:
         """Returns whether it is expected to fit, if need be after halving."""
         return self.action != "refuse"
 
+    def applied(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns the knobs at the micro-batch that was judged."""
+        return {**knobs, "micro_batch_size": self.micro_batch}
+
 
 class Frontier:
     """What is known of memory, by coupling. Knowing more never turns what was observed to fit into a refusal.

@@ -115,7 +115,7 @@ class SearchDesk:
             pending = self._again.pop(0)
             verdict = self._judged(pending.knobs)
             if verdict.fits:
-                return self._begin(Assignment(pending.trial, _at(pending.knobs, verdict), pending.seed), verdict)
+                return self._begin(Assignment(pending.trial, verdict.applied(pending.knobs), pending.seed), verdict)
             refused = self._refusal(pending.knobs, verdict, trial=pending.trial)
             self._searcher.observe(self._numbers.pop(pending.trial), self._observation(refused))
             self._foresight.refused(pending.trial)
@@ -136,10 +136,10 @@ class SearchDesk:
                 continue
             self._numbers[trial] = proposal.number
             self._started += 1
-            tried = self._foresight.vary(_at(knobs, verdict)) if may_try else None
+            tried = self._foresight.vary(verdict.applied(knobs)) if may_try else None
             if tried is not None:
                 knobs, verdict = tried, self._judged(tried)
-            return self._begin(Assignment(trial, _at(knobs, verdict), self._terms.seed), verdict, tries=tried)
+            return self._begin(Assignment(trial, verdict.applied(knobs), self._terms.seed), verdict, tries=tried)
         return None
 
     def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
@@ -397,8 +397,3 @@ class SearchDesk:
 def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns why a trial began again with other system knobs, as far as it is known."""
     return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
-
-
-def _at(knobs: Mapping[str, Scalar], verdict: Verdict) -> dict[str, Scalar]:
-    """Returns the knobs at the micro-batch that was judged to fit."""
-    return {**knobs, "micro_batch_size": verdict.micro_batch}
