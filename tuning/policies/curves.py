@@ -15,6 +15,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from tuning.policies.coordinates import Floats
+
 Stage = tuple[int, bool]
 """Samples seen, and whether the training has a phase for the encoder, after which all is yet to be learned."""
 ENOUGH = 4
@@ -33,7 +37,8 @@ MARGIN = 1.25
 class Line:
     """The end to expect by the value at a rung: a line through `count` trainings, and the deviation of what is left.
 
-    `squares` are those of the rungs' distances to their mean, 0 where they are all the same.
+    `squares` are those of the rungs' distances to their mean, 0 where they are all the same; `end_std` is the deviation
+    of the ends.
     """
 
     rung_mean: float
@@ -42,6 +47,7 @@ class Line:
     std: float
     squares: float
     count: int
+    end_std: float
 
     @classmethod
     def through(cls, pairs: Sequence[tuple[float, float]]) -> Line:
@@ -54,13 +60,28 @@ class Line:
         products = sum((rung - rung_mean) * (end - end_mean) for rung, end in pairs)
         slope = max(0.0, products / (squares * (1 + DOUBT / count))) if squares else 0.0
         left = sum((end - end_mean - slope * (rung - rung_mean)) ** 2 for rung, end in pairs)
-        return cls(rung_mean, end_mean, slope, math.sqrt(left / (count - 1)), squares, count)
+        end_std = statistics.stdev(end for _, end in pairs)
+        return cls(rung_mean, end_mean, slope, math.sqrt(left / (count - 1)), squares, count, end_std)
 
     def end(self, rung: float) -> tuple[float, float]:
         """Returns the end to expect and its deviation, the larger the farther the rung is from those known."""
         away = rung - self.rung_mean
         lever = away**2 / self.squares if self.squares and self.slope else 0.0
         return self.end_mean + self.slope * away, self.std * math.sqrt(1 + 1 / self.count + lever)
+
+    def refined(self, rung: float, means: Floats, stds: Floats) -> tuple[Floats, Floats]:
+        """Returns ends to expect and their deviations where both were expected without the rung, which is known now.
+
+        A rung tells what its line says beyond what is known of all ends: the density of the end by the line, over that
+        of any end, times that expected. A rung that tells nothing leaves what was expected.
+        """
+        end, std = self.end(rung)
+        spread = self.end_std * math.sqrt(1 + 1 / self.count)
+        if not 0 < std < spread:
+            return means, stds
+        known = 1 / stds**2
+        precision = known + 1 / std**2 - 1 / spread**2
+        return (known * means + end / std**2 - self.end_mean / spread**2) / precision, 1 / np.sqrt(precision)
 
 
 class Curves:
@@ -76,7 +97,12 @@ class Curves:
 
     def lines(self) -> dict[Stage, Line]:
         """Returns what each rung that enough trainings passed says of the end."""
-        return {s: Line.through(pairs[-NEWEST:]) for s, pairs in self._pairs.items() if len(pairs) >= ENOUGH}
+        return {stage: line for stage in self._pairs if (line := self.line(stage)) is not None}
+
+    def line(self, stage: Stage) -> Line | None:
+        """Returns what a rung says of the end, None where too few trainings passed it."""
+        pairs = self._pairs.get(stage, [])
+        return Line.through(pairs[-NEWEST:]) if len(pairs) >= ENOUGH else None
 
     def optimistic(self, stage: Stage, value: float) -> float | None:
         """Returns more than any training yet would have come to from here; None: too few yet."""

@@ -2,12 +2,17 @@
 
 The speed of each is known from probes, so its cost is known too, and only its quality has to be guessed: by a process
 over the qualities seen (`surrogate`), those of stopped trials included, at what they would have come to (`curves`).
+
+What a training came to is partly luck, and the best of many the most. What is gained is therefore what is gained over a
+front that is drawn of the process together with the candidates, without the luck: the noisy expected hypervolume
+improvement (Daulton et al. 2021, arXiv 2105.08195). Over the front as it was seen, a good place nobody believes in
+looked worthless beside the luckiest of its neighbours, and the search went where it had been unlucky.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +20,7 @@ import numpy as np
 from tuning.pareto import Mode
 from tuning.policies.acquisition import expected_gains
 from tuning.policies.coordinates import Coordinates, Floats
-from tuning.policies.curves import Curves, Stage
+from tuning.policies.curves import Curves, Line, Stage
 from tuning.policies.surrogate import Surrogate
 from tuning.policies.throughput import PHASE_KNOB
 from tuning.space import Space
@@ -28,14 +33,27 @@ REFITS = 64
 """The process is made anew once there are 1/64 more trials than it knows: at each up to 128, at every 15th of 1,000."""
 OVERHEAD_S = 0.5
 """What a training costs beside its samples: evaluations, and the start of the next."""
+CONTENDERS, PAIRS = 24, 4
+"""How many trainings the front is drawn of, and how often: each time once more with all signs turned."""
 
 
 class _Seen(NamedTuple):
     """A trial that ended: `at_end` is None of a stopped one, -inf of one that failed."""
 
+    trial: str
     point: Floats
     at_end: float | None
     at_rungs: Mapping[Stage, float]
+
+
+class _Fit(NamedTuple):
+    """The process over the first so many trials, its floor, and which of those `modelled` the front is drawn of."""
+
+    trials: int
+    surrogate: Surrogate
+    floor: float
+    contenders: Sequence[_Seen]
+    modelled: Collection[str]
 
 
 class Outlook:
@@ -49,8 +67,11 @@ class Outlook:
         self._at_rungs: dict[str, dict[int, float]] = {}
         self._seen: list[_Seen] = []
         self._whole = 0
-        self._front: list[tuple[float, float]] = []  # speed, quality
-        self._fitted: tuple[int, Surrogate, float] | None = None
+        self._speeds: dict[str, float] = {}  # of those that came to their end
+        self._front: dict[str, tuple[float, float]] = {}  # speed, quality
+        self._fitted: _Fit | None = None
+        self.offer: float | None = None
+        """The gain a second that was expected of what was chosen last; None before any choice."""
 
     def begun(self, trial: str, knobs: Mapping[str, Any]) -> None:
         """Takes a trial that is under way: its like is worth less until it ends."""
@@ -68,21 +89,22 @@ class Outlook:
             return
         quality, at_rungs = self._sign * value, self._rungs_of(trial, knobs)
         self._curves.take(at_rungs, quality)
-        self._seen.append(_Seen(self._coordinates.at(knobs), quality, at_rungs))
+        self._seen.append(_Seen(trial, self._coordinates.at(knobs), quality, at_rungs))
         self._whole += 1
-        self._put_on_front(float(speed), quality)
+        self._speeds[trial] = float(speed)
+        self._put_on_front(trial, float(speed), quality)
         self.dropped(trial)
 
     def stopped(self, trial: str, knobs: Mapping[str, Any]) -> None:
         """Takes a trial that a rung ended, which counts by that rung."""
         at_rungs = self._rungs_of(trial, knobs)
         if at_rungs:
-            self._seen.append(_Seen(self._coordinates.at(knobs), None, at_rungs))
+            self._seen.append(_Seen(trial, self._coordinates.at(knobs), None, at_rungs))
         self.dropped(trial)
 
     def failed(self, trial: str, knobs: Mapping[str, Any]) -> None:
         """Takes a trial that diverged or crashed: there is nothing as bad as its place."""
-        self._seen.append(_Seen(self._coordinates.at(knobs), -math.inf, {}))
+        self._seen.append(_Seen(trial, self._coordinates.at(knobs), -math.inf, {}))
         self.dropped(trial)
 
     def dropped(self, trial: str) -> None:
@@ -98,20 +120,38 @@ class Outlook:
         most = None if value is None else self._curves.optimistic(_stage(knobs, samples), self._sign * value)
         if most is None:
             return ""
-        better = [quality for other, quality in self._front if other >= speed and quality > most]
+        better = [quality for other, quality in self._front.values() if other >= speed and quality > most]
         if not better:
             return ""
         said, best = self._sign * most, self._sign * max(better)
         return f"cannot reach the front: {said:.4g} at most from here, where one as fast came to {best:.4g}"
 
+    def is_worth_more(self, knobs: Mapping[str, Any], samples: int, value: float | None, speed: float) -> bool:
+        """Returns whether a training that goes on is expected to gain more a second than what was chosen last.
+
+        What is behind it is paid for, so that one in the middle of its peers is often worth more than the next.
+        """
+        if value is None or not math.isfinite(value) or not self.offer or not speed or self._whole < ENOUGH:
+            return False
+        line = self._curves.line(_stage(knobs, samples))
+        if line is None:
+            return False
+        point = self._coordinates.at(knobs)[None, :]
+        gain = float(self._gains(point, np.array([speed]), told=(line, self._sign * value))[0])
+        return gain > self.offer * ((self._samples - samples) / speed + OVERHEAD_S)
+
     def is_beaten(self, speed: float, quality: float) -> bool:
         """Returns whether a training came to its end that is faster and better; `quality` the larger the better."""
-        front = (point for point in self._front if point != (speed, quality))
+        front = (point for point in self._front.values() if point != (speed, quality))
         return any(other >= speed and best >= quality for other, best in front)
 
-    def rated(self, front: Sequence[tuple[float, float]]) -> None:
-        """Takes the front anew, as (speed, quality), the larger the better: other speeds are known of its trials."""
-        self._front = list(front)
+    def rated(self, speeds: Mapping[str, float], front: Mapping[str, tuple[float, float]]) -> None:
+        """Takes other speeds of trials that came to their end, and the front anew, as trial -> (speed, quality).
+
+        Qualities are the larger the better.
+        """
+        self._speeds.update(speeds)
+        self._front = dict(front)
 
     def choose(self, candidates: Sequence[Mapping[str, Any]], speeds: Sequence[float | None]) -> int:
         """Returns the index of the candidate with the largest expected gain a second; 0 where too little is known.
@@ -121,40 +161,74 @@ class Outlook:
         known = [i for i, speed in enumerate(speeds) if speed]
         if self._whole < ENOUGH or not known:
             return 0
-        surrogate, floor = self._process()
         points = np.array([self._coordinates.at(candidates[i]) for i in known])
-        means, deviations = surrogate.at(points)
         rates = np.array([float(speeds[i] or 0.0) for i in known])
-        seconds = self._samples / rates + OVERHEAD_S
-        found = expected_gains(np.array(self._front), floor, rates, means, deviations) / seconds
+        found = self._gains(points, rates) / (self._samples / rates + OVERHEAD_S)
         if self._live:
-            found *= 1.0 - surrogate.alike(points, np.array(list(self._live.values()))).max(axis=1)
-        return known[int(np.argmax(found))]  # of equals the first: the model's own, if it fits
+            found *= 1.0 - self._fit().surrogate.alike(points, np.array(list(self._live.values()))).max(axis=1)
+        best = int(np.argmax(found))  # of equals the first: the model's own, if it fits
+        self.offer = float(found[best])
+        return known[best]
+
+    def _gains(self, points: Floats, speeds: Floats, told: tuple[Line, float] | None = None) -> Floats:
+        """Returns the expected gain of each point, shape (m,), over a front that is drawn with it.
+
+        `told` is what the line of a rung says of the points, and the quality that was seen there.
+        """
+        fit = self._fit()
+        known = np.array([one.point for one in fit.contenders])
+        rates = np.array([self._speeds[one.trial] for one in fit.contenders])
+        newer = {trial: point for trial, point in self._front.items() if trial not in fit.modelled}
+        fixed = np.array(list(newer.values())).reshape(-1, 2)
+        normals = np.random.default_rng(self._seed).standard_normal((PAIRS, len(known)))
+        total, shares = np.zeros(len(points)), 0.0
+        for drawn in fit.surrogate.drawn(known, points, np.concatenate([normals, -normals])):
+            means, stds = drawn.means, drawn.stds
+            if told is not None:
+                line, value = told
+                means, stds = line.refined(value, means, stds)
+            front = np.concatenate([np.stack([rates, drawn.known], axis=1), fixed])
+            total += drawn.share * expected_gains(front, fit.floor, speeds, means, stds)
+            shares += drawn.share
+        return total / shares
 
     def _rungs_of(self, trial: str, knobs: Mapping[str, Any]) -> dict[Stage, float]:
         own = self._at_rungs.get(trial, {}).items()
         return {_stage(knobs, samples): value for samples, value in own if samples < self._samples}
 
-    def _put_on_front(self, speed: float, quality: float) -> None:
-        if any(other >= speed and best >= quality for other, best in self._front):
+    def _put_on_front(self, trial: str, speed: float, quality: float) -> None:
+        if any(other >= speed and best >= quality for other, best in self._front.values()):
             return
-        self._front = [(s, q) for s, q in self._front if s > speed or q > quality]
-        self._front.append((speed, quality))
+        self._front = {t: (s, q) for t, (s, q) in self._front.items() if s > speed or q > quality}
+        self._front[trial] = speed, quality
 
-    def _process(self) -> tuple[Surrogate, float]:
-        """Returns the process over the trials up to the last time that it was due anew, and its floor."""
+    def _fit(self) -> _Fit:
+        """Returns the process over the trials up to the last time that it was due anew."""
         step = max(1, len(self._seen) // REFITS)
         due = len(self._seen) - len(self._seen) % step
-        if self._fitted is not None and self._fitted[0] == due:
-            return self._fitted[1], self._fitted[2]
+        if self._fitted is not None and self._fitted.trials == due:
+            return self._fitted
         if len(_whole(self._seen[:due])) < ENOUGH:
             due = len(self._seen)
-        if self._fitted is None or self._fitted[0] != due:
+        if self._fitted is None or self._fitted.trials != due:
             seen = self._seen[:due]
             floor = _floor(np.array(_whole(seen)))
-            points, values, stds = _guessed(seen)
-            self._fitted = due, Surrogate(points, np.maximum(values, floor), stds, self._seed + due), floor
-        return self._fitted[1], self._fitted[2]
+            rows = _guessed(seen)
+            points, values, stds = (np.array(column) for column in zip(*(row[1:] for row in rows), strict=True))
+            surrogate = Surrogate(points, np.maximum(values, floor), stds, self._seed + due)
+            modelled = [one for one, *_ in rows if one.at_end is not None]
+            contenders = self._contenders(modelled, surrogate)
+            self._fitted = _Fit(due, surrogate, floor, contenders, {one.trial for one in modelled})
+        return self._fitted
+
+    def _contenders(self, whole: Sequence[_Seen], surrogate: Surrogate) -> Sequence[_Seen]:
+        """Returns which of some trainings may be on the front, luck aside; the best where they are many."""
+        ended = [one for one in whole if one.trial in self._speeds]
+        means, stds = surrogate.at(np.array([one.point for one in ended]))
+        speeds = np.array([self._speeds[one.trial] for one in ended])
+        beaten = (speeds[None, :] >= speeds[:, None]) & ((means - stds)[None, :] > (means + 2 * stds)[:, None])
+        left = np.flatnonzero(~beaten.any(axis=1))
+        return [ended[i] for i in sorted(left, key=lambda i: -means[i])[:CONTENDERS]]
 
 
 def _stage(knobs: Mapping[str, Any], samples: int) -> Stage:
@@ -166,24 +240,23 @@ def _whole(seen: Sequence[_Seen]) -> list[float]:
     return [one.at_end for one in seen if one.at_end is not None and math.isfinite(one.at_end)]
 
 
-def _guessed(seen: Sequence[_Seen]) -> tuple[Floats, Floats, Floats]:
-    """Returns points, qualities at the end and their deviations, of stopped trials where they can be guessed."""
+def _guessed(seen: Sequence[_Seen]) -> list[tuple[_Seen, Floats, float, float]]:
+    """Returns trials, points, qualities at the end, their deviations; of stopped ones where they can be guessed."""
     curves = Curves()
     for one in seen:
         if one.at_end is not None:
             curves.take(one.at_rungs, one.at_end)
     lines = curves.lines()
-    rows: list[tuple[Floats, float, float]] = []
+    rows: list[tuple[_Seen, Floats, float, float]] = []
     for one in seen:
         last = max(one.at_rungs, default=(0, False))
         if one.at_end is not None:
-            rows.append((one.point, one.at_end, 0.0))
+            rows.append((one, one.point, one.at_end, 0.0))
         elif last in lines:
-            rows.append((one.point, *lines[last].end(one.at_rungs[last])))
-    best = sorted(range(len(rows)), key=lambda i: -rows[i][1])[: MODELLED // 2]
+            rows.append((one, one.point, *lines[last].end(one.at_rungs[last])))
+    best = sorted(range(len(rows)), key=lambda i: -rows[i][2])[: MODELLED // 2]
     kept = {*best, *[i for i in reversed(range(len(rows))) if i not in set(best)][: MODELLED - len(best)]}
-    points, values, stds = zip(*(rows[i] for i in sorted(kept)), strict=True)
-    return np.array(points), np.array(values), np.array(stds)
+    return [rows[i] for i in sorted(kept)]
 
 
 def _floor(qualities: Floats) -> float:

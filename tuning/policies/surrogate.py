@@ -8,6 +8,8 @@ what was seen (equation 2.30), which with ten trials is steadier than one fitted
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +20,27 @@ LENGTH, LENGTH_SPREAD = 0.7, 0.8
 """The prior of a length along an edge of the cube: its median, and the deviation of its logarithm."""
 NOISE, NOISE_SPREAD = 0.15, 0.8
 """The same of the noise of one training, in deviations of what was seen."""
-_JITTER = 1e-8
+WIDER = 1.25
+"""What nobody trained is less sure than a few draws of the lengths say: they do not know of other lengths.
+
+Simulated, mean final hypervolume with 1 and 1.25: pointer 0.917 and 0.932 (30 seeds; one of them stayed at 0.685), the
+same in headpose (0.961, 0.959).
+"""
+LEAST_SHARE = 0.02
+"""Draws of the lengths that are less likely than this are left out of what is drawn of the process."""
+_JITTER, _KNOWN_JITTER = 1e-8, 1e-6
+
+
+class Drawn(NamedTuple):
+    """One way in which the process may run: values at known points (n,), and what they leave of others.
+
+    That is means and standard deviations of shape (m,). `share` is how likely this draw of the lengths is.
+    """
+
+    share: float
+    known: Floats
+    means: Floats
+    stds: Floats
 
 
 class Surrogate:
@@ -56,6 +78,28 @@ class Surrogate:
         mean = self._shares @ np.array(means)
         square = self._shares @ (np.array(variances) + np.array(means) ** 2)
         return self._mean + self._scale * mean, self._scale * np.sqrt(np.maximum(square - mean**2, _JITTER))
+
+    def drawn(self, known: Floats, points: Floats, normals: Floats) -> Iterator[Drawn]:
+        """Yields ways in which the process may run, without its noise, at `known` (n, d) points and others (m, d).
+
+        There is one for each likely draw of the lengths and row of `normals` (k, n), which are standard normal.
+        """
+        for share, (length, seen, inverse, weights) in zip(self._shares, self._models, strict=True):
+            if share < LEAST_SHARE:
+                continue
+            to_known, to_points = _matern(known / length, seen), _matern(points / length, seen)
+            told_known, told_points = inverse @ to_known.T, inverse @ to_points.T
+            left = _matern(known / length, known / length) - told_known.T @ told_known
+            left[np.diag_indices_from(left)] += _KNOWN_JITTER
+            lower = np.linalg.cholesky(left)
+            shared = _matern(known / length, points / length) - told_known.T @ told_points
+            cross = np.linalg.solve(lower, shared)
+            variances = 1.0 - (told_points**2).sum(axis=0) - (cross**2).sum(axis=0)
+            stds = WIDER * self._scale * np.sqrt(np.maximum(variances, _JITTER))
+            for normal in normals:
+                values = self._mean + self._scale * (to_known @ weights + lower @ normal)
+                means = self._mean + self._scale * (to_points @ weights + cross.T @ normal)
+                yield Drawn(float(share), values, means, stds)
 
     def alike(self, one: Floats, other: Floats) -> Floats:
         """Returns how alike points are, 0 to 1, shape (len(one), len(other)), by the likeliest draw."""

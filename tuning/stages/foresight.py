@@ -14,6 +14,7 @@ from tuning.memory.frontier import Frontier
 from tuning.pareto import Mode, front
 from tuning.policies.oom import Outcome
 from tuning.policies.outlook import Outlook
+from tuning.policies.rungs import Decision
 from tuning.policies.throughput import PHASE_KNOB, SYSTEM, Choice, Probed, Rates, coupling_of
 from tuning.policies.tries import Tries
 from tuning.records import Record
@@ -111,22 +112,41 @@ class Foresight:
         """Returns the configuration with system knobs to try, None where the trial should run with the fastest."""
         return self._tries.vary(knobs, self._fits)
 
-    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
-        """Takes a trial that is under way, and whether it tries system knobs."""
+    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool, offer: float | None) -> None:
+        """Takes a trial that is under way, whether it tries system knobs, and the `offer` when it began."""
         self._outlook.begun(trial, knobs)
+        self._outlook.offer = offer
         self._tries.begun(trial, knobs, tries=tries)
 
     def rung(self, trial: str, milestone: int, values: Mapping[str, float | None]) -> None:
         """Takes what a trial came to on the way."""
         self._outlook.rung(trial, milestone, values.get(self._objective))
 
-    def hopeless(
-        self, knobs: Mapping[str, Scalar], milestone: int, values: Mapping[str, float | None], rate: float
+    def stops(
+        self,
+        decision: Decision,
+        knobs: Mapping[str, Scalar],
+        milestone: int,
+        values: Mapping[str, float | None],
+        rate: float,
     ) -> str:
-        """Returns why a trial cannot come to the front any more, "" where it can or nothing may be said of it."""
-        if not self._may_give_up:
+        """Returns why a trial ends at a rung whose `decision` is known, "" where it goes on.
+
+        One that the rung would stop goes on where that is expected to add more a second than the next trial; one that
+        the rung lets pass ends where it cannot come to the front any more.
+        """
+        value = values.get(self._objective)
+        if not decision.go_on:
+            goes_on = self._may_give_up and self._outlook.is_worth_more(knobs, milestone, value, rate)
+            return "" if goes_on else decision.reason
+        if decision.on_front or decision.spared or not self._may_give_up:
             return ""
-        return self._outlook.hopeless(knobs, milestone, values.get(self._objective), rate)
+        return self._outlook.hopeless(knobs, milestone, value, rate)
+
+    @property
+    def offer(self) -> float | None:
+        """What was expected of the trial chosen last, in quality times samples/s, a second; None before any choice."""
+        return self._outlook.offer
 
     def ended(self, record: Record) -> None:
         """Takes how a trial ended, from its record."""
@@ -179,7 +199,7 @@ class Foresight:
             best = {t: self._with_fastest(self._whole[t].knobs) for t in risen}
             unfit = [t for t in risen if best[t] is None]
             if not unfit:
-                self._outlook.rated([(rates[t], self._whole[t].quality) for t in on_front])
+                self._outlook.rated(rates, {t: (rates[t], self._whole[t].quality) for t in on_front})
                 found = [Rated(t, *b) for t in risen if (b := best[t]) is not None]
                 break
             rates.update({t: self._whole[t].samples_per_s for t in unfit})

@@ -171,9 +171,7 @@ class SearchDesk:
         )
         milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
-        reason = "" if decision.go_on else decision.reason
-        if not (decision.on_front or decision.spared or reason):
-            reason = self._foresight.hopeless(self._live[trial]["knobs"], milestone, values, rate)
+        reason = self._foresight.stops(decision, self._live[trial]["knobs"], milestone, values, rate)
         self._foresight.rung(trial, milestone, values)
         if reason:
             self._live[trial].update(stopped_at=samples, reason=reason)
@@ -230,7 +228,8 @@ class SearchDesk:
 
     def _begin(self, assignment: Assignment, verdict: Verdict, tries: Mapping[str, Scalar] | None = None) -> Assignment:
         self._attempts[assignment.trial] += 1
-        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None)
+        offer = self._foresight.offer
+        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None, offer=offer)
         self._replacing.begun(assignment.trial, tries=tries is not None)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
@@ -243,6 +242,7 @@ class SearchDesk:
             decision=verdict.action,
             decision_reason=verdict.reason,
             **({} if tries is None else {"tries": True}),
+            **({} if offer is None else {"offer": offer}),
         )
         return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
 
@@ -377,8 +377,9 @@ class SearchDesk:
                 self._rungs.remember(record["trial"], milestone, values)
                 self._foresight.rung(record["trial"], milestone, record["values"])
             elif record.event == "trial_start":
-                self._foresight.begun(record["trial"], record["config"], tries=bool(record.get("tries")))
-                self._replacing.begun(record["trial"], tries=bool(record.get("tries")))
+                tries = bool(record.get("tries"))
+                self._foresight.begun(record["trial"], record["config"], tries=tries, offer=record.get("offer"))
+                self._replacing.begun(record["trial"], tries=tries)
             elif record.event == "rated":
                 self._foresight.take(Rated(record["trial"], record["config"], record["samples_per_s"]))
             elif record.event == "trial":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tuning.policies.beginning import beginning
 from tuning.policies.coordinates import Coordinates
 from tuning.policies.curves import DOUBT, Curves, Line
 from tuning.policies.outlook import Outlook
-from tuning.policies.surrogate import Surrogate
+from tuning.policies.surrogate import WIDER, Surrogate
 from tuning.policies.throughput import Probed, Rates, ranked
 from tuning.space import Choice, Range, Space
 
@@ -103,6 +104,36 @@ def test_the_process_takes_one_value_and_equal_values() -> None:
         Surrogate(np.zeros((0, 1)), np.zeros(0), np.zeros(0), 0)
 
 
+def test_what_is_drawn_of_the_process_goes_through_what_it_drew_and_is_the_process_in_the_mean() -> None:
+    draw = np.random.default_rng(0)
+    seen = draw.random((10, 2))
+    own = Surrogate(seen, np.sin(4 * seen[:, 0]) + seen[:, 1], np.zeros(10), 0)
+    known, points = seen[:3] + 0.2, np.vstack([seen[:3] + 0.2, [[0.9, 0.1], [0.1, 0.9]]])
+    drawn = list(own.drawn(known, points, draw.standard_normal((400, 3))))
+    for one in drawn:
+        assert one.means[:3] == pytest.approx(one.known, abs=1e-3), "a point that was drawn is known"
+        assert one.stds[:3].max() < 0.1 * one.stds[3:].min()
+    shares = np.array([one.share for one in drawn])
+    means, stds = own.at(points)
+    mean = shares @ np.array([one.means for one in drawn]) / shares.sum()
+    assert mean == pytest.approx(means, abs=0.1 * stds.max())
+    squares = shares @ np.array([(one.means - mean) ** 2 + (one.stds / WIDER) ** 2 for one in drawn]) / shares.sum()
+    assert np.sqrt(squares) == pytest.approx(stds, rel=0.2)
+
+
+@given(st.floats(-0.5, 1.5), st.floats(-1.0, 4.0), st.floats(0.01, 2.0))
+def test_a_rung_adds_what_its_line_says_beyond_what_is_known_of_all(rung: float, mean: float, std: float) -> None:
+    line = Line.through([(0.1 * n, 1.0 + 0.3 * n + 0.1 * (-1) ** n) for n in range(8)])
+    all_std = line.end_std * math.sqrt(1 + 1 / line.count)
+    told, told_std = line.refined(rung, np.array([line.end_mean, mean]), np.array([all_std, std]))
+    if line.end(rung)[1] < all_std:
+        assert (told[0], told_std[0]) == pytest.approx(line.end(rung)), "of one like all others the line says it"
+    assert told_std[1] <= std + 1e-12, "to know the rung makes nobody less sure"
+    nothing = Line.through([(0.5, end) for end in (1.0, 2.0, 3.0, 4.0)])
+    same, same_std = nothing.refined(rung, np.array([mean]), np.array([std]))
+    assert (same[0], same_std[0]) == (mean, std), "a rung that says nothing leaves what was expected"
+
+
 def test_what_a_rung_says_is_known_after_four_trainings() -> None:
     curves = Curves()
     rung = (100, False)
@@ -183,6 +214,38 @@ def test_hopeless_is_what_an_optimist_gives_up_and_only_beside_one_as_fast(mode:
     assert own.hopeless(knobs(1e-3), 500, sign * 0.1, 101.0) == "", "nobody as fast came to its end"
     assert own.hopeless(knobs(1e-3), 250, sign * 0.1, 100.0) == "", "no training is known from there"
     assert own.hopeless(knobs(1e-3), 500, None, 100.0) == ""
+
+
+def restless(at_rung: Callable[[float, float], float]) -> Outlook:
+    """A search in which two trainings of a place differ by luck; `at_rung` gives what is seen half way, of the end."""
+    own, draw = Outlook(SPACE, NAMES, "max", 1000, 0), np.random.default_rng(0)
+    for n, rate in enumerate(np.geomspace(1e-4, 1e-2, 16)):
+        quality = 0.9 - 0.2 * abs(math.log10(rate / 1e-3)) + 0.02 * float(draw.standard_normal())
+        own.rung(f"t{n}", 500, at_rung(quality, float(draw.random())))
+        own.ended(f"t{n}", knobs(float(rate)), 100.0, quality)
+    return own
+
+
+def test_what_a_rung_would_stop_goes_on_where_that_is_worth_more_than_the_next() -> None:
+    own = restless(lambda quality, luck: luck)
+    good, poor = knobs(1.05e-3), knobs(1e-4)
+    assert not own.is_worth_more(good, 500, 0.1, 100.0), "nothing was chosen yet"
+    own.choose([good], [100.0])
+    assert own.is_worth_more(good, 500, 0.1, 100.0), "the rung says nothing, and half of it is paid for"
+    assert not own.is_worth_more(poor, 500, 0.9, 100.0), "nor does it make a poor place a good one"
+    assert not own.is_worth_more(good, 250, 0.1, 100.0), "no training is known from there"
+    assert not own.is_worth_more(good, 500, math.nan, 100.0)
+    telling = restless(lambda quality, luck: quality - 0.1)
+    telling.choose([good], [100.0])
+    assert telling.is_worth_more(good, 500, 0.9, 100.0)
+    assert not telling.is_worth_more(good, 500, 0.4, 100.0), "where a rung tells the end, it is believed"
+
+
+def test_a_place_is_not_given_up_because_its_neighbour_was_lucky() -> None:
+    own = restless(lambda quality, luck: quality)
+    own.ended("lucky", knobs(1e-3), 100.0, 1.0)
+    assert own.choose([knobs(2e-4), knobs(1.3e-3)], [100.0, 100.0]) == 1, "beside it is still the best place"
+    assert own.choose([knobs(2e-4), knobs(1.3e-3)], [103.0, 100.0]) == 0, "but not at any price"
 
 
 def test_a_stopped_training_counts_by_what_it_would_have_come_to() -> None:
@@ -269,7 +332,7 @@ def test_of_a_thousand_trials_the_process_is_made_anew_at_every_fifteenth_and_th
         own.ended(f"n{n}", knobs(rate), 100.0, 0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
         if n >= 960:
             own.choose([knobs(1e-3)], [100.0])
-            made.append(id(own._process()[0]))
+            made.append(id(own._fit().surrogate))
     assert len(set(made)) <= 4
     again = taught()
     draw = np.random.default_rng(0)
@@ -277,7 +340,7 @@ def test_of_a_thousand_trials_the_process_is_made_anew_at_every_fifteenth_and_th
         rate = float(10 ** draw.uniform(-4, -2))
         again.ended(f"n{n}", knobs(rate), 100.0, 0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
     place = np.array([Coordinates(SPACE, NAMES).at(knobs(2e-3))])
-    assert again._process()[0].at(place)[0] == own._process()[0].at(place)[0]
+    assert again._fit().surrogate.at(place)[0] == own._fit().surrogate.at(place)[0]
 
 
 def test_many_stopped_trials_before_the_first_whole_ones_are_no_trouble() -> None:
@@ -292,7 +355,7 @@ def test_many_stopped_trials_before_the_first_whole_ones_are_no_trouble() -> Non
 
 def test_where_nothing_is_to_be_gained_it_is_the_models_proposal_that_fits() -> None:
     own = taught()
-    own.ended("all", knobs(1e-3), 1e6, 1.0)  # faster and better than anything can be
+    own.ended("all", knobs(1e-3), 1e6, 0.9)  # faster than anything can be, and as good as the best
     slow = [knobs(1e-4), knobs(2e-4), knobs(3e-4)]
     assert own.choose(slow, [1e-3, 1e-3, 1e-3]) == 0
     assert own.choose(slow, [None, 1e-3, 1e-3]) == 1

@@ -534,7 +534,7 @@ def test_a_rated_configuration_has_the_conditional_knobs_of_what_was_measured(tm
     tries = tries_of(space, [slow, fast], [], 0.25, 0)
     foresight = Foresight(space, ("batch_size",), tries, frontier(journal.records, None), {"error": "min"}, 800, 0)
     ran = {**plain, "micro_batch_size": 16, "prefetch_factor": 8}
-    foresight.begun("t000", ran, tries=True)
+    foresight.begun("t000", ran, tries=True, offer=None)
     ended = {"trial": "t000", "config": ran, "outcome": "ok", "samples_per_s": 100.0, "values": {"error": 0.1}}
     foresight.ended(journal.append("trial", **ended))
     (found,) = foresight.rated()
