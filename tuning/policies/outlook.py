@@ -222,13 +222,17 @@ class Outlook:
         return self._fitted
 
     def _contenders(self, whole: Sequence[_Seen], surrogate: Surrogate) -> Sequence[_Seen]:
-        """Returns which of some trainings may be on the front, luck aside; the best where they are many."""
+        """Returns which of some trainings may be on the front, luck aside; of many, those on it and the best.
+
+        By the best alone the fast end of the front would go first, and its like look new.
+        """
         ended = [one for one in whole if one.trial in self._speeds]
         means, stds = surrogate.at(np.array([one.point for one in ended]))
         speeds = np.array([self._speeds[one.trial] for one in ended])
         beaten = (speeds[None, :] >= speeds[:, None]) & ((means - stds)[None, :] > (means + 2 * stds)[:, None])
         left = np.flatnonzero(~beaten.any(axis=1))
-        return [ended[i] for i in sorted(left, key=lambda i: -means[i])[:CONTENDERS]]
+        first = sorted(left, key=lambda i: (ended[i].trial not in self._front, -means[i]))
+        return [ended[i] for i in first[:CONTENDERS]]
 
 
 def _stage(knobs: Mapping[str, Any], samples: int) -> Stage:

@@ -17,7 +17,7 @@ from tuning.policies.acquisition import expected_gains, expected_improvement, ga
 from tuning.policies.beginning import beginning
 from tuning.policies.coordinates import Coordinates
 from tuning.policies.curves import DOUBT, Curves, Line
-from tuning.policies.outlook import Outlook
+from tuning.policies.outlook import CONTENDERS, Outlook
 from tuning.policies.surrogate import WIDER, Surrogate
 from tuning.policies.throughput import Probed, Rates, ranked
 from tuning.space import Choice, Range, Space
@@ -246,6 +246,19 @@ def test_a_place_is_not_given_up_because_its_neighbour_was_lucky() -> None:
     own.ended("lucky", knobs(1e-3), 100.0, 1.0)
     assert own.choose([knobs(2e-4), knobs(1.3e-3)], [100.0, 100.0]) == 1, "beside it is still the best place"
     assert own.choose([knobs(2e-4), knobs(1.3e-3)], [103.0, 100.0]) == 0, "but not at any price"
+
+
+def test_the_fast_end_of_the_front_is_known_however_many_are_better() -> None:
+    own = restless(lambda quality, luck: quality)
+    for n, rate in enumerate(np.geomspace(8e-4, 1.2e-3, 2 * CONTENDERS)):
+        own.ended(f"more{n}", knobs(float(rate), 64), 100.0, 0.88 + 0.002 * (5 * n % 12))
+    own.ended("fast", knobs(2e-4, 16), 200.0, 0.872)
+    own.choose([knobs(2e-4, 16)], [199.0])
+    alike = own.offer
+    own.choose([knobs(8e-4, 16)], [199.0])
+    assert alike is not None
+    assert own.offer is not None
+    assert alike < 0.1 * own.offer, "what is known gains nothing"
 
 
 def test_a_stopped_training_counts_by_what_it_would_have_come_to() -> None:
