@@ -216,8 +216,9 @@ class Outlook:
             rows = _guessed(seen)
             points, values, stds = (np.array(column) for column in zip(*(row[1:] for row in rows), strict=True))
             surrogate = Surrogate(points, np.maximum(values, floor), stds, self._seed + due)
-            modelled = [one for one, *_ in rows if one.at_end is not None]
-            contenders = self._contenders(modelled, surrogate)
+            modelled = [one for one, *_ in rows if one.trial in self._speeds]
+            # Of very many stopped trials the best and the newest may be all that is modelled.
+            contenders = self._contenders(modelled or [one for one in seen if one.trial in self._speeds], surrogate)
             self._fitted = _Fit(due, surrogate, floor, contenders, {one.trial for one in modelled})
         return self._fitted
 
@@ -226,13 +227,12 @@ class Outlook:
 
         By the best alone the fast end of the front would go first, and its like look new.
         """
-        ended = [one for one in whole if one.trial in self._speeds]
-        means, stds = surrogate.at(np.array([one.point for one in ended]))
-        speeds = np.array([self._speeds[one.trial] for one in ended])
+        means, stds = surrogate.at(np.array([one.point for one in whole]))
+        speeds = np.array([self._speeds[one.trial] for one in whole])
         beaten = (speeds[None, :] >= speeds[:, None]) & ((means - stds)[None, :] > (means + 2 * stds)[:, None])
-        left = np.flatnonzero(~beaten.any(axis=1))
-        first = sorted(left, key=lambda i: (ended[i].trial not in self._front, -means[i]))
-        return [ended[i] for i in first[:CONTENDERS]]
+        left = np.flatnonzero(~beaten.any(axis=1)).tolist()
+        first = sorted(left, key=lambda i: (whole[i].trial not in self._front, -means[i]))
+        return [whole[i] for i in first[:CONTENDERS]]
 
 
 def _stage(knobs: Mapping[str, Any], samples: int) -> Stage:

@@ -366,6 +366,17 @@ def test_many_stopped_trials_before_the_first_whole_ones_are_no_trouble() -> Non
     assert own.choose([knobs(1e-3), knobs(4e-3)], [100.0, 100.0]) == 1
 
 
+def test_stopped_trials_that_promise_more_than_all_that_ended_leave_a_front_to_draw() -> None:
+    own = Outlook(SPACE, NAMES, "max", 1000, 0)
+    for n in range(4):
+        own.rung(f"w{n}", 500, 0.1 * n)
+        own.ended(f"w{n}", knobs(1e-3 * (n + 1)), 100.0, 0.1 + 0.1 * n)
+    for n in range(200):
+        own.rung(f"s{n}", 500, 0.9)
+        own.stopped(f"s{n}", knobs(2e-3 + 1e-6 * n, 64))
+    assert own.choose([knobs(1e-3), knobs(2.1e-3, 64)], [100.0, 100.0]) == 1
+
+
 def test_where_nothing_is_to_be_gained_it_is_the_models_proposal_that_fits() -> None:
     own = taught()
     own.ended("all", knobs(1e-3), 1e6, 0.9)  # faster than anything can be, and as good as the best
