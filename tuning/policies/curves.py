@@ -73,10 +73,11 @@ class Line:
         """Returns ends to expect and their deviations where both were expected without the rung, which is known now.
 
         A rung tells what its line says beyond what is known of all ends: the density of the end by the line, over that
-        of any end, times that expected. A rung that tells nothing leaves what was expected.
+        of any end, times that expected. A rung that tells nothing leaves what was expected. How far the rung is from
+        those known does not count here: the worst rung of all would else be believed the least.
         """
-        end, std = self.end(rung)
-        spread = self.end_std * math.sqrt(1 + 1 / self.count)
+        end, _ = self.end(rung)
+        std, spread = (value * math.sqrt(1 + 1 / self.count) for value in (self.std, self.end_std))
         if not 0 < std < spread:
             return means, stds
         known = 1 / stds**2

@@ -131,7 +131,7 @@ class Outlook:
 
         What is behind it is paid for, so that one in the middle of its peers is often worth more than the next.
         """
-        if value is None or not math.isfinite(value) or not self.offer or not speed or self._whole < ENOUGH:
+        if value is None or not math.isfinite(value) or self.offer is None or not speed or self._whole < ENOUGH:
             return False
         line = self._curves.line(_stage(knobs, samples))
         if line is None:

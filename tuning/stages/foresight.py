@@ -136,12 +136,12 @@ class Foresight:
         the rung lets pass ends where it cannot come to the front any more.
         """
         value = values.get(self._objective)
-        if not decision.go_on:
-            goes_on = self._may_give_up and self._outlook.is_worth_more(knobs, milestone, value, rate)
-            return "" if goes_on else decision.reason
-        if decision.on_front or decision.spared or not self._may_give_up:
-            return ""
-        return self._outlook.hopeless(knobs, milestone, value, rate)
+        if not self._may_give_up or decision.on_front or decision.spared:
+            return "" if decision.go_on else decision.reason
+        hopeless = self._outlook.hopeless(knobs, milestone, value, rate)
+        if decision.go_on or self._outlook.is_worth_more(knobs, milestone, value, rate):
+            return hopeless
+        return decision.reason
 
     @property
     def offer(self) -> float | None:

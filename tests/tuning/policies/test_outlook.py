@@ -126,8 +126,12 @@ def test_a_rung_adds_what_its_line_says_beyond_what_is_known_of_all(rung: float,
     line = Line.through([(0.1 * n, 1.0 + 0.3 * n + 0.1 * (-1) ** n) for n in range(8)])
     all_std = line.end_std * math.sqrt(1 + 1 / line.count)
     told, told_std = line.refined(rung, np.array([line.end_mean, mean]), np.array([all_std, std]))
-    if line.end(rung)[1] < all_std:
-        assert (told[0], told_std[0]) == pytest.approx(line.end(rung)), "of one like all others the line says it"
+    own_std = line.std * math.sqrt(1 + 1 / line.count)
+    assert (told[0], told_std[0]) == pytest.approx((line.end(rung)[0], own_std)), (
+        "of one like all others the line says it"
+    )
+    lower, _ = line.refined(rung - 1.0, np.array([mean]), np.array([std]))
+    assert lower[0] <= told[1] + 1e-9, "a worse rung promises no more, however bad it is"
     assert told_std[1] <= std + 1e-12, "to know the rung makes nobody less sure"
     nothing = Line.through([(0.5, end) for end in (1.0, 2.0, 3.0, 4.0)])
     same, same_std = nothing.refined(rung, np.array([mean]), np.array([std]))
@@ -239,6 +243,7 @@ def test_what_a_rung_would_stop_goes_on_where_that_is_worth_more_than_the_next()
     telling.choose([good], [100.0])
     assert telling.is_worth_more(good, 500, 0.9, 100.0)
     assert not telling.is_worth_more(good, 500, 0.4, 100.0), "where a rung tells the end, it is believed"
+    assert not telling.is_worth_more(good, 500, -9.0, 100.0), "the worse the more"
 
 
 def test_a_place_is_not_given_up_because_its_neighbour_was_lucky() -> None:
