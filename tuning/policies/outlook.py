@@ -12,7 +12,7 @@ looked worthless beside the luckiest of its neighbours, and the search went wher
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,13 +47,17 @@ class _Seen(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """The process over the first so many trials, its floor, and which of those `modelled` the front is drawn of."""
+    """The process over the first so many trials, its floor, and the trainings to the end that it is made of.
+
+    `means` and `stds` are what it expects of those, shape (len(whole),).
+    """
 
     trials: int
     surrogate: Surrogate
     floor: float
-    contenders: Sequence[_Seen]
-    modelled: Collection[str]
+    whole: Sequence[_Seen]
+    means: Floats
+    stds: Floats
 
 
 class Outlook:
@@ -126,10 +130,13 @@ class Outlook:
         said, best = self._sign * most, self._sign * max(better)
         return f"cannot reach the front: {said:.4g} at most from here, where one as fast came to {best:.4g}"
 
-    def is_worth_more(self, knobs: Mapping[str, Any], samples: int, value: float | None, speed: float) -> bool:
+    def is_worth_more(
+        self, trial: str, knobs: Mapping[str, Any], samples: int, value: float | None, speed: float, own: float
+    ) -> bool:
         """Returns whether a training that goes on is expected to gain more a second than what was chosen last.
 
-        What is behind it is paid for, so that one in the middle of its peers is often worth more than the next.
+        What is behind it is paid for, so that one in the middle of its peers is often worth more than the next. It may
+        run at its `own` speed, slower than the `speed` that it is judged by.
         """
         if value is None or not math.isfinite(value) or self.offer is None or not speed or self._whole < ENOUGH:
             return False
@@ -137,8 +144,9 @@ class Outlook:
         if line is None:
             return False
         point = self._coordinates.at(knobs)[None, :]
-        gain = float(self._gains(point, np.array([speed]), told=(line, self._sign * value))[0])
-        return gain > self.offer * ((self._samples - samples) / speed + OVERHEAD_S)
+        gains = self._gains(point, np.array([speed]), told=(line, self._sign * value))
+        gain = float((gains * self._unlike(point, trial))[0])
+        return gain > self.offer * ((self._samples - samples) / own + OVERHEAD_S)
 
     def is_beaten(self, speed: float, quality: float) -> bool:
         """Returns whether a training came to its end that is faster and better; `quality` the larger the better."""
@@ -163,9 +171,7 @@ class Outlook:
             return 0
         points = np.array([self._coordinates.at(candidates[i]) for i in known])
         rates = np.array([float(speeds[i] or 0.0) for i in known])
-        found = self._gains(points, rates) / (self._samples / rates + OVERHEAD_S)
-        if self._live:
-            found *= 1.0 - self._fit().surrogate.alike(points, np.array(list(self._live.values()))).max(axis=1)
+        found = self._gains(points, rates) * self._unlike(points) / (self._samples / rates + OVERHEAD_S)
         best = int(np.argmax(found))  # of equals the first: the model's own, if it fits
         self.offer = float(found[best])
         return known[best]
@@ -176,11 +182,10 @@ class Outlook:
         `told` is what the line of a rung says of the points, and the quality that was seen there.
         """
         fit = self._fit()
-        known = np.array([one.point for one in fit.contenders])
-        rates = np.array([self._speeds[one.trial] for one in fit.contenders])
-        newer = {trial: point for trial, point in self._front.items() if trial not in fit.modelled}
-        fixed = np.array(list(newer.values())).reshape(-1, 2)
-        normals = np.random.default_rng(self._seed).standard_normal((PAIRS, len(known)))
+        drawn_of, fixed = self._contenders(fit)
+        known = np.array([one.point for one in drawn_of])
+        rates = np.array([self._speeds[one.trial] for one in drawn_of])
+        normals = np.random.default_rng([self._seed, fit.trials]).standard_normal((PAIRS, len(known)))
         total, shares = np.zeros(len(points)), 0.0
         for drawn in fit.surrogate.drawn(known, points, np.concatenate([normals, -normals])):
             means, stds = drawn.means, drawn.stds
@@ -191,6 +196,14 @@ class Outlook:
             total += drawn.share * expected_gains(front, fit.floor, speeds, means, stds)
             shares += drawn.share
         return total / shares
+
+    def _unlike(self, points: Floats, trial: str = "") -> Floats:
+        """Returns how little the points are like what is under way, 0 to 1, shape (m,); `trial` itself left out."""
+        others = [point for name, point in self._live.items() if name != trial]
+        if not others:
+            return np.ones(len(points))
+        found: Floats = 1.0 - self._fit().surrogate.alike(points, np.array(others)).max(axis=1)
+        return found
 
     def _rungs_of(self, trial: str, knobs: Mapping[str, Any]) -> dict[Stage, float]:
         own = self._at_rungs.get(trial, {}).items()
@@ -218,21 +231,26 @@ class Outlook:
             surrogate = Surrogate(points, np.maximum(values, floor), stds, self._seed + due)
             modelled = [one for one, *_ in rows if one.trial in self._speeds]
             # Of very many stopped trials the best and the newest may be all that is modelled.
-            contenders = self._contenders(modelled or [one for one in seen if one.trial in self._speeds], surrogate)
-            self._fitted = _Fit(due, surrogate, floor, contenders, {one.trial for one in modelled})
+            whole = modelled or [one for one in seen if one.trial in self._speeds][-MODELLED:]
+            self._fitted = _Fit(due, surrogate, floor, whole, *surrogate.at(np.array([one.point for one in whole])))
         return self._fitted
 
-    def _contenders(self, whole: Sequence[_Seen], surrogate: Surrogate) -> Sequence[_Seen]:
-        """Returns which of some trainings may be on the front, luck aside; of many, those on it and the best.
+    def _contenders(self, fit: _Fit) -> tuple[list[_Seen], Floats]:
+        """Returns which trainings the front is drawn of, and further points of it, speed and quality, shape (n, 2).
 
-        By the best alone the fast end of the front would go first, and its like look new.
+        Drawn are those modelled that may be on the front, luck aside; of many, those on it and the best: by the best
+        alone its fast end would go first, and its like look new. The others are points by what is expected of them,
+        and what ended since the process was made by what it came to.
         """
-        means, stds = surrogate.at(np.array([one.point for one in whole]))
-        speeds = np.array([self._speeds[one.trial] for one in whole])
-        beaten = (speeds[None, :] >= speeds[:, None]) & ((means - stds)[None, :] > (means + 2 * stds)[:, None])
+        speeds = np.array([self._speeds[one.trial] for one in fit.whole])
+        low, high = fit.means - fit.stds, fit.means + 2 * fit.stds
+        beaten = (speeds[None, :] >= speeds[:, None]) & (low[None, :] > high[:, None])
         left = np.flatnonzero(~beaten.any(axis=1)).tolist()
-        first = sorted(left, key=lambda i: (whole[i].trial not in self._front, -means[i]))
-        return [whole[i] for i in first[:CONTENDERS]]
+        left.sort(key=lambda i: (fit.whole[i].trial not in self._front, -fit.means[i]))
+        expected = [(speeds[i], fit.means[i]) for i in left[CONTENDERS:]]
+        modelled = {one.trial for one in fit.whole}
+        newer = [point for trial, point in self._front.items() if trial not in modelled]
+        return [fit.whole[i] for i in left[:CONTENDERS]], np.array([*expected, *newer]).reshape(-1, 2)
 
 
 def _stage(knobs: Mapping[str, Any], samples: int) -> Stage:

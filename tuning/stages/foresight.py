@@ -124,22 +124,23 @@ class Foresight:
 
     def stops(
         self,
+        trial: str,
         decision: Decision,
         knobs: Mapping[str, Scalar],
         milestone: int,
         values: Mapping[str, float | None],
-        rate: float,
+        own: float | None,
     ) -> str:
         """Returns why a trial ends at a rung whose `decision` is known, "" where it goes on.
 
         One that the rung would stop goes on where that is expected to add more a second than the next trial; one that
-        the rung lets pass ends where it cannot come to the front any more.
+        the rung lets pass ends where it cannot come to the front any more. It runs at its `own` samples/s.
         """
-        value = values.get(self._objective)
+        value, rate = values.get(self._objective), self.potential(knobs, own) or 0.0
         if not self._may_give_up or decision.on_front or decision.spared:
             return "" if decision.go_on else decision.reason
         hopeless = self._outlook.hopeless(knobs, milestone, value, rate)
-        if decision.go_on or self._outlook.is_worth_more(knobs, milestone, value, rate):
+        if decision.go_on or self._outlook.is_worth_more(trial, knobs, milestone, value, rate, own or rate):
             return hopeless
         return decision.reason
 

@@ -171,7 +171,7 @@ class SearchDesk:
         )
         milestone = max(m for m in self._orders.milestones if m <= samples)
         decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
-        reason = self._foresight.stops(decision, self._live[trial]["knobs"], milestone, values, rate)
+        reason = self._foresight.stops(trial, decision, self._live[trial]["knobs"], milestone, values, own)
         self._foresight.rung(trial, milestone, values)
         if reason:
             self._live[trial].update(stopped_at=samples, reason=reason)

@@ -233,17 +233,17 @@ def restless(at_rung: Callable[[float, float], float]) -> Outlook:
 def test_what_a_rung_would_stop_goes_on_where_that_is_worth_more_than_the_next() -> None:
     own = restless(lambda quality, luck: luck)
     good, poor = knobs(1.05e-3), knobs(1e-4)
-    assert not own.is_worth_more(good, 500, 0.1, 100.0), "nothing was chosen yet"
+    assert not own.is_worth_more("live", good, 500, 0.1, 100.0, 100.0), "nothing was chosen yet"
     own.choose([good], [100.0])
-    assert own.is_worth_more(good, 500, 0.1, 100.0), "the rung says nothing, and half of it is paid for"
-    assert not own.is_worth_more(poor, 500, 0.9, 100.0), "nor does it make a poor place a good one"
-    assert not own.is_worth_more(good, 250, 0.1, 100.0), "no training is known from there"
-    assert not own.is_worth_more(good, 500, math.nan, 100.0)
+    assert own.is_worth_more("live", good, 500, 0.1, 100.0, 100.0), "the rung says nothing, and half of it is paid for"
+    assert not own.is_worth_more("live", poor, 500, 0.9, 100.0, 100.0), "nor does it make a poor place a good one"
+    assert not own.is_worth_more("live", good, 250, 0.1, 100.0, 100.0), "no training is known from there"
+    assert not own.is_worth_more("live", good, 500, math.nan, 100.0, 100.0)
     telling = restless(lambda quality, luck: quality - 0.1)
     telling.choose([good], [100.0])
-    assert telling.is_worth_more(good, 500, 0.9, 100.0)
-    assert not telling.is_worth_more(good, 500, 0.4, 100.0), "where a rung tells the end, it is believed"
-    assert not telling.is_worth_more(good, 500, -9.0, 100.0), "the worse the more"
+    assert telling.is_worth_more("live", good, 500, 0.9, 100.0, 100.0)
+    assert not telling.is_worth_more("live", good, 500, 0.4, 100.0, 100.0), "where a rung tells the end, it is believed"
+    assert not telling.is_worth_more("live", good, 500, -9.0, 100.0, 100.0), "the worse the more"
 
 
 def test_a_place_is_not_given_up_because_its_neighbour_was_lucky() -> None:
