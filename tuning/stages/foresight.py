@@ -122,27 +122,29 @@ class Foresight:
         """Takes what a trial came to on the way."""
         self._outlook.rung(trial, milestone, values.get(self._objective))
 
-    def stops(
+    def decided(
         self,
         trial: str,
-        decision: Decision,
+        place: Decision,
         knobs: Mapping[str, Scalar],
         milestone: int,
         values: Mapping[str, float | None],
         own: float | None,
-    ) -> str:
-        """Returns why a trial ends at a rung whose `decision` is known, "" where it goes on.
+    ) -> Decision:
+        """Returns whether a trial goes on from a rung that decided so by its `place`; it runs at its `own` samples/s.
 
         One that the rung would stop goes on where that is expected to add more a second than the next trial; one that
-        the rung lets pass ends where it cannot come to the front any more. It runs at its `own` samples/s.
+        the rung lets pass ends where it cannot come to the front any more.
         """
+        if not self._may_give_up or place.on_front or place.spared:
+            return place
         value, rate = values.get(self._objective), self.potential(knobs, own) or 0.0
-        if not self._may_give_up or decision.on_front or decision.spared:
-            return "" if decision.go_on else decision.reason
+        if not place.go_on:
+            if not self._outlook.is_worth_more(trial, knobs, milestone, value, rate, own or rate):
+                return place
+            place = Decision(True, f"the rest of it is worth more a second than the next trial; {place.reason}")
         hopeless = self._outlook.hopeless(knobs, milestone, value, rate)
-        if decision.go_on or self._outlook.is_worth_more(trial, knobs, milestone, value, rate, own or rate):
-            return hopeless
-        return decision.reason
+        return Decision(False, hopeless) if hopeless else place
 
     @property
     def offer(self) -> float | None:

@@ -158,25 +158,20 @@ class SearchDesk:
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
-        samples, values = int(result["samples"]), dict(result["values"])
-        own = self._foresight.rate_of(self._live[trial]["knobs"], result)
-        rate = self._foresight.potential(self._live[trial]["knobs"], own) or 0.0
-        record = self._journal.append(
-            "rung",
-            trial=trial,
-            samples=samples,
-            values=values,
-            samples_per_s=rate,
-            measured_samples_per_s=result.get("measured_samples_per_s"),
-        )
+        samples, values, knobs = int(result["samples"]), dict(result["values"]), self._live[trial]["knobs"]
+        own = self._foresight.rate_of(knobs, result)
+        rate = self._foresight.potential(knobs, own) or 0.0
         milestone = max(m for m in self._orders.milestones if m <= samples)
-        decision = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
-        reason = self._foresight.stops(trial, decision, self._live[trial]["knobs"], milestone, values, own)
+        place = self._rungs.decide(trial, milestone, {SAMPLES_PER_S: rate, **values})
+        decision = self._foresight.decided(trial, place, knobs, milestone, values, own)
+        speeds = {SAMPLES_PER_S: rate, "measured_samples_per_s": result.get("measured_samples_per_s")}
+        words = {"goes_on": decision.go_on, "reason": decision.reason}
+        record = self._journal.append("rung", trial=trial, samples=samples, values=values, **speeds, **words)
         self._foresight.rung(trial, milestone, values)
-        if reason:
-            self._live[trial].update(stopped_at=samples, reason=reason)
+        if not decision.go_on:
+            self._live[trial].update(stopped_at=samples, reason=decision.reason)
         self._told(record)
-        return not reason and self.goes_on(trial, result)
+        return decision.go_on and self.goes_on(trial, result)
 
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Writes the ending, then teaches searcher and frontier. A lost process is the outcome `killed`."""

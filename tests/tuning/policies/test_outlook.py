@@ -220,30 +220,45 @@ def test_hopeless_is_what_an_optimist_gives_up_and_only_beside_one_as_fast(mode:
     assert own.hopeless(knobs(1e-3), 500, None, 100.0) == ""
 
 
-def restless(at_rung: Callable[[float, float], float]) -> Outlook:
+def restless(at_rung: Callable[[float, float], float], mode: Any = "max") -> Outlook:
     """A search in which two trainings of a place differ by luck; `at_rung` gives what is seen half way, of the end."""
-    own, draw = Outlook(SPACE, NAMES, "max", 1000, 0), np.random.default_rng(0)
+    own, draw, sign = Outlook(SPACE, NAMES, mode, 1000, 0), np.random.default_rng(0), 1.0 if mode == "max" else -1.0
     for n, rate in enumerate(np.geomspace(1e-4, 1e-2, 16)):
         quality = 0.9 - 0.2 * abs(math.log10(rate / 1e-3)) + 0.02 * float(draw.standard_normal())
-        own.rung(f"t{n}", 500, at_rung(quality, float(draw.random())))
-        own.ended(f"t{n}", knobs(float(rate)), 100.0, quality)
+        own.rung(f"t{n}", 500, sign * at_rung(quality, float(draw.random())))
+        own.ended(f"t{n}", knobs(float(rate)), 100.0, sign * quality)
     return own
 
 
-def test_what_a_rung_would_stop_goes_on_where_that_is_worth_more_than_the_next() -> None:
-    own = restless(lambda quality, luck: luck)
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_what_a_rung_would_stop_goes_on_where_that_is_worth_more_than_the_next(mode: Any) -> None:
+    own, sign = restless(lambda quality, luck: luck, mode), 1.0 if mode == "max" else -1.0
     good, poor = knobs(1.05e-3), knobs(1e-4)
-    assert not own.is_worth_more("live", good, 500, 0.1, 100.0, 100.0), "nothing was chosen yet"
+
+    def worth_more(outlook: Outlook, config: dict[str, Any], value: float, samples: int = 500) -> bool:
+        return outlook.is_worth_more("live", config, samples, sign * value, 100.0, 100.0)
+
+    assert not worth_more(own, good, 0.1), "nothing was chosen yet"
     own.choose([good], [100.0])
-    assert own.is_worth_more("live", good, 500, 0.1, 100.0, 100.0), "the rung says nothing, and half of it is paid for"
-    assert not own.is_worth_more("live", poor, 500, 0.9, 100.0, 100.0), "nor does it make a poor place a good one"
-    assert not own.is_worth_more("live", good, 250, 0.1, 100.0, 100.0), "no training is known from there"
-    assert not own.is_worth_more("live", good, 500, math.nan, 100.0, 100.0)
-    telling = restless(lambda quality, luck: quality - 0.1)
+    assert worth_more(own, good, 0.1), "the rung says nothing, and half of it is paid for"
+    assert not worth_more(own, poor, 0.9), "nor does it make a poor place a good one"
+    assert not worth_more(own, good, 0.1, samples=250), "no training is known from there"
+    assert not worth_more(own, good, math.nan)
+    telling = restless(lambda quality, luck: quality - 0.1, mode)
     telling.choose([good], [100.0])
-    assert telling.is_worth_more("live", good, 500, 0.9, 100.0, 100.0)
-    assert not telling.is_worth_more("live", good, 500, 0.4, 100.0, 100.0), "where a rung tells the end, it is believed"
-    assert not telling.is_worth_more("live", good, 500, -9.0, 100.0, 100.0), "the worse the more"
+    assert worth_more(telling, good, 0.9)
+    assert not worth_more(telling, good, 0.4), "where a rung tells the end, it is believed"
+    assert not worth_more(telling, good, -9.0), "the worse the more"
+
+
+def test_going_on_is_worth_less_at_a_slower_speed_of_its_own_and_beside_its_like() -> None:
+    own, good = restless(lambda quality, luck: luck), knobs(1.05e-3)
+    own.choose([good], [100.0])
+    own.begun("live", good)
+    assert own.is_worth_more("live", good, 500, 0.1, 100.0, 100.0), "it is not its own neighbour"
+    assert not own.is_worth_more("live", good, 500, 0.1, 100.0, 20.0), "a try at a fifth of the speed takes five times"
+    own.begun("other", good)
+    assert not own.is_worth_more("live", good, 500, 0.1, 100.0, 100.0), "the other will tell"
 
 
 def test_a_place_is_not_given_up_because_its_neighbour_was_lucky() -> None:
@@ -264,6 +279,30 @@ def test_the_fast_end_of_the_front_is_known_however_many_are_better() -> None:
     assert alike is not None
     assert own.offer is not None
     assert alike < 0.1 * own.offer, "what is known gains nothing"
+
+
+def offered(own: Outlook, rate: float, speed: float) -> float:
+    """Returns what a search expects of a configuration, a second."""
+    own.choose([knobs(rate)], [speed])
+    assert own.offer is not None
+    return own.offer
+
+
+def test_what_ended_since_the_process_was_made_is_on_the_front_at_once() -> None:
+    own = taught()
+    for n in range(121):
+        own.ended(f"n{n}", knobs(1e-4), 100.0, 0.7)
+    before, process = offered(own, 1e-2, 200.0), own._fit().surrogate
+    own.ended("fast", knobs(1e-3), 210.0, 1.0)
+    assert own._fit().surrogate is process, "of 129 trials it knows 128"
+    assert offered(own, 1e-2, 200.0) < 0.5 * before
+
+
+def test_a_speed_that_was_said_anew_counts_at_once() -> None:
+    own = taught()
+    before = offered(own, 1e-3, 150.0)
+    own.rated({"t3": 160.0}, {"t3": (160.0, 0.9)})
+    assert offered(own, 1e-3, 150.0) < 0.1 * before, "what it would gain has been gained"
 
 
 def test_a_stopped_training_counts_by_what_it_would_have_come_to() -> None:
@@ -343,22 +382,24 @@ def test_what_is_under_way_is_not_chosen_again_until_it_has_ended() -> None:
 
 
 def test_of_a_thousand_trials_the_process_is_made_anew_at_every_fifteenth_and_the_same_after_a_resume() -> None:
-    draw = np.random.default_rng(0)
-    own, made = taught(), []
-    for n in range(1000):
-        rate = float(10 ** draw.uniform(-4, -2))
-        own.ended(f"n{n}", knobs(rate), 100.0, 0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
-        if n >= 960:
-            own.choose([knobs(1e-3)], [100.0])
-            made.append(id(own._fit().surrogate))
-    assert len(set(made)) <= 4
-    again = taught()
-    draw = np.random.default_rng(0)
-    for n in range(1000):
-        rate = float(10 ** draw.uniform(-4, -2))
-        again.ended(f"n{n}", knobs(rate), 100.0, 0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
-    place = np.array([Coordinates(SPACE, NAMES).at(knobs(2e-3))])
-    assert again._fit().surrogate.at(place)[0] == own._fit().surrogate.at(place)[0]
+    def search(*, chooses: bool) -> tuple[Outlook, set[int]]:
+        draw, own, made = np.random.default_rng(0), taught(), set[int]()
+        for n in range(1000):
+            rate, speed = float(10 ** draw.uniform(-4, -2)), float(100 + 10 * draw.random())
+            own.ended(f"n{n}", knobs(rate), speed, 0.9 - 0.2 * abs(math.log10(rate / 1e-3)))
+            if chooses and n >= 960:
+                own.choose([knobs(1e-3)], [100.0])
+                made.add(id(own._fit().surrogate))
+        for outlook_speed in (111.0, 112.0):  # after the process was last made
+            own.ended(f"fast{outlook_speed}", knobs(1.1e-3), outlook_speed, 0.88)
+        return own, made
+
+    own, made = search(chooses=True)
+    assert len(made) <= 4
+    again, _ = search(chooses=False)
+    asked = [knobs(2e-3), knobs(1.2e-3), knobs(1e-3, 64)], [110.0, 113.0, 111.5]
+    assert again.choose(*asked) == own.choose(*asked)
+    assert again.offer == own.offer
 
 
 def test_many_stopped_trials_before_the_first_whole_ones_are_no_trouble() -> None:

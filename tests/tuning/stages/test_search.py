@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,45 @@ def test_a_trial_that_cannot_reach_the_front_any_more_is_stopped_with_a_reason(t
     assert (last.outcome, last.samples) == ("stopped", 200)
     record = office.journal.records[-1]
     assert record["reason"].startswith("cannot reach the front: 0.325 at most from here, where one as fast came to 0.3")
+
+
+class Restless(Office):
+    """An office whose rungs say nothing: luck until the end, which is the learning rate's alone."""
+
+    def result(self, assignment: Assignment, samples: int) -> dict[str, Any]:
+        """Returns the formula's result; before the end its error is a draw of the trial and the rung."""
+        found = super().result(assignment, samples)
+        if samples < ORDERS.samples:
+            found["values"] = {"error": zlib.crc32(f"{assignment.trial} {samples}".encode()) / 2**32}
+        return found
+
+
+def _rungs(office: Office) -> list[tuple[Any, ...]]:
+    """Returns what was decided at rungs: of a trial that began again at each rung the last."""
+    rungs = (r for r in office.journal.records if r.event == "rung")
+    return list({(r["trial"], r["samples"]): (r["trial"], r["goes_on"], r["reason"]) for r in rungs}.values())
+
+
+def test_a_trial_goes_on_against_its_place_where_the_rest_is_worth_more_and_says_so(tmp_path: Path) -> None:
+    whole = Restless(_made(tmp_path / "a"), count=24)
+    begun = [a.trial for a in whole.work()]
+    rungs = [r for r in whole.journal.records if r.event == "rung"]
+    kept = [r for r in rungs if r["goes_on"] and r["reason"].startswith("the rest of it is worth more a second")]
+    ends = {r["trial"]: r for r in whole.journal.records if r.event == "trial"}
+    assert kept
+    assert all(ends[r["trial"]]["samples"] > r["samples"] for r in kept)
+    stopped = [r for r in rungs if not r["goes_on"]]
+    assert stopped
+    assert all(ends[r["trial"]]["reason"] == r["reason"] for r in stopped)
+    broken = Restless(_made(tmp_path / "b"), count=24)
+    broken.work(begun.index(kept[0]["trial"]))
+    interrupted = broken.desk.next_trial()
+    assert interrupted is not None
+    assert interrupted.trial == kept[0]["trial"]
+    broken.journal.close()
+    resumed = Restless(tmp_path / "b", count=24)
+    resumed.work()
+    assert _rungs(resumed) == _rungs(whole)
 
 
 class Phased(FormulaBench):
