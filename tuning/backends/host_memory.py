@@ -20,7 +20,7 @@ def keep_freed(environment: Mapping[str, str] = os.environ) -> bool:
     By default each large tensor is taken from the system and goes back to it when it is freed, so that every step
     faults its activations in anew, page by page; the threshold adapts, but to 32 MiB at most. Kept, a training of nli
     takes 0.39 million page faults in place of 0.71 million, and 1,607 MiB at most in place of 1,604. What that buys:
-    `python -m benchmarks.host_malloc`.
+    `python -m benchmarks.environment`.
 
     Nothing is done where the user has set glibc's malloc up or loaded another one, and where there is no glibc.
     """
