@@ -23,8 +23,8 @@ _RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
     # How long OpenMP's threads spin before they sleep. By default so long that any other load on the cores makes a
     # 2-thread step take 10 to 40 times its time; never spinning (OMP_WAIT_POLICY=PASSIVE) costs a quarter of the speed.
-    # With 1,000 they sleep between most operations: temporal runs at 0.83 of its speed with 5,000, headpose at 0.89,
-    # and their windows differ by more. It would be 1.7 times as fast beside a busy process (docs/log.md).
+    # With 5,000 temporal and headpose train 1.27 and 1.09 times as fast as with 1,000, which in turn is 1.7 to
+    # 1.8 times as fast beside a busy process (`python -m benchmarks.environment`, docs/log.md).
     "GOMP_SPINCOUNT": "5000",
     "TOKENIZERS_PARALLELISM": "false",
 }

@@ -390,8 +390,8 @@ def test_of_a_thousand_trials_the_process_is_made_anew_at_every_fifteenth_and_th
             if chooses and n >= 960:
                 own.choose([knobs(1e-3)], [100.0])
                 made.add(id(own._fit().surrogate))
-        for outlook_speed in (111.0, 112.0):  # after the process was last made
-            own.ended(f"fast{outlook_speed}", knobs(1.1e-3), outlook_speed, 0.88)
+        for last in (111.0, 112.0):  # after the process was last made
+            own.ended(f"fast{last}", knobs(1.1e-3), last, 0.88)
         return own, made
 
     own, made = search(chooses=True)
