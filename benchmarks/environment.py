@@ -12,33 +12,25 @@ samples/s with its 95 % interval. One JSON document a file; nothing is written u
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import resource
-import subprocess
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.document import provenance, publish
+from benchmarks.fresh import trained
 from tuning.uncertainty import gain
 
 
 def training(best: Path, samples: int | None, environment: dict[str, str]) -> dict[str, Any]:
     """Returns samples a second, page faults and system seconds of one training in a fresh process."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "tuning", "train", "--from", str(best), "--out", f"{folder}/out", "--json"]
-        if samples is not None:
-            command += ["--samples", str(samples)]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    arguments = ["-m", "tuning", "train", "--from", str(best)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = trained([*arguments, *([] if samples is None else ["--samples", str(samples)])], environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
-        "samples_per_s": json.loads(done.stdout)["samples_per_s"],
+        "samples_per_s": result["samples_per_s"],
         "page_faults": after.ru_minflt - before.ru_minflt,
         "system_s": after.ru_stime - before.ru_stime,
     }

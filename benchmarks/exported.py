@@ -16,7 +16,6 @@ document a workload; nothing is written unless --out names a file.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import provenance, publish
+from benchmarks.fresh import trained
 from trainables.workload import BUILT_IN
 from tuning import doctor, summary, wording
 from tuning.backends.laboratory import Laboratory
@@ -56,17 +56,6 @@ def study(workload: str, runs: Path) -> Path:
     return made[0]
 
 
-def trained(found: Summary, folder: Path) -> float:
-    """Returns the samples/s of the training that a run recommends, in a fresh process."""
-    recommended = shlex.split(wording.next_commands(found, folder)[0])
-    with tempfile.TemporaryDirectory() as out:
-        command = [sys.executable, *recommended[1:], "--out", f"{out}/train", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return float(json.loads(done.stdout)[SAMPLES_PER_S])
-
-
 def confirmed(best: Best, setting: Setting) -> float:
     """Returns the samples/s of one confirm training of the configuration, in a fresh laboratory."""
     samples = best.samples or 0
@@ -84,7 +73,11 @@ def repeats(folder: Path, found: Summary, times: int, measured_at: float) -> lis
     if place.cores not in (None, threads):
         raise RuntimeError(f"{folder.name} was measured on {place.cores} cores, and this process may use {threads}")
     setting = Setting(best.ref, dict(best.options), place.type or "cpu", threads, place.cap_bytes, best.seed)
-    ways = {"trained": lambda: trained(found, folder), "confirmed": lambda: confirmed(best, setting)}
+    recommended = shlex.split(wording.next_commands(found, folder)[0])[1:]
+    ways = {
+        "trained": lambda: float(trained(recommended)[SAMPLES_PER_S]),
+        "confirmed": lambda: confirmed(best, setting),
+    }
     rows = []
     for number in range(times):
         row = {"since_s": time.time() - measured_at}
