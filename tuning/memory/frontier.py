@@ -89,6 +89,7 @@ class Frontier:
         self._posteriors: dict[str, Posterior] = {}
         self._fitted: dict[Coupling, int] = {}
         self._failed: dict[Coupling, int] = {}
+        self._fitting: dict[tuple[Coupling, int], int] = {}  # what was asked since something was observed
 
     def observe_fit(self, coupling: Coupling, micro_batch: int, peak_bytes: int, *, whole: bool = False) -> None:
         """Learns that a micro-batch fitted, and the most that was alive; 0 where nobody measured it.
@@ -96,6 +97,7 @@ class Frontier:
         The peak of a `whole` training is its need. That of a shorter run, which may not have met the longest samples,
         says that the need is no less. What took more than this cap fitted a larger one, and is not known to fit here.
         """
+        self._fitting.clear()
         if self.cap_bytes is None or peak_bytes <= self.cap_bytes:
             self._fitted[coupling] = max(micro_batch, self._fitted.get(coupling, 0))
         footprint = self._footprint(coupling)
@@ -113,6 +115,7 @@ class Frontier:
 
     def observe_peak(self, coupling: Coupling, micro_batch: int, peak_bytes: int) -> None:
         """Learns the exact need of a micro-batch, whether or not the cap would hold it."""
+        self._fitting.clear()
         footprint = self._footprint(coupling)
         if footprint is not None:
             self._posterior(footprint, micro_batch).observe_peak(coupling, footprint.peak(micro_batch), peak_bytes)
@@ -122,6 +125,7 @@ class Frontier:
 
         Under a smaller one, such as a shared card's, it says that the need is more, and not that it does not fit here.
         """
+        self._fitting.clear()
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
         if self.cap_bytes is None or cap_bytes is None or cap_bytes >= self.cap_bytes:
             self._failed[coupling] = min(micro_batch, self._failed.get(coupling, micro_batch))
@@ -153,13 +157,15 @@ class Frontier:
     def fitting(self, coupling: Coupling, micro_batch: int) -> int:
         """Returns the micro-batch at which `judge` with `shrink` lets it begin, 0 where it refuses.
 
-        Says no more than that, and so takes a tenth of the time: most of what a search asks about fitted before.
+        Says no more than that, and keeps it until something is observed: a search asks it of every trial it may choose,
+        with all system knobs that it knows.
         """
-        while not self._launches(coupling, micro_batch):
-            if micro_batch <= 1:
-                return 0
-            coupling, micro_batch = _held(coupling), micro_batch // 2
-        return micro_batch
+        asked = coupling, micro_batch
+        if asked not in self._fitting:
+            while micro_batch and not self._launches(coupling, micro_batch):
+                coupling, micro_batch = _held(coupling), micro_batch // 2
+            self._fitting[asked] = micro_batch
+        return self._fitting[asked]
 
     def overshoot_bytes(self, verdict: Verdict) -> int:
         """Returns by how much a refused configuration is expected to be over the cap, at least 1; 0 where it fits."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,11 +36,10 @@ class Probed:
     optimizer_step_s: float
     samples_per_s: float
 
-    @property
+    @cached_property
     def micro_batch_size(self) -> int:
         """Returns the samples of one of its micro-steps."""
-        batch = int(self.knobs.get("batch_size", Knobs().batch_size))
-        return min(batch, int(self.knobs.get("micro_batch_size", Knobs().micro_batch_size)))
+        return min(int(self.knobs.get(name, _DEFAULTS[name])) for name in ("micro_batch_size", "batch_size"))
 
     @cached_property
     def system(self) -> Mapping[str, Scalar]:
@@ -95,11 +94,17 @@ class Rates:
     Where the phase's share is searched, probes run without it. A share f then takes 1 + f * c as long a sample; c is
     the middle of what trials took over what probes said, against that ratio of trials without the phase, which tells
     what neighbours on the machine cost. Until one of each has ended, c is 0. What trials showed of knobs that nobody
-    had probed (`policies.tries`) counts beside the probes once it was put.
+    had probed (`policies.tries`) counts beside the probes once it was put. `need_of` returns what the memory that a
+    configuration needs depends on; by default no two places need the same.
     """
 
-    def __init__(self, probes: Sequence[Probed], space: Space) -> None:
-        self._probes, self._fixed = probes, space.fixed
+    def __init__(
+        self,
+        probes: Sequence[Probed],
+        space: Space,
+        need_of: Callable[[Mapping[str, Scalar]], Hashable] = place_of,
+    ) -> None:
+        self._probes, self._fixed, self._need_of = probes, space.fixed, need_of
         self._places = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
         self._put: dict[Any, Probed] = {}
         self._kept: dict[tuple[tuple[Scalar, ...], Scalar | None], list[Choice]] = {}
@@ -119,19 +124,26 @@ class Rates:
 
     def put(self, found: Probed) -> None:
         """Takes what trials showed of knobs that nobody had probed, in place of what was put there before."""
+        coupling = coupling_of(found.knobs)
         self._put[place_of(found.knobs)] = found
-        self._kept.clear()
+        self._kept = {asked: choices for asked, choices in self._kept.items() if asked[0] != coupling}
 
     def is_probed(self, knobs: Mapping[str, Scalar]) -> bool:
         """Returns whether a probe answers for exactly these knobs."""
         return place_of(knobs) in self._places
 
     def ranked(self, values: Mapping[str, Scalar]) -> Iterator[Choice]:
-        """Yields all system knobs known for a trial, and what it will have with them, the fastest first."""
+        """Yields the system knobs known for a trial, and what it will have with them, the fastest first.
+
+        Of those with which it needs the same memory the fastest are all that count.
+        """
         whole = {**self._fixed, **values}
         key = (coupling_of(whole), whole.get("batch_size"))
         if key not in self._kept:
-            self._kept[key] = ranked(self.known, whole)
+            of_each: dict[Hashable, Choice] = {}
+            for choice in ranked(self.known, whole):
+                of_each.setdefault(self._need_of({**whole, **choice.system}), choice)
+            self._kept[key] = list(of_each.values())
         factor = self.factor(whole)
         return (Choice(found.system, found.samples_per_s * factor) for found in self._kept[key])
 

@@ -19,7 +19,7 @@ from tuning.policies.throughput import PHASE_KNOB, SYSTEM, Choice, Probed, Rates
 from tuning.policies.tries import Tries
 from tuning.records import Record
 from tuning.space import Space
-from tuning.stages.needs import fits, key_of, micro_batch_of
+from tuning.stages.needs import fits, key_of, need_of
 
 APART = 1.03
 """How many times faster or slower a trial has to be than was said for it to be said anew: two probes tell no less."""
@@ -51,7 +51,7 @@ def tries_of(space: Space, probes: Sequence[Probed], records: Sequence[Record], 
     notes = (r for r in records if r.event == "note" and r.get("coupling") is not None)
     held = {coupling_of({**space.fixed, **r["coupling"]}): r["frozen"] for r in notes}
     failed = [r["config"] for r in records if r.event == "probe" and r["outcome"] != Outcome.OK]
-    return Tries(space, Rates(probes, space), frac if probes else 0.0, seed, held, failed)
+    return Tries(space, Rates(probes, space, need_of), frac if probes else 0.0, seed, held, failed)
 
 
 class Foresight:
@@ -95,17 +95,21 @@ class Foresight:
 
     def choose(self, candidates: Sequence[Mapping[str, Scalar]]) -> int:
         """Returns which of them is expected to add most to the front for its time, the speed of each being known."""
-        fitting: dict[Any, int] = {}
+        speeds: dict[Any, float | None] = {}  # most candidates differ in nothing that speed or memory depends on
 
         def speed(values: Mapping[str, Scalar]) -> float | None:
-            found = self._fastest(values, fitting)
-            return None if found is None else found[1] or None
+            whole = {**self._space.fixed, **values}
+            alike = coupling_of(whole), whole.get("batch_size"), key_of(whole), self._rates.factor(whole)
+            if alike not in speeds:
+                found = self._fastest(values)
+                speeds[alike] = None if found is None else found[1] or None
+            return speeds[alike]
 
         return self._outlook.choose(candidates, [speed(c) for c in candidates])
 
     def system(self, knobs: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
         """Returns the system knobs known that are fastest at the micro-batch that fits; None where none are known."""
-        found = self._fastest(knobs, {})
+        found = self._fastest(knobs)
         return None if found is None else found[0].system
 
     def vary(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar] | None:
@@ -238,33 +242,28 @@ class Foresight:
         """Returns the knobs with the fastest system knobs known that fit, and the speed; None where none do."""
         learned = {n: v for n, v in knobs.items() if n not in SYSTEM}  # what the others need is theirs too
         for choice in self._rates.ranked(knobs):
-            config = self._space.complete({**learned, **choice.system})
-            if self._fits(config):
-                return config, choice.samples_per_s
+            if self._fitting(learned, choice) == choice.system["micro_batch_size"]:
+                return self._space.complete({**learned, **choice.system}), choice.samples_per_s
         return None
 
-    def _fastest(self, values: Mapping[str, Scalar], fitting: dict[Any, int]) -> tuple[Choice, float] | None:
+    def _fastest(self, values: Mapping[str, Scalar]) -> tuple[Choice, float] | None:
         """Returns the system knobs known with the largest speed at the micro-batch that fits, and that speed at least.
 
         It is 0 where none of them fits. A smaller micro-step takes no longer, so that the speed falls with it at most.
-        `fitting` keeps what was asked of the frontier.
         """
         best: tuple[Choice, float] | None = None
         for choice in self._rates.ranked(values):
             if best is not None and choice.samples_per_s <= best[1]:
                 break
-            share = self._fitting(values, choice, fitting) / int(choice.system["micro_batch_size"])
+            share = self._fitting(values, choice) / int(choice.system["micro_batch_size"])
             if best is None or choice.samples_per_s * share > best[1]:
                 best = choice, choice.samples_per_s * share
         return best
 
-    def _fitting(self, values: Mapping[str, Scalar], choice: Choice, fitting: dict[Any, int]) -> int:
+    def _fitting(self, values: Mapping[str, Scalar], choice: Choice) -> int:
         """Returns the micro-batch at which a trial would begin, 0 for none."""
         knobs = {**self._space.fixed, **values, **choice.system}
-        asked = key_of(knobs), micro_batch_of(knobs)
-        if asked not in fitting:
-            fitting[asked] = self._frontier.fitting(*asked)
-        return fitting[asked]
+        return self._frontier.fitting(*need_of(knobs))
 
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
         return fits(self._frontier, knobs)

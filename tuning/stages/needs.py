@@ -7,7 +7,7 @@ from typing import Any
 
 from trainables.knobs import Knobs, Scalar
 from tuning.memory.footprint import Footprint
-from tuning.memory.frontier import GRADIENTS_HELD, Frontier
+from tuning.memory.frontier import GRADIENTS_HELD, Coupling, Frontier
 from tuning.policies.oom import GROWING
 from tuning.policies.throughput import PHASE_KNOB
 from tuning.records import Record, last
@@ -26,7 +26,7 @@ the smallest micro-batch.
 _DEFAULTS = Knobs().as_dict()
 
 
-def key_of(knobs: Mapping[str, Scalar]) -> tuple[tuple[str, Scalar], ...]:
+def key_of(knobs: Mapping[str, Scalar]) -> Coupling:
     """Returns the memory coupling of a configuration, defaults filled in; the key of a coupling is the same again."""
     has_phase = float(knobs.get(PHASE_KNOB, _DEFAULTS[PHASE_KNOB])) > 0
     own = ((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS)
@@ -46,10 +46,14 @@ def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
     return min(int(knobs.get(name, _DEFAULTS[name])) for name in ("micro_batch_size", "batch_size"))
 
 
+def need_of(knobs: Mapping[str, Scalar]) -> tuple[Coupling, int]:
+    """Returns the memory coupling and the micro-batch: all that the need of a configuration depends on."""
+    return key_of(knobs), micro_batch_of(knobs)
+
+
 def fits(learned: Frontier, knobs: Mapping[str, Scalar]) -> bool:
     """Returns whether a trial of the configuration is expected to fit at its own micro-batch."""
-    micro_batch = micro_batch_of(knobs)
-    return learned.fitting(key_of(knobs), micro_batch) == micro_batch
+    return learned.fitting(*need_of(knobs)) == micro_batch_of(knobs)
 
 
 def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
@@ -67,7 +71,7 @@ def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
         elif record.event in ("oom", "probe", "trial") and record.get("fault") == GROWING.name:
             continue  # a leak says nothing of the micro-batch
         elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
-            learned.observe_oom(key_of(record["config"]), micro_batch_of(record["config"]), record.get("cap_bytes"))
+            learned.observe_oom(*need_of(record["config"]), record.get("cap_bytes"))
         elif record.event in ("probe", "trial"):
             peak_bytes = int(record.get("peak_allocated_bytes") or 0)
             learn(learned, record["config"], str(record["outcome"]), peak_bytes, whole and record.event == "trial")
@@ -76,11 +80,10 @@ def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
 
 def learn(learned: Frontier, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int, whole: bool = False) -> None:
     """Adds one observation to the frontier; `whole`: the peak is that of the run from its first step to its last."""
-    micro_batch = micro_batch_of(knobs)
     if outcome == "oom":
-        learned.observe_oom(key_of(knobs), micro_batch)
+        learned.observe_oom(*need_of(knobs))
     elif outcome in ("ok", "stopped") and peak_bytes > 0:
-        learned.observe_fit(key_of(knobs), micro_batch, peak_bytes, whole=whole and outcome == "ok")
+        learned.observe_fit(*need_of(knobs), peak_bytes, whole=whole and outcome == "ok")
 
 
 def peaks_are_whole(records: Sequence[Record]) -> bool:

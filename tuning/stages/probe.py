@@ -18,7 +18,7 @@ from tuning.space import Choice, Range, Space
 from tuning.stages import reuse
 from tuning.stages.bench import Probes
 from tuning.stages.estimate import defaults
-from tuning.stages.needs import fits, key_of, learn, micro_batch_of
+from tuning.stages.needs import fits, learn, micro_batch_of, need_of
 
 IDLE = 4
 """With every neighbour of the best tried, so many probes in a row that were no faster end a coupling's sweep."""
@@ -196,7 +196,7 @@ class ProbeStage:
         return bool(record.get("outcome") == "oom" and self._fitting(record["config"]) != record["config"])
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
-        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs), costs=PROBE_COSTS)
+        return self._frontier.judge(*need_of(knobs), costs=PROBE_COSTS)
 
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
         verdict = self._judged(knobs)

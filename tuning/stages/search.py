@@ -25,7 +25,7 @@ from tuning.stages import reuse
 from tuning.stages.bench import Assignment, Orders
 from tuning.stages.estimate import defaults
 from tuning.stages.foresight import Foresight, Rated, tries_of
-from tuning.stages.needs import fits, key_of, learn, micro_batch_of, peaks_are_whole
+from tuning.stages.needs import fits, learn, need_of, peaks_are_whole
 from tuning.stages.probe import probed
 from tuning.stages.replacing import Replacing
 
@@ -278,7 +278,7 @@ class SearchDesk:
 
         In the joint strategy the micro-batch is what is searched, so it is judged as proposed and never halved.
         """
-        return self._frontier.judge(key_of(knobs), micro_batch_of(knobs), shrink=self._staged)
+        return self._frontier.judge(*need_of(knobs), shrink=self._staged)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: Verdict, trial: str | None = None) -> Record:
         return self._journal.append(
@@ -351,7 +351,7 @@ class SearchDesk:
         values = {SAMPLES_PER_S: rate, **dict(record.get("values") or {})}
         if outcome not in OVER_MEMORY:  # a judgement of memory costs more than all else that an ending does
             return Observation(outcome, values)
-        verdict = self._frontier.judge(key_of(record["config"]), micro_batch_of(record["config"]))
+        verdict = self._frontier.judge(*need_of(record["config"]))
         # A launched OOM was predicted to fit: what it asked for last is the least it was over.
         asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
         return Observation(outcome, values, max(asked_bytes, self._frontier.overshoot_bytes(verdict)))

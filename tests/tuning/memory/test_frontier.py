@@ -32,6 +32,8 @@ caps = st.none() | st.integers(0, 600 * MB)
 def learned(cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]) -> Frontier:
     frontier = Frontier(cap_bytes, {FP32: PLAIN})
     for kind, coupling, micro_batch, peak_bytes in history:
+        for m in range(1, 50):
+            frontier.fitting(coupling, m)  # what was asked before something is observed is not kept after it
         if kind == "oom":
             frontier.observe_oom(coupling, micro_batch)
         else:
@@ -224,6 +226,14 @@ def test_what_was_seen_of_one_holds_for_the_other_where_it_must() -> None:
     assert (largest(other, BARE), largest(other, HELD) < 40) == (40, True)
     other.observe_fit(HELD, 50, 0)
     assert largest(other, BARE) == 50
+
+
+def test_what_may_begin_is_judged_anew_after_an_exact_need() -> None:
+    frontier = Frontier(200 * MB, {FP32: PLAIN})
+    assert frontier.fitting(FP32, 8) == 8
+    frontier.observe_peak(FP32, 8, 360 * MB)
+    assert not frontier.judge(FP32, 8, shrink=True).fits
+    assert frontier.fitting(FP32, 8) == 0
 
 
 def test_half_of_a_whole_batch_holds_gradients() -> None:

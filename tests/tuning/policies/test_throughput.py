@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainables.knobs import Knobs, Scalar
-from tuning.policies.throughput import Probed, neighbour, ranked
+from tuning.policies.throughput import Probed, Rates, neighbour, ranked
+from tuning.space import Space
 
 positive = st.floats(1e-4, 1.0)
 
@@ -45,6 +46,24 @@ def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
     large = probe(0.03, 0.0, micro_batch_size=32)  # 1067 samples/s, once a batch has 32
     at = {b: ranked([small, large], {"batch_size": b}) for b in (16, 32)}
     assert {b: [c.system["micro_batch_size"] for c in found] for b, found in at.items()} == {16: [8], 32: [32, 8]}
+
+
+def test_of_those_that_need_the_same_memory_the_fastest_is_ranked_also_after_a_try() -> None:
+    probes = [probe(0.01 * s, num_workers=w, micro_batch_size=m) for s, w, m in [(2, 0, 8), (1, 2, 8), (6, 4, 16)]]
+    rates = Rates(probes, Space({}, {}), lambda knobs: knobs["micro_batch_size"])
+    asked: dict[str, Scalar] = {"batch_size": 32}
+    in_fp16 = {**asked, "amp_dtype": "fp16"}
+
+    def found(values: dict[str, Scalar]) -> list[tuple[Scalar, Scalar]]:
+        return [(c.system["micro_batch_size"], c.system["num_workers"]) for c in rates.ranked(values)]
+
+    assert found(asked) == [(8, 2), (16, 4)]
+    assert found(in_fp16) == []
+    rates.put(probe(0.01, num_workers=6, micro_batch_size=16))
+    assert found(asked) == [(16, 6), (8, 2)]
+    assert found(in_fp16) == [], "another coupling"
+    rates.put(probe(0.01, num_workers=1, amp_dtype="fp16"))
+    assert found(in_fp16) == [(8, 1)]
 
 
 def test_neighbours_change_one_knob_and_end() -> None:
