@@ -109,7 +109,8 @@ class Rungs:
         places = math.ceil(seen / self._eta)
         place = self._place(rung, ranks, trial_id)
         spared = seen >= SPARED_FROM and self._luck[trial_id] < SPARED
-        said = f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {places} go on"
+        going = "1 goes on" if places == 1 else f"{places} go on"
+        said = f"place {place} of {seen} at {milestone} samples (front {mine + 1}); {going}"
         return Decision(spared or place <= places, said, spared=spared)
 
     def remember(self, trial_id: str, milestone: int, values: Mapping[str, float | None]) -> str:

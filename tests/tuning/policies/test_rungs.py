@@ -100,6 +100,8 @@ def test_whoever_is_spared_is_spared_whatever_the_others_do_and_nobody_is_at_fir
 def test_the_worst_of_four_is_stopped_with_a_reason() -> None:
     decision = run([(9.0, 1.0), (8.0, 2.0), (7.0, 3.0), (6.0, 4.0)])[3]
     assert decision == Decision(False, "place 4 of 4 at 100 samples (front 4); 2 go on")
+    third = run([(9.0, 1.0), (8.0, 2.0), (7.0, 3.0)])[2]
+    assert third.reason == "place 3 of 3 at 100 samples (front 3); 1 goes on"
 
 
 def test_nobody_is_compared_before_enough_were_seen() -> None:
