@@ -6,6 +6,8 @@ from a copy of the first weights. What training cannot change (frozen weights) i
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Hashable, Iterable
 from typing import Any
 
@@ -65,8 +67,13 @@ class Resident:
 
     def drop_model(self) -> None:
         """Forgets the model, so that its memory can be used by the next."""
+        parts = [weakref.ref(p) for p in self._model.parameters()] if self._model is not None else []
         self._model, self._model_key = None, None
         self._first.clear()
+        if any(part() is not None for part in parts):  # in a circle, and maybe frozen with what never changes
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
 
     def dataset(self, config: Config, split: Split) -> Dataset[Any]:
         """Returns the split, with every sample prepared in RAM when the knob says so."""

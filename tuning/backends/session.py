@@ -204,9 +204,6 @@ class Session:
             traceback.clear_frames(link.__traceback__)
             link = link.__cause__ or link.__context__
         gc.collect()
-        if not self._settled:  # what torch imported at its first step: 118,000 objects, 65 ms a collection
-            gc.freeze()
-            self._settled = True
         if self.setting.device == "cuda" and not oom.poisoned(error):
             torch.cuda.empty_cache()
 
@@ -227,6 +224,9 @@ class Session:
         own = self.resident.held_bytes()
         if self.memory.held_bytes() > own:
             gc.collect()
+            if not self._settled:  # what torch imported at its first step: 118,000 objects, 65 ms a collection
+                gc.freeze()  # no sooner: what a run still holds when it fails would never be collected
+                self._settled = True
         return own
 
     def _endless(self, window_s: float) -> Plan:

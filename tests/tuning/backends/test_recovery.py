@@ -6,6 +6,7 @@ import gc
 import re
 import resource
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,10 @@ import psutil
 import pytest
 
 from tests.data.greedy import CAP_BYTES, WHERE, Greedy, hidden_bytes
+from trainables.knobs import Knobs
 from trainables.plan import Plan
+from trainables.resident import Resident
+from trainables.workload import Config
 from tuning.backends import device_memory
 from tuning.backends.session import Session
 from tuning.backends.setting import Setting
@@ -52,6 +56,33 @@ def test_an_oom_is_recorded_and_the_next_trial_trains_at_once_with_all_bytes_bac
     again = session.trial(knobs("nowhere"), PLAN, 0, shrink="").advance()
     assert (again["outcome"], again["held_bytes"]) == ("ok", level)
     assert again["first_step_at"] - failed["failed_at"] <= 0.5
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "evaluation"])
+def test_the_first_oom_of_a_process_leaves_nothing_behind(where: str) -> None:
+    own = Session(Setting(str(GREEDY), cap_bytes=CAP_BYTES))
+    own.warm(KNOBS)
+    failed = own.trial(knobs(where), PLAN, 0, shrink="").advance()
+    assert (failed["outcome"], failed["held_bytes"]) == ("oom", failed["own_bytes"])
+
+
+class Circular(Greedy):
+    """Its model holds itself."""
+
+    def model(self, config: Any) -> Any:
+        """Returns the net."""
+        net = super().model(config)  # type: ignore[no-untyped-call]
+        net.apply(lambda part: setattr(part, "root", [net]))
+        return net
+
+
+def test_a_model_in_a_circle_is_gone_before_the_next_is_made() -> None:
+    resident = Resident(Circular())
+    before = weakref.ref(next(resident.model(Config(Knobs.of(KNOBS))).parameters()))
+    gc.collect()
+    gc.freeze()  # as `Session.warm` does with a model that is to stay
+    resident.drop_model()
+    assert before() is None
 
 
 @pytest.mark.parametrize("where", ["loader", "loader_hidden"])
