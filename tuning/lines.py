@@ -196,6 +196,7 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
     segments += [wording.size(best.peak_allocated_bytes)] if best.peak_allocated_bytes else []
     lines = wrapped("best", segments, width, "   ")
     lines += wrapped("", _knob_texts(summary, best), width, " ")
+    lines += textwrap.wrap(wording.baseline_sentence(summary), width)
     lines += textwrap.wrap(wording.verdict_sentence(best.verdict), width) if best.verdict else []
     for gain in summary.gains:
         if gain.of == "best":

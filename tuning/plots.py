@@ -48,6 +48,11 @@ def front(summary: Summary) -> Figure | None:
     if len(points) < 2:
         return None
 
+    seen = [float(t.values[objective] or 0.0) for t in points]
+    untrained = summary.baseline
+    if untrained is not None and not min(seen) <= untrained.value <= max(seen):
+        untrained = None  # far from all that was trained it would take most of the figure
+
     def draw(axes: Axes) -> None:
         def place(chosen: Sequence[Candidate]) -> tuple[list[float], list[float]]:
             return [t.samples_per_s or 0.0 for t in chosen], [t.values[objective] or 0.0 for t in chosen]
@@ -59,8 +64,12 @@ def front(summary: Summary) -> Figure | None:
         axes.scatter(*place(others), s=22, facecolors=PAPER, edgecolors=MUTED, linewidths=0.9)
         axes.plot(*place(best), color=ACCENT, linewidth=1.2, zorder=2)
         axes.scatter(*place(best), s=24, facecolors=PAPER, edgecolors=ACCENT, linewidths=1.2, zorder=3)
-        for named in [*summary.given(), *([summary.best] if summary.best else [])]:
-            _mark(axes, named, objective)
+        for row, named in enumerate([*summary.given(), *([summary.best] if summary.best else [])]):
+            _mark(axes, named, objective, row)
+        if untrained is not None:
+            axes.axhline(untrained.value, color=MUTED, linewidth=0.8, linestyle="--")
+            axes.annotate(wording.plain(untrained.name)[:24], (1, untrained.value), (0, 3), ha="right", color=MUTED,
+                          xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
         axes.set_xlabel("samples a second (higher is better)")
         axes.set_ylabel(
             f"{wording.plain(objective)} ({'lower' if summary.objectives[objective] == 'min' else 'higher'} is better)"
@@ -71,7 +80,7 @@ def front(summary: Summary) -> Figure | None:
     caption = (
         f"{wording.plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and "
         "stand at their last value; filled dots are what was confirmed, with the range of one new run."
-    )
+    ) + " The dashed line takes no training." * (untrained is not None)
     return _figure("front", 3.3, draw, caption)
 
 
@@ -196,14 +205,17 @@ def _inline(svg: str, name: str, caption: str) -> str:
     )
 
 
-def _mark(axes: Axes, named: Named, objective: str) -> None:
-    """A named configuration at what was confirmed; a line at its speed where its quality is not known."""
+def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
+    """A named configuration at what was confirmed; where its quality is not known a line at its speed, named on a row.
+
+    Rows keep apart the names of two that are as fast.
+    """
     speed, quality = named.beside_others, named.quality.get(objective)
     if not speed:
         return
     if quality is None:
         axes.axvline(speed, color=MUTED, linewidth=0.8, linestyle=(0, (2, 3)))
-        where = (speed, 0.02)
+        where = (speed, 0.02 + 0.06 * row)
         axes.annotate(wording.plain(named.name), where, (4, 0), xycoords=("data", "axes fraction"),
                       textcoords="offset points", color=MUTED)  # fmt: skip
         return

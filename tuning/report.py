@@ -108,10 +108,10 @@ def _lede(summary: Summary) -> str:
     if best is None:
         return "This run has picked no configuration: it was cut off before its end, or no trial reached its end."
     gains = [wording.gain_sentence(g) for g in summary.gains if g.of == "best"]
-    than = ", ".join(gains)
-    return f"The best configuration trains {wording.named_rate(best)} samples a second" + (
-        f": {than}." if than else "."
-    )
+    than = f": {', '.join(gains)}" if gains else ""
+    caution = wording.baseline_sentence(summary)
+    said = f"The best configuration trains {wording.named_rate(best)} samples a second{than}."
+    return f"{said} But {caution}." if caution else said
 
 
 def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:

@@ -27,7 +27,7 @@ from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.opening import checked, command_of, described, journals, new_folder, setting_of, study_fields
 from tuning.policies import active
-from tuning.policies.pick import Pick, absolute
+from tuning.policies.pick import Pick, Rule, absolute, best_baseline
 from tuning.policies.rivals import Ruling
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.runs import JOURNAL, known_runs
@@ -198,12 +198,9 @@ class _Study:
         )
 
     def _confirm_terms(self, first: str) -> ConfirmTerms:
-        objective, mode = next(iter(self._facts["objectives"].items()))
         seed, budget = self._config.search.seed, self._config.budget.confirm
         return ConfirmTerms(
-            objective=objective,
-            mode=mode,
-            tolerance=self._tolerance(objective, mode),
+            rule=self._rule(),
             seeds=[seed + 1 + n for n in range(budget.seeds)],
             left_s=lambda: self._allotment.left_for_rivals_s(first),
         )
@@ -217,8 +214,8 @@ class _Study:
             self._journal.append("pick", best=first, most_accurate=picked.most_accurate, rule=rule, **fields)
             return
         terms = self._confirm_terms(first)
-        sign = 1.0 if terms.mode == "min" else -1.0
-        confirmed = ruling.sentence(first, terms.objective, terms.mode, terms.tolerance, len(terms.seeds))
+        sign = terms.rule.sign
+        confirmed = ruling.sentence(first, terms.rule, len(terms.seeds))
         self._journal.append(
             "pick",
             best=ruling.best,
@@ -327,17 +324,18 @@ class _Study:
             self._note(f"{slots.count} trials share the card, {gib:.2f} GiB each; a trial that needs more takes more")
 
     def _pick(self) -> Pick | None:
-        objective, mode = next(iter(self._facts["objectives"].items()))
         asked = self._config.pick.tolerance
-        picked = confirm.choose(self._journal.records, objective, mode, self._tolerance(objective, mode))
+        picked = confirm.choose(self._journal.records, self._rule())
         if picked is None or not isinstance(asked, str):
             return picked
         return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
 
-    def _tolerance(self, objective: str, mode: str) -> float:
-        """Returns what of the objective may be given up, in its own unit."""
+    def _rule(self) -> Rule:
+        """Returns what is asked of the pick, with the tolerance in the objective's own unit."""
+        objective, mode = next(iter(self._facts["objectives"].items()))
         seen = [t.values.get(objective) for t in trials(self._journal.records) if t.outcome == "ok"]
-        return absolute(self._config.pick.tolerance, [value for value in seen if value is not None], mode)
+        tolerance = absolute(self._config.pick.tolerance, [value for value in seen if value is not None], mode)
+        return Rule(objective, mode, tolerance, best_baseline(self._facts.get("baselines") or {}, objective, mode))
 
     def _rivals(self, picked: Pick) -> list[str]:
         """Returns the pick and the next fastest of the front, as many as the budget confirms."""

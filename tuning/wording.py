@@ -132,6 +132,23 @@ def quality(found: Quality) -> str:
     return f"{found.mean:.3f} ({found.low:.3f} .. {found.high:.3f})"
 
 
+def baseline_sentence(summary: Summary) -> str:
+    """Returns that the best is, or the next run may be, no better than what takes no training; else ""."""
+    best, baseline, objective = summary.best, summary.baseline, summary.objective
+    found = best.quality.get(objective) if best else None
+    if found is None or baseline is None:
+        return ""
+    sign = 1.0 if summary.objectives[objective] == "min" else -1.0
+    beside = f"no better than {plain(baseline.name)}'s {baseline.value:.3f}, which takes no training"
+    if sign * found.mean >= sign * baseline.value:
+        remedy = "its speed is worth little before it learns more: budget.train_epochs, or wider learning knobs"
+        return f"{plain(objective)} {found.mean:.3f} is {beside}; {remedy}"
+    worst = found.high if sign > 0 else found.low
+    if worst is not None and sign * worst >= sign * baseline.value:
+        return f"the next run's {plain(objective)} may be {beside}"
+    return ""
+
+
 def size(bytes_count: float | None) -> str:
     """Returns bytes as GiB, or as MiB below a tenth of one, and so on to KiB."""
     if bytes_count is None:

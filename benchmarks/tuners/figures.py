@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.arena import Arena
 from tuning.pareto import hypervolume_2d
-from tuning.policies.pick import Candidate, absolute, pick
+from tuning.policies.pick import Candidate, Rule, absolute, pick
 
 Row = Mapping[str, Any]
 OURS = "staged"
@@ -113,7 +113,7 @@ class Scale:
             Candidate(str(n), {self.objective: value}, float(line["samples_per_s"]))
             for n, (line, value) in enumerate(zip(lines, values, strict=True))
         ]
-        best = int(pick(candidates, self.objective, self.mode, bar).best)
+        best = int(pick(candidates, Rule(self.objective, self.mode, bar)).best)
         return self.speeds[key(lines[best]["knobs"])], values[best]
 
 

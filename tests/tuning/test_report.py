@@ -174,3 +174,11 @@ def test_rivals_that_were_trained_again_have_a_table(found, page):
     page = report.render(dataclasses.replace(found, confirmed=again))
     assert "The pick of the search and its rivals, trained again on the same fresh seeds." in page
     assert Page(page).open == []
+
+
+@pytest.mark.parametrize(("value", "drawn"), [(0.85, True), (0.3, False)])
+def test_what_takes_no_training_is_in_the_figure_where_trials_came_to_as_much(found, value, drawn):
+    own = dataclasses.replace(found, baselines={"copying": {"accuracy": value}})
+    figure = plots.front(own)
+    assert figure is not None
+    assert ("copying" in figure.svg, "takes no training" in figure.caption) == (drawn, drawn)

@@ -1,9 +1,12 @@
 """Figures as people write them."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from tuning import wording
-from tuning.summary import Place
+from tuning import lines, report, wording
+from tuning.summary import Place, Summary
 from tuning.uncertainty import Gain
 
 
@@ -101,3 +104,29 @@ def test_a_text_is_one_line_without_control_characters():
 def test_only_a_card_that_is_not_here_was_emulated(card, virtual, cap_bytes, text):
     place = Place(device="Example CPU", cores=2, threads=2, card=card, virtual=virtual, cap_bytes=cap_bytes)
     assert wording.place_sentence(place) == text
+
+
+@pytest.mark.parametrize(
+    ("baseline", "text"),
+    [
+        (0.5, ""),
+        (0.9, "the next run's accuracy may be no better than copying's 0.900, which takes no training"),
+        (
+            0.95,
+            "is no better than copying's 0.950, which takes no training; its speed is worth little before it learns",
+        ),
+    ],
+)
+def test_a_best_that_learned_no_more_than_takes_no_training_is_said(found: Summary, baseline: float, text: str) -> None:
+    own = replace(found, baselines={"majority": {"accuracy": 0.4}, "copying": {"accuracy": baseline}})
+    said = wording.baseline_sentence(own)
+    assert text in said
+    assert bool(said) == bool(text)
+    told = " ".join(" ".join(lines.summary(own, Path("runs/nli/x"))).split())
+    assert said in told
+    assert ("But " in report.render(own)) == bool(text)
+
+
+def test_no_baseline_or_no_best_says_nothing(found: Summary) -> None:
+    assert wording.baseline_sentence(replace(found, baselines={})) == ""
+    assert wording.baseline_sentence(replace(found, named={})) == ""

@@ -13,13 +13,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tuning.policies.pick import ROUNDING, Rule
 from tuning.uncertainty import t_975
 
 CHANCE = 0.1
-"""A rival that is less likely than this to be within the tolerance is not trained, or not on a further seed."""
+"""A rival that is less likely than this to be admitted is not trained, or not on a further seed."""
 FASTER = 1.03
 """How much faster than the pick a rival has to be: two probes tell no less apart."""
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,17 @@ class Ruling:
     means: Mapping[str, float]
     samples_per_s: float
 
-    def sentence(self, first: str, objective: str, mode: str, tolerance: float, seeds: int) -> str:
+    def sentence(self, first: str, rule: Rule, seeds: int) -> str:
         """Returns the rule in words; `first` is the pick by one seed, `seeds` are how many fresh ones there were."""
-        sign = 1.0 if mode == "min" else -1.0
-        mean = {trial: f"{sign * cost:.4g}" for trial, cost in self.means.items()}
+        mean = {trial: f"{rule.sign * cost:.4g}" for trial, cost in self.means.items()}
         over = "a fresh seed" if seeds == 1 else f"{seeds} fresh seeds"
         if len(self.means) == 1:
             return f"confirmed on {over}: {mean[self.best]}"
         reach = f" ± {self.half_width:.2g}" if self.half_width is not None and self.best != self.bar_of else ""
-        against = f"{mean[self.best]} against {sign * self.bar:.4g}"
-        said = (
-            f"of {len(self.means)} confirmed on {over} the fastest whose mean {objective} is within {tolerance:g} of "
-            f"the best: {against}" + (f" (a difference of {self.difference:.2g}{reach})" if reach else "")
-        )
+        against = f"{mean[self.best]} against {rule.sign * self.bar:.4g}"
+        asked = f"mean {rule.objective} is {rule.words(self.means.values(), self.bar)}"
+        said = f"of {len(self.means)} confirmed on {over} the fastest whose {asked}: {against}"
+        said += f" (a difference of {self.difference:.2g}{reach})" if reach else ""
         if self.bar_of not in self.means:
             said += f", which is {self.bar_of}'s one value made worse by the {self.optimism:.2g} that the pick lost"
         return f"{said}, at {self.samples_per_s:.4g} samples/s" + (
@@ -108,11 +106,11 @@ def spread(standings: Sequence[Standing], tolerance: float) -> float:
     return math.sqrt(squares / degrees) if degrees else 0.0
 
 
-def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], tolerance: float) -> Ruling | None:
-    """Returns the fastest confirmed one within the tolerance of the bar, or None where nothing was confirmed.
+def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], rule: Rule) -> Ruling | None:
+    """Returns the fastest confirmed one that the rule admits beside the bar, or None where nothing was confirmed.
 
     The bar is the least mean of those confirmed; or the cost of one that was not, once it is made worse by as much as
-    the `first` pick lost on fresh seeds. Nobody is within the tolerance of what is only hoped for: then it is the most
+    the `first` pick lost on fresh seeds. Nobody may be admitted beside what is only hoped for: then it is the most
     accurate one of those confirmed.
     """
     done = [one for one in standings if one.confirmed(seeds)]
@@ -122,7 +120,7 @@ def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], tole
     hoped = [(one.searched + optimism, one.id) for one in standings if not one.by_seed and not one.failed]
     accurate = min(done, key=lambda one: (one.mean, -_speed(one)))
     bar, bar_of = min([(accurate.mean, accurate.id), *hoped], key=lambda pair: pair[0])
-    within = [one for one in done if one.mean - bar <= tolerance + _ROUNDING] or [accurate]
+    within = [one for one in done if rule.admits(one.mean, bar)] or [accurate]
     best = min(within, key=lambda one: (-_speed(one), one.mean))
     differences = [best.by_seed[seed] - accurate.by_seed[seed] for seed in seeds]
     half_width = None
@@ -142,19 +140,19 @@ def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], tole
 
 
 def rivals(
-    standings: Sequence[Standing], ruling: Ruling, seeds: Sequence[int], tolerance: float, seconds: Mapping[str, float]
+    standings: Sequence[Standing], ruling: Ruling, seeds: Sequence[int], rule: Rule, seconds: Mapping[str, float]
 ) -> list[Rival]:
     """Returns who could change the pick, with a probability of `CHANCE` at least, in the order to train them.
 
-    First who was most accurate of those not trained again, where the pick may not be within the tolerance of it: with
-    the bar too low, what follows would be let in wrongly. Then who is faster by more than probes err and may be within
-    the tolerance, the largest expected gain a second first: the logarithm of how many times faster, times the
-    probability. `seconds` has about what one seed takes, by id.
+    First who was most accurate of those not trained again, where the pick may not be admitted beside it: with the bar
+    too low, what follows would be let in wrongly. Then who is faster by more than probes err and may be admitted, the
+    largest expected gain a second first: the logarithm of how many times faster, times the probability. `seconds` has
+    about what one seed takes, by id.
     """
     current = next(one for one in standings if one.id == ruling.best)
     reference = min((one for one in standings if one.confirmed(seeds)), key=lambda one: one.mean)
-    deviation = spread(standings, tolerance)
-    guard = _guard(standings, ruling, current, tolerance, deviation)
+    deviation = spread(standings, rule.tolerance)
+    guard = _guard(standings, ruling, current, rule, deviation)
     found = []
     for one in standings:
         if one.failed or one.confirmed(seeds):
@@ -164,7 +162,7 @@ def rivals(
         if guard is not None and one.id == guard[0]:
             found.append((math.inf, Rival(one.id, guard[1], needed_s)))
         elif one.samples_per_s > FASTER * current.samples_per_s:
-            probability = chance(one, reference, ruling.bar, tolerance, deviation)
+            probability = chance(one, reference, ruling.bar, rule, deviation)
             gain = probability * math.log(one.samples_per_s / current.samples_per_s)
             if probability >= CHANCE:
                 found.append((gain / needed_s, Rival(one.id, probability, needed_s)))
@@ -172,25 +170,27 @@ def rivals(
 
 
 def _guard(
-    standings: Sequence[Standing], ruling: Ruling, current: Standing, tolerance: float, deviation: float
+    standings: Sequence[Standing], ruling: Ruling, current: Standing, rule: Rule, deviation: float
 ) -> tuple[str, float] | None:
-    """Returns who may set a bar that the pick is not within the tolerance of, and how likely that is; None for nobody.
+    """Returns who may set a bar beside which the pick is not admitted, and how likely that is; None for nobody.
 
-    What has some of its seeds goes on until it is unlikely.
+    A pick that is no better than what takes no training is not, once anything is. What has some of its seeds goes on
+    until it is unlikely.
     """
     open_ = [one for one in standings if not one.failed and one.id not in ruling.means]
     if not open_:
         return None
     cost = {one.id: one.mean if one.by_seed else one.searched + ruling.optimism for one in open_}
     one = min(open_, key=lambda o: (cost[o.id], o.id))
-    over = current.mean - tolerance - cost[one.id]
+    bar = current.mean - rule.tolerance
+    over = (max(bar, rule.untrained) if current.mean >= rule.untrained else bar) - cost[one.id]
     error = deviation * math.sqrt(1 / max(1, len(one.by_seed)) + 1 / len(current.by_seed))
-    probability = statistics.NormalDist().cdf(over / error) if error > 0 else float(over > _ROUNDING)
+    probability = statistics.NormalDist().cdf(over / error) if error > 0 else float(over > ROUNDING)
     return (one.id, probability) if probability >= CHANCE else None
 
 
-def chance(one: Standing, reference: Standing, bar: float, tolerance: float, deviation: float) -> float:
-    """Returns the probability, 0 to 1, that a trial's true cost is within the tolerance of the bar.
+def chance(one: Standing, reference: Standing, bar: float, rule: Rule, deviation: float) -> float:
+    """Returns the probability, 0 to 1, that a trial's true cost is admitted beside the bar.
 
     Trained on fresh seeds already, it is compared with the reference over those seeds; else its one value with the bar.
     """
@@ -202,8 +202,8 @@ def chance(one: Standing, reference: Standing, bar: float, tolerance: float, dev
         over = one.searched - bar
         error = deviation * math.sqrt(1 + 1 / len(reference.by_seed))
     if error <= 0:
-        return float(over <= tolerance + _ROUNDING)
-    return statistics.NormalDist().cdf((tolerance - over) / error)
+        return float(over <= rule.over(bar) + ROUNDING)
+    return statistics.NormalDist().cdf((rule.over(bar) - over) / error)
 
 
 def _speed(one: Standing) -> float:

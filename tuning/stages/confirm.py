@@ -9,7 +9,7 @@ from typing import Protocol
 
 from trainables.knobs import Scalar
 from tuning.policies import rivals
-from tuning.policies.pick import Candidate, Pick, pick
+from tuning.policies.pick import Candidate, Pick, Rule, pick
 from tuning.policies.rivals import Rival, Ruling, Standing
 from tuning.records import Journal, Record, trials
 from tuning.stages.bench import Bench, Orders, Told
@@ -39,13 +39,13 @@ class Budget(Protocol):
         ...
 
 
-def choose(records: Sequence[Record], objective: str, mode: str, tolerance: float) -> Pick | None:
+def choose(records: Sequence[Record], rule: Rule) -> Pick | None:
     """Returns the pick over the trials that ran to their end, or None where there is none.
 
     What failed when it was trained again is left out, as long as something else is there.
     """
     ended = [
-        t for t in trials(records) if t.outcome == "ok" and t.samples_per_s and t.values.get(objective) is not None
+        t for t in trials(records) if t.outcome == "ok" and t.samples_per_s and t.values.get(rule.objective) is not None
     ]
     failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] != "ok"}
     finished = [t for t in ended if t.id not in failed] or ended
@@ -53,7 +53,7 @@ def choose(records: Sequence[Record], objective: str, mode: str, tolerance: floa
         Candidate(t.id, {n: float(v) for n, v in t.values.items() if v is not None}, float(t.samples_per_s or 0.0))
         for t in finished
     ]
-    return pick(candidates, objective, mode, tolerance) if candidates else None
+    return pick(candidates, rule) if candidates else None
 
 
 def expected_s(budget: Budget, configurations: int, horizon: int, samples_per_s: float) -> float:
@@ -125,14 +125,9 @@ def train_again(
 
 @dataclass(frozen=True)
 class Terms:
-    """By what the pick is made: an objective, min or max, how much of it may be given up, the fresh seeds to train on.
+    """By what the pick is made: the rule, the fresh seeds to train on, and the seconds that rivals may still take."""
 
-    `left_s` returns the seconds that rivals may still take.
-    """
-
-    objective: str
-    mode: str
-    tolerance: float
+    rule: Rule
     seeds: Sequence[int]
     left_s: Callable[[], float]
 
@@ -149,10 +144,10 @@ def settle(bench: Bench, journal: Journal, first: str, orders: Orders, terms: Te
             train_again(bench, journal, first, configs[first], orders, [seed], told)
     while True:
         found = standings(journal.records, terms)
-        ruling = rivals.settle(found, first, terms.seeds, terms.tolerance)
+        ruling = rivals.settle(found, first, terms.seeds, terms.rule)
         if ruling is None:
             return None
-        open_ = rivals.rivals(found, ruling, terms.seeds, terms.tolerance, _seconds(journal.records, first))
+        open_ = rivals.rivals(found, ruling, terms.seeds, terms.rule, _seconds(journal.records, first))
         left_s = terms.left_s()
         for late in open_:
             if late.seconds > left_s:
@@ -171,21 +166,21 @@ def settle(bench: Bench, journal: Journal, first: str, orders: Orders, terms: Te
 
 def standings(records: Sequence[Record], terms: Terms) -> list[Standing]:
     """Returns the trials that ran to their end as the rule sees them, quality as a cost."""
-    sign = 1.0 if terms.mode == "min" else -1.0
+    objective, sign = terms.rule.objective, terms.rule.sign
     again: dict[str, list[Record]] = {}
     for record in records:
         if record.event == "confirmed" and record["seed"] in terms.seeds:
             again.setdefault(record["name"], []).append(record)
     found = []
     for trial in trials(records):
-        value = trial.values.get(terms.objective)
+        value = trial.values.get(objective)
         if trial.outcome != "ok" or not trial.samples_per_s or value is None:
             continue
         own = again.get(trial.id, [])
         by_seed = {
-            int(r["seed"]): sign * float(r["values"][terms.objective])
+            int(r["seed"]): sign * float(r["values"][objective])
             for r in own
-            if r["outcome"] == "ok" and r["values"].get(terms.objective) is not None
+            if r["outcome"] == "ok" and r["values"].get(objective) is not None
         }
         rates = [float(r["samples_per_s"]) for r in own if r["samples_per_s"]]
         found.append(

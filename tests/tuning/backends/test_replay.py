@@ -9,6 +9,7 @@ import pytest
 
 from tuning.backends.replay import Strayed, decisions, replayed
 from tuning.backends.simulator import VirtualClock, VirtualJournal
+from tuning.policies.pick import Rule
 from tuning.records import Record, read
 from tuning.stages.confirm import choose
 
@@ -24,11 +25,12 @@ def records() -> list[Record]:
 
 
 def test_ray_and_the_simulator_decide_the_same(records: list[Record]) -> None:
+    rule = Rule("accuracy", "max", 0.01)
     again = replayed(records)
     assert decisions(again) == decisions(records)
     assert len([d for d in decisions(again) if d[0] == "launched"]) == 12
     assert [d for d in decisions(again) if d[0] == "trial" and d[2] == "stopped"]
-    assert choose(again, "accuracy", "max", 0.01) == choose(records, "accuracy", "max", 0.01)
+    assert choose(again, rule) == choose(records, rule)
 
 
 def test_another_seed_proposes_what_was_not_run(records: list[Record]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning.policies import rivals
+from tuning.policies.pick import Baseline, Rule
 from tuning.policies.rivals import CHANCE, FASTER, Ruling, Standing
 
 SEEDS = (1, 2, 3)
@@ -21,16 +22,21 @@ def standing(name: str, rate: float, searched: float, *fresh: float) -> Standing
     return Standing(name, rate, searched, dict(zip(SEEDS, fresh, strict=False)), rate if fresh else None)
 
 
+def rule(tolerance: float, untrained: float | None = None) -> Rule:
+    """The rule over accuracies, `untrained` being one that takes no training."""
+    return Rule("accuracy", "max", tolerance, None if untrained is None else Baseline("majority class", untrained))
+
+
 def ruled(*of: Standing, first: str = "a", tolerance: float = 0.01) -> Ruling:
     """The ruling, which there has to be."""
-    found = rivals.settle(of, first, SEEDS, tolerance)
+    found = rivals.settle(of, first, SEEDS, rule(tolerance))
     assert found is not None
     return found
 
 
 def named(*of: Standing, tolerance: float = 0.01) -> list[str]:
     """Who could take the pick's place, in order."""
-    found = rivals.rivals(of, ruled(*of, tolerance=tolerance), SEEDS, tolerance, {one.id: 1.0 for one in of})
+    found = rivals.rivals(of, ruled(*of, tolerance=tolerance), SEEDS, rule(tolerance), {one.id: 1.0 for one in of})
     return [rival.id for rival in found]
 
 
@@ -46,7 +52,7 @@ def test_a_faster_one_that_one_lucky_seed_shut_out_is_confirmed_and_takes_the_pl
     assert (found.best, found.most_accurate, found.bar_of) == ("b", "a", "a")
     assert found.difference == pytest.approx(0.7873 - 0.7797, abs=1e-3)
     assert found.half_width is not None
-    said = found.sentence("a", "accuracy", "max", 0.01, 3)
+    said = found.sentence("a", rule(0.01), 3)
     assert said.startswith("of 2 confirmed on 3 fresh seeds the fastest whose mean accuracy is within 0.01 of the best")
     assert "0.7797 against 0.7873 (a difference of 0.0077 ± 0.0" in said
     assert said.endswith("at 1.14e+04 samples/s; by one seed it was a, which confirmed has 0.7873")
@@ -76,7 +82,7 @@ def test_the_largest_gain_a_second_goes_first() -> None:
     likely, quick = standing("b", 1800.0, -0.785), standing("c", 16000.0, -0.779)
     assert named(LUCKY, likely, quick) == ["c", "b"]
     of = (LUCKY, likely, quick)
-    slow = rivals.rivals(of, ruled(*of), SEEDS, 0.01, {"a": 1.0, "b": 1.0, "c": 100.0})
+    slow = rivals.rivals(of, ruled(*of), SEEDS, rule(0.01), {"a": 1.0, "b": 1.0, "c": 100.0})
     assert [rival.id for rival in slow] == ["b", "c"]
     assert slow[0].seconds == 3.0
 
@@ -89,12 +95,12 @@ def test_what_was_not_confirmed_still_holds_the_bar_less_what_the_pick_lost() ->
     assert (found.best, found.bar_of, found.most_accurate) == ("a", "b", "b")
     assert found.bar == pytest.approx(-0.888)
     assert ruled(first, taken).best == "c"
-    assert "b's one value made worse by the 0.02 that the pick lost" in found.sentence("a", "accuracy", "max", 0.01, 3)
+    assert "b's one value made worse by the 0.02 that the pick lost" in found.sentence("a", rule(0.01), 3)
 
 
 def test_a_pick_that_failed_when_trained_again_is_none() -> None:
-    assert rivals.settle([Standing("a", 1.0, 0.0, {1: 0.0}, 1.0, failed=True)], "a", SEEDS, 0.1) is None
-    assert rivals.settle([standing("a", 1.0, 0.0, 0.0)], "a", SEEDS, 0.1) is None, "one seed of three"
+    assert rivals.settle([Standing("a", 1.0, 0.0, {1: 0.0}, 1.0, failed=True)], "a", SEEDS, rule(0.1)) is None
+    assert rivals.settle([standing("a", 1.0, 0.0, 0.0)], "a", SEEDS, rule(0.1)) is None, "one seed of three"
 
 
 def test_without_noise_and_tolerance_only_what_is_as_good_is_a_rival() -> None:
@@ -123,7 +129,7 @@ def test_the_ruling_is_confirmed_and_nothing_confirmed_is_faster_within_the_tole
     assert all(one.mean - found.bar > tolerance for one in faster)
     assert found.bar <= min(one.mean for one in done.values())
     every = [first, *others]
-    for number, rival in enumerate(rivals.rivals(every, found, SEEDS, tolerance, {one.id: 1.0 for one in every})):
+    for number, rival in enumerate(rivals.rivals(every, found, SEEDS, rule(tolerance), {one.id: 1.0 for one in every})):
         one = next(o for o in others if o.id == rival.id)
         least = min(o.searched for o in others if not o.by_seed)
         assert one.samples_per_s > FASTER * done[found.best].samples_per_s or (
@@ -151,7 +157,7 @@ def test_over_many_searches_the_rule_put_again_errs_less_than_the_rule_by_one_se
         _confirm(of, first, true, draw, noise)
         while True:
             found = ruled(*of.values(), first=first, tolerance=tolerance)
-            open_ = rivals.rivals(list(of.values()), found, SEEDS, tolerance, dict.fromkeys(of, 1.0))
+            open_ = rivals.rivals(list(of.values()), found, SEEDS, rule(tolerance), dict.fromkeys(of, 1.0))
             if not open_:
                 break
             _confirm(of, open_[0].id, true, draw, noise)
@@ -179,3 +185,48 @@ def test_who_may_set_a_bar_that_the_pick_is_not_within_the_tolerance_of_is_train
     flattered = standing("b", 10.0, -0.9095, -0.899, -0.898, -0.900)
     found = ruled(first, flattered, quick)
     assert (found.best, found.bar_of) == ("a", "b")
+
+
+TEMPORAL = (
+    Standing("slow", 1886.8, -0.8077, dict(zip(SEEDS, (-0.784, -0.790, -0.788), strict=True)), 1686.4),
+    Standing("lstm", 10914.5, -0.7788, dict(zip(SEEDS, (-0.790, -0.783, -0.779), strict=True)), 11757.0),
+    Standing("mlp", 143423.2, -0.7692, dict(zip(SEEDS, (-0.763, -0.763, -0.767), strict=True)), 153345.5),
+    Standing("other mlp", 106582.0, -0.7731),
+)
+"""A search of `temporal`, where the last known label has 0.7754."""
+
+
+def test_what_learned_no_more_than_takes_no_training_does_not_take_the_place_for_its_speed() -> None:
+    free, held = rule(0.03), rule(0.03, 0.7754)
+    of = TEMPORAL[:3]
+    by_tolerance = rivals.settle(of, "lstm", SEEDS, free)
+    found = rivals.settle(of, "lstm", SEEDS, held)
+    assert by_tolerance is not None
+    assert found is not None
+    assert (by_tolerance.best, found.best) == ("mlp", "lstm")
+    assert "within 0.03 of the best and better than majority class's 0.7754: 0.784 against 0.7873" in found.sentence(
+        "lstm", held, 3
+    )
+    assert "better than" not in found.sentence("lstm", free, 3)
+
+
+def test_one_as_fast_that_may_be_better_than_without_training_is_a_rival() -> None:
+    held = rule(0.03, 0.7754)
+    found = rivals.settle(TEMPORAL, "lstm", SEEDS, held)
+    assert found is not None
+    (one,) = rivals.rivals(TEMPORAL, found, SEEDS, held, dict.fromkeys([o.id for o in TEMPORAL], 1.0))
+    assert one.id == "other mlp"
+    assert CHANCE < one.chance < 0.5, "it has 0.7731, and would need 0.7754"
+
+
+def test_a_pick_that_learned_nothing_when_confirmed_is_held_to_who_may_have() -> None:
+    first, better = standing("a", 900.0, -0.780, -0.764, -0.763, -0.765), standing("b", 10.0, -0.800)
+    chances = []
+    for asked in (rule(0.05), rule(0.05, 0.775)):
+        found = rivals.settle([first, better], "a", SEEDS, asked)
+        assert found is not None
+        assert found.best == "a", "the only one confirmed"
+        (rival,) = rivals.rivals([first, better], found, SEEDS, asked, {"a": 1.0, "b": 1.0})
+        chances.append(rival.chance)
+    assert chances[0] < 0.2
+    assert chances[1] > 0.5, "0.784 is to be expected of it"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes import FormulaBench
 from trainables.knobs import Scalar
+from tuning.policies.pick import Rule
 from tuning.records import Journal
 from tuning.sections import ConfirmSection
 from tuning.stages.bench import Orders
@@ -17,6 +18,7 @@ from tuning.stages.confirm import Terms, choose, expected_s, measure_windows, me
 
 BUDGET = ConfirmSection(windows=5, window_s=0.1, seeds=2, top=1)
 ORDERS = Orders(100, (100,), True, 1, 1)
+RULE = Rule("error", "min", 0.01)
 NAMED = {"before": {"micro_batch_size": 4}, "after": {"micro_batch_size": 8}, "best": {"micro_batch_size": 32}}
 
 
@@ -53,10 +55,10 @@ def test_the_pick_is_among_trials_that_ran_to_their_end(tmp_path: Path) -> None:
     for trial, outcome, error, rate in (("a", "ok", 0.20, 50.0), ("b", "stopped", 0.0, 99.0), ("c", "ok", 0.205, 60.0)):
         values = {"error": error}
         journal.append("trial", trial=trial, config={}, outcome=outcome, values=values, samples_per_s=rate)
-    picked = choose(journal.records, "error", "min", 0.01)
+    picked = choose(journal.records, RULE)
     assert picked is not None
     assert (picked.best, picked.most_accurate) == ("c", "a")
-    assert choose(journal.records[1:2], "error", "min", 0.01) is None
+    assert choose(journal.records[1:2], RULE) is None
 
 
 def test_the_reserve_grows_with_every_part_of_the_stage() -> None:
@@ -98,7 +100,7 @@ def searched(folder: Path) -> Journal:
 
 
 def terms(left_s: float = 1000.0) -> Terms:
-    return Terms("error", "min", 0.01, (1, 2, 3), lambda: left_s)
+    return Terms(RULE, (1, 2, 3), lambda: left_s)
 
 
 def test_the_rival_that_one_seed_shut_out_is_trained_on_the_same_seeds_and_takes_the_place(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_a_rival_that_loses_on_its_first_seed_is_given_up(tmp_path: Path) -> Non
 def test_a_pick_that_fails_on_a_fresh_seed_is_no_pick(tmp_path: Path) -> None:
     journal = searched(tmp_path)
     assert settle(SeededBench({}, broken=0.1), journal, "a", ORDERS, terms(), ignore) is None
-    picked = choose(journal.records, "error", "min", 0.01)
+    picked = choose(journal.records, RULE)
     assert picked is not None
     assert picked.best == "b"
 
