@@ -7,7 +7,7 @@ import functools
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -205,16 +205,16 @@ class SearchDesk:
         )
         self._learn(record)
         self._told(record)
-        self._rate_anew()
+        self._rate_anew(self._foresight.rated())
         self._replacing.ended(record)
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Writes what the backend did about a trial or its process, and why."""
         self._told(self._journal.append(event, trial=trial, reason=reason))
 
-    def _rate_anew(self) -> None:
+    def _rate_anew(self, rated: Sequence[Rated]) -> None:
         """Writes which trials are judged by other system knobs, or by another speed, since some were tried."""
-        for found in self._foresight.rated():
+        for found in rated:
             record = self._journal.append("rated", **dataclasses.asdict(found))
             self._foresight.take(found)
             self._told(record)
@@ -364,6 +364,7 @@ class SearchDesk:
         own = [r for r in records if r.event == "refused" and r["stage"] == "search"]
         self._refused = sum(1 for r in own if r.get("trial") is None)
         rates = {t.id: t.samples_per_s or 0.0 for t in trials(records)}
+        unwritten: list[Rated] = []  # of the last trial that ended, where a crash came before its ratings
         for record in records:
             if record.event == "rung" and record["trial"] in rates:
                 milestone = max(m for m in self._orders.milestones if m <= record["samples"])
@@ -377,14 +378,16 @@ class SearchDesk:
                 self._replacing.begun(record["trial"], tries=tries)
             elif record.event == "rated":
                 self._foresight.take(Rated(record["trial"], record["config"], record["samples_per_s"]))
+                unwritten = [one for one in unwritten if one.trial != record["trial"]]
             elif record.event == "trial":
                 self._teach(record)  # the frontier was made of these records
-                self._foresight.rated()  # has been written
+                unwritten = self._foresight.rated()
                 self._replacing.ended(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._searcher.replay(self._searched(record["config"]), self._observation(record))
                 if record.get("trial"):
                     self._foresight.refused(record["trial"])
+        self._rate_anew(unwritten)
         for trial, knobs in unfinished(records):
             self._numbers[trial] = self._searcher.adopt(self._searched(knobs))
             self._again.append(Assignment(trial, knobs, self._terms.seed))

@@ -505,6 +505,26 @@ def test_a_resumed_search_tries_what_the_unbroken_one_does(tmp_path: Path, after
     assert trials(resumed.journal.records) == trials(whole.journal.records)
 
 
+def test_a_crash_between_a_trial_and_its_ratings_loses_none(tmp_path: Path) -> None:
+    whole = _trying(_made(tmp_path / "whole"))
+    whole.work()
+    kinds = [record.event for record in whole.journal.records]
+    firsts = [n for n in range(1, len(kinds)) if kinds[n] == "rated" and kinds[n - 1] == "trial"]
+    assert firsts
+    for number in [*firsts, *[n + 1 for n in firsts if kinds[n + 1] == "rated"]]:
+        folder = _made(tmp_path / str(number))
+        with Journal.open(folder / "trials.jsonl", create=True) as cut:
+            for record in whole.journal.records[:number]:
+                cut.append(record.event, **record.fields)
+        resumed = _trying(folder)
+        made_up = [(r.event, r.fields) for r in resumed.journal.records[number:]]
+        assert made_up
+        assert made_up == [(r.event, r.fields) for r in whole.journal.records[number : number + len(made_up)]]
+        assert kinds[number + len(made_up)] != "rated"
+        resumed.work()
+        assert trials(resumed.journal.records) == trials(whole.journal.records)
+
+
 def test_what_a_try_was_to_learn_is_trained_once_more_where_its_knobs_failed_it(tmp_path: Path) -> None:
     office = _trying(tmp_path)
     while not (starts := [r for r in office.journal.records if r.event == "trial_start"]) or not starts[-1].get(
