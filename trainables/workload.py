@@ -61,7 +61,7 @@ class Workload(Protocol):
                                             schedule starts anew in each; default: one, "";
       `parameter_groups(model, config)`     AdamW's groups, as torch takes them; default: one group of all trainable;
       `blocks(model) -> Sequence[Module]`   what activation checkpointing wraps; default: members of every ModuleList;
-      `baselines(config) -> dict[str, dict[str, float]]`   what takes no training, such as the majority class:
+      `baselines(config) -> dict[str, dict[str, float]]`   what plain rules reach, such as the majority class:
                                             name -> objectives, printed beside the result; what is no better is not
                                             picked for its speed once anything is; default: none.
 

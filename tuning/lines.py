@@ -156,7 +156,7 @@ def summary(found: Summary, folder: Path, width: int = WIDTH) -> list[str]:
             f"{wording.plain(name)} {', '.join(f'{v:.3f}' for v in values.values())}"
             for name, values in found.baselines.items()
         ]
-        lines += wrapped("without training:", [f"{t}," for t in texts[:-1]] + texts[-1:], width, " ")
+        lines += wrapped("baselines:", [f"{t}," for t in texts[:-1]] + texts[-1:], width, " ")
     lines += wrapped("trials", wording.counts(found.trial_counts).split(" "), width, " ")
     if found.probes:
         probes = wording.counts(found.probe_counts, always=("ok", "oom", "refused"))

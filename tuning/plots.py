@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuning import wording
 from tuning.candidates import Candidate
+from tuning.policies.rule import Baseline
 from tuning.summary import Named, Summary
 from tuning.timeline import Interval
 
@@ -48,10 +49,7 @@ def front(summary: Summary) -> Figure | None:
     if len(points) < 2:
         return None
 
-    seen = [float(t.values[objective] or 0.0) for t in points]
-    untrained = summary.baseline
-    if untrained is not None and not min(seen) <= untrained.value <= max(seen):
-        untrained = None  # far from all that was trained it would take most of the figure
+    untrained = _baseline(summary, points)
 
     def draw(axes: Axes) -> None:
         def place(chosen: Sequence[Candidate]) -> tuple[list[float], list[float]]:
@@ -80,7 +78,7 @@ def front(summary: Summary) -> Figure | None:
     caption = (
         f"{wording.plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and "
         "stand at their last value; filled dots are what was confirmed, with the range of one new run."
-    ) + " The dashed line takes no training." * (untrained is not None)
+    ) + " The dashed line is a baseline." * (untrained is not None)
     return _figure("front", 3.3, draw, caption)
 
 
@@ -203,6 +201,17 @@ def _inline(svg: str, name: str, caption: str) -> str:
     return re.sub(
         r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', rf'<svg role="img" aria-label="{label}" \1', svg, count=1
     )
+
+
+def _baseline(summary: Summary, points: Sequence[Candidate]) -> Baseline | None:
+    """Returns the baseline, None where it is far from all that the figure shows and nothing is to be said of it."""
+    own = summary.best.quality.get(summary.objective) if summary.best else None
+    seen = [float(t.values[summary.objective] or 0.0) for t in points] + ([own.mean] if own else [])
+    reach = 0.5 * (max(seen) - min(seen))  # farther away it would take most of the figure
+    found = summary.baseline
+    if found is None or wording.baseline_sentence(summary):
+        return found
+    return found if min(seen) - reach <= found.value <= max(seen) + reach else None
 
 
 def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:

@@ -41,8 +41,8 @@ settings (key=value, in any order), with what they are without you in brackets
   search.seed=N           seed of everything [0]
   concurrency=auto|N      search trials at once [auto]
   pick.tolerance=X|X%     quality that the fastest configuration may give up, in
-                          the objective's own unit or of the best seen
-                          [the workload's]
+                          the objective's own unit or of the best seen, as long
+                          as it beats the workload's baselines [the workload's]
   dashboard=true          starts the Ray dashboard here and prints how to log in
   resume=ID               goes on with a run that was interrupted
   runs_dir=PATH name=ID   where the run is written [runs]

@@ -184,7 +184,7 @@ class SearchSection(Section):
 
 
 class PickSection(Section):
-    """`tolerance` is the quality that the fastest configuration may give up, though not all that takes training.
+    """`tolerance` is the quality that the fastest configuration may give up, as long as it beats the baselines.
 
     A number is in the objective's own unit, a text such as "2%" a share of the best quality seen.
     """

@@ -27,8 +27,9 @@ from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.opening import checked, command_of, described, journals, new_folder, setting_of, study_fields
 from tuning.policies import active
-from tuning.policies.pick import Pick, Rule, absolute, best_baseline
+from tuning.policies.pick import Pick
 from tuning.policies.rivals import Ruling
+from tuning.policies.rule import Rule, absolute, best_baseline
 from tuning.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.runs import JOURNAL, known_runs
 from tuning.stages import confirm, estimate, needs, reuse

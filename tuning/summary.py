@@ -16,7 +16,7 @@ from tuning import candidates, receipts, timeline, uncertainty
 from tuning.candidates import SAMPLES_PER_S, Candidate
 from tuning.lenient import finite, mapping, numbers, texts, whole
 from tuning.policies import verdict
-from tuning.policies.pick import Baseline, best_baseline
+from tuning.policies.rule import Baseline, best_baseline
 from tuning.policies.verdict import Verdict
 from tuning.receipts import Receipt
 from tuning.records import Record
@@ -134,7 +134,7 @@ class Summary:
 
     @property
     def baseline(self) -> Baseline | None:
-        """The best that is reached without training, by that objective; None where the workload states none."""
+        """The best of the workload's baselines by that objective; None where it states none."""
         return best_baseline(self.baselines, self.objective, self.objectives.get(self.objective, ""))
 
     def gain(self, of: str, over: str) -> Gain | None:

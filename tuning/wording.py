@@ -133,15 +133,15 @@ def quality(found: Quality) -> str:
 
 
 def baseline_sentence(summary: Summary) -> str:
-    """Returns that the best is, or the next run may be, no better than what takes no training; else ""."""
+    """Returns that the best is, or the next run may be, no better than a baseline of the workload; else ""."""
     best, baseline, objective = summary.best, summary.baseline, summary.objective
     found = best.quality.get(objective) if best else None
     if found is None or baseline is None:
         return ""
     sign = 1.0 if summary.objectives[objective] == "min" else -1.0
-    beside = f"no better than {plain(baseline.name)}'s {baseline.value:.3f}, which takes no training"
+    beside = f"no better than the baseline {plain(baseline.name)} ({baseline.value:.3f})"
     if sign * found.mean >= sign * baseline.value:
-        remedy = "its speed is worth little before it learns more: budget.train_epochs, or wider learning knobs"
+        remedy = "speed is worth little before more is learned: budget.train_epochs, or wider learning knobs"
         return f"{plain(objective)} {found.mean:.3f} is {beside}; {remedy}"
     worst = found.high if sign > 0 else found.low
     if worst is not None and sign * worst >= sign * baseline.value:

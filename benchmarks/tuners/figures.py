@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmarks.arena import Arena
 from tuning.pareto import hypervolume_2d
-from tuning.policies.pick import Candidate, Rule, absolute, pick
+from tuning.policies.pick import Candidate, pick
+from tuning.policies.rule import Rule, absolute
 
 Row = Mapping[str, Any]
 OURS = "staged"
@@ -103,7 +104,7 @@ class Scale:
         return next((at / row["budget_s"] for at, here in self.curve(row) if here >= volume), math.inf)
 
     def picked(self, row: Row, tolerance: float | str) -> tuple[float, float] | None:
-        """Returns speed, measured again, and quality of what the study's rule picks from the run's front."""
+        """Returns speed, measured again, and quality of the fastest of the run's front within the tolerance."""
         lines = on_front_once(row, self.objective, self.mode)
         if not lines:
             return None

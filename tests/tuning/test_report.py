@@ -176,9 +176,18 @@ def test_rivals_that_were_trained_again_have_a_table(found, page):
     assert Page(page).open == []
 
 
-@pytest.mark.parametrize(("value", "drawn"), [(0.85, True), (0.3, False)])
-def test_what_takes_no_training_is_in_the_figure_where_trials_came_to_as_much(found, value, drawn):
+@pytest.mark.parametrize(("value", "drawn"), [(0.85, True), (0.99, True), (0.3, False), (3.0, True)])
+def test_a_baseline_is_in_the_figure_where_it_is_near_or_not_beaten(found, value, drawn):
     own = dataclasses.replace(found, baselines={"copying": {"accuracy": value}})
     figure = plots.front(own)
     assert figure is not None
-    assert ("copying" in figure.svg, "takes no training" in figure.caption) == (drawn, drawn)
+    assert ("copying" in figure.svg, "line is a baseline" in figure.caption) == (drawn, drawn)
+
+
+def test_names_of_configurations_that_are_as_fast_stand_on_rows_of_their_own(found):
+    before = dataclasses.replace(found.named["before"], quality={})
+    alike = {"before": before, "after": dataclasses.replace(before, name="after")}
+    figure = plots.front(dataclasses.replace(found, named={**found.named, **alike}))
+    assert figure is not None
+    places = re.findall(r' y="([\d.]+)"[^>]*>(before|after)<', figure.svg)
+    assert len({height for height, _ in places}) == len(places) == 2

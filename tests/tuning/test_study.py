@@ -164,7 +164,9 @@ def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, sp
         opening.described(Described({"train_samples": train, "val_samples": val}), {}, {})
 
 
-def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, Journal, io.StringIO]:
+def opened(
+    tmp_path: Path, *typed: str, started: float, baselines: dict[str, dict[str, float]] | None = None
+) -> tuple[study._Study, Journal, io.StringIO]:
     """Returns a study of formulas behind its opening, its journal, and what it says."""
     _, complete = opening.checked(config.load(["card=cpu", *typed]))
     said = io.StringIO()
@@ -172,7 +174,8 @@ def opened(tmp_path: Path, *typed: str, started: float) -> tuple[study._Study, J
     made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
     facts = {
         **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
-        **{"train_samples": 100, "val_samples": 10, "baselines": {}, "workload_sha256": "w", "shapes_sha256": "s"},
+        **{"train_samples": 100, "val_samples": 10, "workload_sha256": "w", "shapes_sha256": "s"},
+        "baselines": baselines or {},
     }
     made.open(facts, opening.setting_of(complete))
     return made, journal, said
@@ -312,6 +315,27 @@ def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
     before = len(journal.records)
     made.confirm(bench)  # type: ignore[arg-type]
     assert len(journal.records) == before
+    journal.close()
+
+
+@pytest.mark.parametrize(("errors", "best"), [({0.1: 0.2, 0.2: 0.205}, "t0"), ({0.1: 0.2, 0.2: 0.203}, "t1")])
+def test_the_pick_is_better_than_the_workloads_baseline_by_one_seed_and_confirmed(
+    tmp_path: Path, errors: dict[float, float], best: str
+) -> None:
+    baselines = {"mean": {"error": 0.9}, "last": {"error": 0.204}, "none": {"error": float("nan")}}
+    made, journal, _ = opened(tmp_path, started=time.monotonic(), baselines=baselines)
+    for trial, learning_rate, error, rate in (("t0", 0.1, 0.2, 10.0), ("t1", 0.2, 0.205, 90.0)):
+        config = {"learning_rate": learning_rate, "batch_size": int(rate), "micro_batch_size": int(rate)}
+        own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": rate}
+        journal.append("trial", trial=trial, config=config, **own)
+    picked = made._pick()
+    assert picked is not None
+    assert picked.best == "t0"
+    assert "within 0.01 of the best seen and better than last (0.204): 0.2 against 0.2" in picked.rule
+    made.confirm(Seeded(errors))  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.best is not None
+    assert (found.best.trial, "better than last (0.204)" in found.rule) == (best, best == "t0")
     journal.close()
 
 

@@ -1,9 +1,9 @@
 """The rule put again to what was confirmed: who could still take the pick's place, and who has it in the end.
 
 The best of many values with one seed is too good on average, so the pick's own values on fresh seeds lower the bar, and
-a faster configuration that the rule had left out may be within the tolerance of it; or another sets a bar that the pick
-itself is not within the tolerance of. Whoever could change the pick is trained on the same seeds. Everything here is a
-cost: the smaller, the better.
+a faster configuration that the rule had left out may be admitted by it; or another sets a bar beside which the pick
+itself is not. Whoever could change the pick is trained on the same seeds. Everything here is a cost: the smaller, the
+better.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tuning.policies.pick import ROUNDING, Rule
+from tuning.policies.rule import ROUNDING, Rule
 from tuning.uncertainty import t_975
 
 CHANCE = 0.1
@@ -74,7 +74,8 @@ class Ruling:
             return f"confirmed on {over}: {mean[self.best]}"
         reach = f" ± {self.half_width:.2g}" if self.half_width is not None and self.best != self.bar_of else ""
         against = f"{mean[self.best]} against {rule.sign * self.bar:.4g}"
-        asked = f"mean {rule.objective} is {rule.words(self.means.values(), self.bar)}"
+        within = rule.words(self.means[self.best], self.means.values(), self.bar, "the best")
+        asked = f"mean {rule.objective} is {within}"
         said = f"of {len(self.means)} confirmed on {over} the fastest whose {asked}: {against}"
         said += f" (a difference of {self.difference:.2g}{reach})" if reach else ""
         if self.bar_of not in self.means:
@@ -110,8 +111,8 @@ def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], rule
     """Returns the fastest confirmed one that the rule admits beside the bar, or None where nothing was confirmed.
 
     The bar is the least mean of those confirmed; or the cost of one that was not, once it is made worse by as much as
-    the `first` pick lost on fresh seeds. Nobody may be admitted beside what is only hoped for: then it is the most
-    accurate one of those confirmed.
+    the `first` pick lost on fresh seeds. Where nobody is admitted beside what is only hoped for, the tolerance decides
+    alone, and else it is the most accurate one of those confirmed.
     """
     done = [one for one in standings if one.confirmed(seeds)]
     if not done:
@@ -120,7 +121,8 @@ def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], rule
     hoped = [(one.searched + optimism, one.id) for one in standings if not one.by_seed and not one.failed]
     accurate = min(done, key=lambda one: (one.mean, -_speed(one)))
     bar, bar_of = min([(accurate.mean, accurate.id), *hoped], key=lambda pair: pair[0])
-    within = [one for one in done if rule.admits(one.mean, bar)] or [accurate]
+    admitted = [one for one in done if rule.admits(one.mean, bar)]
+    within = admitted or [one for one in done if rule.near(one.mean, bar)] or [accurate]
     best = min(within, key=lambda one: (-_speed(one), one.mean))
     differences = [best.by_seed[seed] - accurate.by_seed[seed] for seed in seeds]
     half_width = None
@@ -174,18 +176,18 @@ def _guard(
 ) -> tuple[str, float] | None:
     """Returns who may set a bar beside which the pick is not admitted, and how likely that is; None for nobody.
 
-    A pick that is no better than what takes no training is not, once anything is. What has some of its seeds goes on
-    until it is unlikely.
+    A pick that is no better than the baseline is not, once anything is. What has some of its seeds goes on until it is
+    unlikely.
     """
     open_ = [one for one in standings if not one.failed and one.id not in ruling.means]
     if not open_:
         return None
     cost = {one.id: one.mean if one.by_seed else one.searched + ruling.optimism for one in open_}
     one = min(open_, key=lambda o: (cost[o.id], o.id))
-    bar = current.mean - rule.tolerance
-    over = (max(bar, rule.untrained) if current.mean >= rule.untrained else bar) - cost[one.id]
-    error = deviation * math.sqrt(1 / max(1, len(one.by_seed)) + 1 / len(current.by_seed))
-    probability = statistics.NormalDist().cdf(over / error) if error > 0 else float(over > ROUNDING)
+    own, picks = (deviation / math.sqrt(max(1, len(standing.by_seed))) for standing in (one, current))
+    probability = _below(cost[one.id], current.mean - rule.tolerance, math.hypot(own, picks))
+    if current.mean >= rule.untrained:  # which is no mean of some seeds
+        probability = max(probability, _below(cost[one.id], rule.untrained, own))
     return (one.id, probability) if probability >= CHANCE else None
 
 
@@ -204,6 +206,11 @@ def chance(one: Standing, reference: Standing, bar: float, rule: Rule, deviation
     if error <= 0:
         return float(over <= rule.over(bar) + ROUNDING)
     return statistics.NormalDist().cdf((rule.over(bar) - over) / error)
+
+
+def _below(cost: float, bar: float, error: float) -> float:
+    """Returns the probability that a cost known with such an error is below a bar."""
+    return statistics.NormalDist().cdf((bar - cost) / error) if error > 0 else float(bar - cost > ROUNDING)
 
 
 def _speed(one: Standing) -> float:

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from trainables.knobs import Scalar
 from tuning.policies import rivals
-from tuning.policies.pick import Candidate, Pick, Rule, pick
+from tuning.policies.pick import Candidate, Pick, pick
 from tuning.policies.rivals import Rival, Ruling, Standing
+from tuning.policies.rule import Rule
 from tuning.records import Journal, Record, trials
 from tuning.stages.bench import Bench, Orders, Told
 

@@ -9,7 +9,7 @@ import pytest
 
 from tuning.backends.replay import Strayed, decisions, replayed
 from tuning.backends.simulator import VirtualClock, VirtualJournal
-from tuning.policies.pick import Rule
+from tuning.policies.rule import Rule
 from tuning.records import Record, read
 from tuning.stages.confirm import choose
 

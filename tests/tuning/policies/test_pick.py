@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.policies.pick import Baseline, Candidate, Rule, absolute, best_baseline, pick
+from tuning.policies.pick import Candidate, pick
+from tuning.policies.rule import Baseline, Rule, absolute, best_baseline
 
 
 def candidates(*rows: tuple[float, float], objective: str = "accuracy") -> list[Candidate]:
@@ -42,7 +43,7 @@ def test_what_is_no_better_than_without_training_is_not_picked_for_its_speed() -
     found = pick(of, Rule("accuracy", "max", 0.03, MAJORITY))
     assert found.best == "t1", "the majority class's own accuracy is not better than it"
     assert found.rule == (
-        "of 4 the fastest whose accuracy is within 0.03 of the best seen and better than majority class's 0.905: "
+        "of 4 the fastest whose accuracy is within 0.03 of the best seen and better than majority class (0.905): "
         "0.915 against 0.92, at 30 samples/s"
     )
     assert "majority" not in pick(of, Rule("accuracy", "max", 0.005, MAJORITY)).rule, "nothing was left out for it"
@@ -54,10 +55,19 @@ def test_where_nothing_is_better_than_without_training_the_tolerance_decides_alo
 
 
 def test_the_baseline_is_the_best_of_those_known_of_the_objective() -> None:
-    known = {"mean": {"mae": 9.0}, "last": {"mae": 7.0, "rmse": 1.0}, "none": {"mae": math.nan}, "other": {"rmse": 0.5}}
+    known = {"mean": {"mae": 9.0}, "last": {"mae": 7.0, "rmse": 1.0}, "null": {"mae": None}, "other": {"rmse": 0.5},
+             "flat": 3.0, "nan": {"mae": math.nan}}  # fmt: skip
     assert best_baseline(known, "mae", "min") == Baseline("last", 7.0)
     assert best_baseline(known, "mae", "max") == Baseline("mean", 9.0)
     assert best_baseline(known, "accuracy", "max") is None
+    assert best_baseline({}, "mae", "min") is None
+
+
+def test_the_knee_is_better_than_the_baseline_once_anything_is() -> None:
+    rows = candidates((0.92, 10), (0.915, 12), (0.80, 90), (0.50, 100))
+    assert pick(rows, Rule("accuracy", "max", 0.0)).knee == "t2"
+    assert pick(rows, Rule("accuracy", "max", 0.0, MAJORITY)).knee in ("t0", "t1")
+    assert pick(rows, Rule("accuracy", "max", 0.0, Baseline("all", 0.95))).knee == "t2"
 
 
 def test_without_tolerance_the_most_accurate_is_best_and_ties_go_to_the_faster() -> None:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning.policies import rivals
-from tuning.policies.pick import Baseline, Rule
 from tuning.policies.rivals import CHANCE, FASTER, Ruling, Standing
+from tuning.policies.rule import Baseline, Rule
 
 SEEDS = (1, 2, 3)
 
@@ -23,7 +23,7 @@ def standing(name: str, rate: float, searched: float, *fresh: float) -> Standing
 
 
 def rule(tolerance: float, untrained: float | None = None) -> Rule:
-    """The rule over accuracies, `untrained` being one that takes no training."""
+    """The rule over accuracies, `untrained` being a baseline's."""
     return Rule("accuracy", "max", tolerance, None if untrained is None else Baseline("majority class", untrained))
 
 
@@ -196,7 +196,7 @@ TEMPORAL = (
 """A search of `temporal`, where the last known label has 0.7754."""
 
 
-def test_what_learned_no_more_than_takes_no_training_does_not_take_the_place_for_its_speed() -> None:
+def test_what_learned_no_more_than_a_baseline_does_not_take_the_place_for_its_speed() -> None:
     free, held = rule(0.03), rule(0.03, 0.7754)
     of = TEMPORAL[:3]
     by_tolerance = rivals.settle(of, "lstm", SEEDS, free)
@@ -204,13 +204,13 @@ def test_what_learned_no_more_than_takes_no_training_does_not_take_the_place_for
     assert by_tolerance is not None
     assert found is not None
     assert (by_tolerance.best, found.best) == ("mlp", "lstm")
-    assert "within 0.03 of the best and better than majority class's 0.7754: 0.784 against 0.7873" in found.sentence(
+    assert "within 0.03 of the best and better than majority class (0.7754): 0.784 against 0.7873" in found.sentence(
         "lstm", held, 3
     )
     assert "better than" not in found.sentence("lstm", free, 3)
 
 
-def test_one_as_fast_that_may_be_better_than_without_training_is_a_rival() -> None:
+def test_one_as_fast_that_may_be_better_than_the_baseline_is_a_rival() -> None:
     held = rule(0.03, 0.7754)
     found = rivals.settle(TEMPORAL, "lstm", SEEDS, held)
     assert found is not None
@@ -230,3 +230,14 @@ def test_a_pick_that_learned_nothing_when_confirmed_is_held_to_who_may_have() ->
         chances.append(rival.chance)
     assert chances[0] < 0.2
     assert chances[1] > 0.5, "0.784 is to be expected of it"
+
+
+def test_where_only_one_not_confirmed_may_beat_the_baseline_the_tolerance_decides_alone() -> None:
+    of = (standing("a", 900.0, -0.770, -0.770, -0.770, -0.770), standing("b", 9e4, -0.768, -0.768, -0.768, -0.768))
+    hoped, asked = standing("c", 10.0, -0.776), rule(0.03, 0.775)
+    found = rivals.settle([*of, hoped], "a", SEEDS, asked)
+    assert found is not None
+    assert (found.best, found.bar_of) == ("b", "c")
+    said = found.sentence("a", asked, 3)
+    assert "within 0.03 of the best: 0.768 against 0.776 (a difference of 0.002 ± 0), which is c's one value" in said
+    assert [one.id for one in rivals.rivals([*of, hoped], found, SEEDS, asked, dict.fromkeys("abc", 1.0))] == ["c"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import FormulaBench
 from trainables.knobs import Scalar
-from tuning.policies.pick import Rule
+from tuning.policies.rule import Rule
 from tuning.records import Journal
 from tuning.sections import ConfirmSection
 from tuning.stages.bench import Orders
