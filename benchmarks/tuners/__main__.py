@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.arena import arena
 from benchmarks.document import provenance, publish
 from benchmarks.tuners.contest import TABLES, Contest, on_core
-from benchmarks.tuners.figures import OURS, Scale, at_one_pace, key, on_front_once, slim, table
+from benchmarks.tuners.figures import OURS, Scale, at_one_pace, on_front_once, slim, speed_key, table
 from tuning.config import load
 
 WORKLOADS = ("signals", "temporal", "pointer")
@@ -146,10 +146,10 @@ def one(order: Mapping[str, Any]) -> None:
 def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
     """Returns the speeds of every training that was on the front of its run; None where the file has them all.
 
-    All are measured anew where one is missing: only then were they measured at one pace.
+    All are measured anew where one is missing: only then were they measured at one pace. Trainings that differ in
+    nothing that speed can depend on are one.
     """
-    known = scale(workload, out).speeds
-    own = arena(TABLES / f"{workload}.jsonl")
+    known, own = scale(workload, out), arena(TABLES / f"{workload}.jsonl")
     mode = own.table.objectives[own.objective]
     lines = [
         x
@@ -157,8 +157,8 @@ def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
         if r.get("way") and r["workload"] == workload
         for x in on_front_once(r, own.objective, mode)
     ]
-    wanted = {key(x["knobs"]): x["knobs"] for x in lines}
-    if known.keys() >= wanted.keys():
+    wanted = {speed_key(x["knobs"]): x["knobs"] for x in lines}
+    if all(known.speed(x["knobs"]) is not None for x in lines):
         return None
     code = (
         "import json, sys; from benchmarks.tuners.__main__ import speeds; "
@@ -188,8 +188,8 @@ def speeds(workload: str, configurations: Sequence[Mapping[str, Any]]) -> dict[s
         window = session.window(knobs, WINDOW_S, seed=0)
         if window["samples_per_s"] is None:
             raise RuntimeError(f"{dict(knobs)} ended with {window['outcome']} when it was measured again")
-        windows.append((key(knobs), float(window["samples_per_s"])))
-    return at_one_pace(windows, key(first))
+        windows.append((speed_key(knobs), float(window["samples_per_s"])))
+    return at_one_pace(windows, speed_key(first))
 
 
 if __name__ == "__main__":

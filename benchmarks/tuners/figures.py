@@ -19,11 +19,19 @@ from tuning.policies.rule import Rule, absolute
 
 Row = Mapping[str, Any]
 OURS = "staged"
+NO_SPEED = ("learning_rate", "weight_decay", "warmup_frac")
+"""Knobs that change no kernel, no copy and no sample."""
 
 
 def key(knobs: Mapping[str, Any]) -> str:
     """Returns the knobs as text, the same for the same knobs."""
     return json.dumps(dict(sorted(knobs.items())))
+
+
+def speed_key(knobs: Mapping[str, Any]) -> str:
+    """Returns the knobs that speed can depend on as text: of a dropout whether there is one, of a rate nothing."""
+    kept = {name: value for name, value in knobs.items() if name not in NO_SPEED}
+    return key({**kept, "dropout": bool(knobs["dropout"])} if "dropout" in knobs else kept)
 
 
 def whole(row: Row) -> list[dict[str, Any]]:
@@ -66,7 +74,8 @@ def slim(row: Row, objective: str, mode: str) -> dict[str, Any]:
 class Scale:
     """What makes hypervolumes of a workload comparable: speeds measured again, and the qualities' corners.
 
-    `speeds` are by `key`; `worst` and `span` are those of the recorded table, known before anything was run.
+    `speeds` are by `speed_key`, or by `key` in older files; `worst` and `span` are those of the recorded table, known
+    before anything was run.
     """
 
     objective: str
@@ -82,7 +91,11 @@ class Scale:
 
     def knows(self, row: Row) -> bool:
         """Returns whether the speeds of all that was on the run's front are there."""
-        return all(key(line["knobs"]) in self.speeds for line in on_front_once(row, self.objective, self.mode))
+        return all(self.speed(line["knobs"]) is not None for line in on_front_once(row, self.objective, self.mode))
+
+    def speed(self, knobs: Mapping[str, Any]) -> float | None:
+        """Returns the speed that was measured again, None where none was."""
+        return self.speeds.get(key(knobs), self.speeds.get(speed_key(knobs)))
 
     def curve(self, row: Row) -> list[tuple[float, float]]:
         """Returns (seconds, hypervolume) after each training that was on the front when it ended."""
@@ -91,7 +104,7 @@ class Scale:
         found = []
         for line in on_front_once(row, self.objective, self.mode):
             gain = max(0.0, sign * (float(line["values"][self.objective]) - self.worst) / self.span)
-            points.append((-self.speeds[key(line["knobs"])] / fastest, -gain))
+            points.append((-self._known(line) / fastest, -gain))
             found.append((float(line["at"]), hypervolume_2d(np.array(points), (0.0, 0.0))))
         return found
 
@@ -115,7 +128,13 @@ class Scale:
             for n, (line, value) in enumerate(zip(lines, values, strict=True))
         ]
         best = int(pick(candidates, Rule(self.objective, self.mode, bar)).best)
-        return self.speeds[key(lines[best]["knobs"])], values[best]
+        return self._known(lines[best]), values[best]
+
+    def _known(self, line: Mapping[str, Any]) -> float:
+        speed = self.speed(line["knobs"])
+        if speed is None:
+            raise KeyError(f"{line['knobs']} was not measured again")
+        return speed
 
 
 def at_one_pace(windows: Sequence[tuple[str, float]], reference: str) -> dict[str, float]:

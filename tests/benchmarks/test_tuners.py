@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tuners.contest import on_core
-from benchmarks.tuners.figures import Scale, at_one_pace, facts, key, on_front_once, slim, table, whole
+from benchmarks.tuners.figures import Scale, at_one_pace, facts, key, on_front_once, slim, speed_key, table, whole
 
 
 def line(at: float, knobs: dict[str, Any], speed: float, quality: float | None, outcome: str = "ok") -> dict[str, Any]:
@@ -50,6 +50,14 @@ def test_a_training_that_is_faster_with_other_system_knobs_counts_from_then_on_a
     assert SCALE.curve(both) == [(20.0, pytest.approx(0.5)), (30.0, pytest.approx(0.8))]
     assert (facts(both)["launched"], facts(both)["whole"]) == (2, 2)
     assert SCALE.curve(slim(both, "accuracy", "max")) == SCALE.curve(both)
+
+
+def test_configurations_that_differ_in_what_no_speed_depends_on_are_measured_once() -> None:
+    one, other = {**SLOW, "learning_rate": 1e-3, "dropout": 0.1}, {**SLOW, "learning_rate": 2e-3, "dropout": 0.3}
+    assert speed_key(one) == speed_key(other)
+    assert speed_key(one) != speed_key({**one, "dropout": 0.0})
+    scale = Scale("accuracy", "max", 0.5, 0.5, {speed_key(one): 50.0, key({**one, "weight_decay": 0.1}): 60.0})
+    assert [scale.speed(k) for k in (other, {**one, "weight_decay": 0.1}, FAST)] == [50.0, 60.0, None]
 
 
 def test_what_ends_after_the_budget_or_was_never_on_the_front_counts_for_nothing() -> None:
