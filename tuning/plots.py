@@ -49,7 +49,7 @@ def front(summary: Summary) -> Figure | None:
     if len(points) < 2:
         return None
 
-    untrained = _baseline(summary, points)
+    baseline = _baseline(summary, points)
 
     def draw(axes: Axes) -> None:
         def place(chosen: Sequence[Candidate]) -> tuple[list[float], list[float]]:
@@ -64,9 +64,9 @@ def front(summary: Summary) -> Figure | None:
         axes.scatter(*place(best), s=24, facecolors=PAPER, edgecolors=ACCENT, linewidths=1.2, zorder=3)
         for row, named in enumerate([*summary.given(), *([summary.best] if summary.best else [])]):
             _mark(axes, named, objective, row)
-        if untrained is not None:
-            axes.axhline(untrained.value, color=MUTED, linewidth=0.8, linestyle="--")
-            axes.annotate(wording.plain(untrained.name)[:24], (1, untrained.value), (0, 3), ha="right", color=MUTED,
+        if baseline is not None:
+            axes.axhline(baseline.value, color=MUTED, linewidth=0.8, linestyle="--")
+            axes.annotate(wording.plain(baseline.name)[:24], (1, baseline.value), (0, 3), ha="right", color=MUTED,
                           xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
         axes.set_xlabel("samples a second (higher is better)")
         axes.set_ylabel(
@@ -78,7 +78,7 @@ def front(summary: Summary) -> Figure | None:
     caption = (
         f"{wording.plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and "
         "stand at their last value; filled dots are what was confirmed, with the range of one new run."
-    ) + " The dashed line is a baseline." * (untrained is not None)
+    ) + " The dashed line is a baseline." * (baseline is not None)
     return _figure("front", 3.3, draw, caption)
 
 

@@ -56,7 +56,7 @@ def pick(candidates: Sequence[Candidate], rule: Rule) -> Pick:
     accurate = min(usable, key=lambda c: (cost[c.id], -c.samples_per_s))
     points = np.array([[-c.samples_per_s, cost[c.id]] for c in usable])
     on_front = sorted((usable[i] for i in front(points)), key=lambda c: -c.samples_per_s)
-    worth = [i for i, c in enumerate(usable) if cost[c.id] < rule.untrained] or list(range(len(usable)))
+    worth = [i for i, c in enumerate(usable) if cost[c.id] < rule.baseline_cost] or list(range(len(usable)))
     return Pick(
         best=best.id,
         knee=usable[worth[knee(points[worth])]].id,

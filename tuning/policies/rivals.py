@@ -186,8 +186,8 @@ def _guard(
     one = min(open_, key=lambda o: (cost[o.id], o.id))
     own, picks = (deviation / math.sqrt(max(1, len(standing.by_seed))) for standing in (one, current))
     probability = _below(cost[one.id], current.mean - rule.tolerance, math.hypot(own, picks))
-    if current.mean >= rule.untrained:  # which is no mean of some seeds
-        probability = max(probability, _below(cost[one.id], rule.untrained, own))
+    if current.mean >= rule.baseline_cost:  # which is no mean of some seeds
+        probability = max(probability, _below(cost[one.id], rule.baseline_cost, own))
     return (one.id, probability) if probability >= CHANCE else None
 
 

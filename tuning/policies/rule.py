@@ -73,13 +73,13 @@ class Rule:
         return 1.0 if self.mode == "min" else -1.0
 
     @property
-    def untrained(self) -> float:
+    def baseline_cost(self) -> float:
         """Returns the baseline's cost, infinity where there is none."""
         return math.inf if self.baseline is None else self.sign * self.baseline.value
 
     def over(self, least: float) -> float:
         """Returns how much more than the least cost is allowed."""
-        below = self.untrained - least - 2 * ROUNDING  # strictly: the majority class's own accuracy is not allowed
+        below = self.baseline_cost - least - 2 * ROUNDING  # strictly: the majority class's own accuracy is not allowed
         return min(self.tolerance, below) if below > 0 else self.tolerance
 
     def near(self, cost: float, least: float) -> bool:
