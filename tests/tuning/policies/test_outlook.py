@@ -80,6 +80,25 @@ def test_an_improvement_is_the_mean_of_what_is_over_zero(over: float, std: float
     assert found >= max(over, 0.0) - 1e-12
 
 
+@given(st.floats(-30.0, 12.0), st.floats(0.01, 3.0))
+def test_an_improvement_is_the_closed_form_far_out_too(over: float, std: float) -> None:
+    closed = math.exp(-0.5 * over**2) / math.sqrt(2 * math.pi) + 0.5 * over * math.erfc(-over / math.sqrt(2))
+    found = expected_improvement(np.array([over * std]), np.array([std]))[0]
+    assert found == pytest.approx(closed * std, rel=1e-5)
+
+
+@given(points, st.integers(1, 9), st.floats(-3.0, 12.0), st.floats(0.1, 3.0))
+def test_an_expected_gain_is_the_mean_of_the_gains(
+    front: list[tuple[int, int]], speed: int, mean: float, std: float
+) -> None:
+    shares = (np.arange(4000) + 0.5) / 4000
+    qualities = mean + std * np.array([statistics.NormalDist().inv_cdf(share) for share in shares.tolist()])
+    array = np.array(front, dtype=float)
+    found = expected_gains(array, 0.0, np.array([float(speed)]), np.array([mean]), np.array([std]))[0]
+    drawn = gains(array, 0.0, np.full(4000, float(speed)), qualities).mean()
+    assert found == pytest.approx(drawn, rel=2e-3, abs=2e-3 * std)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000))
 def test_the_process_passes_near_what_was_seen_and_is_unsure_far_from_it(seed: int) -> None:
@@ -423,9 +442,11 @@ def test_stopped_trials_that_promise_more_than_all_that_ended_leave_a_front_to_d
     assert own.choose([knobs(1e-3), knobs(2.1e-3, 64)], [100.0, 100.0]) == 1
 
 
-def test_where_nothing_is_to_be_gained_it_is_the_models_proposal_that_fits() -> None:
+def test_where_hardly_anything_is_to_be_gained_it_is_what_may_gain_most_and_fits() -> None:
     own = taught()
     own.ended("all", knobs(1e-3), 1e6, 0.9)  # faster than anything can be, and as good as the best
     slow = [knobs(1e-4), knobs(2e-4), knobs(3e-4)]
-    assert own.choose(slow, [1e-3, 1e-3, 1e-3]) == 0
-    assert own.choose(slow, [None, 1e-3, 1e-3]) == 1
+    assert own.choose(slow, [1e-3, 1e-3, 1e-3]) == 2
+    assert own.offer == pytest.approx(0.0, abs=1e-9)
+    assert own.offer != 0.0
+    assert own.choose(slow, [1e-3, 1e-3, None]) == 1
