@@ -166,7 +166,7 @@ def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
     )
     asked = json.dumps([workload, list(wanted.values())])
     with on_core(core):
-        done = subprocess.run([sys.executable, "-c", code], input=asked, capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", code], input=asked, stdout=subprocess.PIPE, text=True, check=True)
     return {**provenance("tuners"), "workload": workload, "speeds": json.loads(done.stdout)}
 
 
@@ -187,7 +187,8 @@ def speeds(workload: str, configurations: Sequence[Mapping[str, Any]]) -> dict[s
     for knobs in asked:
         window = session.window(knobs, WINDOW_S, seed=0)
         if window["samples_per_s"] is None:
-            raise RuntimeError(f"{dict(knobs)} ended with {window['outcome']} when it was measured again")
+            ended = f"{window['outcome']}, {window['message']}"
+            raise RuntimeError(f"{dict(knobs)} ended when it was measured again: {ended}")
         windows.append((speed_key(knobs), float(window["samples_per_s"])))
     return at_one_pace(windows, speed_key(first))
 

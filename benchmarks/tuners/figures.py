@@ -20,7 +20,9 @@ from tuning.policies.rule import Rule, absolute
 Row = Mapping[str, Any]
 OURS = "staged"
 NO_SPEED = ("learning_rate", "weight_decay", "warmup_frac")
-"""Knobs that change no kernel, no copy and no sample."""
+"""Knobs that change no kernel and no copy."""
+STRENGTHS = ("dropout", "augmentation")
+"""Knobs of which speed depends on whether they are 0 alone."""
 
 
 def key(knobs: Mapping[str, Any]) -> str:
@@ -29,9 +31,9 @@ def key(knobs: Mapping[str, Any]) -> str:
 
 
 def speed_key(knobs: Mapping[str, Any]) -> str:
-    """Returns the knobs that speed can depend on as text: of a dropout whether there is one, of a rate nothing."""
+    """Returns the knobs that speed can depend on as text: of a strength whether there is any, of a rate nothing."""
     kept = {name: value for name, value in knobs.items() if name not in NO_SPEED}
-    return key({**kept, "dropout": bool(knobs["dropout"])} if "dropout" in knobs else kept)
+    return key({name: bool(value) if name in STRENGTHS else value for name, value in kept.items()})
 
 
 def whole(row: Row) -> list[dict[str, Any]]:

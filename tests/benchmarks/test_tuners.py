@@ -56,6 +56,8 @@ def test_configurations_that_differ_in_what_no_speed_depends_on_are_measured_onc
     one, other = {**SLOW, "learning_rate": 1e-3, "dropout": 0.1}, {**SLOW, "learning_rate": 2e-3, "dropout": 0.3}
     assert speed_key(one) == speed_key(other)
     assert speed_key(one) != speed_key({**one, "dropout": 0.0})
+    assert speed_key({**one, "augmentation": 0.2}) == speed_key({**one, "augmentation": 1.5})
+    assert speed_key({**one, "augmentation": 0.2}) != speed_key({**one, "augmentation": 0.0})
     scale = Scale("accuracy", "max", 0.5, 0.5, {speed_key(one): 50.0, key({**one, "weight_decay": 0.1}): 60.0})
     assert [scale.speed(k) for k in (other, {**one, "weight_decay": 0.1}, FAST)] == [50.0, 60.0, None]
 
