@@ -134,7 +134,8 @@ class LiveBytes(TorchDispatchMode):
             del self._known[dead.key]
 
     def _out_of_memory(self, size: int) -> torch.OutOfMemoryError:
-        asked, live, cap = _size(size), _size(self.live_bytes), _size(self.cap_bytes or 0)
+        # What was live when it was refused: of an operator's several results the first have been let go since.
+        asked, live, cap = _size(size), _size(self.wanted_bytes - size), _size(self.cap_bytes or 0)
         return torch.OutOfMemoryError(
             f"virtual card out of memory. Tried to allocate {asked}: {live} live, {cap} capacity"
         )
