@@ -188,7 +188,7 @@ class SimulatedTrial:
     ) -> None:
         self._world, self._knobs, self._seed, self._share = world, dict(knobs), seed, share
         self._left = sorted(set(milestones))
-        self._samples, self._spent_s = 0, 0.0
+        self._samples, self._spent_s, self._evaluated_s = 0, 0.0, 0.0
         self._ooms: list[dict[str, Any]] = []
 
     def advance(self) -> tuple[float, dict[str, Any]]:
@@ -200,7 +200,9 @@ class SimulatedTrial:
         values = self._world.values(self._knobs, reached, self._seed)
         took_s = (reached - self._samples) / samples_per_s(self._world, self._knobs)
         self._samples, self._spent_s = reached, self._spent_s + took_s
-        whole_s = lost_s + took_s + self._world.evaluate_s(self._knobs)
+        evaluate_s = self._world.evaluate_s(self._knobs)
+        self._evaluated_s += evaluate_s
+        whole_s = lost_s + took_s + evaluate_s
         if not all(math.isfinite(v) for v in values.values()):
             return whole_s, self._result(dict.fromkeys(values), Outcome.DIVERGED, "the mean training loss is nan")
         return whole_s, self._result(values, Outcome.OK, "")
@@ -237,7 +239,7 @@ class SimulatedTrial:
             "restarts": [],
             "measured_samples_per_s": samples_per_s(self._world, self._knobs) if self._samples else None,
             "train_s": self._spent_s,
-            "evaluate_s": self._world.evaluate_s(self._knobs),
+            "evaluate_s": self._evaluated_s,
             "peak_allocated_bytes": self._world.peak_bytes(self._knobs, min(own.micro_batch_size, own.batch_size)),
             "cap_bytes": self._share.cap_bytes,
         }

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuning.pareto import Mode
+from tuning.pareto import Mode, hypervolume_2d
 from tuning.policies.acquisition import expected_gains
 from tuning.policies.coordinates import Coordinates, Floats
 from tuning.policies.curves import Curves, Line, Stage
@@ -76,10 +76,13 @@ class Outlook:
         self._fitted: _Fit | None = None
         self.offer: float | None = None
         """The gain a second that was expected of what was chosen last; None before any choice."""
+        self.expected: tuple[float, float] | None = None
+        """The share of the area under the front, and the seconds, expected of what was chosen and has not begun."""
 
     def begun(self, trial: str, knobs: Mapping[str, Any]) -> None:
         """Takes a trial that is under way: its like is worth less until it ends."""
         self._live[trial] = self._coordinates.at(knobs)
+        self.expected = None
 
     def rung(self, trial: str, samples: int, value: float | None) -> None:
         """Takes a quality on the way."""
@@ -167,13 +170,19 @@ class Outlook:
         One without a speed, because nobody probed it or because it does not fit, is not chosen for its gain.
         """
         known = [i for i, speed in enumerate(speeds) if speed]
+        self.expected = None
         if self._whole < ENOUGH or not known:
             return 0
         points = np.array([self._coordinates.at(candidates[i]) for i in known])
         rates = np.array([float(speeds[i] or 0.0) for i in known])
-        found = self._gains(points, rates) * self._unlike(points) / (self._samples / rates + OVERHEAD_S)
+        took_s = self._samples / rates + OVERHEAD_S
+        found = self._gains(points, rates) * self._unlike(points) / took_s
         best = int(np.argmax(found))  # of equals the first: the model's own, if it fits
         self.offer = float(found[best])
+        floor = self._fit().floor
+        area = hypervolume_2d(-np.array(list(self._front.values())), (0.0, -floor))
+        if area > 0:
+            self.expected = self.offer * float(took_s[best]) / area, float(took_s[best])
         return known[best]
 
     def _gains(self, points: Floats, speeds: Floats, told: tuple[Line, float] | None = None) -> Floats:

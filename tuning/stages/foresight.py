@@ -155,6 +155,14 @@ class Foresight:
         """What was expected of the trial chosen last, in quality times samples/s, a second; None before any choice."""
         return self._outlook.offer
 
+    @property
+    def expected(self) -> tuple[float, float] | None:
+        """What the trial that was chosen is expected to add, a share of the area under the front, and in what seconds.
+
+        None where it is not known what it may add, and where that may be to a second quality.
+        """
+        return self._outlook.expected if self._may_give_up else None
+
     def ended(self, record: Record) -> None:
         """Takes how a trial ended, from its record."""
         trial, knobs, outcome = record["trial"], record["config"], record["outcome"]

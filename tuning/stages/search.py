@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from trainables.knobs import Scalar
 from tuning.memory.frontier import Frontier, Verdict
 from tuning.policies import throughput
 from tuning.policies.beginning import beginning
+from tuning.policies.ending import Ending
 from tuning.policies.oom import GROWING, Outcome, requested_bytes
 from tuning.policies.patience import Patience
 from tuning.policies.rungs import Rungs
@@ -39,8 +39,8 @@ Told = Callable[[Record], None]
 class SearchTerms:
     """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed.
 
-    After `patience` trials in a row that left the front as it was it ends; None: it does not. `tries_frac` of the
-    trials, where one runs at a time and the search is staged, try system knobs that nobody probed.
+    After `patience` trials in a row that left the front as it was it may end (`policies.ending`); None: it does not.
+    `tries_frac` of the trials, where one runs at a time and the search is staged, try system knobs that nobody probed.
     """
 
     strategy: Literal["staged", "joint"]
@@ -92,17 +92,21 @@ class SearchDesk:
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
         self._attempts: Counter[str] = Counter()
-        self._full_trial_s: list[float] = []  # sorted
         known = self._probed if self._staged else []
         frac = terms.tries_frac if orders.concurrency == 1 else 0.0  # neighbours would be measured too
         tries = tries_of(space, known, journal.records, frac, terms.seed)
         self._foresight = Foresight(space, self._names, tries, frontier, terms.objectives, orders.samples, terms.seed)
-        self._patience = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
+        idle = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
+        self._ending = Ending(terms.trials, terms.deadline, orders.concurrency, idle, terms.patience)
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
         self._once_through = int((opening.get("train_samples") if opening else None) or orders.samples)
-        self.stop_reason = ""
         self._restore()
+
+    @property
+    def stop_reason(self) -> str:
+        """Why no other trial begins, "" while more may."""
+        return self._ending.reason
 
     # -- what the backend calls --------------------------------------------------------------------------------------
 
@@ -120,10 +124,13 @@ class SearchDesk:
             self._searcher.observe(self._numbers.pop(pending.trial), self._observation(refused))
             self._foresight.refused(pending.trial)
             self._told(refused)
-        while not self._is_over():
+        while not self._ending.is_spent(self._started, self._refused, self._terms.clock()):
             proposal, may_try = self._propose()
             if proposal is None:
-                self.stop_reason = "every configuration of the space was tried"
+                self._ending.reason = "every configuration of the space was tried"
+                break
+            proposed = self._started + self._refused
+            if self._ending.is_idle(self._foresight.expected, proposed, self._terms.clock()):
                 break
             trial = f"t{self._started:03d}"
             knobs = self._knobs(proposal.values)
@@ -251,19 +258,6 @@ class SearchDesk:
             return Proposal(self._searcher.adopt(values), values), False
         return self._searcher.suggest(self._foresight.choose if self._staged else None), True
 
-    def _is_over(self) -> bool:
-        if self._started + self._refused >= self._terms.trials:
-            self.stop_reason = f"all {self._terms.trials} trials were proposed"
-        elif self._terms.deadline is not None and self._started >= self._orders.concurrency:
-            # A trial begun now would end after the deadline more often than not: most are stopped half way.
-            typical_s = self._full_trial_s[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
-            if self._terms.clock() + typical_s / 2 > self._terms.deadline:
-                self.stop_reason = "the search's share of search.max_time was spent"
-        if not self.stop_reason and self._terms.patience is not None and self._patience.idle >= self._terms.patience:
-            idle, limit = self._patience.idle, self._terms.patience
-            self.stop_reason = f"the last {idle} trials left the front as it was, and search.patience={limit}"
-        return bool(self.stop_reason)
-
     def _knobs(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         asked = self._space.complete(values)
         if not self._staged:
@@ -304,12 +298,12 @@ class SearchDesk:
         """Tells the searcher how a trial ended."""
         if record["outcome"] == Outcome.OK:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
-            insort(self._full_trial_s, took)
+            self._ending.took(took)
         self._doubt(record)
         self._foresight.ended(record)
         seen = self._observation(record)
         if record["outcome"] in (Outcome.OK, Outcome.STOPPED):
-            self._patience.take(seen.values, whole=record["outcome"] == Outcome.OK)
+            self._ending.ended(seen.values, whole=record["outcome"] == Outcome.OK)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
             self._searcher.observe(number, seen)

@@ -143,6 +143,13 @@ def test_a_trial_halves_its_micro_batch_until_it_fits_and_loses_the_time() -> No
     assert trial.advance()[1]["done"]
 
 
+def test_a_trial_says_what_all_its_evaluations_took() -> None:
+    world = FormulaWorld()
+    world.evaluate_s = lambda knobs: 0.5  # type: ignore[method-assign]
+    trial = SimulatedTrial(world, KNOBS, (200, 400, 800), 0, Share(None, 1, ""))
+    assert [trial.advance()[1]["evaluate_s"] for _ in range(3)] == [0.5, 1.0, 1.5]
+
+
 @pytest.mark.parametrize("shrink", ["", "loader"])
 def test_a_trial_that_may_not_shrink_ends_in_its_oom(shrink: Any) -> None:
     _, result = SimulatedTrial(FormulaWorld(), KNOBS, (800,), 0, Share(300_000_000, 1, shrink)).advance()

@@ -17,7 +17,7 @@ from tuning.policies.acquisition import expected_gains, expected_improvement, ga
 from tuning.policies.beginning import beginning
 from tuning.policies.coordinates import Coordinates
 from tuning.policies.curves import DOUBT, Curves, Line
-from tuning.policies.outlook import CONTENDERS, Outlook
+from tuning.policies.outlook import CONTENDERS, OVERHEAD_S, Outlook
 from tuning.policies.surrogate import WIDER, Surrogate
 from tuning.policies.throughput import Probed, Rates, ranked
 from tuning.space import Choice, Range, Space
@@ -305,6 +305,23 @@ def offered(own: Outlook, rate: float, speed: float) -> float:
     own.choose([knobs(rate)], [speed])
     assert own.offer is not None
     return own.offer
+
+
+def test_what_a_choice_is_expected_to_add_is_a_share_of_the_front_until_it_begins() -> None:
+    own = Outlook(SPACE, NAMES, "max", 1000, seed=0)
+    assert own.choose([knobs(1e-3)], [100.0]) == 0
+    assert own.expected is None, "too few trainings yet"
+    for n, quality in enumerate((0.0, 0.5, 0.5, 1.0)):
+        own.ended(f"t{n}", knobs(1e-4 * 10 ** (n / 2)), 100.0, quality)
+    own.choose([knobs(1e-2), knobs(3e-3)], [50.0, 200.0])
+    assert own.expected is not None
+    assert own.offer is not None
+    share, seconds = own.expected
+    area = 100.0 * (1.0 - own._fit().floor)
+    assert seconds in (1000 / 50 + OVERHEAD_S, 1000 / 200 + OVERHEAD_S)
+    assert share == pytest.approx(own.offer * seconds / area)
+    own.begun("t4", knobs(3e-3))
+    assert own.expected is None
 
 
 def test_what_ended_since_the_process_was_made_is_on_the_front_at_once() -> None:

@@ -1,0 +1,74 @@
+"""When a search ends, and why in words: its trials or its time are spent, or its front stays as it is."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+
+from tuning.policies.patience import Patience
+
+LITTLE = 0.01
+"""A search whose front stays as it is goes on while what is left of it may add so much of the area under its front.
+
+Simulated, 16 seeds each of searches of 48 trials and of a fixed time: after 20 idle trials alone the five tables kept
+0.975 to 1.000 of the hypervolume that the whole search found, one of headpose 0.859; with this rule 0.998 to 1.000,
+least 0.972, in up to 0.11 more of the time. By this rule alone one of temporal kept 0.883, of pointer 0.929.
+"""
+
+
+class Ending:
+    """Watches a search of `slots` trials at once; once it is over it stays so.
+
+    `deadline` is a moment in seconds, None for none. `patience` is how many trials in a row may leave the front as it
+    was, None for any number.
+    """
+
+    def __init__(self, trials: int, deadline: float | None, slots: int, front: Patience, patience: int | None) -> None:
+        self._trials, self._deadline, self._slots = trials, deadline, slots
+        self._front, self._patience = front, patience
+        self._full_trial_s: list[float] = []  # sorted
+        self.reason = ""
+        """Why the search is over, "" while it goes on."""
+
+    def ended(self, values: Mapping[str, float | None], *, whole: bool) -> None:
+        """Takes the values of a trial that trained, to its end if `whole`."""
+        self._front.take(values, whole=whole)
+
+    def took(self, seconds: float) -> None:
+        """Takes how long a trial took to its end."""
+        insort(self._full_trial_s, seconds)
+
+    def is_spent(self, begun: int, refused: int, now: float) -> bool:
+        """Returns whether no other trial may be proposed after so many."""
+        # A trial begun now would end after the deadline more often than not: most are stopped half way.
+        typical_s = self._full_trial_s[len(self._full_trial_s) // 2] if self._full_trial_s else 0.0
+        if self.reason:
+            return True
+        if begun + refused >= self._trials:
+            self.reason = f"all {self._trials} trials were proposed"
+        elif self._deadline is not None and begun >= self._slots and now + typical_s / 2 > self._deadline:
+            self.reason = "the search's share of search.max_time was spent"
+        return bool(self.reason)
+
+    def is_idle(self, expected: tuple[float, float] | None, proposed: int, now: float) -> bool:
+        """Returns whether the front has stayed as it is for too long for what is still to be expected.
+
+        `expected` is what the next trial is expected to add, as a share of the area under the front, and in how many
+        seconds; None where that is not known, and the patience alone decides. No later trial gains more, so the trials
+        and the seconds that are left bound what all can add.
+        """
+        idle = self._front.idle
+        if self._patience is None or idle < self._patience:
+            return False
+        self.reason = f"the last {idle} trials left the front as it was (search.patience={self._patience})"
+        if expected is None:
+            return True
+        gain_frac, trial_s = expected
+        left = float(self._trials - proposed)
+        if self._deadline is not None:
+            left = min(left, self._slots * max(0.0, self._deadline - now) / trial_s)
+        if left * gain_frac >= LITTLE:
+            self.reason = ""
+            return False
+        self.reason += f", and the rest of the search is expected to add {left * gain_frac:.1%} to it at most"
+        return True
