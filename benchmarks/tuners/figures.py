@@ -106,7 +106,7 @@ class Scale:
         found = []
         for line in on_front_once(row, self.objective, self.mode):
             gain = max(0.0, sign * (float(line["values"][self.objective]) - self.worst) / self.span)
-            points.append((-self._known(line) / fastest, -gain))
+            points.append((-self.known(line) / fastest, -gain))
             found.append((float(line["at"]), hypervolume_2d(np.array(points), (0.0, 0.0))))
         return found
 
@@ -130,9 +130,10 @@ class Scale:
             for n, (line, value) in enumerate(zip(lines, values, strict=True))
         ]
         best = int(pick(candidates, Rule(self.objective, self.mode, bar)).best)
-        return self._known(lines[best]), values[best]
+        return self.known(lines[best]), values[best]
 
-    def _known(self, line: Mapping[str, Any]) -> float:
+    def known(self, line: Mapping[str, Any]) -> float:
+        """Returns the speed of a training that was measured again; raises KeyError where it was not."""
         speed = self.speed(line["knobs"])
         if speed is None:
             raise KeyError(f"{line['knobs']} was not measured again")

@@ -1,0 +1,65 @@
+"""What fronts are worth on other seeds, from rows whose answers are known; nothing is trained."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from benchmarks.tuners.figures import Scale, key
+from benchmarks.tuners.other_seeds import believed, curve, learned, table, wanted, worth
+
+SLOW, FAST, BOTH = {"batch_size": 16}, {"batch_size": 64}, {"batch_size": 32}
+SCALE = Scale("accuracy", "max", 0.5, 0.5, {key(SLOW): 50.0, key(FAST): 100.0, key(BOTH): 80.0})
+
+
+def line(at: float, knobs: dict[str, Any], speed: float, quality: float) -> dict[str, Any]:
+    values = {"accuracy": quality}
+    return {"event": "trial", "at": at, "knobs": knobs, "samples_per_s": speed, "values": values, "outcome": "ok"}
+
+
+def row(way: str, *lines: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+    return {"way": way, "workload": "signals", "seed": seed, "budget_s": 100.0, "commit": "abc", "lines": list(lines)}
+
+
+OURS = row("staged", line(20, SLOW, 50.0, 0.9), line(40, FAST, 100.0, 0.7), line(60, BOTH, 80.0, 1.0))
+TPE = row("tpe", line(50, SLOW, 50.0, 0.95), line(70, FAST, 100.0, 0.6))
+QUALITIES = {learned(SLOW): [0.8, 1.0], learned(FAST): [0.75, 0.75], learned(BOTH): [0.7, 0.8]}
+
+
+def test_system_knobs_make_no_other_configuration() -> None:
+    assert learned({**SLOW, "num_workers": 0}) == learned({**SLOW, "num_workers": 2})
+    assert learned({**SLOW, "learning_rate": 0.1}) != learned({**SLOW, "learning_rate": 0.2})
+
+
+def test_a_front_is_what_a_run_believed() -> None:
+    assert [x["knobs"] for x in believed(OURS["lines"], "accuracy", "max")] == [FAST, BOTH]
+    assert [x["knobs"] for x in believed(OURS["lines"], "accuracy", "min")] == [FAST]
+
+
+def test_a_front_is_worth_its_means_on_other_seeds_at_speeds_measured_again() -> None:
+    assert worth(OURS["lines"][:1], SCALE, QUALITIES) == pytest.approx(0.5 * 0.8)
+    assert worth([], SCALE, QUALITIES) == 0.0
+    failed = {**QUALITIES, learned(SLOW): [math.nan, 1.0]}
+    assert worth(OURS["lines"][:1], SCALE, failed) == pytest.approx(0.5 * 0.5), "a training that failed is the worst"
+
+
+def test_a_belief_that_does_not_hold_makes_the_curve_fall() -> None:
+    shares, volumes = zip(*curve(OURS, SCALE, QUALITIES), strict=True)
+    assert shares == (0.2, 0.4, 0.6)
+    assert volumes == (pytest.approx(0.4), pytest.approx(0.4 + 0.5 * 0.5), pytest.approx(0.5))
+
+
+def test_of_ours_all_that_were_on_its_front_are_trained_again_of_others_those_at_the_end() -> None:
+    assert set(wanted(OURS, SCALE)) == set(QUALITIES)
+    late = row("tpe", *TPE["lines"], line(80, BOTH, 101.0, 1.0))
+    assert set(wanted(late, SCALE)) == {learned(BOTH)}
+
+
+def test_the_table_says_when_ours_is_worth_what_another_ends_with() -> None:
+    found = table("signals", [OURS, TPE], SCALE, {"0": QUALITIES})
+    assert found == [
+        "| signals | staged | 0.880 | 0.500 | 0.880, 0.500 |  |  |",
+        "| signals | tpe | 0.550 | 0.650 | 0.550, 0.650 | 0.40 | 0.40 |",
+    ]
