@@ -90,16 +90,17 @@ def main() -> None:
 
 def rows(out: Path, budget_s: float) -> list[dict[str, Any]]:
     """Returns the runs of a budget in a file."""
-    return [x for x in _documents(out) if "way" in x and x["budget_s"] == budget_s]
+    return [x for x in documents(out) if "way" in x and x["budget_s"] == budget_s]
 
 
 def scale(workload: str, out: Path) -> Scale:
     """Returns the scale of a workload, from the last speeds in a file."""
-    measured = [x["speeds"] for x in _documents(out) if x.get("speeds") is not None and x["workload"] == workload]
+    measured = [x["speeds"] for x in documents(out) if x.get("speeds") is not None and x["workload"] == workload]
     return Scale.of(arena(TABLES / f"{workload}.jsonl"), measured[-1] if measured else {})
 
 
-def _documents(out: Path) -> list[dict[str, Any]]:
+def documents(out: Path) -> list[dict[str, Any]]:
+    """Returns what a file holds, a line each; nothing where there is none."""
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
 
 
@@ -125,7 +126,7 @@ def side_by_side(workload: str, seed: int, ways: Sequence[str], budget_s: float)
                 process.terminate()
                 code = process.wait()
             said.close()
-            lines = _documents(out)
+            lines = documents(out)
             last = Path(said.name).read_text(encoding="utf-8")[-2000:]
             if code and not any(x["event"] == "trial" for x in lines):
                 raise SystemExit(f"{way} on {workload} ended with {code}:\n{last}")
@@ -153,7 +154,7 @@ def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
     mode = own.table.objectives[own.objective]
     lines = [
         x
-        for r in _documents(out)
+        for r in documents(out)
         if r.get("way") and r["workload"] == workload
         for x in on_front_once(r, own.objective, mode)
     ]

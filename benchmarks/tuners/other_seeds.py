@@ -2,11 +2,13 @@
 
     python -m benchmarks.tuners.other_seeds --runs benchmarks/results/tuners_others.jsonl --workloads pointer
 
-A search keeps the best of many single trainings, and of a hundred the best is partly lucky. Here what a run believed to
-be its front is trained again, on the same data, from `--seeds` other seeds of weights and batches, and its hypervolume
-is made of the means: of every run at the end, of ours after every training that changed its front, so that a moment can
-be given at which ours is where another ends. Speeds are those that the contest measured again. System knobs change no
-quality, so that configurations that differ in nothing else are one. A line of `--out` is a workload.
+A search keeps the best of many single trainings, and of a hundred the best is partly lucky. Here all that was on the
+front of a run once is trained again, on the same data, from `--seeds` other seeds of weights and batches. What a run
+believed to be its front at a moment, by the single trainings it had, is then worth the hypervolume of their means, at
+the speeds that the contest measured again. That may fall: one that was lucky hides one that is better. As the means of
+few seeds are still uncertain, moments are compared by the mean of all runs of a way, not run by run. System knobs
+change no quality, so that configurations that differ in nothing else are one. A line of `--out` is a workload, and what
+it holds is not trained again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.document import provenance, publish
-from benchmarks.tuners.__main__ import rows, scale
+from benchmarks.tuners.__main__ import documents, rows, scale
 from benchmarks.tuners.contest import Contest
 from benchmarks.tuners.figures import OURS, Row, Scale, key, on_front_once
 from trainables.knobs import kind_of
@@ -35,6 +37,9 @@ from tuning import pareto
 
 FIRST_SEED = 1000
 """Far from those of a contest, which count from 0."""
+SHOWN = (0.1, 0.15, 0.2, 0.3, 0.5)
+GRID = tuple(n / 100 for n in range(5, 101))
+"""Shares of the budget: of the table's columns, and at which ours is looked at."""
 Qualities = Mapping[str, Sequence[float]]
 """The qualities of a configuration, by `learned`, a seed each; NaN of a training that failed."""
 
@@ -62,23 +67,11 @@ def worth(lines: Sequence[Mapping[str, Any]], scale: Scale, qualities: Qualities
     return pareto.hypervolume_2d(np.array(points), (0.0, 0.0)) if points else 0.0
 
 
-def curve(row: Row, scale: Scale, qualities: Qualities) -> list[tuple[float, float]]:
-    """Returns (share of the budget, what the front that was believed in then is worth); it may fall."""
+def worth_at(row: Row, scale: Scale, qualities: Qualities, share: float) -> float:
+    """Returns what the front is worth that a run believed in after a share of its budget."""
     lines = on_front_once(row, scale.objective, scale.mode)
-    return [
-        (
-            float(line["at"]) / row["budget_s"],
-            worth(believed(lines[: n + 1], scale.objective, scale.mode), scale, qualities),
-        )
-        for n, line in enumerate(lines)
-    ]
-
-
-def wanted(row: Row, scale: Scale) -> dict[str, dict[str, Any]]:
-    """Returns the configurations to train again: of ours all that were on its front, of others those at the end."""
-    lines = on_front_once(row, scale.objective, scale.mode)
-    kept = lines if row["way"] == OURS else believed(lines, scale.objective, scale.mode)
-    return {learned(line["knobs"]): line["knobs"] for line in kept}
+    ended = [line for line in lines if float(line["at"]) <= share * row["budget_s"]]
+    return worth(believed(ended, scale.objective, scale.mode), scale, qualities)
 
 
 def trained(workload: str, seed: int, configurations: Mapping[str, Any], seeds: int) -> dict[str, list[float]]:
@@ -97,61 +90,48 @@ def trained(workload: str, seed: int, configurations: Mapping[str, Any], seeds: 
     return found
 
 
-def document(workload: str, own: Sequence[Row], scale: Scale, seeds: int, processes: int) -> dict[str, Any]:
-    """Returns the qualities of all that is wanted, by the contest's seed."""
-    asked: dict[int, dict[str, Any]] = {}
-    for row in own:
-        asked.setdefault(int(row["seed"]), {}).update(wanted(row, scale))
-    tasks = [
-        (workload, seed, dict(list(configurations.items())[part::processes]), seeds)
-        for seed, configurations in sorted(asked.items())
-        for part in range(processes)
-    ]
-    qualities: dict[str, dict[str, list[float]]] = {}
-    spawned = multiprocessing.get_context("spawn")
+def qualities_of(
+    own: Sequence[Row], scale: Scale, known: Mapping[str, Qualities], seeds: int, processes: int
+) -> dict[str, dict[str, Sequence[float]]]:
+    """Returns the qualities of all that was on a front once, by the contest's seed; those `known` are not trained."""
+    found: dict[str, dict[str, Sequence[float]]] = {}
+    tasks = []
+    for seed in sorted({int(row["seed"]) for row in own}):
+        found[str(seed)] = dict(known.get(str(seed), {}))
+        lines = [x for r in own if r["seed"] == seed for x in on_front_once(r, scale.objective, scale.mode)]
+        missing = {learned(x["knobs"]): x["knobs"] for x in lines if learned(x["knobs"]) not in found[str(seed)]}
+        parts = [dict(list(missing.items())[part::processes]) for part in range(processes)]
+        tasks += [(str(own[0]["workload"]), seed, part, seeds) for part in parts if part]
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    with ProcessPoolExecutor(processes, spawned, max_tasks_per_child=1) as pool:
-        for task, found in zip(tasks, pool.map(trained, *zip(*tasks, strict=True)), strict=True):
-            qualities.setdefault(str(task[1]), {}).update(found)
-            print(f"{workload}, seed {task[1]}: {len(found)} configurations", file=sys.stderr)
-    commits = sorted({str(row["commit"]) for row in own})
-    return {
-        **provenance("tuners_other_seeds"),
-        "workload": workload,
-        "contest": commits,
-        "seeds": seeds,
-        "qualities": qualities,
-    }
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        for task, made in zip(tasks, pool.map(trained, *zip(*tasks, strict=True)) if tasks else [], strict=True):
+            found[str(task[1])].update(made)
+            print(f"{task[0]}, seed {task[1]}: {len(made)} configurations", file=sys.stderr)
+    return found
 
 
 def table(workload: str, own: Sequence[Row], scale: Scale, by_seed: Mapping[str, Qualities]) -> list[str]:
-    """Returns the lines of a table of Markdown: a way each, a figure for each seed."""
-    ours = {row["seed"]: curve(row, scale, by_seed[str(row["seed"])]) for row in own if row["way"] == OURS}
+    """Returns the lines of a table of Markdown, a way each: means over the seeds, and the ends of each seed."""
+    ways = {way: [row for row in own if row["way"] == way] for way in dict.fromkeys(str(row["way"]) for row in own)}
+
+    def at(way: str, share: float) -> list[float]:
+        return [worth_at(row, scale, by_seed[str(row["seed"])], share) for row in ways[way]]
+
+    def moment(way: str, volume: float) -> float:
+        return next((s for s in GRID if statistics.fmean(at(way, s)) >= volume), math.inf)
+
     lines = []
-    for way in dict.fromkeys(row["way"] for row in own):
-        of_way = sorted((row for row in own if row["way"] == way), key=lambda row: int(row["seed"]))
-        ends = [
-            worth(
-                believed(on_front_once(row, scale.objective, scale.mode), scale.objective, scale.mode),
-                scale,
-                by_seed[str(row["seed"])],
-            )
-            for row in of_way
-        ]
-        claimed = [scale.final(row) for row in of_way]
-        shares = [
-            next((at for at, volume in ours[row["seed"]] if volume >= end), math.inf)
-            for row, end in zip(of_way, ends, strict=True)
-            if row["seed"] in ours
-        ]
+    for way, runs in ways.items():
+        ends = at(way, 1.0)
+        deviation = statistics.stdev(ends) / math.sqrt(len(ends)) if len(ends) > 1 else math.nan
+        there = moment(OURS, statistics.fmean(ends)) if OURS in ways else math.inf
         cells = [
             workload,
             way,
-            ", ".join(f"{v:.3f}" for v in claimed),
-            ", ".join(f"{v:.3f}" for v in ends),
-            f"{statistics.fmean(claimed):.3f}, {statistics.fmean(ends):.3f}",
-            "" if way == OURS else ", ".join("never" if math.isinf(s) else f"{s:.2f}" for s in shares),
-            "" if way == OURS or not shares else f"{statistics.median(shares):.2f}",
+            f"{statistics.fmean(scale.final(row) for row in runs):.3f}",
+            *(f"{statistics.fmean(at(way, share)):.3f}" for share in SHOWN),
+            f"{statistics.fmean(ends):.3f} ({deviation:.3f}): " + ", ".join(f"{v:.3f}" for v in ends),
+            "" if way == OURS else "never" if math.isinf(there) else f"{there:.2f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -162,23 +142,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("benchmarks/results/tuners_others.jsonl"))
     parser.add_argument("--workloads", nargs="+", default=["pointer"])
+    parser.add_argument("--ways", nargs="+", help="of the runs  [all]")
     parser.add_argument("--budget", type=float, default=300.0, help="wall seconds of the contest's runs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2, help="at once, a thread each")
-    parser.add_argument("--out", type=Path, help="a file to append to")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tuners_other_seeds.jsonl"))
     asked = parser.parse_args()
     if min(asked.seeds, asked.processes) < 1:
         parser.error("--seeds and --processes are 1 or more")
-    head = "| workload | way | at the end, as found | on other seeds | means | ours is there at, of it all | median |"
-    found = [head, "|" + "---|" * 7]
+    shares = " | ".join(f"{share:.0%}" for share in SHOWN)
+    found = [f"| workload | way | as found | {shares} | 100% | ours is there at |", "|" + "---|" * (5 + len(SHOWN))]
     for workload in asked.workloads:
-        own = [row for row in rows(asked.runs, asked.budget) if row["workload"] == workload]
+        there = [row for row in rows(asked.runs, asked.budget) if row["workload"] == workload]
+        own = [row for row in there if asked.ways is None or row["way"] in asked.ways]
         if not own:
-            parser.error(f"{asked.runs} has no runs of {workload} over {asked.budget:g} s")
+            parser.error(f"{asked.runs} has no such runs of {workload} over {asked.budget:g} s")
+        of = {"workload": workload, "contest": sorted({str(row["commit"]) for row in own}), "seeds": asked.seeds}
+        before = [x for x in documents(asked.out) if all(x.get(name) == value for name, value in of.items())]
+        known = before[-1]["qualities"] if before else {}
         measured = scale(workload, asked.runs)
-        made = document(workload, own, measured, asked.seeds, asked.processes)
-        publish(made, asked.out, append=True)
-        found += table(workload, own, measured, made["qualities"])
+        qualities = qualities_of(own, measured, known, asked.seeds, asked.processes)
+        if qualities != known:
+            publish({**provenance("tuners_other_seeds"), **of, "qualities": qualities}, asked.out, append=True)
+        found += table(workload, own, measured, qualities)
     print("\n".join(found))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.tuners.figures import Scale, key
-from benchmarks.tuners.other_seeds import believed, curve, learned, table, wanted, worth
+from benchmarks.tuners.other_seeds import believed, learned, qualities_of, table, worth, worth_at
 
 SLOW, FAST, BOTH = {"batch_size": 16}, {"batch_size": 64}, {"batch_size": 32}
 SCALE = Scale("accuracy", "max", 0.5, 0.5, {key(SLOW): 50.0, key(FAST): 100.0, key(BOTH): 80.0})
@@ -46,20 +46,18 @@ def test_a_front_is_worth_its_means_on_other_seeds_at_speeds_measured_again() ->
 
 
 def test_a_belief_that_does_not_hold_makes_the_curve_fall() -> None:
-    shares, volumes = zip(*curve(OURS, SCALE, QUALITIES), strict=True)
-    assert shares == (0.2, 0.4, 0.6)
-    assert volumes == (pytest.approx(0.4), pytest.approx(0.4 + 0.5 * 0.5), pytest.approx(0.5))
+    found = [worth_at(OURS, SCALE, QUALITIES, share) for share in (0.1, 0.2, 0.4, 0.6, 1.0)]
+    assert found == pytest.approx([0.0, 0.4, 0.4 + 0.5 * 0.5, 0.5, 0.5])
 
 
-def test_of_ours_all_that_were_on_its_front_are_trained_again_of_others_those_at_the_end() -> None:
-    assert set(wanted(OURS, SCALE)) == set(QUALITIES)
-    late = row("tpe", *TPE["lines"], line(80, BOTH, 101.0, 1.0))
-    assert set(wanted(late, SCALE)) == {learned(BOTH)}
-
-
-def test_the_table_says_when_ours_is_worth_what_another_ends_with() -> None:
-    found = table("signals", [OURS, TPE], SCALE, {"0": QUALITIES})
+def test_the_table_says_when_ours_is_worth_in_the_mean_what_another_ends_with() -> None:
+    ours = row("staged", *OURS["lines"], seed=1)
+    found = table("signals", [OURS, TPE, ours], SCALE, {"0": QUALITIES, "1": QUALITIES})
     assert found == [
-        "| signals | staged | 0.880 | 0.500 | 0.880, 0.500 |  |  |",
-        "| signals | tpe | 0.550 | 0.650 | 0.550, 0.650 | 0.40 | 0.40 |",
+        "| signals | staged | 0.880 | 0.000 | 0.000 | 0.400 | 0.400 | 0.650 | 0.500 (0.000): 0.500, 0.500 |  |",
+        "| signals | tpe | 0.550 | 0.000 | 0.000 | 0.000 | 0.000 | 0.400 | 0.650 (nan): 0.650 | 0.40 |",
     ]
+
+
+def test_what_is_known_is_not_trained_again() -> None:
+    assert qualities_of([OURS, TPE], SCALE, {"0": QUALITIES}, 2, 1) == {"0": QUALITIES}
