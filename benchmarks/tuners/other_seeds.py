@@ -4,11 +4,12 @@
 
 A search keeps the best of many single trainings, and of a hundred the best is partly lucky. Here all that was on the
 front of a run once is trained again, on the same data, from `--seeds` other seeds of weights and batches. What a run
-believed to be its front at a moment, by the single trainings it had, is then worth the hypervolume of their means, at
-the speeds that the contest measured again. That may fall: one that was lucky hides one that is better. As the means of
-few seeds are still uncertain, moments are compared by the mean of all runs of a way, not run by run. System knobs
-change no quality, so that configurations that differ in nothing else are one. A line of `--out` is a workload, and what
-it holds is not trained again.
+had for its front at a moment, by the qualities of the single trainings it had, is then worth the hypervolume of their
+means. That may fall: one that was lucky hides one that is better. Speeds are those that the contest measured again, of
+the front too: by speeds that a run measured itself, twins come on it side by side. As the means of few seeds are still
+uncertain, moments are compared by the mean of all runs of a way, not run by run. System knobs change no quality, so
+that configurations that differ in nothing else are one. A line of `--out` is a workload, and what it holds is not
+trained again.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def learned(knobs: Mapping[str, Any]) -> str:
     return key({name: value for name, value in knobs.items() if kind_of(name) != "system"})
 
 
-def believed(lines: Sequence[dict[str, Any]], objective: str, mode: str) -> list[dict[str, Any]]:
-    """Returns the trainings that no other beats, by the speeds and qualities that their run knew itself."""
-    sign = -1.0 if mode == "max" else 1.0
-    points = [[-float(x["samples_per_s"]), sign * float(x["values"][objective])] for x in lines]
+def believed(lines: Sequence[dict[str, Any]], scale: Scale) -> list[dict[str, Any]]:
+    """Returns the trainings that no other beats, by speeds measured again and the qualities that their run saw."""
+    sign = -1.0 if scale.mode == "max" else 1.0
+    points = [[-scale.known(x), sign * float(x["values"][scale.objective])] for x in lines]
     return [lines[int(n)] for n in pareto.front(np.array(points).reshape(-1, 2))]
 
 
@@ -71,7 +72,7 @@ def worth_at(row: Row, scale: Scale, qualities: Qualities, share: float) -> floa
     """Returns what the front is worth that a run believed in after a share of its budget."""
     lines = on_front_once(row, scale.objective, scale.mode)
     ended = [line for line in lines if float(line["at"]) <= share * row["budget_s"]]
-    return worth(believed(ended, scale.objective, scale.mode), scale, qualities)
+    return worth(believed(ended, scale), scale, qualities)
 
 
 def trained(workload: str, seed: int, configurations: Mapping[str, Any], seeds: int) -> dict[str, list[float]]:

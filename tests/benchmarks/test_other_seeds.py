@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -33,9 +34,10 @@ def test_system_knobs_make_no_other_configuration() -> None:
     assert learned({**SLOW, "learning_rate": 0.1}) != learned({**SLOW, "learning_rate": 0.2})
 
 
-def test_a_front_is_what_a_run_believed() -> None:
-    assert [x["knobs"] for x in believed(OURS["lines"], "accuracy", "max")] == [FAST, BOTH]
-    assert [x["knobs"] for x in believed(OURS["lines"], "accuracy", "min")] == [FAST]
+def test_a_front_is_what_a_run_saw_at_speeds_measured_again() -> None:
+    slower = [line(20, SLOW, 500.0, 0.9), line(40, FAST, 100.0, 0.7), line(60, BOTH, 80.0, 1.0)]
+    assert [x["knobs"] for x in believed(slower, SCALE)] == [FAST, BOTH]
+    assert [x["knobs"] for x in believed(slower, dataclasses.replace(SCALE, mode="min"))] == [FAST]
 
 
 def test_a_front_is_worth_its_means_on_other_seeds_at_speeds_measured_again() -> None:
