@@ -53,9 +53,9 @@ class Ending:
     def is_idle(self, expected: tuple[float, float] | None, proposed: int, now: float) -> bool:
         """Returns whether the front has stayed as it is for too long for what is still to be expected.
 
-        `expected` is what the next trial is expected to add, as a share of the area under the front, and in how many
-        seconds; None where that is not known, and the patience alone decides. No later trial gains more, so the trials
-        and the seconds that are left bound what all can add.
+        `expected` is what any next trial is expected to add at most, and at most a second, as shares of the area under
+        the front; None where that is not known, and the patience alone decides. Later trials gain no more, so that the
+        trials and the seconds that are left bound what all can add.
         """
         idle = self._front.idle
         if self._patience is None or idle < self._patience:
@@ -63,12 +63,12 @@ class Ending:
         self.reason = f"the last {idle} trials left the front as it was (search.patience={self._patience})"
         if expected is None:
             return True
-        gain_frac, trial_s = expected
-        left = float(self._trials - proposed)
+        gain_frac, gain_frac_per_s = expected
+        rest_frac = (self._trials - proposed) * gain_frac
         if self._deadline is not None:
-            left = min(left, self._slots * max(0.0, self._deadline - now) / trial_s)
-        if left * gain_frac >= LITTLE:
+            rest_frac = min(rest_frac, self._slots * max(0.0, self._deadline - now) * gain_frac_per_s)
+        if rest_frac >= LITTLE:
             self.reason = ""
             return False
-        self.reason += f", and the rest of the search is expected to add {left * gain_frac:.1%} to it at most"
+        self.reason += f", and the rest of the search is expected to add {rest_frac:.1%} to it at most"
         return True

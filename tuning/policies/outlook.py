@@ -77,12 +77,14 @@ class Outlook:
         self.offer: float | None = None
         """The gain a second that was expected of what was chosen last; None before any choice."""
         self.expected: tuple[float, float] | None = None
-        """The share of the area under the front, and the seconds, expected of what was chosen and has not begun."""
+        """The largest gain that was expected of a candidate, and the largest a second, over the area under the front.
+
+        As of the last choice; None before any.
+        """
 
     def begun(self, trial: str, knobs: Mapping[str, Any]) -> None:
         """Takes a trial that is under way: its like is worth less until it ends."""
         self._live[trial] = self._coordinates.at(knobs)
-        self.expected = None
 
     def rung(self, trial: str, samples: int, value: float | None) -> None:
         """Takes a quality on the way."""
@@ -170,19 +172,18 @@ class Outlook:
         One without a speed, because nobody probed it or because it does not fit, is not chosen for its gain.
         """
         known = [i for i, speed in enumerate(speeds) if speed]
-        self.expected = None
         if self._whole < ENOUGH or not known:
             return 0
         points = np.array([self._coordinates.at(candidates[i]) for i in known])
         rates = np.array([float(speeds[i] or 0.0) for i in known])
-        took_s = self._samples / rates + OVERHEAD_S
-        found = self._gains(points, rates) * self._unlike(points) / took_s
+        gains = self._gains(points, rates) * self._unlike(points)
+        found = gains / (self._samples / rates + OVERHEAD_S)
         best = int(np.argmax(found))  # of equals the first: the model's own, if it fits
         self.offer = float(found[best])
         floor = self._fit().floor
         area = hypervolume_2d(-np.array(list(self._front.values())), (0.0, -floor))
         if area > 0:
-            self.expected = self.offer * float(took_s[best]) / area, float(took_s[best])
+            self.expected = float(gains.max()) / area, self.offer / area
         return known[best]
 
     def _gains(self, points: Floats, speeds: Floats, told: tuple[Line, float] | None = None) -> Floats:

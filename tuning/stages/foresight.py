@@ -157,9 +157,9 @@ class Foresight:
 
     @property
     def expected(self) -> tuple[float, float] | None:
-        """What the trial that was chosen is expected to add, a share of the area under the front, and in what seconds.
+        """What a next trial is expected to add at most, and at most a second, as shares of the area under the front.
 
-        None where it is not known what it may add, and where that may be to a second quality.
+        As of the last choice; None before any, and where one may add to a second quality.
         """
         return self._outlook.expected if self._may_give_up else None
 

@@ -307,7 +307,7 @@ def offered(own: Outlook, rate: float, speed: float) -> float:
     return own.offer
 
 
-def test_what_a_choice_is_expected_to_add_is_a_share_of_the_front_until_it_begins() -> None:
+def test_what_is_expected_of_the_next_trial_is_a_share_of_the_area_under_the_front() -> None:
     own = Outlook(SPACE, NAMES, "max", 1000, seed=0)
     assert own.choose([knobs(1e-3)], [100.0]) == 0
     assert own.expected is None, "too few trainings yet"
@@ -316,12 +316,15 @@ def test_what_a_choice_is_expected_to_add_is_a_share_of_the_front_until_it_begin
     own.choose([knobs(1e-2), knobs(3e-3)], [50.0, 200.0])
     assert own.expected is not None
     assert own.offer is not None
-    share, seconds = own.expected
     area = 100.0 * (1.0 - own._fit().floor)
-    assert seconds in (1000 / 50 + OVERHEAD_S, 1000 / 200 + OVERHEAD_S)
-    assert share == pytest.approx(own.offer * seconds / area)
-    own.begun("t4", knobs(3e-3))
-    assert own.expected is None
+    gains = {}
+    for rate, speed in ((1e-2, 50.0), (3e-3, 200.0)):
+        gains[speed] = offered(own, rate, speed) * (1000 / speed + OVERHEAD_S)
+    own.choose([knobs(1e-2), knobs(3e-3)], [50.0, 200.0])
+    most = max(gain / (1000 / speed + OVERHEAD_S) for speed, gain in gains.items())
+    assert own.expected == pytest.approx((max(gains.values()) / area, most / area))
+    assert own.choose([knobs(1e-2)], [None]) == 0
+    assert own.expected == pytest.approx((max(gains.values()) / area, most / area)), "as of the last choice"
 
 
 def test_what_ended_since_the_process_was_made_is_on_the_front_at_once() -> None:
