@@ -170,8 +170,8 @@ class SearchSection(Section):
     """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed.
 
     `reuse` begins from what earlier runs found. `patience` is how many trials in a row may leave the front as it is
-    before the search ends, null for any number; where the gain of trials can be expected it goes on while that of the
-    rest is 1 % of the area under the front or more (`policies.ending`).
+    before the search ends, null for any number; in a staged search for one quality it goes on while the next as many
+    are expected to add 1 % of the area under the front or more (`policies.ending`).
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)]

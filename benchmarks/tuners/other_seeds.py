@@ -7,9 +7,9 @@ front of a run once is trained again, on the same data, from `--seeds` other see
 had for its front at a moment, by the qualities of the single trainings it had, is then worth the hypervolume of their
 means. That may fall: one that was lucky hides one that is better. Speeds are those that the contest measured again, of
 the front too: by speeds that a run measured itself, twins come on it side by side. As the means of few seeds are still
-uncertain, moments are compared by the mean of all runs of a way, not run by run. System knobs change no quality, so
-that configurations that differ in nothing else are one. A line of `--out` is a workload, and what it holds is not
-trained again.
+uncertain, moments are compared by the mean of all runs of a way, and one counts from which on it stays. System knobs
+change no quality, so that configurations that differ in nothing else are one. A line of `--out` is a workload, and what
+it holds is not trained again.
 """
 
 from __future__ import annotations
@@ -119,7 +119,10 @@ def table(workload: str, own: Sequence[Row], scale: Scale, by_seed: Mapping[str,
         return [worth_at(row, scale, by_seed[str(row["seed"])], share) for row in ways[way]]
 
     def moment(way: str, volume: float) -> float:
-        return next((s for s in GRID if statistics.fmean(at(way, s)) >= volume), math.inf)
+        """Returns the share from which on a way is worth so much; inf where it is not at the end."""
+        below = [n for n, share in enumerate(GRID) if statistics.fmean(at(way, share)) < volume]
+        first = below[-1] + 1 if below else 0
+        return GRID[first] if first < len(GRID) else math.inf
 
     lines = []
     for way, runs in ways.items():
@@ -152,7 +155,7 @@ def main() -> None:
     if min(asked.seeds, asked.processes) < 1:
         parser.error("--seeds and --processes are 1 or more")
     shares = " | ".join(f"{share:.0%}" for share in SHOWN)
-    found = [f"| workload | way | as found | {shares} | 100% | ours is there at |", "|" + "---|" * (5 + len(SHOWN))]
+    found = [f"| workload | way | as found | {shares} | 100% | ours is there from |", "|" + "---|" * (5 + len(SHOWN))]
     for workload in asked.workloads:
         there = [row for row in rows(asked.runs, asked.budget) if row["workload"] == workload]
         own = [row for row in there if asked.ways is None or row["way"] in asked.ways]

@@ -52,12 +52,12 @@ def test_a_belief_that_does_not_hold_makes_the_curve_fall() -> None:
     assert found == pytest.approx([0.0, 0.4, 0.4 + 0.5 * 0.5, 0.5, 0.5])
 
 
-def test_the_table_says_when_ours_is_worth_in_the_mean_what_another_ends_with() -> None:
+def test_the_table_says_from_when_on_ours_is_worth_in_the_mean_what_another_ends_with() -> None:
     ours = row("staged", *OURS["lines"], seed=1)
     found = table("signals", [OURS, TPE, ours], SCALE, {"0": QUALITIES, "1": QUALITIES})
     assert found == [
         "| signals | staged | 0.880 | 0.000 | 0.000 | 0.400 | 0.400 | 0.650 | 0.500 (0.000): 0.500, 0.500 |  |",
-        "| signals | tpe | 0.550 | 0.000 | 0.000 | 0.000 | 0.000 | 0.400 | 0.650 (nan): 0.650 | 0.40 |",
+        "| signals | tpe | 0.550 | 0.000 | 0.000 | 0.000 | 0.000 | 0.400 | 0.650 (nan): 0.650 | never |",
     ]
 
 

@@ -66,11 +66,10 @@ def replayed(records: Sequence[Record]) -> list[Record]:
     terms = SearchTerms(
         config.search.strategy,
         len({r["trial"] for r in own if r.event == "trial_start"}) + sum(r.event == "refused" for r in own),
-        None,  # time that was up is an end of the recorded proposals
+        None,  # time that was up, or patience, is an end of the recorded proposals
         config.search.seed,
         config.budget.rungs.eta,
         study["objectives"],
-        patience=config.search.patience,
         tries_frac=config.budget.probe.tries_frac,
         clock=clock,
     )

@@ -116,10 +116,11 @@ class Foresight:
         """Returns the configuration with system knobs to try, None where the trial should run with the fastest."""
         return self._tries.vary(knobs, self._fits)
 
-    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool, offer: float | None) -> None:
-        """Takes a trial that is under way, whether it tries system knobs, and the `offer` when it began."""
+    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool, **known: Any) -> None:
+        """Takes a trial that is under way, whether it tries system knobs, and what was `known` when it began."""
         self._outlook.begun(trial, knobs)
-        self._outlook.offer = offer
+        self._outlook.offer = known.get("offer")
+        self._outlook.expected = tuple(known["expected"]) if known.get("expected") else None
         self._tries.begun(trial, knobs, tries=tries)
 
     def rung(self, trial: str, milestone: int, values: Mapping[str, float | None]) -> None:
@@ -154,6 +155,11 @@ class Foresight:
     def offer(self) -> float | None:
         """What was expected of the trial chosen last, in quality times samples/s, a second; None before any choice."""
         return self._outlook.offer
+
+    def known(self) -> dict[str, Any]:
+        """Returns what `begun` takes: the offer, and what is expected, where they are known."""
+        known = {"offer": self._outlook.offer, "expected": self._outlook.expected}
+        return {name: value for name, value in known.items() if value is not None}
 
     @property
     def expected(self) -> tuple[float, float] | None:

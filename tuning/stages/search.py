@@ -125,12 +125,15 @@ class SearchDesk:
             self._foresight.refused(pending.trial)
             self._told(refused)
         while not self._ending.is_spent(self._started, self._refused, self._terms.clock()):
+            proposed = self._started + self._refused
+            idle = self._ending.idle(self._foresight.expected, proposed, self._terms.clock())
+            if idle and not self._live:  # what runs may change the front yet; asked again once it has ended
+                self._ending.reason = idle
+            if idle:
+                break
             proposal, may_try = self._propose()
             if proposal is None:
                 self._ending.reason = "every configuration of the space was tried"
-                break
-            proposed = self._started + self._refused
-            if self._ending.is_idle(self._foresight.expected, proposed, self._terms.clock()):
                 break
             trial = f"t{self._started:03d}"
             knobs = self._knobs(proposal.values)
@@ -230,8 +233,8 @@ class SearchDesk:
 
     def _begin(self, assignment: Assignment, verdict: Verdict, tries: Mapping[str, Scalar] | None = None) -> Assignment:
         self._attempts[assignment.trial] += 1
-        offer = self._foresight.offer
-        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None, offer=offer)
+        known = self._foresight.known()
+        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None, **known)
         self._replacing.begun(assignment.trial, tries=tries is not None)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
@@ -244,7 +247,7 @@ class SearchDesk:
             decision=verdict.action,
             decision_reason=verdict.reason,
             **({} if tries is None else {"tries": True}),
-            **({} if offer is None else {"offer": offer}),
+            **known,
         )
         return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
 
@@ -368,7 +371,8 @@ class SearchDesk:
                 self._foresight.rung(record["trial"], milestone, record["values"])
             elif record.event == "trial_start":
                 tries = bool(record.get("tries"))
-                self._foresight.begun(record["trial"], record["config"], tries=tries, offer=record.get("offer"))
+                known = {n: record.get(n) for n in ("offer", "expected")}
+                self._foresight.begun(record["trial"], record["config"], tries=tries, **known)
                 self._replacing.begun(record["trial"], tries=tries)
             elif record.event == "rated":
                 self._foresight.take(Rated(record["trial"], record["config"], record["samples_per_s"]))

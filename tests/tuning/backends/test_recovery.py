@@ -138,6 +138,7 @@ def test_fifty_ooms_leave_nothing_behind(session: Session) -> None:
     assert state() == before
     # What leaks grows with every ten; the allocator takes 4 MiB at once, now and then, which the median leaves out.
     assert statistics.median(b - a for a, b in itertools.pairwise(resident)) < 2**20
+    assert resident[-1] - resident[0] < 24 * 2**20
     assert session.train(knobs("nowhere"), PLAN, 0)["outcome"] == "ok"
 
 

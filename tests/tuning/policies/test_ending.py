@@ -36,34 +36,31 @@ def test_a_trial_that_would_end_after_the_deadline_does_not_begin_but_every_slot
     assert own.reason == "the search's share of search.max_time was spent"
 
 
-def test_an_idle_search_goes_on_while_something_is_expected_of_what_is_left() -> None:
+def test_an_idle_search_goes_on_while_something_is_expected_of_as_many_trials_again() -> None:
     own = ending()
-    assert not own.is_idle(None, 10, 0.0), "two in a row"
+    assert own.idle(None, 10, 0.0) == "", "two in a row"
     own.ended({"samples_per_s": 8.0}, whole=True)
-    assert not own.is_idle((0.001, 5e-5), 10, 0.0)
-    assert own.reason == ""
-    assert own.is_idle((0.0001, 5e-5), 10, 0.0)
-    assert own.reason == (
-        "the last 3 trials left the front as it was (search.patience=3), and the rest of the search is expected to add "
-        "0.9% to it at most"
+    assert own.idle((0.004, 1.0), 10, 0.0) == ""
+    assert own.idle((0.003, 1.0), 10, 0.0) == (
+        "the last 3 trials left the front as it was (search.patience=3), and the next 3 are expected to add "
+        "less than 1% of the area under it"
     )
-    assert own.is_spent(10, 0, 0.0)
+    assert "the next 2 are" in own.idle((0.004, 1.0), 98, 0.0), "of 100 trials"
+    assert not own.is_spent(10, 0, 0.0), "whether it ends is for the search to say"
 
 
 def test_where_no_gain_is_known_the_patience_decides_and_without_it_nothing_does() -> None:
     own = ending(patience=2)
-    assert own.is_idle(None, 10, 0.0)
-    assert own.reason == "the last 2 trials left the front as it was (search.patience=2)"
-    assert not ending(patience=None).is_idle((0.0, 0.0), 10, 0.0)
+    assert own.idle(None, 10, 0.0) == "the last 2 trials left the front as it was (search.patience=2)"
+    assert ending(patience=None).idle((0.0, 0.0), 10, 0.0) == ""
 
 
 @given(st.integers(0, 99), st.floats(0, 300), st.integers(1, 4), st.floats(0, 0.01), st.floats(0, 0.001))
-def test_what_is_left_is_bounded_by_the_trials_and_by_the_time(
+def test_what_is_ahead_is_bounded_by_the_trials_and_by_the_time(
     proposed: int, now: float, slots: int, gain_frac: float, gain_frac_per_s: float
 ) -> None:
-    rest = min((100 - proposed) * gain_frac, slots * max(0.0, 200.0 - now) * gain_frac_per_s)
-    if rest == pytest.approx(LITTLE):
+    added = min(min(2, 100 - proposed) * gain_frac, slots * max(0.0, 200.0 - now) * gain_frac_per_s)
+    if added == pytest.approx(LITTLE):
         return
     own = ending(deadline=200.0, slots=slots, patience=2)
-    assert own.is_idle((gain_frac, gain_frac_per_s), proposed, now) is (rest < LITTLE)
-    assert bool(own.reason) is (rest < LITTLE)
+    assert bool(own.idle((gain_frac, gain_frac_per_s), proposed, now)) is (added < LITTLE)

@@ -223,18 +223,43 @@ def test_a_sweep_begins_at_what_an_earlier_run_found_fastest_and_looks_elsewhere
     assert (best["micro_batch_size"], best["num_workers"]) == (64, 2)
 
 
+SAID = re.compile(
+    r"the last (\d+) trials left the front as it was \(search.patience=8\), and the next 8 are expected to add "
+    r"less than 1% of the area under it"
+)
+
+
 def test_a_search_that_changes_nothing_any_more_ends_and_says_why(tmp_path: Path) -> None:
     office = Office(tmp_path / "a", 200, patience=8)
     office.work()
     ended = trials(office.journal.records)
     assert 8 < len(ended) < 200
-    said = (
-        r"the last (\d+) trials left the front as it was \(search.patience=8\), and the rest of the search is expected "
-    )
-    found = re.fullmatch(said + r"to add 0\.\d% to it at most", office.desk.stop_reason)
+    found = SAID.fullmatch(office.desk.stop_reason)
     assert found is not None
     assert int(found[1]) >= 8
     office.journal.close()
     again = Office(tmp_path / "a", 200, patience=8)
     again.work()
     assert len(trials(again.journal.records)) == len(ended)
+
+
+def test_what_is_expected_is_read_back_from_the_records(tmp_path: Path) -> None:
+    office = Office(tmp_path / "a", 200, patience=8)
+    office.work(12)
+    before = office.desk._foresight.expected
+    assert before is not None
+    office.journal.close()
+    assert Office(tmp_path / "a", 200, patience=8).desk._foresight.expected == pytest.approx(before)
+
+
+def test_a_search_waits_for_what_runs_before_it_ends(tmp_path: Path) -> None:
+    office = Office(tmp_path / "a", 200, patience=8)
+    running = office.desk.next_trial()
+    assert running is not None
+    office.work()
+    assert 8 < len(trials(office.journal.records)) < 200
+    assert office.desk.stop_reason == "", "what runs may change the front"
+    found = office.bench.train(running.knobs, 800, (800,), 0)
+    office.desk.ended(running.trial, {**found, "knobs": dict(running.knobs), "ooms": []})
+    office.work()
+    assert SAID.fullmatch(office.desk.stop_reason)
