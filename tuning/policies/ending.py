@@ -66,9 +66,10 @@ class Ending:
             return said
         gain_frac, gain_frac_per_s = expected
         ahead = min(self._patience, self._trials - proposed)
-        added = ahead * gain_frac
+        added, what = ahead * gain_frac, f"the next {ahead} are"
         if self._deadline is not None:
-            added = min(added, self._slots * max(0.0, self._deadline - now) * gain_frac_per_s)
+            in_time = self._slots * max(0.0, self._deadline - now) * gain_frac_per_s
+            added, what = (in_time, "what the time left allows is") if in_time < added else (added, what)
         if added >= LITTLE:
             return ""
-        return f"{said}, and the next {ahead} are expected to add less than {LITTLE:.0%} of the area under it"
+        return f"{said}, and {what} expected to add less than {LITTLE:.0%} of the area under it"

@@ -116,12 +116,16 @@ class Foresight:
         """Returns the configuration with system knobs to try, None where the trial should run with the fastest."""
         return self._tries.vary(knobs, self._fits)
 
-    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool, **known: Any) -> None:
-        """Takes a trial that is under way, whether it tries system knobs, and what was `known` when it began."""
+    def begun(self, trial: str, knobs: Mapping[str, Scalar], *, tries: bool) -> None:
+        """Takes a trial that is under way, and whether it tries system knobs."""
         self._outlook.begun(trial, knobs)
-        self._outlook.offer = known.get("offer")
-        self._outlook.expected = tuple(known["expected"]) if known.get("expected") else None
         self._tries.begun(trial, knobs, tries=tries)
+
+    def recall(self, record: Mapping[str, Any]) -> None:
+        """Takes what `known` said when a recorded trial began."""
+        expected = record.get("expected")
+        self._outlook.offer = record.get("offer")
+        self._outlook.expected = None if expected is None else (float(expected[0]), float(expected[1]))
 
     def rung(self, trial: str, milestone: int, values: Mapping[str, float | None]) -> None:
         """Takes what a trial came to on the way."""
@@ -151,13 +155,11 @@ class Foresight:
         hopeless = self._outlook.hopeless(knobs, milestone, value, rate)
         return Decision(False, hopeless) if hopeless else place
 
-    @property
-    def offer(self) -> float | None:
-        """What was expected of the trial chosen last, in quality times samples/s, a second; None before any choice."""
-        return self._outlook.offer
-
     def known(self) -> dict[str, Any]:
-        """Returns what `begun` takes: the offer, and what is expected, where they are known."""
+        """Returns what the last choice left for a record, to be read back by `recall`; nothing before any choice.
+
+        `offer` is what was expected of the trial chosen, in quality times samples/s, a second; `expected` as below.
+        """
         known = {"offer": self._outlook.offer, "expected": self._outlook.expected}
         return {name: value for name, value in known.items() if value is not None}
 

@@ -124,13 +124,7 @@ class SearchDesk:
             self._searcher.observe(self._numbers.pop(pending.trial), self._observation(refused))
             self._foresight.refused(pending.trial)
             self._told(refused)
-        while not self._ending.is_spent(self._started, self._refused, self._terms.clock()):
-            proposed = self._started + self._refused
-            idle = self._ending.idle(self._foresight.expected, proposed, self._terms.clock())
-            if idle and not self._live:  # what runs may change the front yet; asked again once it has ended
-                self._ending.reason = idle
-            if idle:
-                break
+        while not self._is_over():
             proposal, may_try = self._propose()
             if proposal is None:
                 self._ending.reason = "every configuration of the space was tried"
@@ -233,8 +227,7 @@ class SearchDesk:
 
     def _begin(self, assignment: Assignment, verdict: Verdict, tries: Mapping[str, Scalar] | None = None) -> Assignment:
         self._attempts[assignment.trial] += 1
-        known = self._foresight.known()
-        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None, **known)
+        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None)
         self._replacing.begun(assignment.trial, tries=tries is not None)
         self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
         self._journal.append(
@@ -247,7 +240,7 @@ class SearchDesk:
             decision=verdict.action,
             decision_reason=verdict.reason,
             **({} if tries is None else {"tries": True}),
-            **known,
+            **self._foresight.known(),
         )
         return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
 
@@ -260,6 +253,15 @@ class SearchDesk:
         if values is not None:
             return Proposal(self._searcher.adopt(values), values), False
         return self._searcher.suggest(self._foresight.choose if self._staged else None), True
+
+    def _is_over(self) -> bool:
+        now = self._terms.clock()
+        if self._ending.is_spent(self._started, self._refused, now):
+            return True
+        idle = self._ending.idle(self._foresight.expected, self._started + self._refused, now)
+        if idle and not self._live:  # what runs may change the front yet; asked again once it has ended
+            self._ending.reason = idle
+        return bool(idle)
 
     def _knobs(self, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         asked = self._space.complete(values)
@@ -371,8 +373,8 @@ class SearchDesk:
                 self._foresight.rung(record["trial"], milestone, record["values"])
             elif record.event == "trial_start":
                 tries = bool(record.get("tries"))
-                known = {n: record.get(n) for n in ("offer", "expected")}
-                self._foresight.begun(record["trial"], record["config"], tries=tries, **known)
+                self._foresight.begun(record["trial"], record["config"], tries=tries)
+                self._foresight.recall(record.fields)
                 self._replacing.begun(record["trial"], tries=tries)
             elif record.event == "rated":
                 self._foresight.take(Rated(record["trial"], record["config"], record["samples_per_s"]))

@@ -40,6 +40,13 @@ def test_another_seed_proposes_what_was_not_run(records: list[Record]) -> None:
         replayed([dataclasses.replace(records[0], fields=other), *records[1:]])
 
 
+def test_a_search_that_lost_patience_is_replayed_to_where_it_ended(records: list[Record]) -> None:
+    config = dict(records[0]["config"])
+    impatient = {**records[0].fields, "config": {**config, "search": {**config["search"], "patience": 1}}}
+    again = replayed([dataclasses.replace(records[0], fields=impatient), *records[1:]])
+    assert decisions(again) == decisions(records)
+
+
 def test_other_values_at_a_rung_are_judged_otherwise(records: list[Record]) -> None:
     stopped = next(r["trial"] for r in records if r.event == "trial" and r["outcome"] == "stopped")
     changed = [

@@ -46,6 +46,9 @@ def test_an_idle_search_goes_on_while_something_is_expected_of_as_many_trials_ag
         "less than 1% of the area under it"
     )
     assert "the next 2 are" in own.idle((0.004, 1.0), 98, 0.0), "of 100 trials"
+    timed = ending(deadline=100.0, patience=2)
+    assert timed.idle((0.01, 0.001), 10, 89.0) == ""
+    assert "and what the time left allows is expected to" in timed.idle((0.01, 0.001), 10, 91.0)
     assert not own.is_spent(10, 0, 0.0), "whether it ends is for the search to say"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -142,6 +143,7 @@ class Office:
     def __init__(self, folder: Path, count: int, earlier: list[Record] | None = None, patience: int | None = None):
         folder.mkdir(exist_ok=True)
         self.bench, self.journal = FormulaBench(), Journal.open(folder / "trials.jsonl", create=True)
+        self.terms = SearchTerms("staged", count, None, 0, 2, {"error": "min"}, patience)
         if earlier is not None and not self.journal.records:
             found = reuse.recall([("earlier", earlier)], STUDY)
             assert found is not None
@@ -150,8 +152,13 @@ class Office:
         learned = frontier(self.journal.records, None)
         section = ProbeSection(max_time_s=0.2, probe_time_s=1, spread_frac=0.03)
         ProbeStage(self.bench, SPACE, self.journal, learned, section, 0).run({}, lambda r: None)
-        terms = SearchTerms("staged", count, None, 0, 2, {"error": "min"}, patience)
-        self.desk = SearchDesk(self.journal, SPACE, learned, terms, ORDERS, lambda r: None)
+        self.desk = self.resumed()
+
+    def resumed(self, slots: int = 1, **terms: Any) -> SearchDesk:
+        """Returns a desk over the same records, on other terms."""
+        learned, orders = frontier(self.journal.records, None), dataclasses.replace(ORDERS, concurrency=slots)
+        own = dataclasses.replace(self.terms, **terms)
+        return SearchDesk(self.journal, SPACE, learned, own, orders, lambda r: None)
 
     def work(self, limit: int = 1000) -> None:
         """Runs trials to their end, without rungs."""
@@ -263,3 +270,30 @@ def test_a_search_waits_for_what_runs_before_it_ends(tmp_path: Path) -> None:
     office.desk.ended(running.trial, {**found, "knobs": dict(running.knobs), "ooms": []})
     office.work()
     assert SAID.fullmatch(office.desk.stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("slots", "left_s", "more", "refused", "over"),
+    [
+        (1, None, 100, 0, False),  # 0.4 % by each of the next 8
+        (1, None, 3, 0, False),
+        (1, None, 2, 0, True),
+        (1, None, 3, 1, True),  # what was refused was proposed
+        (1, 120.0, 100, 0, False),  # 0.01 % a second
+        (1, 60.0, 100, 0, True),
+        (2, 60.0, 100, 0, False),
+    ],
+)
+def test_what_an_idle_search_may_expect_is_counted_in_trials_slots_and_time(
+    tmp_path: Path, slots: int, left_s: float | None, more: int, refused: int, over: bool
+) -> None:
+    office = Office(tmp_path / "a", 200, patience=8)
+    office.work()
+    for _ in range(refused):
+        office.journal.append("refused", stage="search", config=dict(office.configs[0]), reason="no room")
+    deadline = None if left_s is None else 1000.0 + left_s
+    count = len(office.configs) + more
+    desk = office.resumed(slots, trials=count, deadline=deadline, clock=lambda: 1000.0)
+    desk._foresight.recall({"expected": [0.004, 0.0001]})
+    assert (desk.next_trial() is None) is over
+    assert ("expected to add less than 1%" in desk.stop_reason) is over

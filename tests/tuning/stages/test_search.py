@@ -594,7 +594,7 @@ def test_a_rated_configuration_has_the_conditional_knobs_of_what_was_measured(tm
     tries = tries_of(space, [slow, fast], [], 0.25, 0)
     foresight = Foresight(space, ("batch_size",), tries, frontier(journal.records, None), {"error": "min"}, 800, 0)
     ran = {**plain, "micro_batch_size": 16, "prefetch_factor": 8}
-    foresight.begun("t000", ran, tries=True, offer=None)
+    foresight.begun("t000", ran, tries=True)
     ended = {"trial": "t000", "config": ran, "outcome": "ok", "samples_per_s": 100.0, "values": {"error": 0.1}}
     foresight.ended(journal.append("trial", **ended))
     (found,) = foresight.rated()
@@ -615,3 +615,14 @@ def test_a_trial_gets_the_knobs_that_are_fastest_at_what_fits(tmp_path: Path, fi
     system = foresight.system({"batch_size": 128})
     assert system is not None
     assert system["micro_batch_size"] == micro_batch
+
+
+@pytest.mark.parametrize(("objectives", "known"), [({"error": "min"}, True), ({"error": "min", "gap": "min"}, False)])
+def test_of_two_qualities_it_is_not_said_what_a_trial_adds(
+    tmp_path: Path, objectives: dict[str, Any], known: bool
+) -> None:
+    probes = [Probed({"batch_size": 64, "micro_batch_size": 64, "num_workers": 2}, 0.01, 0.001, 1.0)]
+    tries = tries_of(SPACE, probes, [], 0.0, 0)
+    foresight = Foresight(SPACE, ("batch_size",), tries, Frontier(10**9, {}), objectives, 800, 0)
+    foresight.recall({"offer": 1.0, "expected": [0.1, 0.01]})
+    assert foresight.expected == ((0.1, 0.01) if known else None)
