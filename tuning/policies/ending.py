@@ -48,7 +48,8 @@ class Ending:
         if begun + refused >= self._trials:
             self.reason = f"all {self._trials} trials were proposed"
         elif self._deadline is not None and begun >= self._slots and now + typical_s / 2 > self._deadline:
-            self.reason = "the search's share of search.max_time was spent"
+            proposed = f"{begun + refused} of {self._trials} trials"
+            self.reason = f"its share of search.max_time was spent after {proposed}; confirming takes the rest"
         return bool(self.reason)
 
     def idle(self, expected: tuple[float, float] | None, proposed: int, now: float) -> str:

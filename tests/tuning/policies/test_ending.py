@@ -33,7 +33,7 @@ def test_a_trial_that_would_end_after_the_deadline_does_not_begin_but_every_slot
     assert not own.is_spent(2, 0, 90.0)
     assert not own.is_spent(1, 0, 91.0)
     assert own.is_spent(2, 0, 91.0)
-    assert own.reason == "the search's share of search.max_time was spent"
+    assert own.reason == "its share of search.max_time was spent after 2 of 100 trials; confirming takes the rest"
 
 
 def test_an_idle_search_goes_on_while_something_is_expected_of_as_many_trials_again() -> None:
