@@ -15,8 +15,8 @@ CONSTRAIN := $$($(PY) -c 'import sys; print("-c $(CONSTRAINTS)" * (sys.version_i
 
 # Tiers after the default one. gpu and slow are asked for by hand: pytest -m gpu
 CHROMIUM := $(shell for p in chromium chromium-browser google-chrome; do command -v $$p || true; done)
-TIERS    := ray or fault$(if $(CHROMIUM), or browser)
-# Processes of the default tier; the tests of the other tiers want the machine to themselves.
+TIERS    := workload or ray or fault$(if $(CHROMIUM), or browser)
+# Processes of tests; on two cores two run the Ray, fault and browser tiers in 389 s, one in 553.
 JOBS ?= 2
 
 .PHONY: help tune test check memory-check bench-tuners gpu-check clean
@@ -32,8 +32,7 @@ tune: $(VENV)/.installed ## set up .venv once, then tune the nli workload; overr
 test: export PYTHONDONTWRITEBYTECODE :=
 test: check ## check, then every test that needs no GPU
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
-	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m workload
-	$(PY) -m pytest -q -m "$(TIERS)"
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "$(TIERS)"
 
 check: $(VENV)/.installed-dev ## lint, format, types and import layers
 	$(VENV)/bin/ruff check .
