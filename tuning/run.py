@@ -62,17 +62,6 @@ other commands: python -m tuning --help
 """
 
 
-class Interrupted(KeyboardInterrupt):
-    """SIGINT, SIGTERM or SIGHUP arrived; what has finished is on the disk already.
-
-    A KeyboardInterrupt, since Ray's waits let no other exception of a signal handler through.
-    """
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
-
-
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code of one study."""
     started = time.monotonic()
@@ -91,13 +80,14 @@ def main(argv: list[str] | None = None) -> int:
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
     terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
+    heard: list[int] = []
     try:
         unknown = [f for f in flags if f not in ("-q", "--quiet", "-v", "--verbose", "--validate")]
         if unknown:
             raise ConfigError(
                 f"{unknown[0]} is no option", allowed="-h -q -v --validate", remedy="settings are key=value"
             )
-        _listen()
+        _listen(heard)
         config = load(overrides)
         from tuning import opening, study  # torch and Ray, only now
 
@@ -112,19 +102,25 @@ def main(argv: list[str] | None = None) -> int:
             terminal.traceback(error)
         terminal.error(error)
         return error.exit_code
-    except Interrupted as interrupted:
-        terminal.interrupted(interrupted.signum)
-        return 128 + interrupted.signum
+    except KeyboardInterrupt:
+        signum = heard[0] if heard else signal.SIGINT
+        terminal.interrupted(signum)
+        return 128 + signum
     return 0
 
 
-def _listen() -> None:
-    """The first signal ends the run in order; a second ends the process at once."""
+def _listen(heard: list[int]) -> None:
+    """The first signal is added to `heard` and ends the run in order; a second ends the process at once.
+
+    Ray's waits let no exception of a signal handler through but KeyboardInterrupt, and of that not the one that was
+    raised: now and then they raise a bare one in its place, which is why the signal is kept beside it.
+    """
 
     def first(signum: int, frame: FrameType | None) -> None:
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, second)
-        raise Interrupted(signum)
+        heard.append(signum)
+        raise KeyboardInterrupt
 
     def second(signum: int, frame: FrameType | None) -> None:
         os._exit(128 + signum)

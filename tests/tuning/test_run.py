@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -75,3 +77,27 @@ def test_other_verbs_list_what_there_is(tmp_path: Path, capsys: pytest.CaptureFi
     assert __main__.main(["frobnicate"]) == 2
     assert __main__.main([]) == 0
     assert "python -m tuning train --from" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_told_apart_though_a_wait_of_ray_replaces_its_exception(
+    number: signal.Signals,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def waits(*_: object) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(number)
+        raise KeyboardInterrupt  # as ray.wait does where the signal arrives before it begins to wait
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tuning.study.run", waits)
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert run.main(["workload=signals"]) == code
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert f"interrupted by {number.name}" in capsys.readouterr().err
