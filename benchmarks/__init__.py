@@ -1,3 +1,3 @@
 """Measurements; each program writes the `.jsonl` its table was drawn from. Sets Ray's environment before Ray is."""
 
-import tuning.backends  # noqa: F401
+import tuning.workers  # noqa: F401

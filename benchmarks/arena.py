@@ -13,21 +13,21 @@ import numpy as np
 
 from benchmarks.moasha import Halving
 from benchmarks.record_table import design
+from benchmarks.sim.recorded import Table
+from benchmarks.sim.replay import seconds
+from benchmarks.sim.simulator import SimulatedBench, SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
 from trainables.knobs import Scalar
-from tuning.backends.recorded import Table
-from tuning.backends.replay import seconds
-from tuning.backends.simulator import SimulatedBench, SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
-from tuning.pareto import hypervolume_2d
-from tuning.policies.rungs import milestones
-from tuning.records import Record, read
-from tuning.searchers import Observation, OptunaSearcher
-from tuning.sections import ProbeSection
-from tuning.space import Space
-from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage
-from tuning.stages.needs import frontier, micro_batch_of
-from tuning.stages.probe import ProbeStage
-from tuning.stages.search import SearchDesk, SearchTerms
+from tuning.config.sections import ProbeSection
+from tuning.config.space import Space
+from tuning.journal.records import Record, read
+from tuning.memory.footprints import EstimateStage
+from tuning.memory.needs import frontier, micro_batch_of
+from tuning.search.bench import Assignment, Orders
+from tuning.search.probe import ProbeStage
+from tuning.search.rungs import milestones
+from tuning.search.search import SearchDesk, SearchTerms
+from tuning.search.searchers import Observation, OptunaSearcher
+from tuning.stats.pareto import hypervolume_2d
 
 ETA, FIRST_FRAC = 2, 0.25
 TRAININGS = 40
@@ -129,7 +129,7 @@ def ours(
 ) -> tuple[Found, VirtualJournal, SimulatedCrew]:
     """Returns what our desk finds in so many budgets of virtual time, None for as long as its trials take.
 
-    `mislead` changes its searcher, `reused` is what an earlier run is said to have found (`stages.reuse`).
+    `mislead` changes its searcher, `reused` is what an earlier run is said to have found (`search.reuse`).
     """
     clock, table = VirtualClock(), own.table
     journal = VirtualJournal(clock)

@@ -21,10 +21,10 @@ import torch
 from benchmarks.document import provenance, publish
 from benchmarks.fed import pairs
 from benchmarks.telemetry_cost import median_interval
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.export import read_best
-from tuning.records import Record, read
+from tuning.journal.records import Record, read
+from tuning.report.export import read_best
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 
 def data_wait(records: Sequence[Record]) -> dict[str, float]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pynvml
 
-from tuning.backends.device_facts import device_facts
-from tuning.runs import versions
+from tuning.journal.runs import versions
+from tuning.workers.device_facts import device_facts
 
 
 def provenance(benchmark: str, device: str = "cpu") -> dict[str, Any]:
@@ -49,7 +49,7 @@ def publish(document: Mapping[str, Any], out: Path | None, *, append: bool = Fal
 
 
 class KeepingDesk:
-    """The half of a desk (`tuning.stages.bench.Desk`) that stops nothing, and keeps what it hears."""
+    """The half of a desk (`tuning.search.bench.Desk`) that stops nothing, and keeps what it hears."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []

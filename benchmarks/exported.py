@@ -31,15 +31,16 @@ from typing import Any
 from benchmarks.document import provenance, publish
 from benchmarks.fresh import trained
 from trainables.workload import BUILT_IN
-from tuning import doctor, summary, wording
-from tuning.backends.laboratory import Laboratory
-from tuning.backends.setting import Setting
-from tuning.candidates import SAMPLES_PER_S
-from tuning.export import Best, read_best
-from tuning.records import Record, read
-from tuning.runs import JOURNAL, known_runs
-from tuning.summary import Summary
-from tuning.uncertainty import gain
+from tuning.journal.records import Record, read
+from tuning.journal.runs import JOURNAL, known_runs
+from tuning.report import summary, wording
+from tuning.report.candidates import SAMPLES_PER_S
+from tuning.report.export import Best, read_best
+from tuning.report.summary import Summary
+from tuning.stats.uncertainty import gain
+from tuning.workers import doctor
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.setting import Setting
 
 BOUND = 0.03
 """How far the median of the repeats may be from what was exported."""

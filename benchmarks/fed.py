@@ -14,7 +14,7 @@ from trainables.knobs import Scalar
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import Batch
-from tuning.backends.session import WINDOW_S, Session
+from tuning.workers.session import WINDOW_S, Session
 
 
 class Fed(batches.Loader):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainables.knobs import Scalar
-from tuning.policies.ablation import Pair, settled
+from tuning.search.ablation import Pair, settled
 
 Knobs = Mapping[str, Scalar]
 BASES: Mapping[str, Knobs] = {

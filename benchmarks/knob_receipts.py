@@ -20,12 +20,12 @@ import torch
 
 from benchmarks.document import provenance, publish
 from benchmarks.knob_cases import BASES, CASES, pairs
-from tuning import lines
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.receipts import receipts
-from tuning.records import Journal
-from tuning.stages import ablate
+from tuning.journal.records import Journal
+from tuning.report import lines
+from tuning.report.receipts import receipts
+from tuning.search import ablate
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 
 def main() -> None:

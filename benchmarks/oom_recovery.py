@@ -22,10 +22,10 @@ import torch
 from benchmarks.document import KeepingDesk, provenance, publish
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.stages.bench import Assignment, Orders
+from tuning.search.bench import Assignment, Orders
+from tuning.workers.ray_tune import RayCluster, RayCrew
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 GREEDY = Path(__file__).parents[1] / "tests" / "data" / "greedy.py"
 CAP_BYTES = 7 * 2**19

@@ -32,18 +32,18 @@ from benchmarks.document import provenance
 from benchmarks.peers import suggested, tune_domain
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
+from tuning.config.sections import ProbeSection
+from tuning.config.space import Choice, Space
+from tuning.journal.records import Journal
+from tuning.memory.footprints import EstimateStage
 from tuning.memory.frontier import Costs, Frontier
-from tuning.policies.oom import requested_bytes
-from tuning.records import Journal
-from tuning.sections import ProbeSection
-from tuning.space import Choice, Space
-from tuning.stages.bench import Orders
-from tuning.stages.estimate import EstimateStage
-from tuning.stages.needs import frontier, key_of, learn, micro_batch_of
-from tuning.stages.probe import ProbeStage
-from tuning.stages.search import SearchDesk, SearchTerms
+from tuning.memory.needs import frontier, key_of, learn, micro_batch_of
+from tuning.memory.oom import requested_bytes
+from tuning.search.bench import Orders
+from tuning.search.probe import ProbeStage
+from tuning.search.search import SearchDesk, SearchTerms
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 WORKLOAD = str(Path(__file__).with_name("oom_workload.py"))
 SAMPLES, TRIALS = 128, 60

@@ -23,10 +23,10 @@ from typing import Any
 from benchmarks.document import KeepingDesk, provenance, publish
 from trainables import loop
 from trainables.knobs import Scalar
-from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.stages.bench import Assignment, Orders
+from tuning.search.bench import Assignment, Orders
+from tuning.workers.ray_tune import RayCluster, RayCrew
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 OPTIONS: dict[str, dict[str, Any]] = {"nli": {"max_train_samples": 256, "max_val_samples": 32}}
 NARROW, WIDE = 8, 32

@@ -6,7 +6,7 @@ from typing import Any
 
 import optuna
 
-from tuning.space import Choice, Parameter
+from tuning.config.space import Choice, Parameter
 
 
 def tune_domain(parameter: Parameter, tune: Any) -> Any:

@@ -27,15 +27,15 @@ from typing import Any
 from benchmarks.document import provenance, publish
 from trainables.knobs import Knobs, Scalar, is_active
 from trainables.workload import BUILT_IN
-from tuning import doctor
-from tuning.backends.laboratory import Laboratory
-from tuning.backends.setting import Setting
-from tuning.config import load
-from tuning.policies.throughput import neighbour
-from tuning.sections import StudyConfig
-from tuning.space import Choice, Space
-from tuning.stages.estimate import defaults
-from tuning.stages.probe import reference_batch_size
+from tuning.config.config import load
+from tuning.config.sections import StudyConfig
+from tuning.config.space import Choice, Space
+from tuning.memory.footprints import defaults
+from tuning.search.probe import reference_batch_size
+from tuning.search.throughput import neighbour
+from tuning.workers import doctor
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.setting import Setting
 
 CHANGED = ("num_workers", "micro_batch_size")
 """Knobs in which a neighbour differs: the one that changes how data comes, the one that changes the step itself."""

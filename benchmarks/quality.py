@@ -23,10 +23,10 @@ from benchmarks.document import provenance, publish
 from trainables import loop, workload
 from trainables.batches import size_of
 from trainables.plan import Plan
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.config import load
-from tuning.export import read_best
+from tuning.config.config import load
+from tuning.report.export import read_best
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 
 def train(session: Session, knobs: dict[str, Any], epochs: float, seed: int) -> dict[str, Any]:

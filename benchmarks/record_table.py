@@ -23,13 +23,13 @@ import numpy as np
 from benchmarks.document import provenance
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.config import load
-from tuning.records import Journal, last, read
-from tuning.space import Space
-from tuning.stages.estimate import EstimateStage
-from tuning.stages.probe import reference_batch_size
+from tuning.config.config import load
+from tuning.config.space import Space
+from tuning.journal.records import Journal, last, read
+from tuning.memory.footprints import EstimateStage
+from tuning.search.probe import reference_batch_size
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 LEFT_OUT = ("t", "crc")
 SHARES = (4, 2, 1)

@@ -9,7 +9,7 @@
     python -m benchmarks.simulate summary --out FILE.jsonl   medians over the seeds of a file of strategies or poison
 
 A world is a table of real trials (`benchmarks/tables`, made by `record_table`), which guesses between them by the rule
-in `tuning/backends/recorded.py`: a figure from here is of the tables, not of the workloads. All ways of searching get
+in `benchmarks/sim/recorded.py`: a figure from here is of the tables, not of the workloads. All ways of searching get
 the same virtual seconds, the same space and the same cap, under which a third of the space does not fit. A front is
 made of the trials that trained to their end; hypervolume is in units of the table's fastest speed and of the span of
 its qualities, against no speed and the worst recorded quality. Every document is one line of JSON.
@@ -32,16 +32,16 @@ from benchmarks import moasha
 from benchmarks.arena import ETA, Arena, Mislead, arena, orders, ours, peer
 from benchmarks.document import provenance, publish
 from benchmarks.record_table import design
-from tuning.backends.recorded import Table
-from tuning.backends.replay import seconds
-from tuning.backends.simulator import SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
-from tuning.pareto import front
-from tuning.records import read
-from tuning.searchers import OptunaSearcher
-from tuning.space import Space
-from tuning.stages.bench import Assignment
-from tuning.stages.needs import frontier
-from tuning.stages.search import SearchDesk, SearchTerms
+from benchmarks.sim.recorded import Table
+from benchmarks.sim.replay import seconds
+from benchmarks.sim.simulator import SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
+from tuning.config.space import Space
+from tuning.journal.records import read
+from tuning.memory.needs import frontier
+from tuning.search.bench import Assignment
+from tuning.search.search import SearchDesk, SearchTerms
+from tuning.search.searchers import OptunaSearcher
+from tuning.stats.pareto import front
 
 TABLES = Path(__file__).parent / "tables"
 
@@ -82,7 +82,7 @@ def bad_defaults(own: Arena) -> Mislead:
 
 
 def wrong_run(own: Arena) -> dict[str, Any]:
-    """Returns an earlier run's 12 trials and probes, as `stages.reuse` takes them over, with best and worst swapped."""
+    """Returns an earlier run's 12 trials and probes, as `search.reuse` takes them over, with best and worst swapped."""
     table, drawn = own.table, design(own.table.space, 12, 2)
     speeds = [samples_per_s(table, k) for k in drawn]
     values = [table.values(k, table.horizon, 0)[own.objective] for k in drawn]

@@ -30,8 +30,8 @@ from trainables import loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from trainables.stopwatch import SPANS, Span, Stopwatch, Window
-from tuning.backends.session import WINDOW_S, Session
-from tuning.backends.setting import Setting
+from tuning.workers.session import WINDOW_S, Session
+from tuning.workers.setting import Setting
 
 KNOBS: dict[str, dict[str, Scalar]] = {
     "temporal": {"batch_size": 32, "micro_batch_size": 32, "hidden_size": 32},

@@ -22,8 +22,8 @@ from trainables.knobs import Scalar
 from trainables.live_bytes import CUDA_GRANULE_BYTES, Sparse
 from trainables.plan import Plan
 from trainables.stopwatch import Window
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 NO_CAP = 1 << 60
 WORKLOADS: dict[str, dict[str, Any]] = {

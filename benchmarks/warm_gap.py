@@ -24,11 +24,11 @@ from ray import tune
 
 from benchmarks.document import KeepingDesk, provenance, publish
 from trainables.plan import Plan
-from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.ray_worker import REPORT
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.stages.bench import Assignment, Orders
+from tuning.search.bench import Assignment, Orders
+from tuning.workers.ray_tune import RayCluster, RayCrew
+from tuning.workers.ray_worker import REPORT
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 OPTIONS = {"max_train_samples": 64, "max_val_samples": 16}
 KNOBS = {"learning_rate": 5e-4, "batch_size": 16, "micro_batch_size": 8, "ram_cache": True}

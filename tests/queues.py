@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.data.greedy import WHERE
-from tuning.stages.bench import Assignment
+from tuning.search.bench import Assignment
 
 GREEDY = Path(__file__).parent / "data" / "greedy.py"
 KNOBS = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 8}

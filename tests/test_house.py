@@ -24,7 +24,7 @@ PACKAGES = ("tuning", "trainables", "search_spaces")
 # Carried beside the modules; what a wheel lacks is found only by those who install it.
 DATA_SUFFIXES = (".yaml", ".cpp", ".j2", ".jsonl.gz", ".csv.gz", ".npz", "py.typed")
 # Tests of the code that hides a person's paths have to write one.
-NEED_A_HOME = ("tests/tuning/test_doctor.py",)
+NEED_A_HOME = ("tests/tuning/workers/test_doctor.py",)
 # No part of it matches itself, so this file passes too.
 DEVELOPER_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|work)/[\w.-]+|/tmp/[e]nv\b|[A-Z]:\\[U]sers")
 
@@ -182,8 +182,8 @@ def test_own_packages_are_imported_at_the_top() -> None:
     lazy_at_the_edge = (
         *("tuning/run.py", "tuning/__main__.py"),  # so that --help needs neither torch nor Ray
         "tuning/memory/tracing/__main__.py",  # a library is loaded before torch
-        "tuning/crews.py",  # Ray is imported where it may be needed, while the bench's process imports torch
-        "tuning/backends/ray_worker.py",  # the study defines the class and needs no torch, its processes do
+        "tuning/workers/crews.py",  # Ray is imported where it may be needed, while the bench's process imports torch
+        "tuning/workers/ray_worker.py",  # the study defines the class and needs no torch, its processes do
     )
     hidden = []
     for name, tree in sources():

@@ -268,6 +268,8 @@ class Knobs:
         return Knobs.of({**self.as_dict(), **changes})
 
 
+PHASE_KNOB = "encoder_frac"
+"""The share of a training that trains the encoder alone: a phase of its own speed, memory and learning curve."""
 NAMES: tuple[str, ...] = tuple(f.name for f in dataclasses.fields(Knobs))
 _DEFAULTS: dict[str, Scalar] = {f.name: cast(Scalar, f.default) for f in dataclasses.fields(Knobs)}
 _META: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in dataclasses.fields(Knobs)}

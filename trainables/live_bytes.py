@@ -211,7 +211,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _size(count: int) -> str:
-    """Returns bytes in the words of torch's own message, which `tuning.policies.oom.requested_bytes` reads."""
+    """Returns bytes in the words of torch's own message, which `tuning.memory.oom.requested_bytes` reads."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"

@@ -12,13 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tuning import doctor, export, lines, report, summary, wording
-from tuning.config import load
-from tuning.errors import TuningError, reader_has_gone
-from tuning.records import Record, is_finished, last, read, trials
-from tuning.runs import JOURNAL, RECEIPTS, find_run, known_runs
-from tuning.summary import Summary
-from tuning.terminal import Terminal
+from tuning.cli.terminal import Terminal
+from tuning.config.config import load
+from tuning.config.errors import TuningError, reader_has_gone
+from tuning.journal.records import Record, is_finished, last, read, trials
+from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
+from tuning.report import export, lines, report, summary, wording
+from tuning.report.summary import Summary
+from tuning.workers import doctor
 
 HELP = """\
   python -m tuning.run workload=nli                             find the fastest configuration (--help there)
@@ -77,17 +78,17 @@ def _answered(arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: Sequence[str]) -> int:
-    importlib.import_module("tuning.backends")  # sets what torch reads when it is loaded
-    return int(importlib.import_module("tuning.train").main(arguments))  # brings torch; the other verbs do without
+    importlib.import_module("tuning.workers")  # sets what torch reads when it is loaded
+    return int(importlib.import_module("tuning.cli.train").main(arguments))  # brings torch; the other verbs do without
 
 
 def _ablate(arguments: Sequence[str]) -> int:
-    importlib.import_module("tuning.backends")
-    return int(importlib.import_module("tuning.ablate").main(arguments))
+    importlib.import_module("tuning.workers")
+    return int(importlib.import_module("tuning.cli.ablate").main(arguments))
 
 
 def _estimate(arguments: Sequence[str]) -> int:
-    return int(importlib.import_module("tuning.estimate").main(arguments))
+    return int(importlib.import_module("tuning.cli.estimate").main(arguments))
 
 
 def _whole(folder: Path) -> list[Record]:

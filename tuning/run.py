@@ -8,7 +8,7 @@ import sys
 import time
 from types import FrameType
 
-from tuning.errors import ConfigError, TuningError, reader_has_gone
+from tuning.config.errors import ConfigError, TuningError, reader_has_gone
 
 HELP = """\
 Finds the fastest training that keeps its accuracy and fits its card.
@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> int:
     flags = [a for a in arguments if a.startswith("-")]
     overrides = [a for a in arguments if not a.startswith("-")]
     # Imported late, so that --help answers at once: these bring Hydra, pydantic and rich.
-    from tuning.config import load
-    from tuning.terminal import Terminal
+    from tuning.cli.terminal import Terminal
+    from tuning.config.config import load
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
     terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         _listen(heard)
         config = load(overrides)
-        from tuning import opening, study  # torch and Ray, only now
+        from tuning.study import opening, study  # torch and Ray, only now
 
         if "--validate" in flags:
             _, config = opening.checked(config)

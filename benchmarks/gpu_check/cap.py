@@ -17,9 +17,9 @@ from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from trainables.workload import load
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
 from tuning.memory.fitting import Kernels
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 GREEDY = ROOT / "tests" / "data" / "greedy.py"
 PLACES = ("forward", "backward", "optimizer", "evaluation", "loader")

@@ -11,8 +11,8 @@ import torch
 
 from benchmarks.gpu_check.place import GIB_BYTES, MIB_BYTES, Place
 from trainables.knobs import NAMES, Scalar
-from tuning import yaml_files
-from tuning.cards import AMP_DTYPES, Card, honoured
+from tuning.config import yaml_files
+from tuning.config.cards import AMP_DTYPES, Card, honoured
 
 CARDS = ("rtx4060", "rtx3090")
 SMALL_CARDS = {"32 MiB": 32 * MIB_BYTES, "96 MiB": 96 * MIB_BYTES}

@@ -1,6 +1,6 @@
 """What a training step takes of a device: the peaks torch reports, and the smallest cap under which it does not fail.
 
-On CUDA the cap is the per-process fraction, on a CPU the count of live tensor bytes: `tuning.backends.device_memory`.
+On CUDA the cap is the per-process fraction, on a CPU the count of live tensor bytes: `tuning.workers.device_memory`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from benchmarks.gpu_check.kinds import REF
 from trainables import loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
+from tuning.memory import oom
 from tuning.memory.native import STEP_BYTES
-from tuning.policies import oom
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 CPU_STEP_BYTES = 4096
 CAPACITY_TOLERANCE_FRAC = 0.005

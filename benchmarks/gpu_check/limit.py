@@ -25,9 +25,9 @@ from trainables import loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from trainables.stopwatch import Window
-from tuning.backends.session import Session
-from tuning.backends.setting import Setting
-from tuning.policies.ablation import settled
+from tuning.search.ablation import settled
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
 
 WORKLOADS = {"cuda": ("nli", "headpose"), "cpu": ("headpose",)}
 ROUNDS, SECONDS = {"cuda": 9, "cpu": 1}, {"cuda": 3.0, "cpu": 0.2}

@@ -16,14 +16,14 @@ from benchmarks.gpu_check.place import OutOfTime, Place
 from benchmarks.gpu_check.workloads import best_of, lacking, options_of
 from trainables.knobs import Scalar
 from trainables.workload import BUILT_IN
-from tuning.backends.laboratory import Laboratory
-from tuning.backends.setting import Setting
-from tuning.cards import Card, refuse
-from tuning.errors import TuningError
-from tuning.policies.ablation import Pair, pairs
-from tuning.receipts import receipts
-from tuning.records import Journal, Record
-from tuning.stages import ablate
+from tuning.config.cards import Card, refuse
+from tuning.config.errors import TuningError
+from tuning.journal.records import Journal, Record
+from tuning.report.receipts import receipts
+from tuning.search import ablate
+from tuning.search.ablation import Pair, pairs
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.setting import Setting
 
 CARD, SMALL = (3, 0.4), (2, 0.1)
 """Rounds, and seconds of a window."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
-from tuning.records import Record, read, trials
-from tuning.runs import JOURNAL
+from tuning.journal.records import Record, read, trials
+from tuning.journal.runs import JOURNAL
 
 STUDIES = {"cuda": {"nli": "rtx3090", "signals": "rtx4060"}, "cpu": {"signals": "rtx4060"}}
 TRIALS = {"cuda": 20, "cpu": 2}

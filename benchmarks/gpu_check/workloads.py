@@ -19,16 +19,16 @@ from benchmarks.gpu_check.cards import Described, described, this
 from benchmarks.gpu_check.place import Kept, OutOfTime, Place, read
 from trainables.knobs import Scalar, kind_of
 from trainables.workload import BUILT_IN
-from tuning.backends.laboratory import Laboratory
-from tuning.backends.setting import Setting
-from tuning.cards import Card
-from tuning.errors import TuningError
-from tuning.policies import active
-from tuning.policies.ablation import settled
-from tuning.policies.verdict import judge
-from tuning.records import Journal, Record
-from tuning.stages.confirm import measure_windows
-from tuning.uncertainty import Gain, gain
+from tuning.config.cards import Card
+from tuning.config.errors import TuningError
+from tuning.journal.records import Journal, Record
+from tuning.search import active
+from tuning.search.ablation import settled
+from tuning.search.confirm import measure_windows
+from tuning.search.verdict import judge
+from tuning.stats.uncertainty import Gain, gain
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.setting import Setting
 
 Knobs = Mapping[str, Scalar]
 NAMES = ("before", "after", "best")

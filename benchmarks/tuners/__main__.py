@@ -34,7 +34,7 @@ from benchmarks.arena import arena
 from benchmarks.document import provenance, publish
 from benchmarks.tuners.contest import TABLES, Contest, on_core
 from benchmarks.tuners.figures import OURS, Scale, at_one_pace, on_front_once, slim, speed_key, table
-from tuning.config import load
+from tuning.config.config import load
 
 WORKLOADS = ("signals", "temporal", "pointer")
 GRACE_S = 60.0
@@ -173,7 +173,7 @@ def measure_again(workload: str, core: int, out: Path) -> dict[str, Any] | None:
 
 def speeds(workload: str, configurations: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the samples a second of each, measured in several orders, at one pace of the machine."""
-    from tuning.backends.session import Session
+    from tuning.workers.session import Session
 
     contest = Contest.made(workload, 0, 0.0, time.time(), Path())
     # Tensors are counted, as in the contest, and none is refused: a training may have fitted by the batches it met.

@@ -13,9 +13,9 @@ from typing import Any
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.backends.setting import Setting
-from tuning.policies.rungs import milestones
-from tuning.space import Space
+from tuning.config.space import Space
+from tuning.search.rungs import milestones
+from tuning.workers.setting import Setting
 
 TABLES = Path(__file__).parents[1] / "tables"
 ETA, FIRST_FRAC = 2, 0.25
@@ -50,7 +50,7 @@ class Contest:
     def made(cls, workload: str, seed: int, budget_s: float, started: float, out: Path) -> Contest:
         """Returns the contest of a workload with its own space on a CPU, and the cap of its recorded table."""
         from benchmarks.arena import arena
-        from tuning.config import load
+        from tuning.config.config import load
 
         own, config = arena(TABLES / f"{workload}.jsonl"), load([f"workload={workload}", "card=cpu"])
         return cls(

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.arena import Arena
-from tuning.pareto import hypervolume_2d
-from tuning.policies.pick import Candidate, pick
-from tuning.policies.rule import Rule, absolute
+from tuning.search.pick import Candidate, pick
+from tuning.search.rule import Rule, absolute
+from tuning.stats.pareto import hypervolume_2d
 
 Row = Mapping[str, Any]
 OURS = "staged"

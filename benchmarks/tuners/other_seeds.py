@@ -34,7 +34,7 @@ from benchmarks.tuners.__main__ import documents, rows, scale
 from benchmarks.tuners.contest import Contest
 from benchmarks.tuners.figures import OURS, Row, Scale, key, on_front_once
 from trainables.knobs import kind_of
-from tuning import pareto
+from tuning.stats import pareto
 
 FIRST_SEED = 1000
 """Far from those of a contest, which count from 0."""
@@ -77,7 +77,7 @@ def worth_at(row: Row, scale: Scale, qualities: Qualities, share: float) -> floa
 
 def trained(workload: str, seed: int, configurations: Mapping[str, Any], seeds: int) -> dict[str, list[float]]:
     """Returns the qualities of each on so many other seeds, on the data of a contest's `seed`, by one thread."""
-    from tuning.backends.session import Session
+    from tuning.workers.session import Session
 
     contest = Contest.made(workload, seed, 0.0, time.time(), Path())
     plan = dataclasses.replace(contest.plan(judged=False), cap_bytes=None)

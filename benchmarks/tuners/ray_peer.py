@@ -9,7 +9,7 @@ import torch
 from ray import tune
 
 from benchmarks.tuners.contest import Contest
-from tuning.backends.session import Session, Trial
+from tuning.workers.session import Session, Trial
 
 
 class Peer(tune.Trainable):

@@ -1,6 +1,6 @@
 """The tuners: ours, Ray Tune with OptunaSearch and ASHA, Optuna's TPE with a constraint, and random draws.
 
-Each trains with the same loop (`backends.session`) under the same virtual card, one training at a time on one core.
+Each trains with the same loop (`workers.session`) under the same virtual card, one training at a time on one core.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from benchmarks.peers import suggested, tune_domain
 from benchmarks.record_table import design
 from benchmarks.tuners.contest import ETA, Contest
 from trainables.knobs import Scalar
-from tuning.backends.session import Session
-from tuning.config import load
-from tuning.policies.oom import requested_bytes
-from tuning.records import Journal, trials
-from tuning.stages.bench import Assignment, Orders
-from tuning.stages.estimate import EstimateStage
-from tuning.stages.needs import frontier
-from tuning.stages.probe import ProbeStage
-from tuning.stages.search import SearchDesk, SearchTerms
+from tuning.config.config import load
+from tuning.journal.records import Journal, trials
+from tuning.memory.footprints import EstimateStage
+from tuning.memory.needs import frontier
+from tuning.memory.oom import requested_bytes
+from tuning.search.bench import Assignment, Orders
+from tuning.search.probe import ProbeStage
+from tuning.search.search import SearchDesk, SearchTerms
+from tuning.workers.session import Session
 
 
 def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
 
     Its trials run as a study's do where one runs at a time: in the process that probed, without Ray.
     """
-    from tuning.backends.laboratory import Laboratory
-    from tuning.backends.laboratory_crew import LaboratoryCrew
+    from tuning.workers.laboratory import Laboratory
+    from tuning.workers.laboratory_crew import LaboratoryCrew
 
     space, setting, cap_bytes = contest.space, contest.setting, contest.cap_bytes
     section = load([f"workload={contest.workload}", "card=cpu"]).budget.probe
@@ -107,7 +107,7 @@ def ray(contest: Contest, *, reuse: bool = True, tells: bool = False) -> dict[st
     from ray.tune.search.optuna import OptunaSearch
 
     from benchmarks.tuners.ray_peer import Peer
-    from tuning.backends.ray_tune import RayCluster
+    from tuning.workers.ray_tune import RayCluster
 
     objectives = contest.objectives
     search = OptunaSearch(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.exported import compared, figures, measured_at, said
-from tuning import summary
-from tuning.records import read
+from tuning.journal.records import read
+from tuning.report import summary
 
 RUN = Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl"
 

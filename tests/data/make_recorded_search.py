@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tuning.records import Journal, read
+from tuning.journal.records import Journal, read
 
 KEPT = {
     "study": (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.live_bytes import LiveBytes, Sparse, storage_bytes
-from tuning.policies.oom import requested_bytes
+from tuning.memory.oom import requested_bytes
 
 
 def test_a_storage_counts_once_from_its_birth_to_its_death_views_and_writes_in_place_never() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tuning import summary
-from tuning.records import Record, read
-from tuning.summary import Summary
+from tuning.journal.records import Record, read
+from tuning.report import summary
+from tuning.report.summary import Summary
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tuning.records import Record
+from tuning.journal.records import Record
 
 TEXT = "=[/foo]<script>alert(1)</script>\x1b[2J\x07"
 

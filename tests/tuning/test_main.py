@@ -13,7 +13,7 @@ import pytest
 
 from tests.commands import ROOT
 from tuning import __main__
-from tuning.records import Journal, Record
+from tuning.journal.records import Journal, Record
 
 OLDEST, NEWEST = "zz-first", "20261121-103412-3f2a"
 

@@ -93,7 +93,7 @@ def test_a_signal_is_told_apart_though_a_wait_of_ray_replaces_its_exception(
         raise KeyboardInterrupt  # as ray.wait does where the signal arrives before it begins to wait
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tuning.study.run", waits)
+    monkeypatch.setattr("tuning.study.study.run", waits)
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         assert run.main(["workload=signals"]) == code

@@ -13,14 +13,14 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.sim.replay import decisions, replayed
 from tests.commands import MINE, run
-from tuning.backends.laboratory import Laboratory
-from tuning.backends.ray_tune import RayCluster, RayCrew
-from tuning.backends.replay import decisions, replayed
-from tuning.backends.setting import Setting
-from tuning.export import read_best
-from tuning.records import read, trials
-from tuning.stages.bench import Assignment, Orders
+from tuning.journal.records import read, trials
+from tuning.report.export import read_best
+from tuning.search.bench import Assignment, Orders
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.ray_tune import RayCluster, RayCrew
+from tuning.workers.setting import Setting
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 QUICK = [

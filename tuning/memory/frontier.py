@@ -12,7 +12,7 @@ from tuning.memory.footprint import Footprint, Point, Sizes, between
 from tuning.memory.posterior import PRIORS, Posterior
 
 Coupling = tuple[tuple[str, Scalar], ...]
-"""The knobs that change what a sample or a parameter needs, as (name, value) pairs; see `stages.needs.key_of`."""
+"""The knobs that change what a sample or a parameter needs, as (name, value) pairs; see `memory.needs.key_of`."""
 Action = Literal["launch", "halve", "refuse"]
 
 SCALED = ("hidden_size", "adapter_rank")

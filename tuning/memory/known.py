@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuning import atomic
-from tuning.errors import ConfigError
+from tuning.config import atomic
+from tuning.config.errors import ConfigError
 
 Fact = Mapping[str, Any]
-"""`kind` (footprint, peak, fit or oom), `coupling`, and what the kind needs: see `stages.needs.facts`."""
+"""`kind` (footprint, peak, fit or oom), `coupling`, and what the kind needs: see `memory.needs.facts`."""
 
 MOST = 2000
 """Lines kept, some 400 bytes each; the oldest go first."""

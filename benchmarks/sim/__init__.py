@@ -1,0 +1,1 @@
+"""Searches in virtual time over recorded tables."""

@@ -1,0 +1,224 @@
+"""Every bad command line ends in one short error that names the key, the value and a remedy, and writes nothing."""
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tuning.config.config import StudyConfig, load
+from tuning.config.errors import MAX_LINES, ConfigError
+
+# The command line, its items joined by AND; what the error must name besides the last item's key; a part of the remedy.
+TABLE = [
+    ("workload=nope", "nope", "workload=nli"),
+    ("workload=nl1", "nl1", "did you mean workload=nli?"),
+    ("card=rtx3009", "rtx3009", "did you mean card=rtx3090?"),
+    ("budget=", "no value", "budget=<value>"),
+    ("preset=max", "max", "rtx3090_max_perf"),
+    ("workload=../../secretdir/s", "../../secretdir/s", "workload=nli"),
+    ("card=../card/cpu", "../card/cpu", "card=auto"),
+    ("workload=/etc/passwd", "/etc/passwd", "workload=nli"),
+    ("workload=null", "null", "workload=nli"),
+    ("workload=nli.py", "does not exist", "did you mean workload=nli?"),
+    ("workload=folder.py", "not a regular file", "path of your workload"),
+    ("workload=no_such_module.mine", "no_such_module", "folder that holds it"),
+    ("workloda=nli", "nli", "did you mean workload=nli?"),
+    ("lr=abc", "abc", "knobs.learning_rate"),
+    ("batch_size=4", "4", "did you mean knobs.batch_size=4?"),
+    ("trials=4", "4", "did you mean search.trials=4?"),
+    ("knobs.lr=1e-3", "0.001", "did you mean knobs.learning_rate?"),
+    ("knobs.learning_rate=abc", "abc", "knobs.learning_rate=0.0005"),
+    ("knobs.learning_rate=nan", "nan", "knobs.learning_rate=0.0005"),
+    ("knobs.learning_rate=inf", "inf", "knobs.learning_rate=0.0005"),
+    ("knobs.learning_rate=-1", "-1", "knobs.learning_rate=0.0005"),
+    ("knobs.learning_rate=0", "0 is not allowed", "knobs.learning_rate=0.0005"),
+    ("knobs.learning_rate=", "no value", "knobs.learning_rate=<value>"),
+    ("knobs.learning_rate", "no value", "knobs.learning_rate=<value>"),
+    ("knobs.learning_rate=1e-3,1e-4", "1e-3,1e-4", "knobs.learning_rate=[1e-3,1e-4]"),
+    ("knobs.learning_rate=0,001", "0,001", "knobs.learning_rate=0.001 with a decimal point"),
+    ("pick.tolerance=0,01", "a comma parts several values", "pick.tolerance=0.01"),
+    ("search.trials=2,4", "a comma parts several values", "search.trials=<value>"),
+    ("knobs.learning_rate=choice(1,2)", "choice(1,2)", "knobs.learning_rate=[<value>,<value>]"),
+    ("knobs.num_workers=[1,2", "[1,2\n  " + " " * 18 + "^", "add a ]"),
+    ("knobs.num_workers={b", "{b", "add a }"),
+    ("knobs.num_workers=1]", "closes nothing", "remove it"),
+    ("knobs.amp_dtype='fp32", "never closed", "add a '"),
+    ("knobs.num_workers=" + "[" * 500, "nested deeper than 10", "list of values"),
+    ("knobs.num_workers=a=b", "a=b", "add quotes"),
+    ("knobs.num_workers={1: 2}", "the key 1", "{low: 8"),
+    ("knobs.num_workers=１", "U+FF11 (FULLWIDTH DIGIT ONE)", "type it again"),  # noqa: RUF001
+    ("\ufeffsearch.trials=1", "U+FEFF", "type it again"),
+    ("search.trials=1_6", "1_6 has _ among its digits", "search.trials=16"),
+    ("knobs.batch_size=[1_6,32]", "1_6 has _ among its digits", "knobs.batch_size=[16,32]"),
+    ("workload.layers=1_0", "1_0", "workload.layers=3"),
+    ("workload.layers=٣", "٣ is not allowed", "workload.layers=3"),
+    ("search.max_time=1_0", "1_0", "search.max_time=4m"),
+    ("search.max_time=١٢", "١٢", "search.max_time=4m"),
+    ("search.trials=1\r", "U+000D", "type it again"),
+    ("knobs.adapter=lo\tra", "U+0009", "type it again"),
+    ("workload.data=a\x1b[2J", "U+001B", "type it again"),
+    ("search.trials=" + "1" * 5000, "5014 characters", "shorten"),
+    ("++x.y.z=1", "++x.y.z=1", "x.y.z=1"),
+    ("x.y.z=1", "x.y.z", "see --help"),
+    ("+knobs.learning_rate=3", "3", "knobs.learning_rate=3"),
+    ("mine.py", "no value", "workload=mine.py"),
+    ("nli", "no value", "workload=nli"),
+    ("knobs", "no value", "knobs.<name>=<value>"),
+    ("", "an argument is empty", "leave it out"),
+    ("workload=''", "'' has no value", "workload=<value>"),
+    ("workload.data=''", "'' has no value", "workload.data=<value>"),
+    ("name=''", "'' has no value", "name=<value>"),
+    ("~knobs", "~", "knobs.<name>=<value>"),
+    ("~knobs.learning_rate", "~", "knobs.learning_rate=<value>"),
+    ("card@x=cpu", "cpu", "card=cpu"),
+    ("--multirun", "--multirun", "--help"),
+    ("search trials=3", "search trials", "search.trials=40"),
+    ("hydra.run.dir=/etc/x", "/etc/x", "runs_dir"),
+    ("hydra=x", "x", "runs_dir"),
+    ("workload.data=${oc.env:HOME}", "${oc.env:HOME}", "the value itself"),
+    ("search.trials=${search.trials}", "${search.trials}", "the value itself"),
+    ("knobs.adapter={_target_: os.system}", "_target_: os.system", "leave it out"),
+    ("search._target_=os.system", "os.system", "leave it out"),
+    ("search.trials=3 AND search.trials=4", "search.trials=3", "keep one"),
+    ("knobs.dropout=0.1 AND knobs.dropout.low=0", "knobs.dropout=0.1", "keep one"),
+    ("knobs.batch_size={low:9,high:8}", "{low: 9, high: 8}", "low: 16, high: 64"),
+    ("knobs.dropout={low:0,high:0.5,log:true}", "low > 0", "low: 0.02"),
+    ("knobs.dropout={low:nan,high:0.5}", "nan", "low: 0.02"),
+    ("knobs.dropout={low:0,high:inf}", "inf", "low: 0.02"),
+    ("knobs.dropout={low:0,high:0.5,step:0}", "step", "low: 0.02"),
+    ("knobs.batch_size=[]", "[]", "knobs.batch_size=32"),
+    ("knobs.batch_size=[8,{a:1}]", "{a: 1}", "knobs.batch_size=32"),
+    ("knobs.batch_size=[1,true,1.0]", "[1,true,1.0]", "knobs.batch_size=32"),
+    ("knobs.batch_size=[8,8.0]", "8 is listed twice", "knobs.batch_size=[8]"),
+    ("knobs.batch_size=null", "null", "knobs.batch_size=32"),
+    ("knobs.batch_size.low=2", "[16,32,64]", "knobs.batch_size=<value>"),
+    ("knobs={}", "{}", "knobs.learning_rate=<value>"),
+    ("search=5", "5", "search.trials=<value>"),
+    ("search.trials.x=3", "12", "search.trials=<value>"),
+    ("search.trails=40", "40", "did you mean search.trials=40?"),
+    ("search.trials=0", "0", "search.trials=12"),
+    ("search.trials=-1", "-1", "search.trials=12"),
+    ("search.trials=1e9", "1000000000", "search.trials=12"),
+    ("search.trials=1.5", "1.5", "search.trials=12"),
+    ("search.trials=[1,2]", "[1,2]", "search.trials=12"),
+    ("search.max_time=1 hour", "1 hour", "search.max_time=4m"),
+    ("search.max_time=0s", "0s", "search.max_time=4m"),
+    ("search.max_time=nan", "nan", "search.max_time=4m"),
+    ("search.seed=-3", "-3", "search.seed=0"),
+    ("search.strategy=fast", "fast", "search.strategy=staged"),
+    ("concurrency=0", "0", "concurrency=auto"),
+    ("concurrency=1000", "1000", "concurrency=auto"),
+    ("concurrency=true", "true", "concurrency=auto"),
+    ("pick.tolerance=-1", "-1 is not allowed\n  allowed: a number >= 0", "pick.tolerance=0.01"),
+    ("pick.tolerance=101%", "a percentage of the best quality", "pick.tolerance=0.01"),
+    ("pick.tolerance=two%", "two%", "pick.tolerance=0.01"),
+    ("pick.tolerance=nan", "nan", "pick.tolerance=0.01"),
+    ("dashboard=yes", "yes", "dashboard=false"),
+    ("budget.confirm.windows=3", "at least 5", "budget.confirm.windows=5"),
+    ("budget.rungs.eta=1", "at least 2", "budget.rungs.eta=2"),
+    ("knobs.batch_size=0", "0", "knobs.batch_size=32"),
+    ("knobs.num_workers=-1", "-1", "knobs.num_workers=0"),
+    ("knobs.num_workers=0 AND knobs.prefetch_factor=[2,4]", "no effect", "knobs.num_workers=[0,2,4]"),
+    ("knobs.num_workers=0 AND knobs.persistent_workers=true", "no effect", "knobs.num_workers=[0,2,4]"),
+    ("knobs.amp_dtype=int8", "int8", "knobs.amp_dtype=fp32"),
+    ("knobs.amp_dtype=fp61", "fp61", "knobs.amp_dtype=fp32"),
+    ("card=t4 AND knobs.amp_dtype=[fp16,bf16]", "bf16", "another card"),
+    ("card=cpu AND knobs.pin_memory=true", "true", "another card"),
+    ("card=t4 AND card.memory_gib=1", "1", "raise card.memory_gib"),
+    ("card.device=gpu", "allowed: auto, cpu or cuda", "card.device=auto"),
+    ("card.dtypes=[]", "allowed: 1 values or more", "[fp32"),
+    ("card.dtypes=5", "allowed: a list", "[fp32"),
+    ("card.memory_gib=0", "allowed: more than 0", "card.memory_gib=null"),
+    ("card.dtypes=[int8]", "int8", "[fp32"),
+    ("workload.modle=/m", "/m", "did you mean workload.model=/m?"),
+    ("workload.layers=three", "three", "workload.layers=3"),
+    ("workload.layers=null", "null", "workload.layers=3"),
+    ("workload.download=1", "1", "workload.download=false"),
+    ("workload.model=[a,b]", "[a,b]", "workload.model=<value>"),
+    ("named.before.batch_size=[1,2]", "[1,2]", "named.before.batch_size=<value>"),
+    ("named.before.batch_size=-4", "-4", "named.before.batch_size=32"),
+    ("named.before.lr=1", "lr is not a knob", "learning_rate"),
+    ("named.before=3", "3", "named.before.learning_rate"),
+    ("name=../x", "../x", "name=null"),
+    ("name=-rf", "-rf", "name=null"),
+    ("name=a/b", "a/b", "name=null"),
+    ("resume=" + "x" * 300, "xxx", "resume=null"),
+    ("resume=../../etc", "../../etc", "resume=null"),
+]
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """The working folder: a directory called folder.py, and nothing else."""
+    (tmp_path / "folder.py").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("line", "named", "remedy"), TABLE, ids=[repr(row[0][:60]) for row in TABLE])
+def test_bad_command_line(line, named, remedy, empty_folder):
+    argv = line.split(" AND ")
+    with pytest.raises(ConfigError) as raised:
+        load(argv)
+    text = str(raised.value)
+    key = argv[-1].partition("=")[0].strip("+~\ufeff").partition("@")[0]
+    assert key in text
+    assert named in text
+    assert remedy in raised.value.remedy
+    assert text.startswith("error: ")
+    assert text.splitlines()[-1].startswith("  try: ")
+    assert len(text.splitlines()) <= MAX_LINES
+    assert max(map(len, text.splitlines())) < 400
+    assert "Traceback" not in text
+    assert "hydra.cc" not in text
+    assert "http" not in text
+    assert raised.value.exit_code == 2
+    assert list(empty_folder.iterdir()) == [empty_folder / "folder.py"]
+
+
+def test_huge_workload_file_is_refused_unread(tmp_path):
+    path = tmp_path / "mine.py"
+    with path.open("wb") as file:
+        file.truncate(2_000_000)
+    with pytest.raises(ConfigError, match="the file has 2000000 bytes\n  allowed: at most 1000000"):
+        load([f"workload={path}"])
+
+
+def test_space_with_nothing_to_search_is_refused():
+    searched = load([]).space.parameters
+    one_each = [f"knobs.{n}={str(p.values[0]).lower()}" for n, p in searched.items() if hasattr(p, "values")]
+    with pytest.raises(ConfigError, match="nothing to search"):
+        load([*one_each, "knobs.learning_rate=1e-3", "knobs.warmup_frac=0.1"])
+
+
+KEYS = st.sampled_from(
+    (
+        *("knobs.batch_size", "knobs.learning_rate", "knobs.amp_dtype", "search.trials", "search.max_time", "name"),
+        *("workload", "workload.data", "card", "concurrency", "named.after.tf32", "budget.probe", "knobs", "x.y"),
+    )
+)
+WORDS = st.sampled_from(["1", "0.5", "nan", "null", "true", "fp16", "low: 1", "high: 4", "log: true", "4m", "a b", "é"])
+SIGNS = st.sampled_from(
+    ["[", "]", "{", "}", ",", "'", '"', "(", ")", "=", "$", "{", "\\", ":", " ", "~", "\n", "\0", "#"]
+)
+VALUES = st.one_of(
+    WORDS,
+    st.lists(WORDS, max_size=4).map(lambda words: "[" + ",".join(words) + "]"),
+    st.lists(WORDS, max_size=4).map(lambda words: "{" + ", ".join(words) + "}"),
+    st.lists(st.one_of(WORDS, SIGNS), max_size=8).map("".join),
+    st.text(max_size=12),
+)
+ITEMS = st.one_of(st.tuples(KEYS, VALUES).map("=".join), st.text(max_size=20))
+
+
+@given(st.lists(ITEMS, max_size=3))
+@example(["knobs.adapter=\\", "name=\ud800"])
+@example(["knobs.batch_size={low: {low: 1}, high: [4]}"])
+@settings(max_examples=200, deadline=2000, suppress_health_check=[HealthCheck.too_slow])
+def test_any_command_line_is_a_configuration_or_one_short_error(argv):
+    refused = None
+    try:
+        assert isinstance(load(argv), StudyConfig)
+    except ConfigError as error:
+        refused = error
+    assert refused is None or refused.remedy
+    assert refused is None or len(str(refused).splitlines()) <= MAX_LINES

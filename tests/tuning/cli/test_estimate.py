@@ -1,0 +1,284 @@
+"""The verb estimate: its table in 80 columns, its JSON, its cache, and what it refuses. The predictor is a formula."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import MINE
+from tests.tuning.memory.logs import MIB, prediction
+from tuning import __main__ as tuning_main
+from tuning.cli import estimate
+from tuning.config.config import load
+from tuning.config.declared import declared
+from tuning.config.errors import ConfigError
+from tuning.memory import answers
+from tuning.memory.prediction import Prediction
+from tuning.memory.predictor import Request
+from tuning.report.question import Question, question
+from tuning.workers.doctor import Gpu
+
+GIB = 2**30
+
+
+def of(settings: str, kernels: Any = "auto", gpus: tuple[Gpu, ...] = ()) -> Question:
+    return question(load(settings.split()), kernels, gpus)
+
+
+def formula(request: Request, width_mib: int = 16) -> Prediction:
+    knobs = request.knobs
+    sample = 80 * MIB // (2 if knobs["amp_dtype"] == "bf16" else 1) // (4 if knobs["activation_checkpointing"] else 1)
+    return prediction(layers=6, width_bytes=width_mib * MIB, sample_bytes=sample)
+
+
+def told(settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula) -> str:
+    assert estimate.main(settings.split(), lambda requests: [predict(one) for one in requests]) == 0
+    return capsys.readouterr().out
+
+
+def answer(
+    settings: str, capsys: pytest.CaptureFixture[str], predict: Callable[[Request], Prediction] = formula
+) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(told(f"{settings} --json", capsys, predict))
+    return found
+
+
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_what_is_typed_or_else_what_is_of_use() -> None:
+    assert [tuple(c.values()) for c in of("workload=nli card=rtx4060").couplings] == [
+        ("fp32", False, "dora"),
+        ("fp32", True, "dora"),
+        ("bf16", False, "dora"),
+        ("bf16", True, "dora"),
+    ]
+    typed = of(
+        "workload=nli card=rtx4060 knobs.amp_dtype=fp16 knobs.adapter=[lora,none] knobs.activation_checkpointing=true"
+    )
+    assert [tuple(c.values()) for c in typed.couplings] == [("fp16", True, "lora"), ("fp16", True, "none")]
+    assert all("adapter" not in c for c in of("workload=signals").couplings)
+    assert {c["amp_dtype"] for c in of("workload=pointer card=p100").couplings} == {
+        "fp32",
+        "fp16",
+    }  # Pascal has no bf16
+
+
+def test_what_a_search_varies_is_taken_at_its_largest_or_first() -> None:
+    about = of("workload=temporal card=rtx4060")
+    assert (about.knobs["architecture"], about.knobs["hidden_size"], about.knobs["dropout"]) == ("lstm", 64, 0.5)
+    assert about.searched["architecture"] == ("transformer", "mlp")
+    assert about.knobs["num_workers"] == 0  # changes no byte of the step, so asks for no other trace
+    assert of("workload=temporal card=rtx4060 knobs.num_workers=2") == about
+
+
+def test_sizes_are_those_searched_or_typed() -> None:
+    assert (of("workload=nli").micro_batches, of("workload=nli").asked) == ((4, 8, 16, 32), False)
+    one = of("workload=nli knobs.micro_batch_size=6")
+    assert (one.micro_batches, one.asked) == ((6,), True)
+    assert of("workload=nli knobs.micro_batch_size={low:3,high:40}").micro_batches == (4, 8, 16, 32)
+    many = of("workload=nli knobs.micro_batch_size=[1,2,3,4,5,6,7,8,9,10,11,12,13]").micro_batches
+    assert len(many) <= 6
+    assert many[-1] == 13
+
+
+def test_the_card_decides_kernels_and_limit() -> None:
+    card = of("workload=nli card=rtx4060")
+    assert (card.kernels, card.capability, card.usable_bytes) == ("cuda", (8, 9), round(7.3 * GIB))
+    assert (of("workload=nli card=cpu").kernels, of("workload=nli card=cpu").usable_bytes) == ("cpu", None)
+    assert of("workload=nli card=rtx4060", "cpu").kernels == "cpu"
+    assert of("workload=nli").kernels == "cpu"
+    found = of("workload=nli", gpus=(Gpu("NVIDIA L4", 22 * GIB),))
+    assert (found.card, found.kernels, found.memory_bytes) == ("NVIDIA L4", "cuda", 22 * GIB)
+
+
+def test_a_workload_of_ones_own_is_read_without_being_run() -> None:
+    before = set(sys.modules)
+    about = of(f"workload={MINE} card=rtx4060 workload.hidden=64")
+    assert (about.micro_batches, about.options) == ((8, 16, 64), {"hidden": 64, "noise": 0.15})
+    assert not {name for name in set(sys.modules) - before if name.startswith(("torch", "cardtune_workload"))}
+
+
+def test_what_is_no_literal_is_said(tmp_path: Path) -> None:
+    mine = tmp_path / "own.py"
+    mine.write_text(
+        "class A:\n    default_space = dict(batch_size=[1])\n    options: dict = {'size': 3}\nWORKLOAD = A()\n"
+    )
+    assert declared(str(mine)) == (None, {"size": 3})
+    assert "default_space of own" in of(f"workload={mine}").notes[0]
+    mine.write_text("class WORKLOAD:\n    default_space = {'batch_size': [1, 2]}\n")
+    assert declared(str(mine)) == ({"batch_size": [1, 2]}, {})
+
+
+# -- what is answered --------------------------------------------------------------------------------------------------
+
+
+def test_the_table_fits_80_columns_and_has_no_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    for settings in ("workload=nli card=rtx4060", f"workload={MINE}", "workload=temporal card=t4"):
+        text = told(settings, capsys)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "\x1b" not in text
+    assert "dtype ckpt adapter  micro     GiB   card        of the peak" in text
+
+
+def test_rows_say_what_fits_and_the_largest_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer("workload=nli card=rtx4060", capsys)
+    first = found["rows"][0]
+    assert [(c["micro_batch"], c["verdict"]) for c in first["cells"]] == [
+        (4, "fits"),
+        (8, "fits"),
+        (16, "no"),
+        (32, "no"),
+    ]
+    assert first["largest"] == first["largest_cell"]["micro_batch"]
+    assert 8 <= first["largest"] < 16
+    for row in found["rows"]:
+        needs = [c["needed_bytes"] for c in row["cells"]]
+        assert needs == sorted(needs)
+        for c in row["cells"]:
+            assert sum(c["breakdown"].values()) == c["live_bytes"] <= c["needed_bytes"]
+            assert c["share_frac"] == pytest.approx(c["needed_bytes"] / found["card"]["usable_bytes"])
+
+
+def test_options_may_stand_between_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer("workload=nli --timeout 300 card=rtx4060", capsys)["card"]["name"] == "rtx4060"
+
+
+def test_the_largest_that_was_looked_at_is_not_called_the_largest_that_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = told("workload=nli card=rtx4060", capsys, lambda _: prediction(layers=1, width_bytes=512, sample_bytes=512))
+    assert ">=65536" in text
+    assert "<=" not in text
+    assert "<=" in told("workload=nli card=rtx4060", capsys)
+
+
+def test_what_does_not_fit_is_followed_by_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told("workload=nli card=rtx4060", capsys)
+    after = text[text.index("does not fit. Cheapest first, these fit:") :].splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in after] == [
+        "knobs.micro_batch_size=12",
+        "knobs.activation_checkpointing=true",
+        "knobs.amp_dtype=bf16",
+        "knobs.amp_dtype=bf16 knobs.activation_checkpointing=true",
+    ]
+    assert "All of these sizes fit" in told("workload=nli card=h200", capsys)
+
+
+def test_where_nothing_fits_there_are_levers(capsys: pytest.CaptureFixture[str]) -> None:
+    def wide(request: Request) -> Prediction:
+        return formula(request, 40 if request.knobs["adapter"] == "lora" else 400)
+
+    found = answer("workload=nli card=rtx4060", capsys, wide)
+    assert found["wanted"] == 1
+    assert [lever["name"] for lever in found["levers"]] == ["lora adapters"]
+    text = told("workload=nli card=rtx4060", capsys, wide)
+    assert "Not one sample fits. Levers, the cheapest first:" in text
+    assert "lora adapters: 1." in text
+    asked = told("workload=nli card=rtx4060 knobs.micro_batch_size=64 knobs.amp_dtype=fp32", capsys)
+    assert "activation_checkpointing=true" in asked or "micro-batch of" in asked
+
+
+def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def never(request: Request) -> Prediction:
+        return Prediction("none", ("aten::nonzero has a shape that depends on data",), (), 0.1)
+
+    text = told("workload=nli card=rtx4060", capsys, never)
+    assert "only trials can tell" in text
+    assert text.count("aten::nonzero") == 1
+    assert answer("workload=nli card=rtx4060", capsys, never)["rows"][0]["cells"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("workload=nope", "there is no such workload"),
+        ("workload=nli card=rtx9999", "card=rtx9999: there is no such card"),
+        ("workload=nli knobs.amp_dtype=int8", "int8"),
+        ("workload=nli knobs.micro_batch_size=0", ">= 1"),
+        ("workload=nli knobs.widht=3", "widht"),
+        ("workload=missing.py", "does not exist"),
+        ("workload=nli --kernels tpu", "invalid choice"),
+        ("workload=nli --nope", "unrecognized arguments"),
+        ("workload=nli --timeout nan", "--timeout nan"),
+        ("workload=nli --timeout 0", "--timeout 0"),
+    ],
+)
+def test_bad_input_is_one_clear_error(arguments: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuning_main.main(["estimate", *arguments.split()]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert said.err.count("error:") == 1
+    assert not said.out
+
+
+def test_what_the_workload_refuses_is_a_wrong_command_line() -> None:
+    said = "DataError: workload.data=/nowhere is not there; allowed: a file"
+    with pytest.raises(ConfigError, match="data=/nowhere is not there") as raised:
+        estimate.main(
+            ["workload=nli", "workload.data=/nowhere"],
+            lambda requests: [Prediction("none", (said,), (), 0.1) for _ in requests],
+        )
+    assert raised.value.allowed == "a file"
+
+
+@pytest.mark.parametrize("text", ["x = (", "a = 1\n", "\x00"])
+def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "own.py"
+    mine.write_text(text)
+    assert tuning_main.main(["estimate", f"workload={mine}"]) == 2
+    assert f"error: workload={mine}" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="no such module"):
+        declared("nowhere_at_all")
+
+
+def test_an_answer_is_kept_and_what_could_not_be_predicted_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked: list[Request] = []
+    settings = [f"workload={MINE}", "card=t4", "--json"]
+
+    def late(requests: Sequence[Request], **how: Any) -> list[Prediction]:
+        asked.extend(requests)
+        return [Prediction("none", ("tracing took longer than 120 s",), (), 120.0) for _ in requests]
+
+    def known(requests: Sequence[Request], **how: Any) -> list[Prediction]:
+        asked.extend(requests)
+        return [formula(one) for one in requests]
+
+    counts, rows = [], []
+    for predict_all in (late, known, known):
+        monkeypatch.setattr(estimate, "predict_all", predict_all)
+        assert estimate.main(settings) == 0
+        counts.append(len(asked))
+        rows.append(json.loads(capsys.readouterr().out)["rows"])
+    assert counts[0] * 2 == counts[1] == counts[2]
+    assert rows[1] == rows[2] != rows[0]
+    assert estimate.main([*settings, "--no-cache"]) == 0
+    assert len(asked) > counts[2]
+
+
+def test_answers_are_kept_until_what_they_depend_on_changes(tmp_path: Path) -> None:
+    mine, data = tmp_path / "own.py", tmp_path / "data.csv"
+    mine.write_text("class WORKLOAD: pass\n")
+    data.write_text("a")
+    options: Mapping[str, object] = {"data": str(data), "size": 3, "none": None}
+    one = answers.fingerprint(str(mine), options)
+    assert answers.fingerprint(str(mine), options) == one
+    mine.write_text("class WORKLOAD: ...\n")
+    two = answers.fingerprint(str(mine), options)
+    os.utime(data, ns=(1, 1))
+    assert len({one, two, answers.fingerprint(str(mine), options)}) == 3
+    assert answers.kept(tmp_path, "k") is None
+    answers.keep(tmp_path, "k", {"rows": []})
+    assert answers.kept(tmp_path, "k") == {"rows": []}
+    (tmp_path / "answers" / "k.json").write_text("{")
+    assert answers.kept(tmp_path, "k") is None
+    answers.keep(Path("/proc/nowhere"), "k", {})

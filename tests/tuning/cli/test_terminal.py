@@ -1,0 +1,235 @@
+"""What a run says: 80 columns, no escape codes in a pipe, and no value that is anything but text."""
+
+import dataclasses
+import io
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.tuning import hostile
+from tuning.cli.terminal import Progress, Terminal
+from tuning.config import config
+from tuning.config.errors import ConfigError
+from tuning.journal.records import Record
+from tuning.report import lines, summary
+from tuning.workers import doctor
+
+FOLDER = Path("runs/nli/20261121-103412-3f2a")
+
+
+class Tty(io.StringIO):
+    """A terminal that remembers."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(scope="module")
+def study():
+    return config.load(["workload=nli"])
+
+
+def play(records, study, stream=io.StringIO, verbosity=0, **env):
+    """Returns what stdout and stderr hold after a whole run."""
+    out, err = stream(), stream()
+    terminal = Terminal(verbosity, out=out, err=err, env={"TERM": "xterm-256color", **env}, clock=lambda: 0.0)
+    terminal.plan(study, records[0], FOLDER)
+    for record in records:
+        if record.event == "stage" and record["state"] == "start":
+            terminal.stage(record["stage"])
+        terminal.record(record)
+    written = [FOLDER / name for name in ("best.yaml", "most_accurate.yaml", "front.csv")]
+    terminal.summary(summary.from_records(records), FOLDER, written)
+    return out.getvalue(), err.getvalue()
+
+
+def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
+    out, err = play(records, study)
+    assert out.startswith("best    t007   63.4 ± 0.9 samples/s   accuracy 0.906 (0.893 .. 0.919)   1.2 GiB\n")
+    assert "after over before: claimed 4.0x, measured 1.51x (1.50 to 1.53) here" in out
+    assert "trials  12: 5 ok, 4 stopped, 1 oom, 1 refused, 1 diverged, 0 lost" in out
+    assert "Throughput is that of Example CPU" in out
+    assert out.endswith("python -m tuning report 20261121-103412-3f2a\n")
+    assert "plan    probes for 24s" in err
+    assert err.count("\nprobe ") == 6
+    assert err.count("\ntrial ") == 11
+
+
+@pytest.mark.parametrize(
+    ("stream", "env"),
+    [(io.StringIO, {}), (Tty, {"NO_COLOR": "1"}), (Tty, {"TERM": "dumb"}), (io.StringIO, {"CI": "1"})],
+)
+def test_no_escape_code_where_none_is_wanted(records, study, stream, env):
+    out, err = play(records, study, stream, **env)
+    assert "\x1b" not in out + err
+    assert "\r" not in out + err
+
+
+def test_a_terminal_gets_one_live_line(records, study):
+    out, err = play(records, study, Tty)
+    assert "\x1b[1mbest" in out
+    assert "\ntrial " not in err
+
+
+def test_80_columns_with_twelve_knobs_and_long_values(records, study):
+    long = {f"a_knob_with_a_long_name_{n}": "value" * 30 for n in range(12)}
+    widened = [
+        dataclasses.replace(r, fields={**r.fields, "config": long}) if r.event == "trial" else r for r in records
+    ]
+    out, err = play(widened, study, verbosity=1)
+    assert max(map(len, (out + err).splitlines())) <= 80
+    assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in out
+
+
+def test_a_trial_that_was_overtaken_is_told_with_its_new_speed(records, study):
+    last = next(r for r in reversed(records) if r.event == "trial" and r["outcome"] == "ok")
+    fields = {"trial": last["trial"], "config": {**last["config"], "num_workers": 7}, "samples_per_s": 4321.0}
+    rated = dataclasses.replace(last, seq=last.seq, event="rated", fields=fields)
+    after = records.index(last) + 1
+    _, err = play([*records[:after], rated, *records[after:]], study, verbosity=1)
+    told = next(text for text in err.splitlines() if text.startswith("rated"))
+    assert (last["trial"] in told, "4,321 samples/s" in told) == (True, True)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 120])
+@pytest.mark.parametrize("stream", [io.StringIO, Tty])
+def test_columns_of_the_environment_decide_in_a_pipe_too(records, study, stream, columns):
+    told = "".join(play(records, study, stream, COLUMNS=str(columns), NO_COLOR="1")).splitlines()
+    widths = [len(line) for line in told if FOLDER.name not in line]  # a path or an id is not cut
+    assert columns - 20 < max(widths) <= columns
+
+
+@pytest.mark.parametrize("columns", ["", "wide", "-5", "9" * 9])
+def test_what_is_no_number_of_columns_is_passed_over(records, study, columns):
+    assert play(records, study, COLUMNS=columns) == play(records, study)
+
+
+def test_hostile_text_is_printed_as_text(records, study):
+    out, err = play(hostile.run(records), study, verbosity=1)
+    assert "\x1b" not in out + err
+    assert "\x07" not in out + err
+    assert "[/foo]<script>" in out
+    assert "[/foo]<script>" in err
+
+
+def test_quiet_says_little_and_still_warns(records, study):
+    out, err = play(records, study, verbosity=-1)
+    assert err == ""
+    assert "best    t007" in out
+    stream = io.StringIO()
+    terminal = Terminal(-1, out=io.StringIO(), err=stream, env={})
+    terminal.warning("the disk is [bold]nearly[/bold] full")
+    terminal.warning("the disk is [bold]nearly[/bold] full")
+    assert stream.getvalue() == "warning the disk is [bold]nearly[/bold] full\n"
+
+
+def test_checks_are_told_when_something_is_wrong():
+    stream = io.StringIO()
+    checks = [doctor.Check("disk", "OK", "9 GiB free"), doctor.Check("shm", "WARN", "64 MiB", "--shm-size=1g")]
+    Terminal(out=io.StringIO(), err=stream, env={}).checks(checks)
+    assert stream.getvalue() == "warning shm: 64 MiB; --shm-size=1g\n"
+
+
+def test_an_interruption_says_how_to_go_on(records, study):
+    stream = io.StringIO()
+    terminal = Terminal(-1, out=io.StringIO(), err=stream, env={})
+    terminal.plan(study, records[0], Path("elsewhere/nli/x1"))
+    terminal.interrupted(signal.SIGINT)
+    assert "interrupted by SIGINT" in stream.getvalue()
+    assert "resume with: python -m tuning.run resume=x1 runs_dir=elsewhere\n" in stream.getvalue()
+
+
+def test_an_error_is_printed_whole_and_without_markup():
+    stream = io.StringIO()
+    error = ConfigError("name=[/foo]", allowed="letters", remedy="another name")
+    Terminal(-1, out=io.StringIO(), err=stream, env={}).error(error)
+    assert stream.getvalue() == "error: name=[/foo]\n  allowed: letters\n  try: another name\n"
+
+
+def ended(took_s, accuracy=0.5):
+    fields = {"trial": "t", "outcome": "ok", "values": {"accuracy": accuracy}, "train_s": took_s}
+    return Record(0, "2026-11-21T10:00:00.000Z", "trial", fields)
+
+
+def test_the_time_left_needs_three_trials_and_knows_the_slots():
+    progress = Progress({"objectives": {"accuracy": "max"}, "concurrency": 2}, trials=11)
+    progress.enter("search", 0.0)
+    for took_s in (10.0, 30.0):
+        progress.take(ended(took_s))
+        assert progress.eta_s() is None
+    progress.take(ended(20.0, accuracy=0.75))
+    assert progress.eta_s() == 20.0 * 8 / 2
+    assert progress.line(65.0) == "search  3/11 done  best accuracy 0.750  1m05s  ~1m20s left"
+
+
+def test_the_best_of_an_error_is_the_lowest():
+    progress = Progress({"objectives": {"error": "min"}}, trials=9)
+    progress.enter("search", 0.0)
+    for value in (3.0, 1.0, 2.0):
+        fields = {"values": {"error": value}, "outcome": "ok"}
+        progress.take(Record(0, "2026-11-21T10:00:00.000Z", "trial", fields))
+    assert "best error 1.000" in progress.line(0.0)
+
+
+def test_a_run_cut_off_anywhere_has_a_result(records):
+    for end in range(len(records)):
+        told = lines.summary(summary.from_records(records[:end]), FOLDER)
+        assert told[0] == "no configuration was picked" or any(r.event == "pick" for r in records[:end])
+        assert max(map(len, told)) <= 80
+
+
+def test_a_long_command_is_broken_where_a_shell_takes_it(records):
+    told = lines.summary(summary.from_records(records), Path("/a/rather/long/folder/for/runs") / FOLDER)
+    at = next(n for n, line in enumerate(told) if line.startswith("next"))
+    assert told[at] == "next    python -m tuning train --from \\"
+    assert told[at + 1].strip().endswith("/best.yaml")
+
+
+def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
+    facts = {"parameters": {"total": 22_713_216, "trainable": 123_456}}
+    spans = {"data_wait_s": 3.0, "transfer_s": 0.0, "forward_backward_s": 6.0, "optimizer_s": 1.0, "wall_s": 10.0}
+    told = [
+        dataclasses.replace(
+            r,
+            fields={
+                **r.fields,
+                **(facts if r.event == "study" else {}),
+                **({"spans": spans, "telemetry": {"machine_cpu_frac": 0.5}} if r.event == "confirmed" else {}),
+            },
+        )
+        for r in records
+    ]
+    told.insert(
+        5, Record(5, "2026-11-21T10:34:12.000Z", "note", {"text": "data-wait 0.4 %: num_workers is left as it is"})
+    )
+    out, err = play(told, study)
+    assert "model   22,713,216 parameters, 123,456 of them trained" in err
+    assert "types   fp32, bf16" in err
+    assert "active  " in err
+    assert "note    data-wait 0.4 %: num_workers is left as it is" in err
+    assert "loader-bound: 60 % in forward and backward, 10 % in the optimiser, data-wait" in out
+    assert max(map(len, err.splitlines())) <= 80
+
+
+def test_rivals_of_the_pick_are_told_as_they_are_trained_and_at_the_end(records, study):
+    own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
+    again = [changed(r, name="t003") for r in own if r.event == "confirmed" and r["name"] == "t007"]
+    figures = {"trial": "t003", "chance": 0.45, "expected_s": 66.0, "left_s": 36.0}
+    decided = [Record(900 + n, records[-1].t, "rival", {**figures, "decision": d}) for n, d in enumerate(DECISIONS)]
+    out, err = play([*own, *decided, *again], study)
+    for decision in DECISIONS.values():
+        assert f"rival   t003  {decision}\n" in err
+    assert "\nrival   t003   63.4 ± 0.9 samples/s   accuracy 0.906 (0.893 .. 0.919)\n" in out
+    assert max(map(len, (out + err).splitlines())) <= 80
+
+
+DECISIONS = {
+    "confirm": "may change the pick (45 %): trained again, about 1m06s",
+    "too long": "may change the pick (45 %), but needs 1m06s, and 36s are left",
+    "given up": "can change the pick no more: no further seed",
+}
+
+
+def changed(record, **fields):
+    return dataclasses.replace(record, fields={**record.fields, **fields})

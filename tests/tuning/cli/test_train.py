@@ -1,0 +1,224 @@
+"""Training from a best.yaml: what is refused before anything is written, and that a signal loses nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tuning import __main__
+from tuning.workers import doctor
+
+# Sends itself a signal: SIGNAL_AT is "loss 7 2" for signal 2 in the seventh call of loss().
+SIGNALLING = """
+import os
+from collections import Counter
+from tests.data.mine import Moons
+
+class Signalling(Moons):
+    options = {**Moons.options, "count": 1024}
+    calls = Counter()
+
+    def heard(self, name):
+        self.calls[name] += 1
+        at, call, signum = os.environ.get("SIGNAL_AT", "- 0 0").split()
+        if (name, self.calls[name]) == (at, int(call)):
+            os.kill(os.getpid(), int(signum))
+
+    def model(self, config):
+        self.heard("model")
+        return super().model(config)
+
+    def dataset(self, config, split):
+        whole = super().dataset(config, split)
+        return [whole[i] for i in range(min(len(whole), config.options.get("count", 1024)))]
+
+    def loss(self, model, batch):
+        self.heard("loss")
+        return super().loss(model, batch)
+
+    def evaluate(self, model, batches):
+        self.heard("evaluate")
+        return super().evaluate(model, batches)
+
+WORKLOAD = Signalling()
+"""
+STEPS = 32
+WHOLE = Path(__file__).parents[2] / "data" / "mine_best.yaml"
+
+
+@pytest.fixture
+def best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A best.yaml of 32 optimiser steps with its workload's file beside it, in a folder with a space in its name."""
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / "signalling.py").write_text(SIGNALLING, encoding="utf-8")
+    text = WHOLE.read_text(encoding="utf-8").replace("MINE", str(folder / "signalling.py"))
+    (folder / "best.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may have been started with it ignored
+    return folder / "best.yaml"
+
+
+def train(best: Path, *arguments: str) -> int:
+    """Returns the exit code of one command that writes a checkpoint at every step."""
+    return __main__.main(["train", "--from", str(best), "--checkpoint-every", "0.001", *arguments])
+
+
+def edit(best: Path, section: str, key: str, value: object) -> None:
+    """Changes one value of the best.yaml."""
+    body = yaml.safe_load(best.read_text(encoding="utf-8"))
+    body[section][key] = value
+    best.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
+
+
+def result(folder: str) -> dict[str, object]:
+    found = json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))
+    return {name: found[name] for name in ("samples", "values", "model_sha256")}
+
+
+def test_knobs_at_their_defaults_are_not_said_to_be_dishonoured(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(best, "knobs", "channels_last", True)
+    assert train(best) == 0
+    notes = [line for line in " ".join(capsys.readouterr().err.split()).split("note: ") if "was asked" in line]
+    assert [note.split("=")[0] for note in notes] == ["knobs.channels_last"]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("step", [7, STEPS])
+def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(
+    best: Path,
+    signum: signal.Signals,
+    code: int,
+    step: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = signal.getsignal(signum)
+    monkeypatch.setenv("SIGNAL_AT", f"loss {step} {int(signum)}")
+    assert train(best, "--out", "my out", "--seed", "3") == code
+    assert signal.getsignal(signum) == before
+    said, go_on = capsys.readouterr().err.splitlines()[-2:]
+    found = re.fullmatch(rf"interrupted by {signum.name}; saved at (\d+) of 2048 samples", said)
+    assert found  # at the end of the window, which holds another step where one took under a millisecond
+    assert 64 * step <= int(found[1]) <= min(2048, 64 * (step + 3))
+    assert not Path("my out", "result.json").exists()
+
+    command = shlex.split(go_on.removeprefix("resume with: "))
+    assert command[:4] == ["python", "-m", "tuning", "train"]
+    assert __main__.main(command[3:]) == 0
+    assert train(best, "--out", "whole", "--seed", "3") == 0
+    assert result("my out") == result("whole")
+    assert {p.name for p in Path("my out").iterdir()} == {"result.json", "model.safetensors"}
+
+
+def test_a_signal_during_the_last_evaluation_lets_it_end(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNAL_AT", f"evaluate 1 {int(signal.SIGTERM)}")
+    assert train(best, "--out", "out") == 0
+    assert result("out")["samples"] == 2048
+
+
+def test_a_signal_before_the_first_step_leaves_no_folder(
+    best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIGNAL_AT", f"model 1 {int(signal.SIGINT)}")
+    assert train(best, "--out", "some/out") == 130
+    said, go_on = capsys.readouterr().err.splitlines()[-2:]
+    assert said == "interrupted by SIGINT before the first step"
+    assert shlex.split(go_on.removeprefix("begin again with: "))[-2:] == ["--out", "some/out"]
+    assert not Path("some").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "remedy"),
+    [
+        (["--seed", "9" * 30], "--seed 999", "--seed 0"),
+        (["--seed", "4294967296"], "--seed 4294967296", "--seed 0"),
+        (["--seed", "-1"], "--seed -1", "--seed 0"),
+        (["--seed", "1_0"], "--seed 1_0", "--seed 0"),
+        (["--samples", "0"], "--samples 0", "--samples 10000"),
+        (["--samples", "1" + "0" * 5000], "--samples 1000", "--samples 10000"),
+        (["--samples", "٣"], "--samples ٣", "--samples 10000"),
+        (["--epochs", "1e99"], "--epochs 1e99", "--epochs 3"),
+        (["--epochs", "inf"], "--epochs inf", "--epochs 3"),
+        (["--epochs", "1e-6"], "--epochs 1e-06 is not one of 1024 samples", "--epochs 1"),
+        (["--checkpoint-every", "nan"], "--checkpoint-every nan", "--checkpoint-every 60"),
+        (["--checkpoint-every", "0"], "--checkpoint-every 0", "--checkpoint-every 60"),
+        (["--device", "cuda"], "there is no CUDA device here", "--device cpu"),
+        (["--out", "file"], "--out file is a file", "--out FOLDER"),
+        (["--out", "file/below"], "--out file/below cannot be written", "--out FOLDER"),
+        (["--out", "/proc/nowhere/out"], "--out /proc/nowhere/out cannot be written", "--out FOLDER"),
+        (["--out", "new/out", "--resume"], "holds no checkpoint", "leave out --resume"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_a_bad_argument_is_one_error_with_code_2_and_writes_nothing(
+    best: Path,
+    arguments: list[str],
+    says: str,
+    remedy: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(doctor, "gpus", list)
+    Path("file").write_text("mine", encoding="utf-8")
+    before = sorted(Path().rglob("*"))
+    assert __main__.main(["train", "--from", str(best), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, "Traceback" in err) == ("", False)
+    lines = err[err.index("error: ") :].strip().splitlines()
+    assert says in lines[0]
+    assert remedy in lines[-1]
+    assert lines[-1].startswith("  try: ")
+    assert [p for p in sorted(Path().rglob("*")) if "__pycache__" not in p.parts] == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("hiden", 64, "workload.hiden=64: the workload has no option hiden\n  allowed: count, hidden, noise\n"),
+        ("hidden", "wide", "workload.hidden=wide is not allowed\n  allowed: a whole number\n"),
+        ("count", 0, "best.yaml: the training split of"),
+    ],
+)
+def test_an_option_edited_by_hand_is_checked(
+    best: Path, key: str, value: object, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = yaml.safe_load(best.read_text(encoding="utf-8"))
+    edit(best, "workload", "options", {**body["workload"]["options"], key: value})
+    assert train(best, "--out", "out") == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert (key != "hiden") or "did you mean workload.options.hidden?" in err
+    assert not Path("out").exists()
+
+
+def test_a_file_of_data_that_is_gone_is_named_with_its_option(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(best, "workload", "ref", "nli")
+    edit(best, "workload", "options", {"data": "/nowhere/pairs.jsonl"})
+    assert train(best, "--out", "out") == 2
+    assert "best.yaml: workload.data=/nowhere/pairs.jsonl: " in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_finished_or_unfinished_folder_is_not_overwritten_unasked(
+    best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(best, "--out", "out") == 0
+    whole = result("out")
+    assert train(best, "--out", "out") == 2
+    assert "holds a finished run" in capsys.readouterr().err
+    monkeypatch.setenv("SIGNAL_AT", f"loss {STEPS + 3} {int(signal.SIGINT)}")
+    assert train(best, "--out", "out", "--force") == 130
+    monkeypatch.delenv("SIGNAL_AT")
+    go_on = capsys.readouterr().err.splitlines()[-1]
+    assert "--force" not in go_on
+    assert train(best, "--out", "out") == 2
+    assert "holds an unfinished run" in capsys.readouterr().err
+    assert train(best, "--out", "out", "--resume") == 0
+    assert result("out") == whole

@@ -1,0 +1,277 @@
+"""From command line to configuration and back."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from trainables.knobs import Knobs
+from tuning.config import yaml_files
+from tuning.config.cards import GIB_BYTES, Card
+from tuning.config.config import (
+    _DEFAULT_GROUPS,
+    apply_card,
+    available,
+    from_resolved,
+    load,
+    resolved,
+    with_workload_defaults,
+    write_resolved,
+)
+from tuning.config.errors import ConfigError
+from tuning.config.space import Choice, Range
+
+EXAMPLE = [
+    *("workload=nli", "workload.model=/m", "card=rtx3090", "budget=full", "runs_dir=out", "dashboard=true"),
+    *("search.trials=40", "search.strategy=joint", "search.seed=1", "concurrency=2", "pick.tolerance=0.05"),
+    *("knobs.num_workers=[0,2,4]", "knobs.learning_rate=3e-4", "knobs.batch_size={low: 8, high: 64, log: true}"),
+]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A workload file of one's own; nothing here imports it."""
+    path = tmp_path / "my workload.py"
+    path.write_text("raise SystemExit('imported')\n")
+    return path
+
+
+def test_no_argument_gives_the_packaged_study():
+    config = load([])
+    assert (config.workload.ref, config.workload.name, config.card.name) == ("nli", "nli", "auto")
+    assert (config.search.trials, config.search.max_time_s, config.search.strategy) == (12, 240.0, "staged")
+    assert (config.budget.name, config.budget.rungs.eta, config.budget.confirm.windows) == ("quick", 2, 5)
+    assert config.concurrency == "auto"
+    assert config.dropped == []
+
+
+def test_default_groups_are_those_of_the_file():
+    (_, content), *_ = yaml_files.of_groups({})
+    groups = {k: v for entry in content["defaults"] if isinstance(entry, dict) for k, v in entry.items()}
+    assert {k: v or "null" for k, v in groups.items()} == _DEFAULT_GROUPS
+
+
+def test_the_command_line_wins_over_every_file():
+    config = load(EXAMPLE)
+    assert (config.search.trials, config.search.seed, config.search.strategy) == (40, 1, "joint")
+    assert (config.budget.name, config.search.max_time_s, config.budget.confirm.seeds) == ("full", None, 3)
+    assert config.space.parameters["num_workers"] == Choice((0, 2, 4))
+    assert config.space.parameters["batch_size"] == Range(8, 64, log=True, integer=True)
+    assert config.space.fixed["learning_rate"] == 3e-4
+    assert (config.card.cap_bytes, config.card.capability) == (24 * GIB_BYTES - round(0.8 * GIB_BYTES), (8, 6))
+    assert (config.workload.options["model"], config.workload.options["layers"]) == ("/m", 3)
+    assert (config.concurrency, config.pick.tolerance, config.dashboard, config.runs_dir) == (2, 0.05, True, "out")
+    assert config.overrides == tuple(EXAMPLE)
+
+
+def test_origins_name_the_command_line_or_the_file():
+    origins = load([*EXAMPLE, "named.before.batch_size=2"]).origins
+    assert origins["knobs.learning_rate"] == origins["workload.model"] == origins["workload.ref"] == "command line"
+    assert origins["named.before.batch_size"] == "command line"
+    assert origins["named.after.batch_size"] == origins["knobs.dropout"] == "search_spaces/workload/nli.yaml"
+    assert origins["card.memory_gib"] == "search_spaces/card/rtx3090.yaml"
+    assert origins["search.max_time"] == origins["budget.rungs.eta"] == "search_spaces/budget/full.yaml"
+    assert origins["resume"] == "search_spaces/config.yaml"
+
+
+def test_a_mapping_replaces_a_mapping_and_a_part_changes_a_part():
+    whole = load(["knobs.learning_rate={low: 0.1, high: 0.2}"])
+    assert whole.space.parameters["learning_rate"] == Range(0.1, 0.2)
+    part = load(["knobs.learning_rate.high=1e-2"])
+    assert part.space.parameters["learning_rate"] == Range(2e-4, 1e-2, log=True)
+    assert part.origins["knobs.learning_rate"] == "command line"
+
+
+def test_a_knob_the_file_does_not_name_can_be_searched():
+    assert load(["knobs.compile=[off,default]"]).space.parameters["compile"] == Choice(("off", "default"))
+
+
+def test_preset_fixes_system_knobs_and_leaves_the_card():
+    config = load(["preset=rtx3090_max_perf"])
+    assert config.card.name == "auto"
+    assert set(config.space.subset({"system"}).parameters) == {"length_bucketing", "ram_cache"}
+    assert (config.space.fixed["batch_size"], config.space.fixed["amp_dtype"]) == (12, "bf16")
+    assert load(["preset=rtx3090_max_perf", "knobs.batch_size=8"]).space.fixed["batch_size"] == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("4m", 240), ("1h30m", 5400), ("240", 240), ("1.5s", 1.5), ("null", None)]
+)
+def test_durations(text, seconds):
+    assert load([f"search.max_time={text}"]).search.max_time_s == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "tolerance"), [("0.5", 0.5), ("250", 250.0), ("2%", "2%"), ("'0.50 %'", "0.5%"), ("0%", 0.0)]
+)
+def test_a_tolerance_is_a_number_of_any_size_or_a_percentage(text, tolerance):
+    config = load([f"pick.tolerance={text}"])
+    assert config.pick.tolerance == tolerance
+    assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+
+
+@pytest.mark.parametrize("text", ["/d/x (1),y.jsonl", "~/x.jsonl", "/d/a=b", "été.jsonl", "a b", "'quoted'"])
+def test_options_without_a_default_take_any_text(text):
+    assert load([f"workload.data={text}"]).workload.options["data"] == text.strip("'")
+
+
+def test_options_are_typed_by_their_default():
+    options = load(["workload.val_frac=0", "workload.max_train_samples=64", "workload.download=true"]).workload.options
+    assert (options["val_frac"], options["max_train_samples"], options["download"]) == (0, 64, True)
+
+
+def test_a_number_with_an_exponent_is_whole_where_it_is():
+    config = load(["search.trials=1e2", "workload.max_length=1e2", "knobs.batch_size=[1e1,3e1]", "search.seed=1e+3"])
+    assert (config.search.trials, config.workload.options["max_length"], config.search.seed) == (100, 100, 1000)
+    assert config.space.parameters["batch_size"] == Choice((10, 30))
+
+
+def test_an_option_may_hold_what_looks_like_a_number_in_parts():
+    assert load(["workload.data=1_6"]).workload.options["data"] == "1_6"
+
+
+def test_names_are_text_even_when_they_look_like_numbers():
+    config = load(["name=2026", "resume=20261121-103412-3f2a", "runs_dir=1"])
+    assert (config.name, config.resume, config.runs_dir) == ("2026", "20261121-103412-3f2a", "1")
+
+
+def test_no_workers_leaves_out_what_needs_workers():
+    config = load(["knobs.num_workers=0"])
+    assert not {"prefetch_factor", "persistent_workers"} & {*config.space.parameters, *config.space.fixed}
+    assert (
+        config.dropped[0]
+        == "knobs.prefetch_factor=[2,4] is left out: it needs num_workers > 0, which can only be 0 here"
+    )
+
+
+def test_cpu_card_drops_what_a_cpu_cannot_honour_and_says_so():
+    config = load(["card=cpu"])
+    assert config.space.fixed["pin_memory"] is False
+    assert config.space.parameters["amp_dtype"] == Choice(("fp32", "bf16"))
+    assert "pin_memory" not in config.named["after"]
+    assert config.named["after"]["num_workers"] == 8
+    assert {d.partition("=")[0] for d in config.dropped} == {
+        f"{section}.{knob}" for section in ("knobs", "named.after") for knob in ("tf32", "pin_memory", "non_blocking")
+    }
+
+
+def test_card_found_later_is_applied_like_one_that_was_named():
+    later, named = apply_card(load([]), load(["card=cpu"]).card), load(["card=cpu"])
+    assert (later.space, later.named, later.card) == (named.space, named.named, named.card)
+    assert later.dropped == named.dropped
+    assert later.origins["card.device"] == "found on this machine"
+    assert apply_card(later, later.card) == later
+
+
+def test_card_found_later_refuses_what_was_typed():
+    config = load(["knobs.pin_memory=[false,true]"])
+    with pytest.raises(ConfigError, match=r"knobs\.pin_memory=true cannot be had with card=here"):
+        apply_card(config, Card("here", device="cpu"))
+
+
+def test_named_configurations_are_whole_and_carry_their_claim():
+    config = load([])
+    before, after = (Knobs.of(config.named[n]) for n in ("before", "after"))
+    assert (before.batch_size, before.num_workers, before.sync_every_step, before.set_to_none) == (4, 4, True, False)
+    assert (after.batch_size, after.amp_dtype, after.activation_checkpointing) == (12, "bf16", True)
+    assert config.claims.startswith("40 -> 160 samples/s (4.0x)")
+    assert config.source == "Complete Optimization Review - RTX 3090 24GB GPU"
+
+
+def test_own_workload_is_not_imported_and_takes_any_option(own):
+    config = load([f"workload={own}", "workload.depth=3", "knobs.num_workers=0", "knobs.prefetch_factor=4"])
+    assert (config.workload.ref, config.workload.name) == (str(own), "my-workload")
+    assert config.workload.options == {"depth": 3}
+    assert config.named == {"before": Knobs().as_dict()}
+    assert config.space.fixed == {"num_workers": 0, "prefetch_factor": 4}
+
+
+def test_own_workload_is_completed_by_what_its_module_declares(own):
+    config = load([f"workload={own}", "workload.depth=3", "knobs.batch_size=[2,4]", "knobs.num_workers=0", "card=cpu"])
+    space = {"batch_size": 8, "num_workers": [0, 2], "prefetch_factor": [2, 4], "tf32": [False, True]}
+    done = with_workload_defaults(config, space, {"depth": 1, "width": 64})
+    assert done.workload.options == {"depth": 3, "width": 64}
+    assert done.space.parameters == {"batch_size": Choice((2, 4))}
+    assert done.space.fixed == {"num_workers": 0, "tf32": False}
+    assert (done.origins["knobs.tf32"], done.origins["knobs.batch_size"]) == (str(own), "command line")
+    assert len(done.dropped) == 2
+    assert load([]) == with_workload_defaults(load([]), space, {})
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("workload.dpeth=3", "did you mean workload.depth"),
+        ("workload.depth=deep", "workload.depth=deep is not allowed\n  allowed: a whole number\n"),
+        ("knobs.persistent_workers=true", "has no effect"),
+        ("knobs.batch_size=4", "nothing to search"),
+    ],
+)
+def test_own_workload_refuses_what_its_module_does_not_declare(own, argument, message):
+    config = load([f"workload={own}", argument])
+    with pytest.raises(ConfigError, match=message):
+        with_workload_defaults(config, {"batch_size": [4, 8]}, {"depth": 1})
+
+
+def test_bad_space_of_own_workload_names_its_file(own):
+    with pytest.raises(ConfigError, match=r"knobs.lr=0.1: lr is not a knob \(.*my workload.py\)"):
+        with_workload_defaults(load([f"workload={own}"]), {"lr": 0.1}, {})
+
+
+def test_dotted_module_is_a_workload(tmp_path):
+    config = load(["workload=json.decoder"])
+    assert (config.workload.ref, config.workload.name) == ("json.decoder", "decoder")
+
+
+@pytest.mark.parametrize("argv", [[], EXAMPLE, ["card=t4", "knobs.num_workers=0"], ["workload=json.decoder"]])
+def test_resolved_survives_json_and_comes_back_equal(argv):
+    config = load(argv)
+    assert from_resolved(json.loads(json.dumps(resolved(config)))) == config
+
+
+def test_recorded_configuration_is_checked_again():
+    tree = resolved(load([]))
+    with pytest.raises(ConfigError, match=r"search\.trials=0 is not allowed"):
+        from_resolved({**tree, "search": {**tree["search"], "trials": 0}})
+    with pytest.raises(ConfigError, match="speling=1: there is no setting speling"):
+        from_resolved({**tree, "speling": 1})
+    with pytest.raises(ConfigError, match="card=None in a recorded configuration"):
+        from_resolved({})
+
+
+def test_written_configuration_names_origins_and_loads_back(tmp_path):
+    config = load([*EXAMPLE, "knobs.compile=[off,default]", "name=2026"])
+    path = tmp_path / "config.yaml"
+    write_resolved(config, path)
+    text = path.read_text()
+    assert "  learning_rate: 0.0003  # command line\n" in text
+    assert "  dropout: 0.1  # search_spaces/workload/nli.yaml\n" in text
+    assert "    model: /m  # command line\n" in text
+    read = yaml.safe_load(text)
+    assert read == {k: v for k, v in resolved(config).items() if k != "origins"}
+    assert from_resolved(read).model_copy(update={"origins": config.origins}) == config
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_available_lists_what_groups_take():
+    assert available("card") == (
+        "a100", "auto", "cpu", "h100", "h200", "p100", "rtx3090", "rtx3090ti", "rtx4060", "rtx4090", "t4",
+    )  # fmt: skip
+    assert available("budget") == ("full", "quick")
+
+
+def test_importing_takes_no_torch_ray_or_optuna():
+    code = "import sys, tuning.config; print(sorted({'torch', 'ray', 'optuna'} & set(sys.modules)))"
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    print(f"import tuning.config: {time.perf_counter() - start:.2f} s with the interpreter's start")
+    assert done.stdout == "[]\n"
+
+
+def test_a_knob_that_the_workload_does_not_read_is_refused_and_not_ignored():
+    with pytest.raises(ConfigError, match="workload nli does not read architecture, so it would do nothing"):
+        load(["knobs.architecture=mlp"])
+    assert load(["knobs.sequence_packing=[false,true]"]).space.parameters["sequence_packing"].values == (False, True)

@@ -1,0 +1,124 @@
+"""The search space: what is refused, and the algebra of what is not."""
+
+import math
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainables.knobs import domain_of
+from tuning.config.errors import ConfigError
+from tuning.config.space import Choice, Range, Space, parse_parameter
+
+SYSTEM = {
+    "batch_size": [4, 12, 32],
+    "micro_batch_size": [4, 8, 16],
+    "num_workers": [0, 1, 2],
+    "prefetch_factor": [2, 4],
+    "persistent_workers": [False, True],
+    "adapter": "dora",
+}
+
+
+def test_scalar_list_and_mapping_become_fixed_choice_and_range():
+    space = Space.of({"adapter": "lora", "batch_size": [8, 16], "learning_rate": {"low": 1e-4, "high": 1, "log": True}})
+    assert space.fixed == {"adapter": "lora"}
+    assert space.parameters == {"batch_size": Choice((8, 16)), "learning_rate": Range(1e-4, 1.0, log=True)}
+
+
+def test_int_knob_makes_its_range_whole_and_float_knob_takes_whole_numbers():
+    assert parse_parameter("batch_size", {"low": 8, "high": 64.0}) == Range(8, 64, integer=True)
+    assert parse_parameter("dropout", [0, 0.5]) == Choice((0.0, 0.5))
+
+
+@pytest.mark.parametrize("raw", [[16], {"low": 16, "high": 16}, 16, 16.0])
+def test_one_value_is_fixed(raw):
+    value = parse_parameter("batch_size", raw)
+    assert value == 16
+    assert type(value) is int
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "message"),
+    [
+        ("learning_rate", {"low": 1, "high": 0.1}, "low is greater than high"),
+        ("dropout", {"low": 0, "high": 0.5, "log": True}, "a logarithm needs low > 0"),
+        ("learning_rate", {"low": float("nan"), "high": 1}, "nan in {low: nan, high: 1} is not allowed"),
+        ("learning_rate", {"low": 0.1, "high": float("inf")}, "inf in"),
+        ("learning_rate", {"low": 0.1}, "high is missing"),
+        ("learning_rate", {"low": 0.1, "hihg": 1}, "did you mean high"),
+        ("learning_rate", {"low": 0.1, "high": 1, "log": 1}, "log is 1"),
+        ("dropout", {"low": 0.1, "high": 0.5, "integer": True}, "must be whole"),
+        ("adapter", {"low": 1, "high": 2}, "a range of str"),
+        ("batch_size", [], "nothing to choose from"),
+        ("batch_size", [1, 1.0], "1 is listed twice"),
+        ("batch_size", [1, True], r"true in \[1,true\] is not allowed"),
+        ("batch_size", [1, [2]], r"\[2\] in \[1,\[2\]\] is not allowed"),
+        ("batch_size", [{"a": 1}, 2], "{a: 1} in"),
+        ("batch_size", list(range(1, 10_002)), "lists 10001 values"),
+        ("batch_size", None, "null is not allowed"),
+        ("batch_size", "8", "8 is not allowed"),
+        ("amp_dtype", "fp61", "one of fp32, bf16, fp16"),
+        ("lr", 1e-3, "did you mean knobs.learning_rate"),
+        ("learnin_rate", 1e-3, "did you mean knobs.learning_rate"),
+        ("zzz", 1, "knobs are batch_size, "),
+    ],
+)
+def test_bad_parameter_is_refused_by_name_with_a_remedy(name, raw, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        parse_parameter(name, raw)
+    assert f"knobs.{name}" in raised.value.what
+    assert raised.value.remedy
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 0}, {"num_workers": [0]}])
+def test_search_of_a_knob_without_effect_is_refused(workers):
+    with pytest.raises(ConfigError, match=r"prefetch_factor=\[2,4\] has no effect: it needs num_workers > 0"):
+        Space.of({"prefetch_factor": [2, 4], **workers})
+
+
+def test_subset_keeps_fixed_and_drops_the_parameters_of_other_kinds():
+    space = Space.of({**SYSTEM, "amp_dtype": ["fp32", "bf16"], "learning_rate": [1e-3, 1e-4]})
+    learning = space.subset({"learning"})
+    assert set(learning.parameters) == {"batch_size", "learning_rate"}
+    assert learning.fixed == {"adapter": "dora"}
+
+
+def test_complete_drops_idle_knobs_and_cuts_the_micro_batch():
+    space = Space.of(SYSTEM)
+    whole = space.complete({"batch_size": 4, "micro_batch_size": 16, "num_workers": 0, "prefetch_factor": 4})
+    assert whole == {"adapter": "dora", "batch_size": 4, "micro_batch_size": 4, "num_workers": 0}
+    with pytest.raises(ValueError, match="expected a whole number"):
+        space.complete({"batch_size": 0.5})
+
+
+def test_size_counts_the_distinct_settings_of_conditional_knobs():
+    space = Space.of({n: v for n, v in SYSTEM.items() if n != "micro_batch_size"})
+    names = list(space.parameters)
+    points = product(*(p.values for p in space.parameters.values() if isinstance(p, Choice)))
+    distinct = {tuple(sorted(space.complete(dict(zip(names, p, strict=True))).items())) for p in points}
+    assert space.size() == len(distinct) == 3 * (1 + 2 * 2 * 2)
+
+
+def test_size_of_ranges():
+    assert Space.of({"batch_size": {"low": 8, "high": 64}}).size() == 57
+    assert Space.of({"dropout": {"low": 0, "high": 0.5}}).size() == math.inf
+    assert Space.of({"num_workers": {"low": 0, "high": 3}, "prefetch_factor": [2, 4]}).size() == 1 + 3 * 2
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_completing_a_completed_point_changes_nothing(data):
+    space = Space.of({**SYSTEM, "learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}})
+    point = {n: data.draw(st.sampled_from(p.values)) for n, p in space.parameters.items() if isinstance(p, Choice)}
+    point["learning_rate"] = data.draw(st.floats(1e-4, 1e-2))
+    whole = space.complete(point)
+    assert space.complete(whole) == whole
+    assert all(domain_of(n).check(v) == v for n, v in whole.items())
+
+
+def test_raw_form_reads_back_as_the_same_space():
+    raw = {**SYSTEM, "weight_decay": {"low": 0, "high": 1, "integer": True}, "learning_rate": {"low": 1e-4, "high": 1}}
+    space = Space.of(raw)
+    assert Space.of(space.as_raw()) == space

@@ -1,0 +1,47 @@
+"""The YAML reader: plain data, once."""
+
+import pytest
+
+from tuning.config import yaml_files
+from tuning.config.errors import ConfigError
+
+
+def test_numbers_with_an_exponent_are_numbers():
+    assert yaml_files.read("a: 1e-4\nb: [2E3, -1.5e-2]\nc: 1e\n", "x.yaml") == {
+        "a": 1e-4,
+        "b": [2e3, -1.5e-2],
+        "c": "1e",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: {c: 1,\n c: 2}\n", "line 3: c was given in line 2 already"),
+        ("knobs: {_target_: os.system}", "_target_ is refused"),
+        ("a: ['${oc.env:HOME}']", "interpolation is refused"),
+        ("a: &x [1]\nb: *x\n", r"line 2: the alias \*x is refused"),
+        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("a: [1, 2\nb: 3", "line 2:"),
+        ("a: 2026-13-45", "month must be in"),
+        ("a: \x00", "special characters"),
+        ("1: 2", "the key 1 is not text"),
+        ("? [a]\n: 1", "a key must be one word"),
+        ("- a\n- b", "expected a mapping at the top, got list"),
+        ("", "expected a mapping at the top, got NoneType"),
+        ("a: " + "[" * 30 + "]" * 30, "nested deeper than 20"),
+        ("a: " + "x" * 70_000, "70003 bytes"),
+    ],
+)
+def test_what_is_not_plain_data_is_refused_with_its_file(text, message):
+    with pytest.raises(ConfigError, match=message) as raised:
+        yaml_files.read(text, "mine.yaml")
+    assert str(raised.value).startswith("error: mine.yaml")
+    assert raised.value.remedy == "edit mine.yaml"
+
+
+def test_files_are_yielded_in_the_order_they_win():
+    groups = {"workload": "null", "card": "t4", "budget": "quick", "preset": "null"}
+    found = dict(yaml_files.of_groups(groups))
+    assert list(found) == ["search_spaces/config.yaml", "search_spaces/card/t4.yaml", "search_spaces/budget/quick.yaml"]
+    assert found["search_spaces/card/t4.yaml"]["card"]["name"] == "t4"

@@ -1,0 +1,344 @@
+"""The journal: nothing finished is ever lost, damage is named, one process writes."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuning.config.errors import ConfigError, StoppedEarly
+from tuning.journal.records import (
+    FAILPOINT,
+    Journal,
+    Record,
+    last,
+    read,
+    stage_done,
+    trials,
+    unfinished,
+)
+
+SAMPLE = Path(__file__).parents[2] / "data" / "sample_run" / "trials.jsonl"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trials.jsonl"
+
+
+def written(path: Path, count: int) -> bytes:
+    """Fills a journal with `count` notes and returns its bytes."""
+    with Journal.open(path, create=True) as journal:
+        for n in range(count):
+            journal.append("note", text=f'note {n}: "quoted", naïve, {{"seq":1}}', number=n)
+    return path.read_bytes()
+
+
+def numbers(records: list[Record]) -> list[int]:
+    return [r["number"] for r in records]
+
+
+def test_a_record_is_what_a_reader_sees(path: Path) -> None:
+    class Word(StrEnum):
+        OK = "ok"
+
+    odd = {"tuple": (1, 2.5), "nested": {"nan": math.nan}, 8: None, "flag": True, "numpy": np.int64(3)}
+    with Journal.open(path, create=True) as journal:
+        made = journal.append(
+            "probe", odd=odd, outcome=Word.OK, rate=math.inf, np=np.float32("nan"), raw="\udc80\n\x00"
+        )
+    [seen], warnings = read(path)
+    assert seen == made
+    assert not warnings
+    assert (seen["rate"], seen["np"], seen["outcome"], seen["raw"]) == (None, None, "ok", "\udc80\n\x00")
+    assert seen["odd"] == {"tuple": [1, 2.5], "nested": {"nan": None}, "8": None, "flag": True, "numpy": 3}
+    assert path.read_bytes().count(b"\n") == 1
+
+
+def test_sequence_goes_on_after_reopening(path: Path) -> None:
+    written(path, 2)
+    with Journal.open(path) as journal:
+        assert journal.append("note", number=2).seq == 2
+        assert [r.seq for r in journal.records] == [0, 1, 2]
+        assert journal.records[-1].t.endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"), [({"seq": 1}, "cannot be called seq"), ({"event": "x"}, "called event")]
+)
+def test_own_keys_are_not_fields(path: Path, fields: dict[str, Any], message: str) -> None:
+    with Journal.open(path, create=True) as journal, pytest.raises(ValueError, match=message):
+        journal.append("note", **fields)
+    assert not path.read_bytes()
+
+
+def test_what_json_cannot_hold_is_named_and_not_written(path: Path) -> None:
+    with Journal.open(path, create=True) as journal, pytest.raises(TypeError, match=r"note\.config\.a\[1\] is a set"):
+        journal.append("note", config={"a": [0, {1}]})
+    assert not path.read_bytes()
+
+
+def test_missing_field_is_named_with_those_there(path: Path) -> None:
+    record = Record(4, "", "rung", {"trial": "t001", "samples": 3})
+    assert record.get("values") is None
+    with pytest.raises(KeyError, match=r"values \(record 4, rung, has trial, samples\)"):
+        record["values"]
+
+
+def test_missing_journal_is_an_error_unless_it_is_to_be_made(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trials\.jsonl: no such file"):
+        Journal.open(path)
+    assert not list(path.parent.iterdir())
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read(path)
+
+
+def test_torn_at_every_byte_of_the_last_record(path: Path) -> None:
+    whole = written(path, 4)
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for cut in range(start, len(whole)):
+        path.write_bytes(whole[:cut])
+        with Journal.open(path) as journal:
+            kept = 4 if cut == len(whole) - 1 else 3  # only the newline is missing: the record is whole
+            assert numbers(journal.records) == list(range(kept))
+            assert len(journal.warnings) == (1 if start < cut < len(whole) - 1 else 0)
+            journal.append("note", number=kept)
+        again, warnings = read(path)
+        assert numbers(again) == list(range(kept + 1))
+        assert not warnings
+    assert (path.parent / "trials.jsonl.corrupt-0").read_bytes() == whole[start : start + 1]
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 64, b"garbage", b"\0\n\xff\xfe\n{}\n[1]", b'{"seq":9}\n', b"\x80" * 5000])
+def test_tail_of_garbage_is_kept_aside(path: Path, tail: bytes) -> None:
+    whole = written(path, 3)
+    (path.parent / "trials.jsonl.corrupt-0").write_bytes(b"older")
+    path.write_bytes(whole + tail)
+    with Journal.open(path) as journal:
+        assert numbers(journal.records) == [0, 1, 2]
+        assert journal.warnings == [
+            f"the last {len(tail)} bytes were no whole record; they were moved to trials.jsonl.corrupt-1"
+        ]
+    assert path.read_bytes() == whole
+    assert (path.parent / "trials.jsonl.corrupt-1").read_bytes() == tail
+
+
+def test_a_flipped_bit_loses_its_record_at_most(path: Path) -> None:
+    whole = written(path, 12)
+    last_line = whole.rindex(b"\n", 0, -1) + 1
+    for at, bit in np.random.default_rng(5).integers((last_line, 8), size=(200, 2)).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        records, warnings = read(path)
+        line = whole.count(b"\n", 0, at)
+        assert set(range(12)) - set(numbers(records)) <= {line}
+        assert numbers(records) == sorted(numbers(records))
+        assert warnings[0].startswith(f"line {line + 1} is damaged")
+
+
+def test_every_flipped_newline_loses_nothing(path: Path) -> None:
+    whole = written(path, 3)
+    for at in [i for i, byte in enumerate(whole[:-1]) if byte == 10]:
+        path.write_bytes(whole[:at] + b"*" + whole[at + 1 :])
+        records, warnings = read(path)
+        assert numbers(records) == [0, 1, 2]
+        assert len(warnings) == 1
+
+
+def test_damage_in_the_middle_stays_in_the_file_and_is_skipped(path: Path) -> None:
+    whole = written(path, 3)
+    broken = whole.replace(b"note 1", b"note 7")
+    path.write_bytes(broken)
+    with Journal.open(path) as journal:
+        assert journal.warnings == ["line 2 is damaged and was left out"]
+        assert numbers(journal.records) == [0, 2]
+        assert journal.append("note", number=3).seq == 3
+    assert path.read_bytes().startswith(broken)
+
+
+def test_reading_beside_a_live_writer_changes_nothing(path: Path) -> None:
+    with Journal.open(path, create=True) as journal:
+        journal.append("note", number=0)
+        with path.open("ab") as file:
+            file.write(b'{"seq":1,"t"')
+        before = path.read_bytes()
+        records, warnings = read(path)
+    assert numbers(records) == [0]
+    assert warnings == ["trials.jsonl: the last 12 bytes are no whole record"]
+    assert path.read_bytes() == before
+
+
+# -- one writer --------------------------------------------------------------------------------------------------------
+
+HOLD = "import sys; from pathlib import Path; from tuning.journal.records import Journal; "
+OPEN = HOLD + "j = Journal.open(Path(sys.argv[1]), create=True); print('open', flush=True); "
+
+
+def python(code: str, path: Path, **environment: str) -> subprocess.Popen[str]:
+    """Starts a second driver."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the journal open and waits."""
+    with python(OPEN + "sys.stdin.read()", path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        yield process
+        process.kill()
+
+
+def test_second_driver_is_told_the_first_ones_pid(path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid}\b") as caught:
+        Journal.open(path)
+    assert caught.value.exit_code == 2
+
+
+def test_the_lock_of_a_killed_driver_is_free_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
+    holder.kill()
+    holder.wait()
+    assert path.with_name("trials.jsonl.lock").read_text() == str(holder.pid)
+    with Journal.open(path) as journal:
+        journal.append("note", number=0)
+        assert path.with_name("trials.jsonl.lock").read_text() == str(os.getpid())
+    Journal.open(path).close()
+
+
+def test_two_started_at_once_one_wins(path: Path) -> None:
+    code = OPEN + "sys.stdin.read()"
+    both = [python(code, path) for _ in range(2)]
+    loser = None
+    while loser is None:
+        loser = next((p for p in both if p.poll() is not None), None)
+    winner = both[1 - both.index(loser)]
+    assert f"ConfigError: {path} is in use by process {winner.pid}" in loser.communicate()[1].replace("error: ", "")
+    assert winner.communicate("")[0] == "open\n"
+    assert winner.returncode == 0
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_failpoint_leaves_what_was_written(path: Path, nth: int) -> None:
+    code = OPEN + "[(j.append('probe', number=n), j.append('note', number=n)) for n in range(5)]"
+    process = python(code, path, **{FAILPOINT: f"after_write:note:{nth}"})
+    process.communicate()
+    assert process.returncode == 9
+    with Journal.open(path) as journal:
+        assert not journal.warnings
+        assert [r.event for r in journal.records] == ["probe", "note"] * nth
+
+
+# -- a disk that refuses -----------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_whole_records_and_says_what_to_do(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, room = os.write, [30]
+
+    def write(file: int, data: Any) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = min(room[0], len(data))
+        room[0] -= taken
+        return real(file, bytes(data)[:taken])
+
+    whole = written(path, 2)
+    with Journal.open(path) as journal:
+        monkeypatch.setattr(os, "write", write)
+        with pytest.raises(
+            StoppedEarly, match=rf"{path} cannot be written: No space left on device; [^\n]*\n  try: make room in"
+        ):
+            journal.append("note", number=2)
+        assert path.read_bytes() == whole
+        room[0] = 10_000
+        assert journal.append("note", number=2).seq == 2
+    assert numbers(read(path)[0]) == [0, 1, 2]
+
+
+def test_a_failed_sync_is_not_a_record(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with Journal.open(path, create=True) as journal:
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(StoppedEarly, match="Input/output error"):
+            journal.append("note")
+        assert journal.records == []
+    assert path.read_bytes() == b""
+
+
+def test_a_folder_that_is_gone_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(StoppedEarly, match=r"gone/trials\.jsonl\.lock cannot be written: No such file"):
+        Journal.open(tmp_path / "gone" / "trials.jsonl", create=True)
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+
+def made(*events: tuple[str, dict[str, Any]]) -> list[Record]:
+    return [Record(n, "", event, fields) for n, (event, fields) in enumerate(events)]
+
+
+def ended(trial: str, outcome: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "trial", {"trial": trial, "config": {"batch_size": 8}, "outcome": outcome, **fields}
+
+
+def test_views_of_the_recorded_run() -> None:
+    records, warnings = read(SAMPLE)
+    assert not warnings
+    assert stage_done(records, "confirm")
+    assert unfinished(records) == []
+    third = next(t for t in trials(records) if t.id == "t003")
+    assert (third.outcome, third.values, third.samples, third.seed) == ("ok", {"accuracy": 0.912}, 1200, 0)
+    assert last(records, "pick") is records[69]
+
+
+def test_a_trial_counts_once_with_its_latest_ending() -> None:
+    records = made(ended("t0", "killed"), ended("t1", "ok", seed=3), ended("t0", "oom", message=None, train_s=None))
+    assert [(t.id, t.outcome, t.seed, t.message, t.train_s) for t in trials(records)] == [
+        ("t0", "oom", None, "", 0.0),
+        ("t1", "ok", 3, "", 0.0),
+    ]
+
+
+def test_unfinished_are_in_order_and_once() -> None:
+    def start(trial: str, size: int) -> tuple[str, dict[str, Any]]:
+        return "trial_start", {"trial": trial, "config": {"batch_size": size}, "attempt": 1}
+
+    records = made(start("t2", 1), start("t0", 2), start("t1", 3), ended("t0", "ok"), start("t2", 1))
+    assert unfinished(records) == [("t2", {"batch_size": 1}), ("t1", {"batch_size": 3})]
+
+
+def test_a_stage_that_began_is_not_done() -> None:
+    records = made(("stage", {"stage": "probe", "state": "start"}), ("stage", {"stage": "search", "state": "end"}))
+    assert not stage_done(records, "probe")
+    assert stage_done(records, "search")
+
+
+def test_nothing_recorded_is_no_error() -> None:
+    assert (last([], "pick"), trials([]), unfinished([])) == (None, [], [])
+
+
+def test_a_rating_whose_trial_is_not_there_is_passed_over(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
+        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
+        assert trials(journal.records) == []
+        journal.append("trial", trial="t000", config={"num_workers": 0}, outcome="ok", samples_per_s=5.0)
+        assert [t.samples_per_s for t in trials(journal.records)] == [5.0]
+        journal.append("rated", trial="t000", config={"num_workers": 2}, samples_per_s=9.0)
+        assert [(t.samples_per_s, t.config["num_workers"]) for t in trials(journal.records)] == [(9.0, 2)]

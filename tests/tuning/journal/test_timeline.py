@@ -1,0 +1,99 @@
+"""Where the wall clock went: every second once, whatever overlaps."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuning.journal import timeline
+from tuning.journal.records import Record
+
+EPOCH = 1_800_000_000.0
+
+
+def at(second, event, **fields):
+    stamp = datetime.fromtimestamp(EPOCH + second, UTC).isoformat(timespec="milliseconds")
+    return Record(int(second * 1000), stamp, event, fields)
+
+
+def trial(name, first, last, **fields):
+    return at(last, "trial", trial=name, first_step_at=EPOCH + first, last_step_at=EPOCH + last, **fields)
+
+
+def test_trials_side_by_side_count_once():
+    found = timeline.times([at(0, "study"), trial("a", 2, 10), trial("b", 4, 12)])
+    assert found.training_s == pytest.approx(10)
+    assert found.waiting_s == pytest.approx(2)
+    assert found.overhead_frac == pytest.approx(2 / 12)
+
+
+def test_evaluation_has_its_share_of_the_trials():
+    found = timeline.times([at(0, "study"), trial("a", 0, 10, train_s=7.5, evaluate_s=2.5)])
+    assert (found.training_s, found.evaluating_s) == (pytest.approx(7.5), pytest.approx(2.5))
+
+
+def test_setup_is_start_up_unless_another_trial_trains():
+    records = [at(0, "study"), trial("a", 3, 10, setup_s=2.0), trial("b", 8, 12, setup_s=4.0)]
+    assert timeline.times(records).startup_s == pytest.approx(2)
+
+
+def test_probes_and_windows_end_when_they_are_written():
+    records = [
+        at(0, "study"),
+        at(6, "probe", wall_s=5.0),
+        at(10, "window", wall_s=3.0),
+        at(15, "confirmed", train_s=4.0),
+    ]
+    found = timeline.times(records)
+    assert (found.probing_s, found.confirming_s, found.waiting_s) == (
+        pytest.approx(5),
+        pytest.approx(7),
+        pytest.approx(3),
+    )
+
+
+def test_time_between_sessions_does_not_count():
+    records = [at(0, "study"), at(5, "probe", wall_s=5.0), at(1005, "resume"), at(1010, "probe", wall_s=5.0)]
+    found = timeline.times(records)
+    assert (found.wall_s, found.probing_s, found.waiting_s) == (pytest.approx(10), pytest.approx(10), pytest.approx(0))
+
+
+def test_time_before_the_first_record_is_start_up():
+    found = timeline.times([at(0, "study", startup_s=8.0), at(2, "probe", wall_s=2.0)])
+    assert (found.wall_s, found.startup_s, found.overhead_frac) == (
+        pytest.approx(10),
+        pytest.approx(8),
+        pytest.approx(0.8),
+    )
+
+
+def test_the_gap_is_between_trials_of_a_slot():
+    records = [at(0, "study"), trial("a", 0, 10), trial("b", 0, 20), trial("c", 11, 15), trial("d", 22, 25)]
+    assert timeline.times(records).gap_s == pytest.approx(1.5)  # a to c: 1 s, b to d: 2 s
+
+
+def test_no_records_no_time():
+    found = timeline.times([])
+    assert (found.wall_s, found.overhead_frac, found.gap_s) == (0.0, 0.0, None)
+
+
+spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6)
+
+
+@settings(max_examples=40)
+@given(spans, spans)
+def test_the_parts_add_up_to_the_whole(trials, probes):
+    records = [at(0, "study"), at(80, "stage", stage="export", state="end")]
+    records += [trial(f"t{n}", a, a + b) for n, (a, b) in enumerate(trials)]
+    records += [at(a + b, "probe", wall_s=float(b)) for a, b in probes]
+    found = timeline.times([records[0], *sorted(records[1:], key=lambda r: r.seq)])
+    parts = found.startup_s + found.probing_s + found.training_s + found.evaluating_s + found.confirming_s
+    assert parts + found.waiting_s == pytest.approx(found.wall_s)
+    assert 0 <= found.overhead_frac <= 1
+
+
+def test_the_sample_run_adds_up(records):
+    found = timeline.times(records)
+    assert found.wall_s == pytest.approx(194, abs=1)
+    assert found.overhead_frac == pytest.approx(0.067, abs=0.005)

@@ -1,0 +1,193 @@
+"""report.html: one file, nothing outside it, nothing in it that runs."""
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.tuning import hostile
+from tuning.config.errors import ConfigError
+from tuning.report import plots, report, summary
+
+VOID = {"meta", "br", "link", "img", "hr"}
+
+
+class Page(HTMLParser):
+    """Tags, ids and the tags left open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.ids, self.attributes, self.open, self.crossed = [], [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        if self.open.pop() != tag:
+            self.crossed.append(tag)
+
+
+@pytest.fixture(scope="module")
+def page(found):
+    return report.render(found)
+
+
+def test_it_is_one_small_file_that_needs_nothing(page):
+    outside = re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+    assert not re.search(r"https?:|//\w|@import|url\((?!#)", outside)
+    assert len(page.encode()) < 1_000_000
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page
+
+
+def test_its_markup_is_whole(page):
+    parsed = Page(page)
+    assert parsed.open == []
+    assert parsed.crossed == []
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert {t for t in parsed.tags if t.startswith("h") and t[1:].isdigit()} == {"h1", "h2"}
+    assert parsed.tags.count("title") == 1
+    assert {t for t in parsed.tags if t in ("script", "iframe", "object", "link", "form")} == set()
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+
+
+def test_every_reference_inside_a_figure_has_its_target(page):
+    parsed = Page(page)
+    used = {value.removeprefix("#") for name, value in parsed.attributes if name == "xlink:href"}
+    used |= set(re.findall(r"url\(#([^)]*)\)", page))
+    assert used <= set(parsed.ids)
+
+
+def test_every_figure_says_what_it_shows(page):
+    figures = re.findall(r"<svg [^>]*>", page)
+    assert len(figures) == 4
+    assert all('role="img"' in f and re.search(r'aria-label="[^"]{20,}"', f) for f in figures)
+
+
+def test_figures_take_their_colours_from_the_page(page):
+    drawn = "".join(re.findall(r"<svg .*?</svg>", page, flags=re.DOTALL))
+    assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", drawn)) <= {
+        "none",
+        *(f"var(--{name})" for name in ("ink", "muted", "rule", "accent", "soft", "paper")),
+    }
+
+
+def test_it_says_what_was_claimed_and_what_was_measured_on_what(page):
+    text = re.sub(r"\s+", " ", page.replace("\u00a0", " "))
+    assert "After over before: claimed 4.0x, measured 1.51x (1.50 to 1.53) here." in text
+    assert "Throughput is that of Example CPU, 2 cores, not of card rtx3090, which was emulated" in text
+    assert "1.85 (1.83 to 1.86) times faster than before" in text
+
+
+def test_a_real_card_has_no_such_sentence(found):
+    real = dataclasses.replace(found, place=dataclasses.replace(found.place, virtual=False))
+    text = report.render(real)
+    assert "Measured on Example CPU, 2 cores." in text
+    assert "emulated" not in text
+
+
+def test_hostile_text_stays_text(records):
+    text = report.render(summary.from_records(hostile.run(records)))
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert "\x1b" not in text
+    assert Page(text).crossed == []
+
+
+def test_a_run_cut_off_anywhere_has_a_report(records):
+    for end in (0, 1, 5, 20, 45, len(records) - 4):
+        text = report.render(summary.from_records(records[:end]))
+        assert "picked no configuration" in text
+        assert Page(text).open == []
+
+
+def test_without_matplotlib_the_tables_remain(found, monkeypatch):
+    def missing(*_):
+        raise ImportError("No module named 'matplotlib'")
+
+    monkeypatch.setattr(plots, "_figure", missing)
+    text = report.render(found)
+    assert "pip install matplotlib" in text
+    assert "<svg" not in text
+    assert "Named by hand, and found" in text
+
+
+def test_it_is_not_written_through_a_link(found, tmp_path):
+    (tmp_path / "report.html").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="symbolic link"):
+        report.write_report(found, tmp_path / "report.html")
+
+
+def test_importing_the_report_does_not_load_matplotlib():
+    code = "import sys, tuning.report; sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_chromium_shows_it_without_a_complaint(found, tmp_path):
+    path = report.write_report(found, tmp_path / "report.html")
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--enable-logging=stderr",
+    ]
+    profile, shot = f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'shot.png'}"
+    done = subprocess.run(
+        ["chromium", *flags, profile, shot, path.as_uri()],
+        capture_output=True, text=True, timeout=100, check=False, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert (tmp_path / "shot.png").stat().st_size > 10_000
+    assert "CONSOLE" not in done.stderr
+
+
+def test_it_says_what_was_active_and_what_was_not_as_asked(found):
+    active = {"batch_size": 12, "micro_batch_size": 12, "workers": 0, "adapter": "dora", "adapter_ranks": [16]}
+    seen = dataclasses.replace(found.best, config={"num_workers": 4, "adapter": "dora"}, active=active)
+    text = report.render(dataclasses.replace(found, named={**found.named, "best": seen}))
+    assert "Active in the best configuration" in text
+    assert re.search(r"<th scope=.row.>num_workers</th>\s*<td>4</td>\s*<td>with 0 live workers</td>\s*<td>not as", text)
+    assert re.search(r"<td>adapter dora</td>\s*<td>as asked</td>", text)
+    assert "Active in the best configuration" not in report.render(found)
+
+
+def test_rivals_that_were_trained_again_have_a_table(found, page):
+    assert "trained again on the same fresh seeds" not in page
+    best = found.named["best"]
+    again = tuple(dataclasses.replace(best, name=name, trial="") for name in ("t007", "t003"))
+    page = report.render(dataclasses.replace(found, confirmed=again))
+    assert "The pick of the search and its rivals, trained again on the same fresh seeds." in page
+    assert Page(page).open == []
+
+
+@pytest.mark.parametrize(("value", "drawn"), [(0.85, True), (0.99, True), (0.3, False), (3.0, True)])
+def test_a_baseline_is_in_the_figure_where_it_is_near_or_not_beaten(found, value, drawn):
+    own = dataclasses.replace(found, baselines={"copying": {"accuracy": value}})
+    figure = plots.front(own)
+    assert figure is not None
+    assert ("copying" in figure.svg, "line is a baseline" in figure.caption) == (drawn, drawn)
+
+
+def test_names_of_configurations_that_are_as_fast_stand_on_rows_of_their_own(found):
+    before = dataclasses.replace(found.named["before"], quality={})
+    alike = {"before": before, "after": dataclasses.replace(before, name="after")}
+    figure = plots.front(dataclasses.replace(found, named={**found.named, **alike}))
+    assert figure is not None
+    places = re.findall(r' y="([\d.]+)"[^>]*>(before|after)<', figure.svg)
+    assert len({height for height, _ in places}) == len(places) == 2

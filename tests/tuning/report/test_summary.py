@@ -1,0 +1,177 @@
+"""What a run found, from its records, whole or cut off."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from tuning.journal.records import Record
+from tuning.report import summary
+
+DATA = Path(__file__).parents[2] / "data"
+RUN = DATA / "sample_run" / "trials.jsonl"
+
+
+def changed(record, **fields):
+    return dataclasses.replace(record, fields={**record.fields, **fields})
+
+
+def test_the_sample_run_is_what_its_program_writes(records):
+    spec = importlib.util.spec_from_file_location("make_sample_run", DATA / "make_sample_run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    script = module.Script()
+    for part in (module.study, module.probes, module.search, module.confirm):
+        part(script)
+    assert "".join(module.line(fields) + "\n" for fields in script.lines) == RUN.read_text(encoding="utf-8")
+    assert "synthetic" in summary.from_records(records).notes[0]
+
+
+def test_the_best_has_its_windows_and_its_seeds(records):
+    best = summary.from_records(records).best
+    assert best is not None
+    assert (best.trial, best.config["batch_size"]) == ("t007", 32)
+    assert best.throughput is not None
+    assert len(best.throughput.windows) == 5
+    assert best.beside_others == best.throughput.median == pytest.approx(61.1, abs=0.1)
+    assert best.trained is not None
+    assert best.samples_per_s == best.trained.median == pytest.approx(1.036 * 61.2, abs=0.01)
+    assert dict(best.quality["accuracy"].by_seed) == {11: 0.905, 12: 0.909, 13: 0.904}
+    assert best.quality["accuracy"].confirmed
+
+
+def test_gains_come_from_the_rounds(records):
+    found = summary.from_records(records)
+    over = {(g.of, g.over): g for g in found.gains}
+    assert over["best", "before"].ratio == pytest.approx(1.85, abs=0.01)
+    assert over["best", "after"].rounds == 5
+    assert over["best", "before"].ratio == pytest.approx(
+        over["best", "after"].ratio * over["after", "before"].ratio, rel=1e-9
+    )
+    assert found.claim is not None
+    assert found.claim.ratio == 4.0
+
+
+def test_without_rounds_the_gain_is_of_probes_and_has_no_spread(records):
+    gain = summary.from_records([r for r in records if r.event != "window"]).gain("best", "before")
+    assert gain is not None
+    assert (gain.rounds, gain.low) == (0, None)
+    assert gain.ratio == pytest.approx(61.0 / 33.06, abs=0.01)
+
+
+def test_every_trial_is_counted_once(records):
+    found = summary.from_records(records)
+    assert found.trial_counts == {"ok": 5, "stopped": 4, "oom": 1, "refused": 1, "diverged": 1, "lost": 0}
+    assert found.probe_counts["refused"] == 1
+    assert sum(found.trial_counts.values()) == 12
+
+
+def test_a_trial_that_was_tried_again_counts_as_it_ended(records):
+    first = next(r for r in records if r.event == "trial" and r["trial"] == "t000")
+    killed = changed(first, outcome="killed", values={})
+    found = summary.from_records([*records[: records.index(first)], killed, *records[records.index(first) :]])
+    assert found.trial_counts["ok"] == 5
+    assert "killed" not in found.trial_counts
+
+
+def test_a_trial_without_an_end_is_lost_once_the_run_is_over(records):
+    left = [r for r in records if not (r.event == "trial" and r["trial"] == "t001")]
+    assert summary.from_records(left).trial_counts["lost"] == 1
+    assert summary.from_records([r for r in left if r.event != "pick"]).trial_counts["lost"] == 0
+
+
+def test_alternatives_are_other_configurations(records):
+    found = summary.from_records(records)
+    assert [n.name for n in found.alternatives()] == ["knee", "most_accurate"]
+    pick = next(r for r in records if r.event == "pick")
+    same = [changed(r, knee="t007", most_accurate="t009") if r is pick else r for r in records]
+    assert [n.name for n in summary.from_records(same).alternatives()] == ["most_accurate"]
+
+
+def test_a_value_of_the_search_is_not_called_confirmed(records):
+    knee = summary.from_records(records).named["knee"]
+    assert knee.throughput is None
+    assert knee.samples_per_s == pytest.approx(58.9)
+    assert not knee.quality["accuracy"].confirmed
+
+
+def test_a_run_sums_up_wherever_it_is_cut_off(records):
+    for end in range(len(records) + 1):
+        found = summary.from_records(records[:end])
+        assert (found.best is not None) == any(r.event == "pick" for r in records[:end])
+
+
+@pytest.mark.parametrize("junk", [None, "nonsense", [], {"accuracy": "high"}, float("nan"), True])
+def test_a_damaged_record_still_sums_up(records, junk):
+    keys = ("values", "samples_per_s", "config", "seed", "peak_allocated_bytes", "wall_s", "first_step_at")
+    damaged = [changed(r, **{k: junk for k in keys if k in r.fields}) for r in records]
+    found = summary.from_records(damaged)
+    assert found.best is not None
+    assert found.best.quality == {}
+    assert found.gains == ()
+
+
+def test_what_is_not_there_is_not_made_up():
+    found = summary.from_records([Record(0, "2026-11-21T10:00:00.000Z", "study", {"id": "x"})])
+    assert (found.id, found.best, found.claim, found.objective, found.gains) == ("x", None, None, "", ())
+    assert found.place.device == "unknown device"
+
+
+def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(records):
+    def spans(wait_s):
+        return {
+            "data_wait_s": wait_s,
+            "transfer_s": 0.0,
+            "forward_backward_s": 9.0 - wait_s,
+            "optimizer_s": 1.0,
+            "wall_s": 10.0,
+        }
+
+    probes = [changed(r, spans=spans(4.0)) if r.event == "probe" else r for r in records]
+    assert summary.from_records(records).best.verdict is None
+    found = summary.from_records(probes).named
+    assert (found["before"].verdict.bound, found["before"].verdict.band) == ("loader", "OK")
+    assert found["before"].verdict.share == pytest.approx(0.4)
+    whole = [changed(r, spans=spans(0.1)) if r.event == "confirmed" else r for r in probes]
+    best = summary.from_records(whole).best
+    assert (
+        best.verdict.sentence
+        == "compute-bound: 89 % in forward and backward, 10 % in the optimiser, data-wait 1.0 % (good)"
+    )
+
+
+def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(records):
+    own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
+    assert summary.from_records(own).best == summary.from_records(records).best
+    third = [changed(r, name="t003") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
+    knee = summary.from_records(third).named["knee"]
+    assert knee.trained is not None
+    assert knee.quality["accuracy"].confirmed
+
+
+def test_windows_of_another_configuration_are_not_those_of_the_best(records):
+    best = summary.from_records(records).best
+    assert best is not None
+    own = [changed(r, config=best.config) if r.event == "window" and r["name"] == "best" else r for r in records]
+    earlier = [
+        changed(r, config={**best.config, "batch_size": 7}, samples_per_s=1e9)
+        for r in own
+        if r.event == "window" and r["name"] == "best"
+    ]
+    assert summary.from_records([*own, *earlier]).best == best
+    assert summary.from_records([*own, *earlier]).gains == summary.from_records(records).gains
+
+
+def test_a_trial_that_another_overtook_has_its_knobs_and_speed_and_no_figure_of_what_ran(records):
+    own = next(r for r in records if r.event == "trial" and r["outcome"] == "ok")
+    fields = {"trial": own["trial"], "config": {**own["config"], "num_workers": 3}, "samples_per_s": 999.0}
+    rated = dataclasses.replace(own, seq=own.seq, event="rated", fields=fields)
+    found = {t.trial: t for t in summary.from_records([*records, rated]).trials}[own["trial"]]
+    assert (found.config["num_workers"], found.samples_per_s, found.is_overtaken) == (3, 999.0, True)
+    assert found.values == {name: own["values"][name] for name in found.values}
+    assert (found.peak_allocated_bytes, found.measured_samples_per_s) == (None, None)
+    again = {t.trial: t for t in summary.from_records([*records, rated, own]).trials}[own["trial"]]
+    assert not again.is_overtaken  # it ran once more since

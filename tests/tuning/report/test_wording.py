@@ -1,0 +1,136 @@
+"""Figures as people write them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuning.report import lines, report, wording
+from tuning.report.summary import Place, Summary
+from tuning.stats.uncertainty import Gain
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0s"),
+        (9.94, "9.9s"),
+        (9.96, "10s"),
+        (59.4, "59s"),
+        (59.6, "1m"),
+        (252, "4m12s"),
+        (3600, "1h00m"),
+        (None, "-"),
+    ],
+)
+def test_duration(seconds, text):
+    assert wording.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(6.1e-4, "6.1e-4"), (1e-5, "1e-5"), (0.01, "0.01"), (0.0, "0"), (12345.0, "12,345"), (float("nan"), "n/a")],
+)
+def test_number(value, text):
+    assert wording.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "half_width", "text"),
+    [(61.23, 0.93, "61.2 ± 0.9"), (412.3, 9.2, "412.3 ± 9.2"), (412.3, 19, "412 ± 19"), (3.3, 0.04, "3.30 ± 0.04"),
+     (1500.0, None, "1,500"), (None, None, "-")],
+)  # fmt: skip
+def test_rate(value, half_width, text):
+    assert wording.rate(value, half_width) == text
+
+
+@pytest.mark.parametrize(
+    ("frac", "text"), [(0.0, "0 %"), (0.004, "<1 %"), (0.615, "62 %"), (1.0, "100 %"), (None, "-")]
+)
+def test_percent(frac, text):
+    assert wording.percent(frac) == text
+
+
+def test_size():
+    assert (wording.size(50 * 2**20), wording.size(int(1.2 * 2**30)), wording.size(None)) == ("50 MiB", "1.2 GiB", "-")
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"),
+    [
+        (Gain("best", "before", 1.84, 1.79, 1.89, 5), "1.84 (1.79 to 1.89) times faster than before"),
+        (Gain("best", "after", 0.5, 0.4, 0.625, 5), "2.00 (1.60 to 2.50) times slower than after"),
+        (
+            Gain("best", "after", 1.01, 0.97, 1.05, 5),
+            "as fast as after, as far as the windows tell: 1.01 (0.97 to 1.05) times",
+        ),
+        (Gain("best", "after", 1.5, None, None, 0), "1.50 times faster than after (from probes, not side by side)"),
+    ],
+)
+def test_a_gain_in_words(gain, text):
+    assert wording.gain_sentence(gain) == text
+
+
+def test_knobs_without_effect_are_no_difference():
+    assert wording.differing({"num_workers": 0, "prefetch_factor": 4}, {"prefetch_factor": 2}) == {}
+    assert wording.differing({"num_workers": 2}, {}) == {
+        "num_workers": 2,
+        "prefetch_factor": 2,
+        "persistent_workers": False,
+    }
+
+
+def test_a_text_is_one_line_without_control_characters():
+    assert wording.plain("a\nb\x1b[2J\u202e") == "a\\nb\\x1b[2J\\u202e"
+    assert (wording.plain(True), wording.plain(None), wording.plain(5e-4)) == ("true", "null", "5e-4")
+
+
+@pytest.mark.parametrize(
+    ("card", "virtual", "cap_bytes", "text"),
+    [
+        ("cpu", False, None, "Measured on Example CPU, 2 cores."),
+        ("cpu", False, 2**31, "Measured on Example CPU, 2 cores; memory was held to 2.0 GiB."),
+        ("auto", True, 2**31, "Measured on Example CPU, 2 cores; memory was held to 2.0 GiB."),  # of an older run
+        ("rtx3090", False, 2**34, "Measured on Example CPU, 2 cores."),
+        (
+            "t4",
+            True,
+            2**34,
+            "Throughput is that of Example CPU, 2 cores, not of card t4, which was emulated; "
+            "memory was held to its 16.0 GiB.",
+        ),
+    ],
+)
+def test_only_a_card_that_is_not_here_was_emulated(card, virtual, cap_bytes, text):
+    place = Place(device="Example CPU", cores=2, threads=2, card=card, virtual=virtual, cap_bytes=cap_bytes)
+    assert wording.place_sentence(place) == text
+
+
+@pytest.mark.parametrize(
+    ("mode", "baseline", "text"),
+    [
+        ("max", 0.5, ""),
+        ("max", 0.9, "the next run's accuracy may be no better than the baseline copying (0.900)"),
+        ("max", 0.95, "accuracy 0.906 is no better than the baseline copying (0.950); speed is worth little"),
+        ("min", 0.95, ""),
+        ("min", 0.91, "the next run's accuracy may be no better than the baseline copying (0.910)"),
+        ("min", 0.9, "accuracy 0.906 is no better than the baseline copying (0.900); speed is worth little"),
+    ],
+)
+def test_a_best_that_learned_no_more_than_a_baseline_is_said(
+    found: Summary, mode: str, baseline: float, text: str
+) -> None:
+    worse = {"max": 0.4, "min": 0.99}[mode]
+    baselines = {"majority": {"accuracy": worse}, "copying": {"accuracy": baseline}}
+    own = replace(found, objectives={"accuracy": mode}, baselines=baselines)
+    said = wording.baseline_sentence(own)
+    assert said.startswith(text)
+    assert bool(said) == bool(text)
+    told = " ".join(" ".join(lines.summary(own, Path("runs/nli/x"))).split())
+    assert said in told
+    assert ("But " in report.render(own)) == bool(text)
+
+
+def test_no_baseline_or_no_best_says_nothing(found: Summary) -> None:
+    assert wording.baseline_sentence(replace(found, baselines={})) == ""
+    assert wording.baseline_sentence(replace(found, named={})) == ""

@@ -1,0 +1,67 @@
+"""The ablation: turns, no repeats, and receipts that find what a formula hides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import FormulaBench
+from tuning.journal.records import Journal
+from tuning.report import lines
+from tuning.report.receipts import receipts
+from tuning.search.ablate import measure
+from tuning.search.ablation import pairs
+
+BEFORE = {"batch_size": 32, "micro_batch_size": 8, "amp_dtype": "fp32", "set_to_none": False}
+BEST = {**BEFORE, "micro_batch_size": 32, "amp_dtype": "bf16", "set_to_none": True}
+
+
+class Drifting(FormulaBench):
+    """The formula on a machine that gets 5 % slower with every window."""
+
+    def window(self, knobs, window_s, seed):
+        """Returns the formula's speed, less what the machine has lost."""
+        found = super().window(knobs, window_s, seed)
+        slower = 0.95 ** len(self.probed)
+        return {**found, "samples_per_s": found["samples_per_s"] and found["samples_per_s"] * slower}
+
+
+def measured(bench: FormulaBench, folder: Path, rounds: int = 4):
+    """Returns the receipts of all pairs on that bench."""
+    with Journal.open(folder / "receipts.jsonl", create=True) as journal:
+        measure(bench, journal, pairs(BEST, BEFORE)[0], rounds, 1.0, lambda record: None)
+        return {(r.base, r.knobs): r for r in receipts(journal.records, {"amp_dtype": "1.5-2x"})}, journal.records
+
+
+def test_a_receipt_is_the_ratio_whatever_the_machine_does_meanwhile(tmp_path: Path) -> None:
+    found, _ = measured(Drifting(), tmp_path)
+    amp = found["best", "amp_dtype"]
+    assert amp.gain is not None
+    # bf16 takes two thirds of a micro-step's time, and the optimiser's millisecond stays.
+    assert amp.gain.ratio == pytest.approx((0.042 + 0.001) / (0.042 * 2 / 3 + 0.001), rel=0.03)
+    assert (amp.verdict, amp.claim, amp.value, amp.instead_of) == ("faster", "1.5-2x", "bf16", "fp32")
+    idle = found["best", "set_to_none"]
+    assert idle.verdict == "nothing that the rounds can tell"
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    measured(FormulaBench(), tmp_path, rounds=2)
+    again = FormulaBench()
+    _, records = measured(again, tmp_path, rounds=3)
+    assert len(again.probed) == 2 * 6
+    assert [r["round"] for r in records if r.event == "receipt"].count(0) == 6
+
+
+def test_a_side_that_does_not_fit_is_said_and_not_compared(tmp_path: Path) -> None:
+    found, _ = measured(FormulaBench(cap_bytes=300_000_000), tmp_path)
+    assert found["before", "micro_batch_size"].verdict == "oom"
+
+
+def test_lines_fit_the_terminal(tmp_path: Path) -> None:
+    found, records = measured(Drifting(), tmp_path)
+    said = lines.receipts(receipts(records, {"amp_dtype": "1.5-2x"}))
+    assert all(len(line) <= 100 for line in said)
+    assert any("claimed 1.5-2x" in line for line in said)
+    assert "those knobs bought nothing here that can be told" in " ".join(said)
+    assert len(found) == 6

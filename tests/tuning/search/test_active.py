@@ -1,0 +1,169 @@
+"""Asked and seen: a knob that was not honoured is named, one that was is not, and what cannot be told is neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainables import knobs
+from tuning.search.active import _READERS, compare, disagreements
+
+CPU: dict[str, Any] = {
+    "device": "cpu",
+    "batch_size": 16,
+    "micro_batch_size": 8,
+    "matmul_dtypes": ["bfloat16", "float32"],
+    "attention": {"math": 4},
+    "recurrent": {},
+    "packed": False,
+    "recomputed_frac": 0.0,
+    "loss_reads": 0,
+    "dropouts": [0.1],
+    "loss_scale": None,
+    "adapter": "none",
+    "adapter_ranks": [],
+    "widths": [3, 64],
+    "grads_after_step": "none",
+    "optimizer": "AdamW",
+    "optimizer_state_dtypes": ["float32"],
+    "optimizer_ops": ["aten._fused_adamw_"],
+    "weight_decays": [0.0, 0.01],
+    "samples_in_ram": False,
+    "workers": 0,
+    "sorted_by_length": False,
+    "phases": {"": 1.0},
+}
+CARD = {**CPU, "device": "cuda", "pinned": True, "non_blocking": True, "side_stream": False, "tf32": True}
+
+
+def agrees(active: dict[str, Any], **asked: Any) -> bool | None:
+    """Returns whether the one knob that was asked for is as it was seen; fails where it has no row."""
+    (name,) = asked
+    (row,) = [row for row in compare(asked, active) if row.knob == name]
+    return row.agrees
+
+
+@pytest.mark.parametrize(
+    ("asked", "as_asked"),
+    [
+        ({"batch_size": 16}, True),
+        ({"batch_size": 32}, False),
+        ({"micro_batch_size": 8}, True),
+        ({"micro_batch_size": 4}, False),
+        ({"amp_dtype": "bf16"}, True),
+        ({"amp_dtype": "fp32"}, False),
+        ({"amp_dtype": "fp16"}, False),
+        ({"sdpa_backend": "math"}, True),
+        ({"sdpa_backend": "auto"}, True),
+        ({"sdpa_backend": "flash"}, False),
+        ({"activation_checkpointing": False}, True),
+        ({"activation_checkpointing": True}, False),
+        ({"fused_optimizer": True}, True),
+        ({"fused_optimizer": False}, False),
+        ({"optimizer": "adamw"}, True),
+        ({"optimizer": "adamw8bit"}, False),
+        ({"set_to_none": True}, True),
+        ({"set_to_none": False}, False),
+        ({"length_bucketing": True}, False),
+        ({"ram_cache": False}, True),
+        ({"num_workers": 0}, True),
+        ({"num_workers": 2}, False),
+        ({"channels_last": True}, False),
+        ({"cudnn_benchmark": True}, False),
+        ({"pin_memory": True}, False),
+        ({"non_blocking": True}, False),
+        ({"tf32": True}, False),
+        ({"sync_every_step": False}, True),
+        ({"weight_decay": 0.01}, True),
+        ({"weight_decay": 0.5}, False),
+        ({"architecture": "transformer"}, True),
+        ({"hidden_size": 64}, True),
+        ({"hidden_size": 128}, False),
+        ({"sequence_packing": True}, False),
+        ({"encoder_frac": 0.5}, False),
+        ({"augmentation": 1.0}, False),
+        ({"device_augmentation": True}, False),
+        ({"inplace_augmentation": True}, False),
+        ({"dropout": 0.1}, True),
+        ({"dropout": 0.2}, False),
+        ({"dropout": 0.0}, None),
+        ({"adapter": "dora"}, False),
+    ],
+    ids=str,
+)
+def test_each_knob_is_held_against_what_was_seen(asked: dict[str, Any], as_asked: bool | None) -> None:
+    assert agrees(CPU, **asked) is as_asked
+
+
+def test_the_sentence_names_knob_value_and_what_ran() -> None:
+    assert disagreements({"sdpa_backend": "flash", "num_workers": 0}, CPU) == [
+        "knobs.sdpa_backend=flash was asked; the first step showed attention by math"
+    ]
+    assert disagreements({"set_to_none": False}, CPU) == [
+        "knobs.set_to_none=false was asked; the first step showed gradients set to none"
+    ]
+
+
+def test_a_card_shows_what_a_cpu_does_not_have() -> None:
+    assert agrees(CARD, pin_memory=True) is agrees(CARD, non_blocking=True) is agrees(CARD, tf32=True) is True
+    assert agrees(CARD, pin_memory=False) is False
+    assert agrees(CARD, non_blocking=False) is True  # copies beside the step never wait
+    assert not compare({"tf32": False, "pin_memory": False}, CPU)
+
+
+def test_a_micro_batch_is_never_larger_than_its_batch() -> None:
+    assert agrees({**CPU, "micro_batch_size": 16}, micro_batch_size=64) is True
+
+
+def test_what_a_later_phase_may_show_is_not_denied() -> None:
+    phased = {**CPU, "phases": {"encoder": 0.5, "classifier": 0.5}}
+    assert agrees(phased, dropout=0.2) is agrees(phased, sequence_packing=True) is None
+    assert agrees(phased, encoder_frac=0.5) is True
+
+
+def test_compiled_is_told_by_graphs_and_only_where_a_second_step_was_made() -> None:
+    assert agrees({**CPU, "compiled_graphs": 2}, compile="default") is True
+    assert agrees({**CPU, "compiled_graphs": 0}, compile="default") is False
+    assert not compare({"compile": "default"}, CPU)
+
+
+def test_a_step_that_was_skipped_says_nothing_of_the_optimiser() -> None:
+    skipped = {k: v for k, v in CPU.items() if k != "optimizer_ops"}
+    assert not compare({"fused_optimizer": True}, skipped)
+
+
+def test_what_workers_wrote_in_place_cannot_be_told() -> None:
+    assert agrees({**CPU, "augmented_on": "loader"}, inplace_augmentation=True) is None
+    assert agrees({**CPU, "augmented_on": "cpu", "augmented_in_place": True}, inplace_augmentation=True) is True
+    assert agrees({**CPU, "augmented_on": "cpu"}, device_augmentation=True) is True
+
+
+def test_a_knob_without_effect_here_and_a_run_without_a_step_have_no_row() -> None:
+    assert not compare({"num_workers": 0, "prefetch_factor": 4}, {**CPU, "prefetch_factor": 2})[1:]
+    assert compare({"num_workers": 2}, {}) == []
+
+
+def test_one_of_several_phases_may_have_to_augment_into_new_tensors() -> None:
+    fresh = {**CPU, "augmented_on": "cpu", "augmented_in_place": False}
+    assert agrees({**fresh, "phases": {"": 1.0}}, inplace_augmentation=True) is False
+    assert agrees({**fresh, "phases": {"encoder": 0.5, "classifier": 0.5}}, inplace_augmentation=True) is None
+
+
+def test_convolutions_over_time_are_no_images() -> None:
+    mixed = {**CPU, "conv_weights": ["not an image", "channels_last"]}
+    assert agrees(mixed, channels_last=True) is True
+    assert agrees(mixed, channels_last=False) is False
+    assert agrees({**CPU, "conv_weights": ["not an image"]}, channels_last=True) is False
+
+
+@pytest.mark.parametrize("junk", [None, "nonsense", [], {"fp32": 1}, 2.5, True], ids=str)
+def test_a_damaged_record_is_no_error(junk: Any) -> None:
+    everything = knobs.Knobs(num_workers=2, pin_memory=True).as_dict()
+    for rows in (compare(everything, dict.fromkeys(CARD, junk)), compare(dict.fromkeys(everything, junk), CARD)):
+        assert {row.knob for row in rows} <= set(everything)
+
+
+def test_every_knob_is_read_back_or_said_not_to_leave_a_trace() -> None:
+    without = {"learning_rate", "warmup_frac", "empty_cache"}
+    assert set(_READERS) == set(knobs.NAMES) - without

@@ -1,0 +1,142 @@
+"""The pick: fastest within the tolerance, and the sentence that says so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuning.search.pick import Candidate, pick
+from tuning.search.rule import Baseline, Rule, absolute, best_baseline
+
+
+def candidates(*rows: tuple[float, float], objective: str = "accuracy") -> list[Candidate]:
+    """Candidates t0, t1, ... of (quality, samples a second)."""
+    return [Candidate(f"t{n}", {objective: quality}, rate) for n, (quality, rate) in enumerate(rows)]
+
+
+def test_the_fastest_within_the_tolerance_is_best() -> None:
+    found = pick(candidates((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90)), Rule("accuracy", "max", 0.01))
+    assert (found.best, found.most_accurate, found.front) == ("t2", "t0", ("t3", "t2", "t1", "t0"))
+    assert found.rule == (
+        "of 4 the fastest whose accuracy is within 0.01 of the best seen: 0.91 against 0.92, at 40 samples/s"
+    )
+
+
+def test_a_quality_to_minimise() -> None:
+    found = pick(candidates((4.0, 10), (4.4, 30), (5.0, 90), objective="mae"), Rule("mae", "min", 0.5))
+    assert (found.best, found.most_accurate) == ("t1", "t0")
+
+
+def test_the_knee_is_where_speed_begins_to_cost() -> None:
+    found = pick(candidates((0.92, 10), (0.91, 80), (0.60, 90), (0.85, 30)), Rule("accuracy", "max", 0.0))
+    assert (found.best, found.knee, found.front) == ("t0", "t1", ("t2", "t1", "t0"))
+
+
+MAJORITY = Baseline("majority class", 0.905)
+
+
+def test_what_is_no_better_than_without_training_is_not_picked_for_its_speed() -> None:
+    of = candidates((0.92, 10), (0.915, 30), (0.905, 40), (0.90, 90))
+    found = pick(of, Rule("accuracy", "max", 0.03, MAJORITY))
+    assert found.best == "t1", "the majority class's own accuracy is not better than it"
+    assert found.rule == (
+        "of 4 the fastest whose accuracy is within 0.03 of the best seen and better than majority class (0.905): "
+        "0.915 against 0.92, at 30 samples/s"
+    )
+    assert "majority" not in pick(of, Rule("accuracy", "max", 0.005, MAJORITY)).rule, "nothing was left out for it"
+
+
+def test_where_nothing_is_better_than_without_training_the_tolerance_decides_alone() -> None:
+    rows = candidates((0.905, 10), (0.89, 30), (0.80, 90))
+    assert pick(rows, Rule("accuracy", "max", 0.03, MAJORITY)) == pick(rows, Rule("accuracy", "max", 0.03))
+
+
+def test_the_baseline_is_the_best_of_those_known_of_the_objective() -> None:
+    known = {"mean": {"mae": 9.0}, "last": {"mae": 7.0, "rmse": 1.0}, "null": {"mae": None}, "other": {"rmse": 0.5},
+             "flat": 3.0, "nan": {"mae": math.nan}}  # fmt: skip
+    assert best_baseline(known, "mae", "min") == Baseline("last", 7.0)
+    assert best_baseline(known, "mae", "max") == Baseline("mean", 9.0)
+    assert best_baseline(known, "accuracy", "max") is None
+    assert best_baseline({}, "mae", "min") is None
+
+
+def test_the_knee_is_better_than_the_baseline_once_anything_is() -> None:
+    rows = candidates((0.92, 10), (0.915, 12), (0.80, 90), (0.50, 100))
+    assert pick(rows, Rule("accuracy", "max", 0.0)).knee == "t2"
+    assert pick(rows, Rule("accuracy", "max", 0.0, MAJORITY)).knee in ("t0", "t1")
+    assert pick(rows, Rule("accuracy", "max", 0.0, Baseline("all", 0.95))).knee == "t2"
+
+
+def test_without_tolerance_the_most_accurate_is_best_and_ties_go_to_the_faster() -> None:
+    found = pick(candidates((0.9, 10), (0.9, 20), (0.8, 99), (0.9, 20)), Rule("accuracy", "max", 0.0))
+    assert found.best == found.most_accurate == "t1"
+
+
+def test_equally_fast_ones_are_told_apart_by_quality() -> None:
+    assert pick(candidates((0.90, 20), (0.91, 20), (0.91, 20)), Rule("accuracy", "max", 0.05)).best == "t1"
+
+
+def test_what_is_not_finite_is_left_out() -> None:
+    found = pick(candidates((math.nan, 99), (0.5, math.inf), (0.4, 1)), Rule("accuracy", "max", 0.1))
+    assert (found.best, found.knee, found.front) == ("t2", "t2", ("t2",))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(1, 99)), min_size=1, max_size=12),
+    st.floats(0, 0.5),
+    st.sampled_from(["min", "max"]),
+    st.none() | st.floats(0, 1),
+)
+def test_nothing_faster_is_within_the_tolerance_and_better_than_without_training(
+    rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None
+) -> None:
+    baseline = None if untrained is None else Baseline("mean", untrained)
+    found = pick(candidates(*rows), Rule("accuracy", mode, tolerance, baseline))
+    sign = 1 if mode == "min" else -1
+    least = min(sign * quality for quality, _ in rows)
+    bar = math.inf if untrained is None or least >= sign * untrained - 1e-8 else sign * untrained - 1e-8
+    within = [rate for quality, rate in rows if sign * quality - least <= tolerance and sign * quality < bar]
+    chosen = rows[int(found.best[1:])]
+    assert chosen[1] >= max(within)
+    assert sign * chosen[0] < bar + 1e-8
+    assert sign * chosen[0] - least <= tolerance + 1e-8
+    assert found.knee in found.front
+
+
+def test_more_tolerance_is_never_slower() -> None:
+    rows = candidates((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90))
+    rates = {c.id: c.samples_per_s for c in rows}
+    chosen = [rates[pick(rows, Rule("accuracy", "max", t / 1000)).best] for t in range(30)]
+    assert chosen == sorted(chosen)
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1), st.floats(0, 100), st.sampled_from(["min", "max"]))
+def test_a_percentage_is_a_share_of_the_best_quality_and_a_number_is_itself(
+    qualities: list[float], share: float, mode: str
+) -> None:
+    best = min(qualities) if mode == "min" else max(qualities)
+    found = absolute(f"{share}%", [*qualities, math.nan], mode)
+    assert found == pytest.approx(abs(best) * share / 100)
+    assert absolute(share, qualities, mode) == share
+
+
+def test_a_percentage_of_nothing_and_of_what_is_none() -> None:
+    assert absolute("2%", [], "max") == 0.0
+    for text in ("2", "2%%", "2% more"):
+        with pytest.raises(ValueError, match=f"a number or a percentage such as 2%, got '{text}'"):
+            absolute(text, [0.9], "max")
+
+
+def test_errors_say_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="t0 has no mae; it has accuracy"):
+        pick(candidates((0.9, 1)), Rule("mae", "min", 0.0))
+    with pytest.raises(ValueError, match="none of 1 candidates has finite accuracy and speed"):
+        pick(candidates((math.nan, 1)), Rule("accuracy", "max", 0.0))
+    with pytest.raises(ValueError, match="tolerance must be at least 0, got -1"):
+        pick(candidates((0.9, 1)), Rule("accuracy", "max", -1))
+    with pytest.raises(ValueError, match="mode must be min or max, got 'most'"):
+        pick(candidates((0.9, 1)), Rule("accuracy", "most", 0.0))

@@ -1,0 +1,314 @@
+"""The probe stage on a bench whose right answer is known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fakes import FormulaBench, SpanBench
+from trainables.knobs import Scalar
+from tuning.config.sections import ProbeSection
+from tuning.config.space import Choice, Space
+from tuning.journal.records import Journal
+from tuning.memory.footprints import EstimateStage, couplings
+from tuning.memory.frontier import GRADIENTS_HELD, Frontier
+from tuning.memory.needs import facts, frontier, key_of
+from tuning.search.foresight import Foresight, tries_of
+from tuning.search.probe import A_SWEEP, IDLE, ProbeStage, probed, speed_couplings
+from tuning.search.throughput import neighbour
+
+ERROR: Mapping[str, Any] = {"error": "min"}
+BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
+SPACE = Space.of(
+    {
+        "batch_size": [16, 64],
+        "micro_batch_size": [4, 16, 64],
+        "num_workers": [0, 2],
+        "activation_checkpointing": [False, True],
+        "amp_dtype": ["fp32", "bf16"],
+        "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
+    }
+)
+
+
+def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]) -> tuple[FormulaBench, Journal]:
+    bench = FormulaBench(cap_bytes)
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    EstimateStage(bench, SPACE, journal, cap_bytes).run()
+    ProbeStage(bench, SPACE, journal, frontier(journal.records, cap_bytes), BUDGET, seed=0).run(named, lambda r: None)
+    return bench, journal
+
+
+def test_finds_the_fastest_system_knobs_of_each_coupling(tmp_path: Path) -> None:
+    _, journal = run(tmp_path)
+    for dtype in ("fp32", "bf16"):
+        mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
+        best = max(mine, key=lambda p: p.samples_per_s).knobs
+        assert (best["micro_batch_size"], best["num_workers"]) == (64, 2)
+        assert best["activation_checkpointing"] is False
+
+
+def test_nothing_is_probed_twice_and_a_sweep_ends_where_nothing_is_faster_any_more(tmp_path: Path) -> None:
+    bench, journal = run(tmp_path)
+    asked = [tuple(sorted(k.items(), key=str)) for k in bench.probed]
+    assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
+    for dtype in ("fp32", "bf16"):
+        mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
+        rates = [p.samples_per_s for p in mine]
+        assert max(rates[-IDLE:]) <= max(rates[:-IDLE]) * (1 + BUDGET.spread_frac)
+        best = max(mine, key=lambda p: p.samples_per_s).knobs
+        system = {n: p.values for n, p in SPACE.subset({"system"}).parameters.items() if isinstance(p, Choice)}
+        assert neighbour(best, system, [p.knobs for p in mine]) is None, "every neighbour of the best was measured"
+
+
+def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
+    bench, journal = run(tmp_path, cap_bytes=400_000_000)
+    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
+    refused = [r["config"] for r in journal.records if r.event == "refused"]
+    assert {r["micro_batch_size"] for r in refused} == {64}
+    assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in bench.probed)
+
+
+def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) -> None:
+    before: dict[str, Scalar] = {"batch_size": 4, "micro_batch_size": 4}
+    bench, journal = run(tmp_path, before=before)
+    assert bench.probed[-1] == before
+    journal.close()
+    again = Journal.open(tmp_path / "trials.jsonl")
+    ProbeStage(bench, SPACE, again, frontier(again.records, None), BUDGET, seed=0).run(
+        {"before": before}, lambda r: None
+    )
+    assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
+
+
+def test_couplings_are_the_product_of_the_searched_both_knobs() -> None:
+    assert speed_couplings(SPACE) == [{"amp_dtype": "fp32"}, {"amp_dtype": "bf16"}]
+
+
+@pytest.mark.parametrize("cap_bytes", [None, 10**12])
+def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_bytes: int | None) -> None:
+    _, journal = run(tmp_path, cap_bytes)
+    prints = [r for r in journal.records if r.event == "footprint"]
+    own = [r for r in prints if not r["coupling"].get("activation_checkpointing")]
+    assert [len(r["measured"]) for r in own] == [2] * 2, "all fits by far: no third size"
+    bounded = [r for r in prints if r["coupling"].get("activation_checkpointing")]
+    assert [(r["source"], r["measured"]) for r in bounded] == [("bound", [])] * 2
+    assert [r["points"] for r in bounded] == [r["points"] for r in own[:2]]
+    assert {f["coupling"]["activation_checkpointing"] for f in facts(journal.records) if "points" in f} == {False}
+    assert {str(r["coupling"]) for r in prints} == {str(c) for c in couplings(SPACE)}
+
+
+def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) -> None:
+    bench = FormulaBench(400_000_000)
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    EstimateStage(bench, SPACE, journal, 400_000_000).run()
+    with_it = [r for r in journal.records if r.event == "footprint" and r["coupling"]["activation_checkpointing"]]
+    without = [r for r in journal.records if r.event == "footprint" and not r["coupling"]["activation_checkpointing"]]
+    assert any(one["points"][0] < other["points"][0] for one in with_it for other in without)
+    assert max(len(r["measured"]) for r in without) == 3, "and a third size near the limit"
+
+
+def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
+    space = Space.of({"encoder_frac": [0.0, 0.25, 0.5], "hidden_size": [64, 128], "batch_size": 16})
+    found = couplings(space)
+    assert [c["encoder_frac"] for c in found] == [0.0, 0.0, 0.25, 0.25]
+    assert key_of({"encoder_frac": 0.5, "hidden_size": 64}) == key_of(found[2]) != key_of(found[0])
+    assert [c.get("encoder_frac") for c in couplings(Space.of({"encoder_frac": 0.5, "batch_size": 16}))] == [0.5]
+    ranged = couplings(Space.of({"encoder_frac": {"low": 0.0, "high": 0.5}, "batch_size": 16}))
+    assert sorted(float(c["encoder_frac"]) > 0 for c in ranged) == [False, True]
+
+
+LOADING = Space.of(
+    {
+        "batch_size": 16,
+        "micro_batch_size": [4, 16],
+        "ram_cache": [False, True],
+        "num_workers": [0, 2],
+        "prefetch_factor": [2, 4],
+        "pin_memory": [False, True],
+        "fused_optimizer": [False, True],
+        "amp_dtype": ["fp32", "bf16"],
+        "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
+    }
+)
+
+
+def sweep(bench: SpanBench, tmp_path: Path, space: Space = LOADING) -> Journal:
+    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+    journal = Journal.open(path, create=True)
+    stage = ProbeStage(bench, space, journal, frontier([], None), BUDGET, seed=0)
+    stage.run({}, lambda r: None)
+    return journal
+
+
+def test_where_nothing_waits_the_loaders_knobs_stay_and_a_note_says_so(tmp_path: Path) -> None:
+    bench = SpanBench(load_s=0.0001, optimizer_s=0.01)
+    journal = sweep(bench, tmp_path)
+    assert {(k.get("ram_cache"), k.get("num_workers"), "prefetch_factor" in k) for k in bench.probed} == {
+        (False, 0, False)
+    }
+    assert {k["fused_optimizer"] for k in bench.probed} == {False, True}
+    notes = [r["text"] for r in journal.records if r.event == "note"]
+    assert len(notes) == 2  # one for each coupling
+    assert notes[0].startswith("amp_dtype=fp32: data-wait 0.4 %: num_workers, prefetch_factor, ram_cache are left as")
+    assert "transfer 0 %: pin_memory is left as it is" in notes[0]
+
+
+def test_where_loading_waits_its_knobs_are_searched_until_it_does_not(tmp_path: Path) -> None:
+    bench = SpanBench(load_s=0.02)
+    sweep(bench, tmp_path)
+    assert {k["ram_cache"] for k in bench.probed} == {False, True}
+    best = max(bench.probed, key=bench.speed)
+    assert best["ram_cache"] is True
+
+
+def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(tmp_path: Path) -> None:
+    space = Space.of(
+        {"batch_size": 64, "micro_batch_size": [4, 8, 16], "fused_optimizer": [False, True], "ram_cache": [False, True]}
+    )
+    waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.001)  # 1 %: below `verdict.HELD_FRAC`
+    for bench in (waiting, busy):
+        sweep(bench, tmp_path, space)
+    assert waiting.probed[0]["ram_cache"] is False
+    assert waiting.probed[1] == {**waiting.probed[0], "ram_cache": True}
+    assert busy.probed[1] == {**busy.probed[0], "micro_batch_size": busy.probed[1]["micro_batch_size"]}
+
+
+def test_a_resumed_stage_says_it_no_second_time(tmp_path: Path) -> None:
+    bench = SpanBench(load_s=0.0)
+    journal = sweep(bench, tmp_path)
+    told = sum(1 for r in journal.records if r.event == "note")
+    ProbeStage(bench, LOADING, journal, frontier([], None), BUDGET, seed=0).run({}, lambda r: None)
+    assert sum(1 for r in journal.records if r.event == "note") == told == 2
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([0.0, 0.0002, 0.0005, 0.001, 0.005, 0.05]), st.sampled_from([0.0, 0.0004, 0.01]))
+def test_what_was_frozen_could_have_gained_no_more_than_was_waited(
+    tmp_path: Path, load_s: float, transfer_s: float
+) -> None:
+    one = Space.of({**LOADING.as_raw(), "amp_dtype": "fp32"})
+    bench = SpanBench(load_s, transfer_s, optimizer_s=0.0004)
+    sweep(bench, tmp_path, one)
+    names = list(one.subset({"system"}).parameters)
+    values = [one.parameters[n].values for n in names]  # type: ignore[union-attr]
+    every = [bench.speed(dict(zip(names, combination, strict=True))) for combination in itertools.product(*values)]
+    # Three spans may be frozen, each below 2 % of the time.
+    assert max(bench.speed(k) for k in bench.probed) >= (1 - 3 * 0.02) * max(every)
+
+
+class AskedBench(FormulaBench):
+    """A bench that keeps how long its probes were allowed to take, and lets a clock pass as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns the formula's speed."""
+        self.asked.append(time_s)
+        return super().probe(knobs, time_s, spread_frac, best_samples_per_s)
+
+
+@pytest.mark.parametrize("max_time_s", [4.0, 12.0, 24.0])
+def test_a_probe_has_half_its_time_where_the_sweep_is_short(tmp_path: Path, max_time_s: float) -> None:
+    bench = AskedBench()
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    EstimateStage(bench, SPACE, journal, None).run()
+    budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0, spread_frac=0.03)
+    known = frontier(journal.records, None)
+    ProbeStage(bench, SPACE, journal, known, budget, 0, clock=lambda: sum(bench.asked)).run({}, lambda r: None)
+    sweep_s = max_time_s / 2  # two couplings
+    assert bench.asked[0] == pytest.approx(min(3.0, max(1.5, sweep_s / A_SWEEP)))
+    assert all(1.5 <= asked <= 3.0 for asked in bench.asked)
+    assert sum(bench.asked) <= max_time_s + 2 * 1.5
+
+
+class Bare(FormulaBench):
+    """A bench whose batches of one micro-step hold no gradients, 10 MB."""
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns the formula's, of both kinds of batches."""
+        alone = [(m, self.peak_bytes({"batch_size": m, "micro_batch_size": m}, m)) for m in micro_batches]
+        return {**super().footprint({}, micro_batches), "measured_alone": alone}
+
+    def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
+        """Returns the formula's, less the gradients where none are held."""
+        held = dict(key_of(knobs))[GRADIENTS_HELD]
+        return super().peak_bytes(knobs, micro_batch) - (not held) * 10_000_000
+
+
+def alone(tmp_path: Path, cap_bytes: int, bench: FormulaBench, **space: Any) -> tuple[Space, Journal, Frontier]:
+    """Probes a space of one coupling, in which a batch of one micro-step can have 32 samples."""
+    raw = {"batch_size": [16, 32, 64], "micro_batch_size": [8, 32, 64], "amp_dtype": "fp32", "num_workers": 0, **space}
+    own = Space.of({**SPACE.as_raw(), "activation_checkpointing": False, **raw})
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    journal.append("study", card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
+    EstimateStage(bench, own, journal, cap_bytes).run()
+    learned = frontier(journal.records, cap_bytes)
+    ProbeStage(bench, own, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    return own, journal, learned
+
+
+def sizes(journal: Journal) -> list[tuple[Any, Any]]:
+    return [(r["config"]["batch_size"], r["config"]["micro_batch_size"]) for r in journal.records if r.event == "probe"]
+
+
+def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: Path) -> None:
+    cap_bytes = 415_000_000  # 32 samples take 420 MB beside gradients, 410 without
+    space, journal, learned = alone(tmp_path, cap_bytes, Bare(cap_bytes))
+    assert sorted(sizes(journal)) == [(32, 32), (64, 8)], "each once"
+    assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
+    tries, names = tries_of(space, probed(journal.records), [], 0.0, 0), ["learning_rate", "batch_size"]
+    foresight = Foresight(space, names, tries, learned, ERROR, 100, 0)
+    at = {b: foresight.system({"learning_rate": 0.01, "batch_size": b}) for b in (16, 32, 64)}
+    assert {b: system["micro_batch_size"] for b, system in at.items() if system} == {16: 8, 32: 32, 64: 8}
+
+
+def test_what_serves_one_batch_size_is_not_what_a_sweep_goes_on_from(tmp_path: Path) -> None:
+    cap_bytes = 415_000_000
+    _, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
+    found = {
+        (p.knobs["batch_size"], p.knobs["micro_batch_size"], p.knobs["num_workers"]) for p in probed(journal.records)
+    }
+    assert {(64, 8, n) for n in (0, 1, 2)} <= found, "all batch sizes run these"
+    assert (32, 32, 2) in found, "and with the best of them it is probed again"
+
+
+def test_after_an_oom_beside_gradients_it_is_probed_without_them(tmp_path: Path) -> None:
+    class Optimist(Bare):
+        """Measures no footprint that tells the need of 32 samples."""
+
+        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+            found = super().footprint(knobs, micro_batches)
+            low = {n: [(m, b - 30_000_000 * (m > 8)) for m, b in found[n]] for n in ("measured", "measured_alone")}
+            return {**found, **low}
+
+    cap_bytes = 415_000_000
+    _, journal, _ = alone(tmp_path, cap_bytes, Optimist(cap_bytes))
+    outcomes = [r["outcome"] for r in journal.records if r.event == "probe"]
+    assert list(zip(sizes(journal), outcomes, strict=True)) == [((64, 8), "ok"), ((64, 32), "oom"), ((32, 32), "ok")]
+
+
+@pytest.mark.parametrize("batch_size", [64, {"low": 16, "high": 64, "log": True}])
+def test_a_whole_batch_is_probed_where_the_space_has_it(tmp_path: Path, batch_size: Any) -> None:
+    cap_bytes = 415_000_000
+    _, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), batch_size=batch_size)
+    assert ((32, 32) in sizes(journal)) == isinstance(batch_size, dict)
+
+
+def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: Path) -> None:
+    cap_bytes = 415_000_000
+    space, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
+    count = len(sizes(journal))
+    learned = frontier(journal.records, cap_bytes)
+    ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    assert len(sizes(journal)) == count

@@ -1,0 +1,209 @@
+"""The verdict: shares that fill the time, a name for each way to lose it, and knobs frozen only where idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuning.report.wording import verdict_sentence
+from tuning.search import verdict
+from tuning.search.verdict import IDLE_FRAC, judge, shares
+
+SEARCHED = (*verdict.LOADER_KNOBS, *verdict.AUGMENT_KNOBS, *verdict.TRANSFER_KNOBS, *verdict.OPTIMIZER_KNOBS)
+fracs = st.floats(0.0, 1.0)
+
+
+def spans(wait: float = 0.0, move: float = 0.0, passes: float = 0.0, step: float = 0.0, wall_s: float = 2.0) -> Any:
+    parts = {"data_wait": wait, "transfer": move, "forward_backward": passes, "optimizer": step}
+    return {**{f"{n}_s": frac * wall_s for n, frac in parts.items()}, "wall_s": wall_s, "steps": 10, "micro_steps": 40}
+
+
+def card(sm: float | None, **more: float) -> dict[str, Any]:
+    return {"gpu_sm_frac": sm, **more}
+
+
+@pytest.mark.parametrize(
+    ("parts", "telemetry", "said"),
+    [
+        (
+            {"wait": 0.01, "passes": 0.97, "step": 0.02},
+            {},
+            "compute-bound: 97 % in forward and backward, data-wait 1.0 % (good)",
+        ),
+        (
+            {"wait": 0.31, "passes": 0.6, "step": 0.05},
+            card(0.43),
+            "loader-bound: GPU 43 %, data-wait 31 % (bad)",
+        ),
+        (
+            {"wait": 0.35, "passes": 0.55, "step": 0.10},
+            {},
+            "loader-bound: 55 % in forward and backward, 10 % in the optimiser, data-wait 35 % (OK)",
+        ),
+        ({"wait": 0.02, "passes": 0.9}, card(0.3), "launch-bound: GPU 30 %, data-wait 2.0 % (bad)"),
+        (
+            {"wait": 0.02, "move": 0.3, "passes": 0.6},
+            card(0.65),
+            "transfer-bound: GPU 65 %, data-wait 2.0 %, transfer 30 % (OK)",
+        ),
+        (
+            {"passes": 0.5, "step": 0.5},
+            {},
+            "optimiser-bound: 50 % in forward and backward, 50 % in the optimiser, data-wait 0 % (good)",
+        ),
+        (
+            {"wait": 0.1, "passes": 0.9},
+            card(0.5, allocator_retries=12.0),
+            "memory-bound: GPU 50 %, data-wait 10 %, 12 allocator retries (bad); held by waiting for data 10 %",
+        ),
+    ],
+)
+def test_each_way_to_lose_time_has_its_name(parts: dict[str, float], telemetry: Any, said: str) -> None:
+    found = judge(spans(**parts), telemetry)
+    assert found is not None
+    assert found.sentence == said
+
+
+def test_small_launches_are_memorys_fault_where_a_larger_one_would_not_fit() -> None:
+    roomy, full = (judge(spans(passes=0.9), card(0.5), memory_frac=frac) for frac in (0.5, 0.97))
+    assert roomy is not None
+    assert full is not None
+    assert (roomy.bound, full.bound) == ("launch", "memory")
+    assert "97 % of the memory taken" in full.sentence
+    assert full.remedies[0] == "activation_checkpointing=true"
+
+
+@given(fracs, fracs, fracs, fracs, st.none() | fracs)
+def test_shares_fill_the_time(wait: float, move: float, passes: float, step: float, sm: float | None) -> None:
+    whole = max(1.0, wait + move + passes + step)
+    found = shares(spans(wait / whole, move / whole, passes / whole, step / whole), card(sm))
+    assert found is not None
+    parts = (found.compute, found.optimizer, found.loader, found.transfer, found.launch)
+    assert all(-1e-9 <= part <= 1 + 1e-9 for part in parts)
+    assert sum(parts) == pytest.approx(1.0)
+
+
+@given(fracs, fracs)
+def test_the_band_follows_utilisation_alone(sm: float, wait: float) -> None:
+    found = judge(spans(wait, passes=1 - wait), card(sm))
+    assert found is not None
+    assert found.band == ("good" if sm >= 0.8 else "OK" if sm >= 0.6 else "bad")
+    assert (found.bound in ("compute", "optimizer")) == (found.band == "good")
+
+
+def test_remedies_are_those_that_are_not_on_and_were_not_tried() -> None:
+    waiting = spans(wait=0.31, passes=0.6)
+    plain = judge(waiting, card(0.43))
+    assert plain is not None
+    assert plain.remedies == ("ram_cache=true", "num_workers=2", "device_augmentation=true")
+    on = judge(waiting, card(0.43), {"ram_cache": True, "num_workers": 4}, tried={"num_workers=8"})
+    assert on is not None
+    assert on.remedies == ("persistent_workers=true", "prefetch_factor=4", "device_augmentation=true")
+    crowded = judge(waiting, {"machine_cpu_frac": 0.99})
+    assert crowded is not None
+    assert crowded.remedies == ("ram_cache=true",)
+
+
+def test_who_waits_for_data_is_told_what_for_and_what_may_help_even_where_it_computes_most_of_the_time() -> None:
+    waiting = {**spans(wait=0.15, passes=0.80, step=0.05), "collate_s": 0.12, "augment_s": 0.18, "read_s": 0.0}
+    found = judge(waiting, {"machine_cpu_frac": 0.5}, {"ram_cache": True}, tried={"num_workers=2"})
+    assert found is not None
+    assert found.bound == "compute"
+    assert found.sentence.endswith("(good); held by waiting for data 15 % (collating 6.0 %, augmentation 9.0 %)")
+    assert (found.held, found.remedies, found.tried) == (True, ("inplace_augmentation=true",), ("num_workers=2",))
+    assert verdict_sentence(found).endswith("; not tried: inplace_augmentation=true")
+    all_tried = judge(waiting, {"machine_cpu_frac": 1.0}, {"ram_cache": True}, tried={"inplace_augmentation=true"})
+    assert all_tried is not None
+    assert verdict_sentence(all_tried).endswith("; tried already: inplace_augmentation=true")
+    little = judge({**spans(wait=0.04, passes=0.96), "collate_s": 0.08}, {}, {})
+    assert little is not None
+    assert not little.held
+    assert (
+        verdict_sentence(little)
+        == little.sentence
+        == "compute-bound: 96 % in forward and backward, data-wait 4.0 % (good)"
+    )
+
+
+def test_a_disturbed_measurement_is_called_so() -> None:
+    found = judge(spans(passes=1.0), {"steal_frac": 0.12})
+    assert found is not None
+    assert found.sentence.endswith("disturbed, 12 % of the processor went to other machines")
+
+
+@pytest.mark.parametrize("old", [{}, {"data_wait_s": 1.0, "forward_backward_s": 2.0}, {"wall_s": 0.0}])
+def test_spans_that_say_nothing_have_no_verdict(old: dict[str, float]) -> None:
+    assert judge(old) is None
+    assert verdict.frozen(old, None, {}, SEARCHED) == ()
+
+
+def test_knobs_of_another_version_still_have_a_verdict() -> None:
+    found = judge(spans(wait=0.5, passes=0.5), {}, {"a_knob_of_the_future": 1})
+    assert found is not None
+    assert (found.bound, found.remedies) == ("loader", ())
+
+
+@given(fracs, fracs, fracs, fracs, st.none() | fracs, st.booleans())
+def test_no_frozen_knob_could_have_gained_more_than_its_span(
+    wait: float, move: float, step: float, workers: float, sm: float | None, cuda: bool
+) -> None:
+    whole = max(1.0, wait + move + step)
+    own = spans(wait / whole, move / whole, max(0.0, 1 - wait - move - step), step / whole)
+    telemetry = {"children_cpu_frac": workers, "machine_cpu_frac": 1.0, **(card(sm) if cuda else {})}
+    for held in verdict.frozen(own, telemetry, {}, SEARCHED):
+        paid = {"data-wait": wait / whole + workers, "optimiser": step / whole}.get(held.span, move / whole)
+        assert paid <= held.frac + 1e-9
+        assert held.frac < IDLE_FRAC
+        # Were the span gone altogether, the same samples would take 1 - frac of the time.
+        assert 1 / (1 - paid) < 1 / (1 - IDLE_FRAC)
+
+
+def test_workers_that_take_the_trainings_cores_are_not_idle() -> None:
+    own = spans(wait=0.001, passes=0.97)
+    busy = {"children_cpu_frac": 0.2, "machine_cpu_frac": 0.5}
+    assert not {k for held in verdict.frozen(own, busy, {}, SEARCHED) for k in held.knobs} & {"num_workers"}
+    assert "num_workers" in verdict.frozen(own, {**busy, **card(0.99)}, {}, SEARCHED)[0].knobs
+
+
+def test_on_a_card_transfers_are_frozen_only_where_it_never_stands_still() -> None:
+    own = spans(wait=0.001, move=0.005, passes=0.97, step=0.024)
+    held = {k for sm in (None, 0.9) for h in verdict.frozen(own, card(sm), {}, SEARCHED) for k in h.knobs}
+    assert not held & set(verdict.TRANSFER_KNOBS)
+    kept = verdict.frozen(own, card(0.99), {}, SEARCHED)
+    assert verdict.TRANSFER_KNOBS in [h.knobs for h in kept]
+
+
+def test_what_is_frozen_is_said() -> None:
+    held = verdict.frozen(
+        spans(wait=0.004, step=0.013, passes=0.98), {}, {}, ("num_workers", "ram_cache", "fused_optimizer")
+    )
+    said = verdict.frozen_sentence(held)
+    assert said.startswith("data-wait 0.4 %: num_workers, ram_cache are left as they are; optimiser 1.3 %: ")
+    assert said.endswith("fused_optimizer is left as it is")
+
+
+def test_augmentation_on_the_device_is_not_the_loaders() -> None:
+    held = verdict.frozen(spans(passes=1.0), {}, {"device_augmentation": True}, SEARCHED)
+    assert not {k for one in held for k in one.knobs} & set(verdict.AUGMENT_KNOBS)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "dtype", "allowed", "other"),
+    [
+        ("diverged", "fp16", ("fp32", "fp16", "bf16"), "bf16"),
+        ("diverged", "fp16", ("fp32", "fp16"), "fp32"),
+        ("diverged", "fp16", ("fp16",), ""),
+        ("diverged", "fp32", ("fp32", "bf16"), None),
+        ("crash", "fp16", ("fp32", "fp16"), None),
+    ],
+)
+def test_fp16_that_diverged_is_tried_with_another_type(
+    outcome: str, dtype: str, allowed: Any, other: str | None
+) -> None:
+    found = verdict.instead_of_fp16(outcome, {"amp_dtype": dtype}, allowed)
+    assert (found and found[0]) == other if other is not None else found is None
+    if found:
+        assert "NaN or Inf under amp_dtype=fp16" in found[1]

@@ -1,0 +1,90 @@
+"""Spread, prediction interval and gain, against closed forms and SciPy."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuning.stats import uncertainty
+
+rates = st.floats(min_value=0.1, max_value=1e5)
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 5, 30, 31, 60, 1000])
+def test_t_agrees_with_scipy(degrees):
+    stats = pytest.importorskip("scipy.stats")
+    assert uncertainty.t_975(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=0.004)
+
+
+def test_t_needs_a_degree_of_freedom():
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        uncertainty.t_975(0)
+
+
+def test_throughput_of_three_windows_by_hand():
+    found = uncertainty.throughput([10.0, 11.0, 12.0])
+    assert found is not None
+    assert found.median == 11.0
+    assert found.half_width == pytest.approx(4.303 / math.sqrt(3))
+
+
+def test_one_window_has_no_spread_and_none_has_no_throughput():
+    found = uncertainty.throughput([10.0])
+    assert found is not None
+    assert found.half_width is None
+    assert uncertainty.throughput([]) is None
+
+
+def test_prediction_interval_of_two_seeds_by_hand():
+    found = uncertainty.quality({1: 1.0, 2: 3.0})
+    reach = 12.706 * math.sqrt(2) * math.sqrt(1.5)
+    assert (found.mean, found.low, found.high) == (2.0, pytest.approx(2 - reach), pytest.approx(2 + reach))
+    assert "from 2 seeds" in found.method
+
+
+def test_one_seed_of_a_share_has_wilsons_interval():
+    found = uncertainty.quality({7: 0.9}, proportion_of=100)
+    assert (found.low, found.high) == (pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
+    assert "100 validation samples" in found.method
+
+
+def test_one_seed_of_an_error_has_no_interval():
+    found = uncertainty.quality({7: 4.2})
+    assert (found.low, found.high) == (None, None)
+
+
+def test_a_share_stays_between_0_and_1():
+    found = uncertainty.quality({1: 0.99, 2: 0.90}, proportion_of=50)
+    assert (found.low, found.high) == (0.0, 1.0)
+
+
+def test_quality_needs_a_value():
+    with pytest.raises(ValueError, match="at least one seed"):
+        uncertainty.quality({})
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(rates, rates), min_size=1, max_size=8))
+def test_a_gain_turned_round_is_its_inverse(pairs):
+    there = uncertainty.gain("a", "b", pairs)
+    back = uncertainty.gain("b", "a", [(y, x) for x, y in pairs])
+    assert there is not None
+    assert back is not None
+    assert there.ratio * back.ratio == pytest.approx(1.0)
+
+
+def test_drift_of_the_machine_does_not_touch_a_paired_gain():
+    found = uncertainty.gain("best", "before", [(20.0, 10.0), (10.0, 5.0), (4.0, 2.0)])
+    assert found is not None
+    assert (found.ratio, found.low, found.high, found.rounds) == (*[pytest.approx(2.0)] * 3, 3)
+
+
+def test_a_gain_needs_a_pair_of_rates_above_0():
+    assert uncertainty.gain("a", "b", []) is None
+    assert uncertainty.gain("a", "b", [(0.0, 5.0)]) is None
+
+
+def test_an_accuracy_in_percent_is_no_share_and_gets_no_interval():
+    found = uncertainty.quality({0: 78.05}, proportion_of=256)
+    assert (found.mean, found.low, found.high) == (78.05, None, None)

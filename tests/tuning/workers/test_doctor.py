@@ -1,0 +1,86 @@
+"""What preflight says of a card whose memory others hold."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuning.config.config import load
+from tuning.workers import doctor
+from tuning.workers.doctor import Gpu
+
+GIB = 2**30
+
+
+class Driver:
+    """The part of `pynvml` that doctor asks: one card of 24 GiB, of which the driver keeps half a gibibyte."""
+
+    NVMLError = RuntimeError
+    nvmlMemory_v2 = 2
+
+    def __init__(self, held_bytes: int, *, old: bool = False) -> None:
+        self._held_bytes, self._old = held_bytes, old
+
+    def nvmlInit(self) -> None:
+        """Finds the driver."""
+
+    def nvmlShutdown(self) -> None:
+        """Lets it go."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        """Returns 1."""
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        """Returns the card's handle."""
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        """Returns its name."""
+        return "NVIDIA Test"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
+        """Returns its memory; the first version counts what the driver keeps as used."""
+        if version is not None and self._old:
+            raise self.NVMLError("Function Not Found")
+        return SimpleNamespace(total=24 * GIB, used=self._held_bytes + (0 if version else GIB // 2))
+
+
+def found(monkeypatch: pytest.MonkeyPatch, held_bytes: int, *, old: bool = False) -> Gpu:
+    monkeypatch.setitem(sys.modules, "pynvml", Driver(held_bytes, old=old))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (gpu,) = doctor.gpus()
+    return gpu
+
+
+def test_what_others_hold_is_told_apart_from_what_the_driver_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(monkeypatch, 0) == Gpu("NVIDIA Test", 24 * GIB, 0)
+    assert found(monkeypatch, 3 * GIB).held_bytes == 3 * GIB
+    assert found(monkeypatch, 3 * GIB, old=True).held_bytes == 0  # not known
+
+
+@pytest.mark.parametrize(
+    ("held_gib", "state", "says"),
+    [
+        (0.1, None, ""),
+        (2.0, "WARN", "other processes hold 2.0 GiB of NVIDIA Test, so that 21.4 GiB are left of 23.2 asked for"),
+        (22.9, "FAIL", "0.5 GiB are left"),
+    ],
+)
+def test_a_card_that_others_hold_memory_of_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_gib: float, state: str | None, says: str
+) -> None:
+    found(monkeypatch, round(held_gib * GIB))
+    checks = doctor.preflight(load(["workload=signals", "card=rtx3090", f"runs_dir={tmp_path}"]), "cuda")
+    dirty = {check.state: check.detail for check in checks if check.name == "card memory"}
+    assert list(dirty) == ([state] if state else [])
+    assert all(says in detail for detail in dirty.values())
+
+
+def test_what_is_free_leaves_room_for_a_context_and_is_never_negative() -> None:
+    assert doctor.free_bytes(Gpu("a", 24 * GIB, 4 * GIB)) == 20 * GIB - doctor.CONTEXT_BYTES
+    assert doctor.free_bytes(Gpu("a", 24 * GIB, 24 * GIB)) == 0

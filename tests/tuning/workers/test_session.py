@@ -1,0 +1,211 @@
+"""A session: every ending of a trial is a result, and the next trial finds the process as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainables.plan import Plan
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
+
+BROKEN = '''
+import math
+import torch
+from tests.fakes import Sums
+
+class Broken(Sums):
+    options = {"poison": "", "count": 64}
+    calls = 0
+    armed = True
+
+    def loss(self, model, batch):
+        """Fails in the way the option names, from its fourth call on."""
+        Broken.calls += 1
+        loss = super().loss(model, batch)
+        if Broken.calls % 8 < 4 or not self.armed:
+            return loss
+        if self.poison == "nan":
+            return loss * math.nan
+        if self.poison == "oom":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if self.poison == "value":
+            raise ValueError("shapes do not match")
+        return loss
+
+    def dataset(self, config, split):
+        """Remembers how to fail."""
+        self.poison = config.options["poison"]
+        return super().dataset(config, split)
+
+WORKLOAD = Broken()
+'''
+
+
+WIDE = """
+import torch
+from tests.fakes import Sums
+
+class Wide(Sums):
+    def model(self, config):
+        '''Returns layers whose gradients are a good part of what a step needs.'''
+        wide = [torch.nn.Linear(9, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU()]
+        return torch.nn.Sequential(*wide, torch.nn.Linear(256, 1))
+
+    def collate(self, samples):
+        '''Returns nine numbers of each sample, whatever its length.'''
+        values = torch.zeros(len(samples), 9)
+        for row, (own, _) in zip(values, samples):
+            row[: len(own)] = own
+        return {"values": values, "target": torch.stack([t for _, t in samples])}
+
+    def loss(self, model, batch):
+        return (model(batch["values"]).squeeze(1) - batch["target"]).square().mean()
+
+WORKLOAD = Wide()
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Any:
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN)
+    return lambda poison, cap=None: Session(Setting(str(path), {"poison": poison}, cap_bytes=cap))
+
+
+KNOBS = {"learning_rate": 0.05, "batch_size": 16, "micro_batch_size": 4, "dropout": 0.0}
+PLAN = Plan(samples=64, milestones=(32, 64))
+
+
+def test_a_trial_reports_at_each_milestone_and_is_done_at_the_last(broken: Any) -> None:
+    trial = broken("").trial(KNOBS, PLAN, seed=0)
+    first, second = trial.advance(), trial.advance()
+    assert (first["samples"], first["done"]) == (32, False)
+    assert (second["samples"], second["done"], second["outcome"]) == (64, True, "ok")
+    assert second["values"]["error"] < first["values"]["error"]
+    assert 0 < second["first_step_at"] <= second["last_step_at"] <= second["returned_at"]
+
+
+def test_a_trial_pauses_between_milestones_where_it_is_asked_to_and_learns_the_same(broken: Any) -> None:
+    plan = Plan(samples=64, milestones=(32, 64), window_s=0.0)
+    whole = broken("").trial(KNOBS, plan, seed=0)
+    expected = [whole.advance()["values"], whole.advance()["values"]]
+    trial, found = broken("").trial(KNOBS, plan, seed=0), []
+    while not found or not found[-1]["done"]:
+        found.append(trial.advance(beat_s=0.0))
+    paused = [one for one in found if one.get("paused")]
+    assert len(paused) >= 2
+    assert all(one["values"] == {} and 0 < one["samples"] < 64 and one["outcome"] == "ok" for one in paused)
+    assert [one["values"] for one in found if not one.get("paused")] == expected
+
+
+@pytest.mark.parametrize(
+    ("poison", "outcome", "says"),
+    [
+        ("nan", "diverged", "loss is nan"),
+        ("value", "crash", "ValueError: shapes do not match"),
+        ("oom", "oom", "2.00 GiB"),
+    ],
+)
+def test_an_error_is_a_result_and_the_next_trial_is_unharmed(broken: Any, poison: str, outcome: str, says: str) -> None:
+    session = broken(poison)
+    found = session.trial(KNOBS, PLAN, seed=0, shrink="").advance()
+    assert (found["outcome"], found["done"]) == (outcome, True)
+    assert says in found["message"]
+    session.resident.workload.armed = False
+    assert session.train(KNOBS, PLAN, seed=0)["outcome"] == "ok"
+
+
+def test_an_oom_halves_the_micro_batch_and_keeps_the_batch(broken: Any) -> None:
+    session = broken("")
+    need = session.train(KNOBS, PLAN, 0)["peak_allocated_bytes"]
+    large = session.train({**KNOBS, "micro_batch_size": 16}, PLAN, 0)["peak_allocated_bytes"]
+    assert need < large
+    plan = Plan(64, (64,), cap_bytes=(need + large) // 2)
+    found = session.train({**KNOBS, "micro_batch_size": 16}, plan, 0)
+    assert found["outcome"] == "ok"
+    assert found["knobs"]["micro_batch_size"] < 16
+    assert found["knobs"]["batch_size"] == 16
+    assert found["ooms"][0]["knobs"]["micro_batch_size"] == 16
+
+
+def test_a_trial_that_fits_at_no_micro_batch_ends_as_oom(broken: Any) -> None:
+    found = broken("").train(KNOBS, Plan(64, (64,), cap_bytes=1), 0)
+    assert found["outcome"] == "oom"
+    assert [o["knobs"]["micro_batch_size"] for o in found["ooms"]] == [4, 2]
+
+
+def test_footprint_grows_with_the_micro_batch_and_counts_adams_two_moments(broken: Any) -> None:
+    found = broken("").footprint(KNOBS, (2, 8, 32))
+    peaks = [peak for _, peak in found["measured"]]
+    assert peaks == sorted(peaks)
+    assert found["optimizer_bytes"] == 2 * found["gradient_bytes"]
+
+
+@pytest.mark.parametrize("micro_batch", [4, 512])
+def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(tmp_path: Path, micro_batch: int) -> None:
+    path = tmp_path / "wide.py"
+    path.write_text(WIDE)
+    session = Session(Setting(str(path), {"count": 2048}, cap_bytes=10**9))
+    knobs = {"learning_rate": 1e-4, "micro_batch_size": micro_batch, "dropout": 0.0}
+    found = session.footprint(knobs, (micro_batch,))
+    plan = Plan(samples=2048, milestones=(2048,), cap_bytes=10**9)
+    several, alone = (
+        session.train({**knobs, "batch_size": size}, plan, 0)["peak_allocated_bytes"]
+        for size in (2 * micro_batch, micro_batch)
+    )
+    assert several == pytest.approx(found["measured"][0][1], rel=0.01)
+    assert alone == pytest.approx(found["measured_alone"][0][1], rel=0.01)
+    assert (several - alone > 0.5 * found["gradient_bytes"]) == (micro_batch == 512), "the optimiser's step needs more"
+
+
+def test_a_probe_gives_both_step_times_and_keeps_to_its_time(broken: Any) -> None:
+    found = broken("").probe(KNOBS, time_s=0.5, spread_frac=0.03)
+    assert found["outcome"] == "ok"
+    assert found["samples_per_s"] > 0
+    assert found["micro_step_s"] > 0 < found["optimizer_step_s"]
+    expected = 16 / (4 * found["micro_step_s"] + found["optimizer_step_s"])
+    assert found["samples_per_s"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_hopeless_probe_stops_after_one_window(broken: Any) -> None:
+    found = broken("").probe(KNOBS, time_s=60.0, spread_frac=0.0, best_samples_per_s=1e12)
+    assert len(found["windows"]) == 1
+
+
+def test_describe_is_plain(broken: Any) -> None:
+    facts = broken("").describe()
+    assert (facts["train_samples"], facts["val_samples"]) == (64, 32)
+    assert facts["objectives"] == {"error": "min"}
+    assert len(facts["workload_sha256"]) == 64
+    assert facts["parameters"] == {"total": 2, "trainable": 2}
+
+
+def test_every_measurement_has_its_spans_and_what_the_machine_did(broken: Any) -> None:
+    session = broken("")
+    found = [session.probe(KNOBS, 0.5, 0.03), session.window(KNOBS, 0.2, seed=0), session.train(KNOBS, PLAN, 0)]
+    for one in found:
+        spans, telemetry = one["spans"], one["telemetry"]
+        parts = sum(spans[f"{name}_s"] for name in ("data_wait", "transfer", "forward_backward", "optimizer"))
+        assert 0 < parts <= spans["wall_s"] * 1.001
+        assert spans["micro_steps"] >= 4 * spans["steps"] > 0
+        assert telemetry["readings"] >= 1
+        assert telemetry["rss_bytes"] > 0
+        assert "gpu_sm_frac" not in telemetry
+
+
+def test_the_telemetry_of_a_trial_is_its_own(broken: Any) -> None:
+    session = broken("")
+    session.probe(KNOBS, 0.5, 0.0)
+    first = session.train(KNOBS, PLAN, 0)
+    assert session.train(KNOBS, PLAN, 0)["telemetry"]["readings"] == first["telemetry"]["readings"] <= 4
+
+
+def test_every_measurement_says_what_was_active(broken: Any) -> None:
+    session = broken("")
+    asked = {**KNOBS, "fused_optimizer": True}
+    found = (session.probe(asked, 0.1, 0.5), session.window(asked, 0.0, seed=0), session.train(asked, PLAN, seed=0))
+    assert [f["active"]["optimizer_ops"] for f in found] == [["aten._fused_adamw_"]] * 3
+    assert session.trial(KNOBS, PLAN, seed=0)._facts()["active"] == {}  # it has not begun

@@ -1,0 +1,119 @@
+"""What is read of the machine: exact differences, None for what it does not tell, never an error."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fakes import Nvml
+from tuning.workers.telemetry import MEANS, RATES, Sampler
+
+CARD = {*MEANS, "temperature_c", "energy_j"}
+
+
+def test_a_cpu_has_no_figures_of_a_card() -> None:
+    sampler = Sampler("cpu")
+    sampler.read()
+    found = sampler.summary()
+    assert found["readings"] == 1
+    assert not CARD & found.keys()
+    assert set(RATES) <= found.keys()
+    assert 0 < found["rss_bytes"] < found["ram_available_bytes"] + psutil.virtual_memory().total
+
+
+def test_processor_time_of_this_process_is_seen() -> None:
+    sampler = Sampler("cpu")
+    end, turns = time.process_time() + 0.2, 0
+    while time.process_time() < end:
+        turns += 1
+    reading = sampler.read()
+    spent_s = reading.figures["process_cores"] * reading.wall_s  # type: ignore[operator]
+    assert spent_s == pytest.approx(0.2, abs=0.05)  # the kernel counts in hundredths
+    assert reading.figures["children_cores"] == 0.0
+
+
+def test_shares_are_shares_and_rates_are_not_negative() -> None:
+    sampler = Sampler("cpu")
+    for _ in range(50):
+        sampler.read()
+    found = sampler.summary()
+    assert all(found[name] is None or found[name] >= 0 for name in RATES)
+    assert all(found[name] is None or found[name] <= 1 for name in ("machine_cpu_frac", "steal_frac"))
+
+
+def test_energy_is_a_sum_of_differences_temperature_the_highest_power_a_mean() -> None:
+    nvml = Nvml(sm=[50, 100], power_mw=[100_000, 300_000], temperature=[60, 55], energy_mj=[1_000, 3_500, 9_000])
+    sampler = Sampler("cuda", nvml=nvml)
+    first, second = sampler.read(), sampler.read()
+    found = sampler.summary()
+    assert (first.figures["energy_j"], second.figures["energy_j"]) == (2.5, 5.5)
+    assert (found["energy_j"], found["temperature_c"]) == (8.0, 60.0)
+    share = first.wall_s / (first.wall_s + second.wall_s)
+    assert found["power_w"] == pytest.approx(100 * share + 300 * (1 - share))
+    assert found["gpu_sm_frac"] == pytest.approx(0.5 * share + 1.0 * (1 - share))
+
+
+def test_what_was_skipped_is_in_no_reading() -> None:
+    sampler = Sampler("cuda", nvml=Nvml(energy_mj=[0, 5_000, 6_000]))
+    sampler.skip()
+    sampler.read()
+    assert sampler.summary()["energy_j"] == 1.0
+    sampler.begin()
+    assert sampler.summary() == {}
+
+
+def test_why_a_card_was_slowed_is_said_and_an_idle_card_is_not_slowed() -> None:
+    sampler = Sampler("cuda", nvml=Nvml(reasons=[0x01, 0x04 | 0x20]))
+    sampler.read()
+    assert sampler.summary()["throttled"] == []
+    sampler.read()
+    assert sampler.summary()["throttled"] == ["heat", "power cap"]
+
+
+@pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
+def test_without_nvml_every_figure_of_the_card_is_none(broken: str) -> None:
+    sampler = Sampler("cuda", nvml=Nvml(broken=(broken,)))
+    sampler.read()
+    found = sampler.summary()
+    assert {name: found[name] for name in CARD} == dict.fromkeys(CARD)
+    assert found["rss_bytes"] > 0
+
+
+def test_what_is_not_supported_is_none_and_not_asked_again() -> None:
+    nvml = Nvml(broken=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"))
+    sampler = Sampler("cuda", nvml=nvml)
+    for _ in range(3):
+        sampler.read()
+    found = sampler.summary()
+    assert found["power_w"] is found["energy_j"] is None
+    assert found["gpu_sm_frac"] is not None
+    assert nvml.calls["nvmlDeviceGetPowerUsage"] == nvml.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
+
+
+@pytest.mark.parametrize(("known", "asked"), [("GPU-ab", ["GPU-ab"]), ("MIG-ab", ["GPU-ab", "MIG-ab"])])
+def test_the_card_is_found_by_its_uuid(known: str, asked: list[str]) -> None:
+    nvml = Nvml(uuid=known)
+    sampler = Sampler("cuda", uuid="ab", nvml=nvml)
+    assert nvml.asked == asked
+    assert sampler.read().figures["gpu_sm_frac"] is not None
+
+
+def test_a_fault_of_ours_is_raised() -> None:
+    class Wrong(Nvml):
+        def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Sampler("cuda", nvml=Wrong()).read()
+
+
+def test_counters_of_others_are_differences_too() -> None:
+    counts = iter([5.0, 5.0, 8.0, 9.0])
+    sampler = Sampler("cpu", counters={"retries": lambda: next(counts)})
+    sampler.begin()
+    sampler.read()
+    sampler.read()
+    assert sampler.summary()["retries"] == 4.0

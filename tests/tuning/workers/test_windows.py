@@ -1,0 +1,112 @@
+"""A probe by a clock of its own: a workload that takes as long as its batches are wide, and what is found of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainables import loop
+from trainables.stopwatch import Window
+from tuning.workers.session import WINDOW_S, Session, Setting
+from tuning.workers.windows import Works, micro_steps
+
+TIMED = '''
+import time
+from tests.fakes import Sums
+
+class Timed(Sums):
+    """Takes 10 ms and 2 ms a position of the padded batch, by the clock that the test has set."""
+
+    def loss(self, model, batch):
+        time.perf_counter.now += 0.01 + 0.002 * batch["values"].numel()
+        return super().loss(model, batch)
+
+WORKLOAD = Timed()
+'''
+KNOBS: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 16, "micro_batch_size": 4, "dropout": 0.0}
+
+
+class Clock:
+    """Seconds that pass only where somebody adds to them."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Returns the seconds."""
+        return self.now
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    path = tmp_path / "timed.py"
+    path.write_text(TIMED)
+    session = Session(Setting(str(path), {"count": 62}))
+    session.warm({})
+    monkeypatch.setattr(time, "perf_counter", Clock())
+    return session
+
+
+def expected_step_s(session: Session, knobs: dict[str, Any]) -> float:
+    """Returns the mean seconds of the whole micro-batches of the first epoch."""
+    config = session.config(knobs)
+    return 0.01 + 0.002 * Works(loop.prepare(session.resident, config, loop.Plan(64))).mean
+
+
+@pytest.mark.parametrize("change", [{}, {"length_bucketing": True}, {"micro_batch_size": 8}, {"batch_size": 62}])
+def test_a_probe_of_a_machine_at_rest_is_exact_and_ends_by_its_interval(session: Session, change: Any) -> None:
+    knobs = {**KNOBS, **change}
+    found = session.probe(knobs, time_s=3.0, spread_frac=0.03)
+    assert found["end"] == "interval"
+    assert found["spread_frac"] == pytest.approx(0.0, abs=1e-9)
+    assert found["micro_step_s"] == pytest.approx(expected_step_s(session, knobs))
+    size, steps = knobs["batch_size"], math.ceil(knobs["batch_size"] / knobs["micro_batch_size"])
+    assert found["samples_per_s"] == pytest.approx(size / (steps * found["micro_step_s"] + found["optimizer_step_s"]))
+    assert found["wall_s"] < 3.0
+
+
+def test_a_probe_that_is_never_sure_keeps_to_its_time(session: Session) -> None:
+    found = session.probe(KNOBS, time_s=2.0, spread_frac=-1.0)
+    assert found["end"] == "time"
+    longest_window_s = WINDOW_S + 4 * 0.01 + 0.002 * 16 * 9  # and one batch of the longest samples
+    assert 2.0 - longest_window_s < found["wall_s"] <= 2.0
+
+
+def test_a_probe_that_cannot_win_ends_as_soon_as_that_is_sure(session: Session) -> None:
+    rate = session.probe(KNOBS, time_s=3.0, spread_frac=0.03)["samples_per_s"]
+    beaten = session.probe(KNOBS, time_s=60.0, spread_frac=-1.0, best_samples_per_s=1.02 * rate)
+    assert (beaten["end"], len(beaten["windows"])) == ("cannot win", 2)
+    hopeless = session.probe(KNOBS, time_s=60.0, spread_frac=-1.0, best_samples_per_s=2.0 * rate)
+    assert (hopeless["end"], len(hopeless["windows"])) == ("cannot win", 1)
+
+
+def test_works_follow_the_run_from_epoch_to_epoch(session: Session) -> None:
+    state = loop.prepare(session.resident, session.config(KNOBS), loop.Plan(200, window_s=0.0, each_step=True))
+    works, seen = Works(state), 0
+    for event in loop.train(state):
+        assert isinstance(event, Window)
+        planned = works.before(state, event.micro_steps)
+        seen += len(planned)
+        for one, seconds in zip(planned, event.micro_steps_s, strict=True):
+            assert seconds == pytest.approx(0.01 + 0.002 * one.work)
+        assert [one.ends_batch for one in planned] == [False] * (len(planned) - 1) + [True]
+        assert len(event.optimizer_steps_s) == event.steps == 1
+        whole = [one.whole for one in planned]
+        assert len(micro_steps(event, planned)) == sum(whole)
+        assert all(whole) is (state.micro_batches_done < 16)  # 62 samples: the last batch has 14
+    assert seen > 3 * 16
+
+
+def test_a_probe_waits_for_a_whole_batch(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuning.workers.session.WINDOW_S", 0.0)  # a window is a step, the first of one sample
+    found = session.probe({**KNOBS, "batch_size": 61, "micro_batch_size": 61}, time_s=0.1, spread_frac=0.03)
+    assert (found["outcome"], found["end"], len(found["windows"])) == ("ok", "time", 2)
+    assert found["samples_per_s"] == pytest.approx(61 / (found["micro_step_s"] + found["optimizer_step_s"]))
+
+
+def test_windows_have_no_steps_where_none_are_asked_for(session: Session) -> None:
+    state = loop.prepare(session.resident, session.config(KNOBS), loop.Plan(64))
+    assert all(event.micro_steps_s == () for event in loop.train(state) if isinstance(event, Window))

@@ -1,0 +1,1 @@
+"""What people type and see: commands, and the screen while a study runs."""

@@ -1,0 +1,116 @@
+"""python -m tuning ablate ID: what every optimisation bought, measured again in pairs on the machine at hand.
+
+The pairs of a run are kept beside its records in `receipts.jsonl`; what that holds already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from trainables.knobs import Scalar
+from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.journal.records import Journal, Record, last, read
+from tuning.journal.runs import JOURNAL, RECEIPTS, find_run
+from tuning.report import export, lines, report, summary
+from tuning.search import ablate, ablation
+from tuning.workers import doctor
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.setting import Setting
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the arguments of the command."""
+    made = argparse.ArgumentParser(
+        prog="python -m tuning ablate",
+        description="Measures the best configuration less one knob at a time, and `before` with one more, in pairs.",
+    )
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it")
+    made.add_argument("--rounds", type=int, default=5, help="times each pair is measured, 2 to 100  [5]")
+    made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
+    made.add_argument("--only", default="", metavar="KNOBS", help="these knobs alone, separated by commas")
+    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
+    made.add_argument("--json", action="store_true", help="JSON on stdout")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
+    asked = parser().parse_args(argv)
+    if not 2 <= asked.rounds <= 100:
+        raise ConfigError(f"--rounds {asked.rounds}", allowed="2 to 100", remedy="--rounds 5")
+    if not 0 < asked.window <= 600:
+        raise ConfigError(
+            f"--window {asked.window:g}", allowed="more than 0 and at most 600 seconds", remedy="--window 1"
+        )
+    folder = find_run(asked.runs_dir, asked.id)
+    records, _ = read(folder / JOURNAL)
+    found = summary.from_records(records)
+    if found.best is None:
+        raise NoUsableTrial(f"run {asked.id} has no best configuration yet", remedy=f"python -m tuning show {asked.id}")
+    before = found.named["before"].config if "before" in found.named else {}
+    pairs, idle = ablation.pairs(found.best.config, before)
+    pairs = _only(pairs, asked.only)
+    messages = Console(stderr=True, highlight=False)
+    setting = _setting(folder, records)
+    messages.print(
+        f"{len(pairs)} pairs, {asked.rounds} rounds, about {_minutes(len(pairs), asked.rounds, asked.window)} minutes",
+        markup=False,
+    )
+    with Laboratory(setting) as bench, Journal.open(folder / RECEIPTS, create=True) as journal:
+        facts = bench.describe(found.best.config)["device"]
+        journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle)
+        ablate.measure(
+            bench,
+            journal,
+            pairs,
+            asked.rounds,
+            asked.window,
+            lambda r: messages.print(lines.receipt(r), markup=False),
+        )
+        whole = summary.from_records([*records, *journal.records])
+    export.write_all(whole, folder)
+    report.write_report(whole, folder / "report.html")
+    if asked.json:
+        print(json.dumps({"device": facts, "receipts": [asdict(r) for r in whole.receipts], "idle": idle}))
+        return 0
+    print(f"receipts on {facts['name']}, {facts['cores']} cores, {facts['threads']} threads")
+    for line in lines.receipts(whole.receipts):
+        print(line)
+    for label, why in idle.items():
+        print(f"{label}: {why}", file=sys.stderr)
+    return 0
+
+
+def _setting(folder: Path, records: Sequence[Record]) -> Setting:
+    study = last(records, "study")
+    if study is None:
+        raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
+    own: Mapping[str, Scalar] = study["config"]["workload"]["options"]
+    device = "cuda" if study["device"]["type"] == "cuda" else "cpu"
+    if device == "cuda" and not doctor.gpus():
+        raise ConfigError(
+            f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
+        )
+    cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
+    return Setting(study["config"]["workload"]["ref"], own, device, doctor.cores(), cap_bytes, study["seed"])
+
+
+def _only(pairs: list[ablation.Pair], names: str) -> list[ablation.Pair]:
+    wanted = {name.strip() for name in names.split(",") if name.strip()}
+    known = {name for pair in pairs for name in pair.knobs}
+    for name in sorted(wanted - known):
+        raise ConfigError(
+            f"--only {name}: the best does not differ from before in it", allowed=", ".join(sorted(known))
+        )
+    return [pair for pair in pairs if not wanted or wanted & set(pair.knobs)]
+
+
+def _minutes(pairs: int, rounds: int, window_s: float) -> int:
+    return max(1, round(pairs * rounds * 2 * (window_s + 1.5) / 60))

@@ -1,0 +1,357 @@
+"""python -m tuning train --from best.yaml: the whole job with an exported configuration, checkpointed and resumable."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from safetensors.torch import save as save_tensors
+
+from trainables import checkpoint, loop
+from trainables.batches import size_of
+from trainables.knobs import Knobs
+from trainables.plan import Plan
+from trainables.stopwatch import Window
+from trainables.workload import WorkloadError
+from tuning.cli.terminal import TrainingBar
+from tuning.config import atomic
+from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
+from tuning.config.resolve import checked_options, option_fault
+from tuning.memory import oom
+from tuning.report import lines
+from tuning.report.export import Best, read_best
+from tuning.search import active
+from tuning.workers import doctor
+from tuning.workers.session import Session
+from tuning.workers.setting import Setting
+
+MODEL, RESULT = "model.safetensors", "result.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train: the configuration, how far, where to, and how often to write it down (seconds)."""
+
+    best: Best
+    samples: int
+    seed: int
+    out: Path
+    checkpoint_s: float
+    device: str
+    threads: int
+    again: str
+    """The command without --resume and --force, to be pasted into a shell."""
+
+    @property
+    def go_on(self) -> str:
+        """Returns the command that goes on from the checkpoint in `out`, or that begins again where there is none."""
+        return f"{self.again} --resume" if checkpoint.exists(self.out) else self.again
+
+    @property
+    def identity(self) -> str:
+        """Returns a hash of everything that decides what is learned; a checkpoint of another job does not have it."""
+        own = [self.best.ref, dict(self.best.options), dict(self.best.knobs), self.samples, self.seed]
+        return hashlib.sha256(json.dumps(own, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the arguments of the command."""
+    made = argparse.ArgumentParser(
+        prog="python -m tuning train",
+        description="Trains with an exported configuration, unchanged.",
+        epilog="python -m tuning train --from runs/nli/ID/best.yaml --epochs 3 --out trained",
+        allow_abbrev=False,
+    )
+    made.add_argument("--from", dest="source", required=True, metavar="YAML", help="a best.yaml")
+    length = made.add_mutually_exclusive_group()
+    length.add_argument(
+        "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
+    )
+    length.add_argument("--epochs", metavar="X", help="the same in passes over the training split")
+    made.add_argument("--seed", metavar="N", help="weights and order of the samples  [of best.yaml]")
+    made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
+    over = made.add_mutually_exclusive_group()
+    over.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    over.add_argument("--force", action="store_true", help="train again over what is in --out")
+    made.add_argument("--checkpoint-every", default="60", metavar="S", help="seconds  [60]")
+    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    made.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
+    asked = parser().parse_args(argv)
+    numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
+    best = read_best(Path(asked.source))
+    messages = Console(stderr=True, highlight=False)
+    for warning in best.warnings:
+        messages.print(f"warning: {warning}", markup=False, soft_wrap=True)
+    out = asked.out if asked.out is not None else best.path.parent / "train"
+    device = _device(asked.device)
+    _check_folder(out, resume=asked.resume, force=asked.force)
+    again = shlex.join(["python", "-m", "tuning", "train", *(a for a in argv if a not in ("--resume", "--force"))])
+    try:
+        with Signals() as signals, atomic.folder(out, "--out"):
+            session = _session(best, device)
+            samples, seed = _length(numbers, best, session), _seed(numbers, best)
+            job = Job(best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, doctor.cores(), again)
+            result = train(job, session, messages, signals, resume=asked.resume)
+    except Interrupted as interrupted:
+        typed = shlex.join(["python", "-m", "tuning", "train", *argv])
+        messages.print(f"interrupted by {interrupted}", markup=False, soft_wrap=True)
+        messages.print(interrupted.go_on or f"begin again with: {typed}", markup=False, soft_wrap=True)
+        return 128 + interrupted.signum
+    if asked.json:
+        print(json.dumps(result))
+    else:
+        print("\n".join(lines.trained(result, best.measured, job.out / MODEL)))
+    return 0
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT, SIGTERM or SIGHUP ended the training: what became of it, and a line on how to go on, if it had begun."""
+
+    def __init__(self, signum: int, said: str, go_on: str = "") -> None:
+        super().__init__(f"{signal.Signals(signum).name}{said}")
+        self.signum, self.go_on = signum, go_on
+
+
+class Signals:
+    """Hears SIGINT, SIGTERM and SIGHUP: the first is kept in `signum`, a second ends the process at once.
+
+    While `at_once` holds, the first one raises Interrupted: before the first step there is nothing to save.
+    """
+
+    def __init__(self) -> None:
+        self.signum, self.at_once, self.go_on = 0, True, ""
+        self._process = os.getpid()
+
+    def __enter__(self) -> Signals:
+        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        heard = [name for name in names if signal.getsignal(name) != signal.SIG_IGN]  # nohup has one of them ignored
+        self._before = {name: signal.signal(name, self._heard) for name in heard}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+    def _heard(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A loader's worker, which inherits this. Ctrl-C reaches it too, and it must live until the checkpoint.
+            if signum != signal.SIGINT:
+                os._exit(128 + signum)
+        elif self.signum:
+            os.write(2, f"\nended at once{self.go_on and '; resume with: '}{self.go_on}\n".encode())
+            os._exit(128 + signum)
+        else:
+            self.signum = signum
+            if self.at_once:
+                raise Interrupted(signum, " before the first step")
+
+
+def train(job: Job, session: Session, messages: Console, signals: Signals, *, resume: bool) -> dict[str, Any]:
+    """Returns the result after training to the end, going on from a checkpoint if asked.
+
+    Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
+    """
+    state = _prepared(job, session, resume=resume)
+    begun_at = state.samples
+    with TrainingBar(messages, job.samples, state.samples) as bar:
+        windows, values = _run(job, state, signals, bar)
+    plain = Knobs().as_dict()  # best.yaml holds every knob; one at its default asks for nothing
+    asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
+    for text in active.disagreements(asked, state.active):
+        messages.print(f"note: {text}", markup=False)
+    steady = windows[1:] or windows
+    wall_s = sum(w.wall_s for w in steady)
+    result = {
+        "samples": state.samples,
+        "resumed_at": begun_at,
+        "seed": job.seed,
+        "values": values,
+        "samples_per_s": sum(w.samples for w in steady) / wall_s if wall_s else None,
+        "window_median_samples_per_s": statistics.median(w.samples_per_s for w in steady) if steady else None,
+        "train_s": sum(w.wall_s for w in windows),
+        "peak_allocated_bytes": state.peak_allocated_bytes,
+        "loss": windows[-1].loss if windows else None,
+        "device": job.device,
+        "threads": job.threads,
+        "active": state.active,
+    }
+    payload = save_tensors({n: t.detach().cpu().contiguous() for n, t in checkpoint.trained_tensors(state).items()})
+    result["model_sha256"] = hashlib.sha256(payload).hexdigest()
+    try:
+        checkpoint.write_atomic(job.out / MODEL, payload)
+        checkpoint.write_atomic(job.out / RESULT, json.dumps(result, indent=1).encode())
+    except OSError as error:
+        raise _ended(error, job) from error
+    checkpoint.clear(job.out)
+    return result
+
+
+def _prepared(job: Job, session: Session, *, resume: bool) -> loop.State:
+    """Returns the run before its first step, or where its checkpoint left it."""
+    plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
+    with _telling(job.best):
+        state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
+        session.resident.dataset(state.config, "train")
+    if not resume:
+        checkpoint.clear(job.out)
+        return state
+    try:
+        checkpoint.load(state, job.out, identity=job.identity)
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(f"--resume: {error}", remedy="--force to begin again") from None
+    return state
+
+
+def _run(job: Job, state: loop.State, signals: Signals, bar: TrainingBar) -> tuple[list[Window], dict[str, float]]:
+    """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
+    windows: list[Window] = []
+    values: dict[str, float] = {}
+    saved = time.monotonic()
+    signals.at_once, signals.go_on = False, job.go_on
+    try:
+        for event in loop.train(state):
+            if isinstance(event, loop.Evaluation):
+                values = event.values
+                continue
+            windows.append(event)
+            bar.moved(state.samples, event.samples_per_s, event.loss)
+            due = time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples
+            if due or signals.signum:
+                checkpoint.save(state, job.out, identity=job.identity)
+                saved = time.monotonic()
+                signals.go_on = job.go_on
+            if signals.signum:
+                said = f"; saved at {state.samples} of {job.samples} samples"
+                raise Interrupted(signals.signum, said, f"resume with: {job.go_on}")
+        # Nothing was left to train where the checkpoint is of the last step.
+        return windows, values or loop.evaluate(state, state.model).values
+    except (RuntimeError, MemoryError, OSError, loop.Diverged) as error:
+        if signals.signum:  # it may be the signal's doing, as where a loader's worker has taken it
+            last = "the last checkpoint stands" if checkpoint.exists(job.out) else "there is no checkpoint yet"
+            said = f", and the step could not be finished ({type(error).__name__}); {last}"
+            raise Interrupted(signals.signum, said, f"resume with: {job.go_on}") from error
+        raise _ended(error, job) from error
+
+
+@contextlib.contextmanager
+def _telling(best: Best) -> Iterator[None]:
+    """Turns what is raised inside, where data and model are loaded, into an error that says where to mend it."""
+    try:
+        yield
+    except (WorkloadError, OSError, RuntimeError, MemoryError, ValueError, AssertionError) as error:
+        outcome = oom.classify(error)
+        if isinstance(error, WorkloadError) or outcome is oom.Outcome.DATA:
+            fault = option_fault(str(error), best.options)
+            raise ConfigError(f"{best.path}: {fault.what}", allowed=fault.allowed, remedy=fault.remedy) from error
+        short = outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM)
+        remedy = "a larger card, or --device cpu" if short else "put back what it needs, or mend it"
+        raise PreflightError(f"{best.ref} cannot start: {error}"[:300], remedy=remedy) from error
+
+
+_NUMBERS: dict[str, tuple[float, float, str, str]] = {
+    "--samples": (1, 10**12, "a whole number from 1 to 1e12", "10000"),
+    "--epochs": (1e-9, 10_000, "a number above 0, at most 10000", "3"),
+    "--seed": (0, 2**32 - 1, "a whole number from 0 to 4294967295", "0"),
+    "--checkpoint-every": (1e-3, 86_400, "seconds, from 0.001 to 86400", "60"),
+}
+"""Of each number of the command line: the least and the most allowed, both in words, and an example."""
+
+
+def _number(flag: str, text: str | None) -> float | None:
+    """Returns the number of a flag, None where it was not given; raises ConfigError for one that is not allowed."""
+    if text is None:
+        return None
+    least, most, allowed, example = _NUMBERS[flag]
+    whole = allowed.startswith("a whole")
+    if re.fullmatch(r"[0-9]{1,20}" if whole else r"[0-9]{0,20}\.?[0-9]{1,20}(?:[eE][+-]?[0-9]{1,4})?", text):
+        number = int(text) if whole else float(text)
+        if least <= number <= most:
+            return number
+    raise ConfigError(f"{flag} {text[:80]}", allowed=allowed, remedy=f"{flag} {example}")
+
+
+def _device(asked: str) -> str:
+    found = doctor.gpus()
+    if asked == "cuda" and not found:
+        raise ConfigError("--device cuda: there is no CUDA device here", allowed="auto, cpu", remedy="--device cpu")
+    return asked if asked != "auto" else "cuda" if found else "cpu"
+
+
+def _session(best: Best, device: str) -> Session:
+    setting = Setting(best.ref, dict(best.options), device, doctor.cores(), None, best.seed)
+    try:
+        session = Session(setting)
+    except Exception as error:  # whatever a user's file raises when it is imported
+        said = f"{'' if isinstance(error, WorkloadError) else f'{type(error).__name__}: '}{error}"
+        what = f"{best.path}: workload.ref={best.ref}: {said}"
+        raise ConfigError(what[:400], remedy="put the workload's file back, or install what it needs") from error
+    declared = dict(getattr(session.resident.workload, "options", {}))
+    try:
+        checked_options(best.options, declared, {})
+    except ConfigError as error:
+        remedy = error.remedy.replace("workload.", "workload.options.")
+        raise ConfigError(f"{best.path}: {error.what}", allowed=error.allowed, remedy=remedy) from None
+    return session
+
+
+def _length(numbers: dict[str, float | None], best: Best, session: Session) -> int:
+    """Returns the samples to train on: as asked, else as many as the configuration was measured with, else an epoch."""
+    with _telling(best):
+        count = size_of(session.resident.dataset(session.config(best.knobs), "train"))
+    if count == 0:
+        raise ConfigError(f"{best.path}: the training split of {best.ref} is empty", remedy="put its data back")
+    samples, epochs = numbers["--samples"] or best.samples, numbers["--epochs"]
+    if epochs is None and samples is not None:
+        return int(samples)
+    wanted = round((epochs or 1.0) * count)
+    if wanted < 1:
+        what = f"--epochs {epochs:g} is not one of {count} samples"
+        raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
+    return wanted
+
+
+def _seed(numbers: dict[str, float | None], best: Best) -> int:
+    asked = numbers["--seed"]
+    return int(asked) if asked is not None else int(_number("--seed", str(best.seed)) or 0)
+
+
+def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file", allowed="a folder of yours", remedy="--out FOLDER")
+    unfinished = checkpoint.exists(out)
+    if resume and not unfinished:
+        raise ConfigError(f"--resume: {out} holds no checkpoint", remedy="leave out --resume")
+    if resume or force:
+        return
+    if unfinished:
+        raise ConfigError(f"{out} holds an unfinished run", remedy="--resume to go on, --force to begin again")
+    if (out / RESULT).exists():
+        raise ConfigError(f"{out} holds a finished run", remedy="--out another folder, or --force to train again")
+
+
+def _ended(error: BaseException, job: Job) -> TuningError:
+    outcome = oom.Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
+    if outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM):
+        micro = int(job.best.knobs["micro_batch_size"])
+        remedy = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name}" if micro > 1 else "a larger card"
+        return StoppedEarly(f"out of memory: {error}"[:300], remedy=remedy)
+    return StoppedEarly(f"{outcome}: {type(error).__name__}: {error}"[:300], remedy=job.go_on)

@@ -1,0 +1,1 @@
+"""What is asked for: files, command line, schema, search space, cards, errors."""

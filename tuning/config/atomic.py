@@ -1,0 +1,80 @@
+"""Writes a file whole or not at all, and never through a symbolic link; makes the folder for it, or leaves none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuning.config.errors import ConfigError
+
+
+def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
+    """Returns `path`, which now holds `text` and was at no moment half written (draft, fsync, rename).
+
+    Raises ConfigError where `path` is a symbolic link or a folder, cannot be written, or exists and is not to be
+    overwritten.
+    """
+    if path.is_symlink():
+        raise ConfigError(
+            f"{path} is a symbolic link, which is not written through", remedy="remove it, or name a file"
+        )
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", allowed="a file", remedy=f"write to {path / 'best.yaml'}")
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path} exists already", remedy="add --force, or name another file")
+    try:
+        handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            Path(draft).replace(path)
+        finally:
+            with contextlib.suppress(OSError):  # renamed, as a rule
+                Path(draft).unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"{path} cannot be written: {reason}", remedy="name a file in a folder you may write"
+        ) from None
+    return path
+
+
+def unwritable(folder: Path) -> str:
+    """Returns why nothing can be written into a folder, or into the nearest one above it that exists; "" if it can."""
+    try:
+        there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+        if not there.is_dir():
+            return f"{'it' if there == folder.absolute() else there} is a file"
+        with tempfile.TemporaryFile(dir=there):  # permission bits say yes where a file system says no
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+@contextlib.contextmanager
+def folder(path: Path, key: str) -> Iterator[None]:
+    """Makes a folder for what is written inside the block; what was made here and stays empty is removed again.
+
+    Raises ConfigError that names `key` where nothing can be written there.
+    """
+    made = [p for p in (path, *path.parents) if not p.exists()]
+    try:
+        reason = unwritable(path)
+        if not reason:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                reason = error.strerror or str(error)
+        if reason:
+            what = f"{key} {path} cannot be written: {reason}"
+            raise ConfigError(what, allowed="a folder of yours", remedy=f"{key} FOLDER, another one")
+        yield
+    finally:
+        for folder_made in made:
+            with contextlib.suppress(OSError):  # it holds something, as it should
+                folder_made.rmdir()

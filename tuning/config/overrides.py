@@ -1,0 +1,256 @@
+"""What was typed: `key=value` texts, checked as text before any parser sees them.
+
+Keys that choose a file (`workload=nli`) are told from keys that give a value (`knobs.num_workers=2`); values are still
+text here, and `tuning.config` reads them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuning.config.errors import ConfigError
+from tuning.config.space import near_knob
+
+GROUPS = ("workload", "card", "budget", "preset")
+"""Keys whose value names a file of `search_spaces/<key>/`."""
+
+MAX_CHARS = 4096
+MAX_DEPTH = 10
+MAX_FILE_BYTES = 1_000_000
+
+# Their values are text whatever they look like: a run may be called 2026, and a path may hold spaces and brackets.
+TEXT_KEYS = ("name", "resume", "runs_dir", "search.max_time")
+
+_SECTIONS = ("knobs", "named", "search", "pick", "budget")  # groups of settings, of which none is a value itself
+
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One command line: the files it chooses, by group, and the values it gives, by dotted key; all still text."""
+
+    groups: dict[str, str]
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class WorkloadRef:
+    """Which workload: `ref` as `trainables.workload.load` takes it, `name` fit for a folder, `packaged` if ours."""
+
+    ref: str
+    name: str
+    packaged: bool
+
+
+def parse(argv: Sequence[str], workloads: Collection[str] = ()) -> Typed:
+    """Returns the command line by key; raises ConfigError for the first item that no value could make right.
+
+    `workloads` are the packaged ones: who types the name of one alone is told how to ask for it.
+    """
+    typed: dict[str, str] = {}
+    for item in argv:
+        key, text = _split(item, workloads)
+        for other in typed:
+            if key == other:
+                raise ConfigError(
+                    f"{key} is given twice, as {other}={typed[other]} and {item}", remedy="keep one of them"
+                )
+            if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
+                # `card=t4 card.memory_gib=12` chooses a file and then changes a value of it.
+                if min(key, other, key=len) in GROUPS:
+                    continue
+                raise ConfigError(
+                    f"{item} and {other}={typed[other]} speak of the same value", remedy="keep one of them"
+                )
+        typed[key] = text
+    return Typed({k: v for k, v in typed.items() if k in GROUPS}, {k: v for k, v in typed.items() if k not in GROUPS})
+
+
+def choose(group: str, value: str, available: Collection[str]) -> str:
+    """Returns `value` when it is the name of a file of the group; raises ConfigError with the nearest and all names."""
+    if value in available:
+        return value
+    names = ", ".join(sorted(available))
+    near = difflib.get_close_matches(value.lower(), sorted(available), n=1)
+    usual = {"card": "auto", "budget": "quick", "workload": "nli"}.get(group, "")
+    first = near[0] if near else usual if usual in available else min(available)
+    allowed = f"{names}; or a dotted module, or the path of a .py file" if group == "workload" else names
+    raise ConfigError(
+        f"{group}={_short(value)}: there is no such {group}",
+        allowed=allowed,
+        remedy=f"did you mean {group}={first}?" if near else f"{group}={first}",
+    )
+
+
+def choose_workload(value: str, available: Collection[str]) -> WorkloadRef:
+    """Returns which workload `value` names: one of `available`, a dotted module, or the path of a .py file.
+
+    Nothing is imported. Raises ConfigError for a file that is missing, not a regular file, or over 1 MB.
+    """
+    if value.endswith(".py"):
+        return WorkloadRef(_file(value, available), _slug(Path(value).stem), packaged=False)
+    if _DOTTED.fullmatch(value) and value not in available:
+        top = value.partition(".")[0]
+        if not _can_be_found(top):
+            raise ConfigError(
+                f"workload={_short(value)}: there is no module {_short(top)}",
+                remedy="run from the folder that holds it",
+            )
+        return WorkloadRef(value, _slug(value.rpartition(".")[2]), packaged=False)
+    return WorkloadRef(choose("workload", value, available), value, packaged=True)
+
+
+def unknown_key(key: str, text: str, known: Collection[str]) -> ConfigError:
+    """Returns the error for a key that nothing reads, with the one that was probably meant."""
+    section, _, last = key.rpartition(".")
+    what = f"{_short(f'{key}={text}')}: there is no setting {key}"
+    endings = [k for k in sorted(known, key=len) if k.rpartition(".")[2] == last]
+    near = endings or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.7)
+    if not near and near_knob(last).startswith("did you mean"):
+        return ConfigError(what, remedy=near_knob(last))
+    if near:
+        return ConfigError(what, remedy=f"did you mean {near[0]}={_short(text)}?")
+    siblings = sorted(k for k in known if k.rpartition(".")[0] == section) or [*GROUPS, "search.trials", "knobs.<name>"]
+    return ConfigError(what, allowed=", ".join(siblings[:20]), remedy="use one of these, or see --help")
+
+
+def _split(item: str, workloads: Collection[str]) -> tuple[str, str]:
+    """Returns key and value of one item of the command line, both as typed."""
+    if not item.strip():
+        raise ConfigError("an argument is empty", allowed="key=value", remedy="leave it out; an unset variable?")
+    shown = _short(item)
+    if len(item) > MAX_CHARS:
+        raise ConfigError(f"{shown} has {len(item)} characters", allowed=f"at most {MAX_CHARS}", remedy="shorten it")
+    _check_characters(item)
+    if item.startswith("-"):
+        raise ConfigError(f"{shown} is not a setting", allowed="key=value", remedy="see --help for the flags")
+    key, equals, text = item.partition("=")
+    bare = key.lstrip("+~").partition("@")[0]
+    if bare != key:
+        whole = f"{bare}.<name>" if bare in _SECTIONS else bare
+        value = text or "<value>"
+        raise ConfigError(f"{shown}: Hydra's +, ~ and @ are not used here", remedy=f"{_short(whole)}={_short(value)}")
+    if not equals:
+        is_workload = item in workloads or item.endswith(".py")
+        remedy = f"workload={shown}" if is_workload else f"{shown}{'.<name>' * (item in _SECTIONS)}=<value>"
+        raise ConfigError(f"{shown} has no value", allowed="key=value", remedy=remedy)
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"{shown}: {key!r} is not a key", allowed="names joined by dots", remedy="such as search.trials=40"
+        )
+    if key == "hydra" or key.startswith("hydra."):
+        raise ConfigError(
+            f"{shown}: Hydra's own settings are fixed", remedy=f"leave out {key}; runs_dir=<folder> sets where runs go"
+        )
+    if "${" in text:
+        raise ConfigError(
+            f"{shown}: interpolation is refused, as it reads other keys or the environment",
+            remedy="write the value itself",
+        )
+    if "_target_" in item:
+        raise ConfigError(f"{shown}: _target_ is refused, as it names code to run", remedy="leave it out")
+    value = _unquoted(text.strip()) if is_text(key) else text
+    if not value.strip():
+        raise ConfigError(f"{shown} has no value", remedy=f"{key}=<value>, or leave it out")
+    if is_text(key):
+        return key, value
+    _check_brackets(item, len(key) + 1)
+    return key, text
+
+
+def is_text(key: str) -> bool:
+    """Returns whether the key's value is text however it is written; a workload's options may be, and are not lists."""
+    return key in TEXT_KEYS or key in GROUPS or key.startswith("workload.")
+
+
+def _check_characters(item: str) -> None:
+    key, _, _ = item.partition("=")
+    for position, character in enumerate(item, start=1):
+        foreign = not character.isascii() and (position <= len(key) or not is_text(key))
+        if foreign or not character.isprintable():
+            name = unicodedata.name(character, "a control character")
+            raise ConfigError(
+                f"{_short(item)}: character {position} is U+{ord(character):04X} ({name})",
+                allowed="letters, digits and signs of the keyboard; other letters in names and paths only",
+                remedy="type it again by hand",
+            )
+
+
+def _check_brackets(item: str, start: int) -> None:
+    """Raises ConfigError at the first bracket or quote that has no partner, with a caret under it."""
+    stack: list[int] = []
+    quote = -1
+    for i in range(start, len(item)):
+        character = item[i]
+        if quote >= 0:
+            quote = -1 if character == item[quote] and item[i - 1] != "\\" else quote
+        elif character in "'\"":
+            quote = i
+        elif character in _CLOSING:
+            stack.append(i)
+            if len(stack) > MAX_DEPTH:
+                raise _caret(item, i, f"nested deeper than {MAX_DEPTH}", "write a list of values, or {low: 1, high: 8}")
+        elif character in _CLOSING.values() and (not stack or _CLOSING[item[stack.pop()]] != character):
+            raise _caret(item, i, f"the {character} closes nothing", "remove it, or open it before")
+    if quote >= 0:
+        raise _caret(item, quote, f"the quote {item[quote]} is never closed", f"add a {item[quote]}")
+    if stack:
+        closing = _CLOSING[item[stack[-1]]]
+        raise _caret(
+            item, stack[-1], f"the {item[stack[-1]]} is never closed", f"add a {closing}, and quote it for the shell"
+        )
+
+
+def _caret(item: str, position: int, problem: str, remedy: str) -> ConfigError:
+    key = item.partition("=")[0]
+    start = max(0, position - 60)
+    line = item[start : start + 100]
+    return ConfigError(f"{key}: {problem}\n  {line}\n  {' ' * (position - start)}^", remedy=remedy)
+
+
+def _file(value: str, available: Collection[str]) -> str:
+    path = Path(value).expanduser()
+    stem = Path(value).stem
+    remedy = f"did you mean workload={stem}?" if stem in available else "give the path of your workload's .py file"
+    try:
+        if not path.is_file():
+            problem = "is not a regular file" if path.exists() else "does not exist"
+            raise ConfigError(f"workload={_short(value)}: the file {problem}", remedy=remedy)
+        size_bytes = path.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"workload={_short(value)}: {error.strerror}", remedy=remedy) from None
+    if size_bytes > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"workload={_short(value)}: the file has {size_bytes} bytes",
+            allowed=f"at most {MAX_FILE_BYTES}",
+            remedy=remedy,
+        )
+    return str(path.resolve())
+
+
+def _can_be_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # __main__ and its like have no spec
+        return False
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:64] or "workload"
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 120 else f"{text[:117]}..."

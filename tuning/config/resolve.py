@@ -1,0 +1,291 @@
+"""Between a tree of plain values and a `StudyConfig`: the checks on the way there, a record and YAML on the way back.
+
+The tree has the keys of the command line (`search.trials`, `knobs.learning_rate`, ...), wherever its values came from.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainables.knobs import NAMES, Scalar, doc_of
+from tuning.config import atomic, yaml_files
+from tuning.config.cards import Card, honoured, restrict
+from tuning.config.errors import ConfigError
+from tuning.config.sections import CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
+from tuning.config.space import Space, parse_parameter, shown
+
+COMMAND_LINE = "command line"
+
+Tree = dict[str, Any]
+
+
+def checked(
+    tree: Tree, origins: dict[str, str], dropped: list[str], argv: tuple[str, ...], defaults: Tree
+) -> StudyConfig:
+    """Returns the configuration a tree describes, each section and knob checked by itself; raises ConfigError.
+
+    `origins` says where each dotted key comes from, `defaults` is the tree without the command line.
+    """
+    remedies = dict(flat(defaults))
+    named = dict(tree["named"])
+    raw = {
+        **{key: value for key, value in tree.items() if key != "knobs"},
+        "card": validated(CardSection, tree["card"], "card", origins, remedies).card(),
+        "space": parsed_space(tree["knobs"], origins),
+        "source": named.pop("source", ""),
+        "claims": named.pop("claims", ""),
+        "claims_of": named.pop("claims_of", {}),
+        "named": {name: _named(f"named.{name}", values, origins) for name, values in named.items()},
+        "origins": origins,
+        "dropped": dropped,
+        "overrides": argv,
+    }
+    return validated(StudyConfig, raw, "", origins, remedies)
+
+
+def apply_card(config: StudyConfig, card: Card) -> StudyConfig:
+    """Returns the configuration on `card`, without the knob values the card cannot honour, each listed in `dropped`.
+
+    Raises ConfigError when such a value was asked for on the command line. A card whose device is "auto" refuses
+    nothing but types it does not list: call this again with the card that was found.
+    """
+    asked = {n for n in NAMES if config.origins.get(f"knobs.{n}") == COMMAND_LINE}
+    space, dropped = restrict(config.space, card, asked)
+    named: dict[str, dict[str, Scalar]] = {}
+    for name, values in config.named.items():
+        named[name], sentences = honoured(card, values, f"named.{name}")
+        dropped += sentences
+    before, after = card_as_raw(config.card), card_as_raw(card)
+    found = {f"card.{key}": "found on this machine" for key, value in after.items() if value != before[key]}
+    update = {"card": card, "space": space, "named": named, "origins": {**config.origins, **found}}
+    return config.model_copy(update={**update, "dropped": list(dict.fromkeys([*config.dropped, *dropped]))})
+
+
+def with_workload_defaults(
+    config: StudyConfig, default_space: Mapping[str, object], options: Mapping[str, Scalar | None]
+) -> StudyConfig:
+    """Returns the configuration of a workload of one's own, completed with what its module declares.
+
+    What was typed wins over `default_space` and over the defaults in `options`. Raises ConfigError for an unknown
+    option or one of another type, and for a bad space. A packaged workload has all this in its YAML: unchanged.
+    """
+    ref = config.workload.ref
+    if ref in yaml_files.available("workload"):
+        return config
+    defaults = {**{f"knobs.{n}": ref for n in default_space}, **{f"workload.{n}": ref for n in options}}
+    origins = {**defaults, **config.origins}
+    knobs = {**default_space, **config.space.as_raw()}
+    dropped = [*config.dropped, *drop_idle(knobs, origins)]
+    space = parsed_space(knobs, origins)
+    check_whole(space)
+    merged = checked_options({**options, **config.workload.options}, options, origins)
+    workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged)
+    update = {"workload": workload, "space": space, "origins": origins, "dropped": dropped}
+    return apply_card(config.model_copy(update=update), config.card)
+
+
+def resolved(config: StudyConfig) -> Tree:
+    """Returns the configuration as plain scalars, lists and dicts, as a journal records it."""
+    tree: Tree = config.model_dump(exclude={"card", "space", "named", "claims", "claims_of", "source"}, by_alias=True)
+    tree["overrides"] = list(config.overrides)
+    tree["card"] = card_as_raw(config.card)
+    tree["knobs"] = config.space.as_raw()
+    said = {"source": config.source, "claims": config.claims, "claims_of": config.claims_of}
+    tree["named"] = copy.deepcopy({**said, **config.named})
+    order = ("workload", "card", "budget", "search", "pick", "knobs", "named")
+    return {**{key: tree[key] for key in order}, **tree}
+
+
+def from_resolved(mapping: Mapping[str, Any]) -> StudyConfig:
+    """Returns the configuration that `resolved` made `mapping` of; raises ConfigError where it no longer passes."""
+    tree = copy.deepcopy(dict(mapping))
+    origins, dropped, argv = tree.pop("origins", {}), tree.pop("dropped", []), tree.pop("overrides", [])
+    for key in ("card", "knobs", "named"):
+        if not isinstance(tree.get(key), Mapping):
+            raise ConfigError(
+                f"{key}={tree.get(key)!r} in a recorded configuration is no mapping", remedy="start a new run"
+            )
+    return checked(tree, origins, dropped, tuple(argv), {})
+
+
+def write_resolved(config: StudyConfig, path: Path) -> None:
+    """Writes the configuration as YAML, behind each value where it comes from; an existing file is replaced whole."""
+    tree = resolved(config)
+    origins = tree.pop("origins")
+    atomic.write_text(path, "\n".join(_yaml_lines(tree, "", origins)) + "\n")
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted key of each value; a knob is one value, whatever it is given."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and not is_knob(key):
+            yield from leaves(value, f"{key}.")
+        else:
+            yield key
+
+
+def flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the dotted key and the value of each of the `leaves`."""
+    for key in leaves(tree):
+        value: Any = tree
+        for part in key.split("."):
+            value = value[part]
+        yield key, value
+
+
+def is_knob(key: str) -> bool:
+    """Returns whether a dotted key is that of one knob's values."""
+    return key.startswith("knobs.") and key.count(".") == 1
+
+
+def parsed_space(raw: Mapping[str, object], origins: Mapping[str, str]) -> Space:
+    """Returns the space, each knob checked by itself; errors name the file a bad one is in."""
+    for name, value in raw.items():
+        with _located(f"knobs.{name}", origins):
+            parse_parameter(name, value)
+    return Space.parse(raw)
+
+
+def refuse_unread(knobs: Tree, declared: Mapping[str, object], workload: str, origins: Mapping[str, str]) -> None:
+    """Raises ConfigError for a knob that only a workload can act on, where this one's file does not name it."""
+    own = [n for n in NAMES if "workload" in doc_of(n).rpartition("[")[2]]
+    for name in own:
+        typed = name in knobs and origins.get(f"knobs.{name}") == COMMAND_LINE
+        if typed and name not in declared:
+            raise ConfigError(
+                f"knobs.{name}={shown(knobs[name])}: workload {workload} does not read {name}, so it would do nothing",
+                allowed=", ".join(n for n in own if n in declared) + ", and the knobs of the loop",
+                remedy=f"leave out knobs.{name}",
+            )
+
+
+def drop_idle(knobs: Tree, origins: Mapping[str, str]) -> list[str]:
+    """Takes out of `knobs` what a file searches and what is typed leaves without effect; returns a sentence for each.
+
+    So `knobs.num_workers=0` is enough: nobody has to take back the prefetch depths of the workload's file.
+    """
+    idle = [n for n in parsed_space(knobs, origins).without_effect() if origins.get(f"knobs.{n}") != COMMAND_LINE]
+    space = parsed_space(knobs, origins)
+    return [f"knobs.{n}={shown(knobs.pop(n))} is left out: {space.unmet(n)}" for n in idle]
+
+
+def check_whole(space: Space) -> None:
+    """Raises ConfigError for a space with a knob that has no effect, or with nothing to search."""
+    Space.of(space.as_raw())
+    if not space.parameters:
+        raise ConfigError(
+            f"knobs: all {len(space.fixed)} have one value each, so there is nothing to search",
+            remedy="give one of them choices, such as knobs.batch_size=[16,32,64]",
+        )
+
+
+def checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any] | None, origins: Mapping[str, str]) -> Tree:
+    """Returns the workload's options, each of the type of its default; None as a default takes any scalar.
+
+    `defaults` is None while a workload of one's own is not imported: then any name is taken.
+    """
+    for name, value in given.items():
+        key = f"workload.{name}"
+        origin = origins.get(key, COMMAND_LINE)
+        where = "" if origin == COMMAND_LINE else f" ({origin})"
+        if defaults is not None and name not in defaults:
+            near = difflib.get_close_matches(name, list(defaults), n=1)
+            remedy = f"did you mean workload.{near[0]}?" if near else f"leave out {key}"
+            what = f"{key}={shown(value)}: the workload has no option {name}{where}"
+            raise ConfigError(what, allowed=", ".join(sorted(defaults)) or "no options", remedy=remedy)
+        default = None if defaults is None else defaults[name]
+        wanted = _SCALARS if default is None else (int, float) if type(default) is float else (type(default),)
+        if type(value) not in wanted and (value is not None or default is not None):
+            words = " or ".join(_WORDS[t] for t in wanted if t is not int or float not in wanted)
+            example = "<value>" if default is None else shown(default)
+            raise ConfigError(f"{key}={shown(value)} is not allowed{where}", allowed=words, remedy=f"{key}={example}")
+    return dict(given)
+
+
+def workload_said(cause: BaseException | None) -> str:
+    """Returns the words of the WorkloadError or DataError that ended another process, "" where none of them did.
+
+    `cause` is what was raised here: its text ends with the other process's traceback.
+    """
+    text = str(cause or "")
+    starts = [m.end() for m in re.finditer(r"^(?:[\w.]+\.)?(?:WorkloadError|DataError): ", text, re.MULTILINE)]
+    return text[starts[-1] :].strip() if starts else ""
+
+
+def option_fault(message: str, options: Mapping[str, Any]) -> ConfigError:
+    """Returns the error for what a workload says of its data and options, with the option it speaks of named first."""
+    text = " ".join(message.split())
+    what, _, allowed = text.partition("; allowed: ")
+    if not allowed and ": expected " in text:
+        what, _, allowed = text.partition(": expected ")
+        what += " is not allowed"
+    named = re.findall(r"\bworkload\.(\w+)|\b(\w+)=", text)
+    texts = [n for n, v in options.items() if isinstance(v, str) and len(v) > 1 and v in text]
+    key = next((n for n in (*(a or b for a, b in named), *texts) if n in options), "")
+    if key and f"workload.{key}" not in what:
+        what = f"workload.{key}={shown(options[key])}: {what}"
+    remedy = f"another workload.{key}, or leave it out" if key else "mend what it names"
+    return ConfigError(what[:400], allowed=allowed[:200], remedy=remedy)
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_SCALARS = (bool, int, float, str)
+
+
+def _named(key: str, values: object, origins: Mapping[str, str]) -> dict[str, Scalar]:
+    """Returns a named configuration, every value one that its knob may take."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{key}={shown(values)} is not a configuration", remedy=f"{key}.<knob>=<value>")
+    config: dict[str, Scalar] = {}
+    for name, value in values.items():
+        with _located(f"{key}.{name}", origins, instead=(f"knobs.{name}", f"{key}.{name}")):
+            parsed = parse_parameter(name, value)
+            if not isinstance(parsed, bool | int | float | str) or isinstance(value, list):
+                raise ConfigError(
+                    f"{key}.{name}={shown(value)}: a named configuration has one value for each knob",
+                    remedy=f"{key}.{name}=<value>",
+                )
+            config[name] = parsed
+    return config
+
+
+@contextmanager
+def _located(key: str, origins: Mapping[str, str], instead: tuple[str, str] = ("", "")) -> Iterator[None]:
+    """Adds to an error raised inside where `key` comes from, with a key put `instead` of another in what it says."""
+    try:
+        yield
+    except ConfigError as error:
+        origin = origins.get(key, COMMAND_LINE)
+        where = "" if origin == COMMAND_LINE else f" ({origin})"
+        raise ConfigError(
+            error.what.replace(*instead) + where, allowed=error.allowed, remedy=error.remedy.replace(*instead)
+        ) from None
+
+
+def _yaml_lines(tree: Mapping[str, Any], prefix: str, origins: Mapping[str, str]) -> Iterator[str]:
+    indent = "  " * prefix.count(".")
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and not is_knob(key):
+            yield f"{indent}{_yaml(name)}:"
+            yield from _yaml_lines(value, f"{key}.", origins)
+        elif isinstance(value, list) and value and not prefix:  # `dropped` and `overrides`: a sentence or item a line
+            yield f"{_yaml(name)}:"
+            yield from (f"- {_yaml(item)}" for item in value)
+        else:
+            origin = origins.get(key.replace("workload.options.", "workload."))
+            yield f"{indent}{_yaml(name)}: {_yaml(value)}" + (f"  # {origin}" if origin else "")
+
+
+def _yaml(value: object) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")

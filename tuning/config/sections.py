@@ -1,0 +1,257 @@
+"""The parts of a study's configuration as strict types: unknown keys, wrong types and numbers out of range are refused.
+
+Defaults live in `search_spaces/`, where they can be read; here every key must be given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError
+
+from trainables.knobs import Scalar
+from tuning.config.cards import GIB_BYTES, Card, DeviceType
+from tuning.config.errors import ConfigError, allowed_by
+from tuning.config.space import Space, shown
+
+_SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
+_DURATION = re.compile(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
+_DAY_S = 86_400.0
+
+
+def duration_s(value: object) -> object:
+    """Returns seconds for "90s", "4m", "1h30m" or a number, which is seconds; raises ValueError for other text."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value)
+        if value and match:
+            hours, minutes, seconds = (float(part or 0) for part in match.groups())
+            return hours * 3600 + minutes * 60 + seconds
+        if not _NUMBER.fullmatch(value):
+            raise ValueError("a duration such as 90s, 4m, 1h30m, or a number of seconds")
+        return float(value)
+    return value
+
+
+def _slug(value: str) -> str:
+    if not _SLUG.fullmatch(value):
+        raise ValueError(
+            "1 to 64 letters, digits, dots, dashes and underscores, starting with none of the dots and dashes"
+        )
+    return value
+
+
+def _folder(value: str) -> str:
+    if not value.strip() or value != value.strip() or len(value) > 1024:
+        raise ValueError("the path of a folder")
+    return value
+
+
+def _workers(value: object) -> object:
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256):
+        return value
+    raise ValueError("auto, or a whole number from 1 to 256")
+
+
+def _tolerance(value: object) -> float | str:
+    """Returns a number of at least 0, or a percentage as "2%"; no per cent at all is the number 0."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    share = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    if share and float(share[1]) <= 100:
+        return f"{float(share[1]):g}%" if float(share[1]) else 0.0
+    raise ValueError("a number >= 0 in the objective's own unit, or a percentage of the best quality, 0% to 100%")
+
+
+Slug = Annotated[str, AfterValidator(_slug)]
+
+
+class Section(BaseModel):
+    """A strict, frozen part of the configuration."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True)
+
+
+class WorkloadSection(Section):
+    """Which workload: `ref` as `trainables.workload.load` takes it, `name` of its runs folder, its own options."""
+
+    ref: str
+    name: Slug
+    options: dict[str, Scalar | None]
+
+
+class CardSection(Section):
+    """A card as YAML has it; sizes in GiB (2**30 bytes)."""
+
+    name: Slug
+    memory_gib: Annotated[float, Field(gt=0, le=1024)] | None
+    reserve_gib: Annotated[float, Field(ge=0, le=64)]
+    capability: Annotated[list[Annotated[int, Field(ge=0, le=99)]], Field(min_length=2, max_length=2)] | None
+    dtypes: Annotated[list[Literal["fp32", "bf16", "fp16"]], Field(min_length=1)]
+    device: DeviceType
+
+    def card(self) -> Card:
+        """Returns the card in bytes; raises ConfigError when the reserve leaves no memory."""
+        if self.memory_gib is not None and self.reserve_gib >= self.memory_gib:
+            raise ConfigError(
+                f"card.reserve_gib={self.reserve_gib:g} leaves nothing of card.memory_gib={self.memory_gib:g}",
+                allowed="reserve_gib < memory_gib",
+                remedy="raise card.memory_gib",
+            )
+        memory_bytes = None if self.memory_gib is None else round(self.memory_gib * GIB_BYTES)
+        capability = None if self.capability is None else (self.capability[0], self.capability[1])
+        reserve_bytes = round(self.reserve_gib * GIB_BYTES)
+        return Card(self.name, memory_bytes, reserve_bytes, capability, tuple(self.dtypes), self.device)
+
+
+def card_as_raw(card: Card) -> dict[str, Any]:
+    """Returns the card as `CardSection` takes it."""
+    return {
+        "name": card.name,
+        "memory_gib": None if card.memory_bytes is None else card.memory_bytes / GIB_BYTES,
+        "reserve_gib": card.reserve_bytes / GIB_BYTES,
+        "capability": None if card.capability is None else list(card.capability),
+        "dtypes": list(card.dtypes),
+        "device": card.device,
+    }
+
+
+class RungsSection(Section):
+    """Successive halving: each rung is `eta` times the one before; the first is `first_frac` of the horizon."""
+
+    eta: Annotated[int, Field(ge=2, le=16)]
+    first_frac: Annotated[float, Field(gt=0, le=1)]
+
+
+class ProbeSection(Section):
+    """Seconds for all probes and for one that leads; one behind the best, or in a short sweep, has half of them.
+
+    A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more. Where
+    trials run one at a time, `tries_frac` of them try system knobs that nobody probed.
+    """
+
+    max_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
+    probe_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
+    spread_frac: Annotated[float, Field(gt=0, lt=1)]
+    tries_frac: Annotated[float, Field(ge=0, le=1)] = 0.0  # runs of earlier versions did not record it
+
+
+class ConfirmSection(Section):
+    """How the `top` configurations are measured again: windows of `window_s` seconds, training with `seeds` seeds.
+
+    `rivals_frac` is the share of the run's time that training the pick's rivals may take, or what `search.max_time`
+    leaves where that is more.
+    """
+
+    windows: Annotated[int, Field(ge=5, le=100)]
+    window_s: Annotated[float, Field(gt=0, le=600)]
+    seeds: Annotated[int, Field(ge=1, le=100)]
+    top: Annotated[int, Field(ge=1, le=100)]
+    rivals_frac: Annotated[float, Field(ge=0, le=1)] = 0.15  # runs of earlier versions did not record it
+
+
+class BudgetSection(Section):
+    """What a study may spend; `train_epochs` of the training split is the horizon of a trial that is never stopped."""
+
+    name: Slug
+    train_epochs: Annotated[float, Field(gt=0, le=10_000)]
+    rungs: RungsSection
+    probe: ProbeSection
+    confirm: ConfirmSection
+
+
+class SearchSection(Section):
+    """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed.
+
+    `reuse` begins from what earlier runs found. `patience` is how many trials in a row may leave the front as it is
+    before the search ends, null for any number; in a staged search for one quality it goes on while the next as many
+    are expected to add 1 % of the area under the front or more (`search.ending`).
+    """
+
+    trials: Annotated[int, Field(ge=1, le=100_000)]
+    max_time_s: Annotated[Annotated[float, Field(gt=0, le=365 * _DAY_S)] | None, BeforeValidator(duration_s)] = Field(
+        alias="max_time"
+    )
+    strategy: Literal["staged", "joint"]
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
+    reuse: bool = False  # runs of earlier versions did not record it
+    patience: Annotated[int, Field(ge=1, le=100_000)] | None = None
+
+
+class PickSection(Section):
+    """`tolerance` is the quality that the fastest configuration may give up, as long as it beats the baselines.
+
+    A number is in the objective's own unit, a text such as "2%" a share of the best quality seen.
+    """
+
+    tolerance: Annotated[float | str, BeforeValidator(_tolerance)]
+
+
+class StudyConfig(Section):
+    """Everything a study is told. `tuning.config` makes it, from the command line or from a journal.
+
+    `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
+    `claims_of` what is said of single knobs;
+    `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
+    `overrides` is the command line as typed.
+    """
+
+    workload: WorkloadSection
+    card: InstanceOf[Card]
+    budget: BudgetSection
+    search: SearchSection
+    pick: PickSection
+    concurrency: Annotated[int | Literal["auto"], BeforeValidator(_workers)]
+    space: InstanceOf[Space]
+    named: dict[str, dict[str, Scalar]]
+    claims: str
+    claims_of: dict[str, str]
+    source: str
+    dashboard: bool
+    remember: bool = True  # runs of earlier versions did not record it
+    runs_dir: Annotated[str, AfterValidator(_folder)]
+    resume: Slug | None
+    name: Slug | None
+    origins: dict[str, str]
+    dropped: list[str]
+    overrides: tuple[str, ...]
+
+
+_Model = TypeVar("_Model", bound=Section)
+
+
+def validated(
+    model: type[_Model], raw: object, key: str, origins: Mapping[str, str], remedies: Mapping[str, Any]
+) -> _Model:
+    """Returns `raw` as the model, or raises ConfigError for its first fault.
+
+    `key` is where `raw` stands in the tree, "" for the root; `remedies` has the value each key has without the command
+    line.
+    """
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+    # The location names members of unions and positions in lists too; keys are what is found in the input.
+    path = [key] if key else []
+    inner: Any = raw
+    for part in fault["loc"]:
+        if isinstance(inner, Mapping) and (part in inner or fault["type"] == "missing"):
+            path.append(str(part))
+            inner = inner.get(part)
+    dotted = ".".join(path)
+    origin = origins.get(dotted, "command line")
+    where = "" if origin == "command line" else f" ({origin})"
+    if fault["type"] == "missing":
+        raise ConfigError(f"{dotted} is missing{where}", remedy=f"add {dotted}=<value>")
+    if fault["type"] == "extra_forbidden":
+        raise ConfigError(f"{dotted}={shown(inner)}: there is no setting {dotted}{where}", remedy=f"leave out {dotted}")
+    default = remedies.get(dotted)
+    remedy = f"edit {origin}" if where else f"{dotted}={shown(default)}" if dotted in remedies else f"change {dotted}"
+    raise ConfigError(f"{dotted}={shown(inner)} is not allowed{where}", allowed=allowed_by(fault), remedy=remedy)

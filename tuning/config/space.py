@@ -1,0 +1,309 @@
+"""What a study may try: each knob either has one value, or a `Choice`, or a `Range`.
+
+Pure values, checked once when they are made: everything behind this module may trust them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainables.knobs import NAMES, REQUIRES, Kind, Knobs, Scalar, domain_of, is_active, kind_of, meets
+from tuning.config.errors import ConfigError
+
+MAX_CHOICES = 10_000
+
+_RANGE_KEYS = ("low", "high", "log", "integer")
+_DEFAULTS = Knobs().as_dict()
+
+# What people write, where the distance between the words does not lead to the knob's name.
+_ALSO_CALLED = {
+    "lr": "learning_rate",
+    "bs": "batch_size",
+    "batch": "batch_size",
+    "micro_batch": "micro_batch_size",
+    "workers": "num_workers",
+    "amp": "amp_dtype",
+    "dtype": "amp_dtype",
+    "precision": "amp_dtype",
+    "wd": "weight_decay",
+    "prefetch": "prefetch_factor",
+    "rank": "adapter_rank",
+    "warmup": "warmup_frac",
+    "checkpointing": "activation_checkpointing",
+    "fused": "fused_optimizer",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A closed list of values, no two of them equal."""
+
+    values: tuple[Scalar, ...]
+
+    def at(self, share: float) -> Scalar:
+        """Returns the value at a place from 0 to 1, each having an equal part of it."""
+        return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both allowed; `log` draws them evenly in the logarithm, `integer` whole ones."""
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        """Returns whether `value` is a number of the range."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+            return False
+        return not self.integer or value == int(value)
+
+    def place(self, value: float) -> float:
+        """Returns where a number lies, 0 at `low` and 1 at `high`; `at` is the way back."""
+        if self.log:
+            return math.log(max(value, 1e-12) / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def at(self, share: float) -> Scalar:
+        """Returns the number at a place from 0 (`low`) to 1 (`high`), of five digits."""
+        if self.log:
+            value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
+        else:
+            value = self.low + share * (self.high - self.low)
+        if self.integer:
+            return round(value)
+        return min(max(float(f"{value:.5g}"), self.low), self.high)
+
+
+Parameter = Choice | Range
+
+
+@dataclass(frozen=True)
+class Space:
+    """The parameters a study searches, and the values it holds fixed; a knob in neither keeps its default."""
+
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    fixed: Mapping[str, Scalar] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, object]) -> Space:
+        """Returns the space of knob name -> raw parameter, each knob checked by itself; raises ConfigError.
+
+        For a part of a space, such as what was typed for a workload whose own space is not known yet.
+        """
+        parameters: dict[str, Parameter] = {}
+        fixed: dict[str, Scalar] = {}
+        for name, value in raw.items():
+            parsed = parse_parameter(name, value)
+            if isinstance(parsed, Choice | Range):
+                parameters[name] = parsed
+            else:
+                fixed[name] = parsed
+        return cls(parameters, fixed)
+
+    @classmethod
+    def of(cls, raw: Mapping[str, object]) -> Space:
+        """Returns the space of knob name -> raw parameter; raises ConfigError for a knob that can have no effect."""
+        space = cls.parse(raw)
+        for name in space.without_effect():
+            other, test = REQUIRES[name]
+            raise ConfigError(
+                f"knobs.{name}={shown(raw[name])} has no effect: {space.unmet(name)}",
+                remedy=f"add {_MET_BY[test].format(other)}, or leave out knobs.{name}",
+            )
+        return space
+
+    def without_effect(self) -> tuple[str, ...]:
+        """Returns the knobs that were given a value or a search, and whose precondition no configuration here meets."""
+        asked = (n for n in REQUIRES if n in {**self.parameters, **self.fixed} and self.given(n) != _DEFAULTS[n])
+        return tuple(n for n in asked if not any(meets(n, v) for v in values_of(self.given(REQUIRES[n][0]))))
+
+    def given(self, name: str) -> Parameter | Scalar:
+        """Returns what the knob may be here: its parameter, its fixed value, or its default."""
+        return self.parameters.get(name, self.fixed.get(name, _DEFAULTS[name]))
+
+    def unmet(self, name: str) -> str:
+        """Returns in words what a knob of `without_effect` needs, and what there is instead."""
+        other, test = REQUIRES[name]
+        values = " or ".join(shown(v) for v in values_of(self.given(other)))
+        return f"it needs {other} {test if test == '> 0' else '= ' + test}, which can only be {values} here"
+
+    def as_raw(self) -> dict[str, Any]:
+        """Returns knob name -> scalar, list or mapping, as YAML has it; `Space.parse` reads it back."""
+        raw: dict[str, Any] = {}
+        for name, parameter in self.parameters.items():
+            if isinstance(parameter, Choice):
+                raw[name] = list(parameter.values)
+            else:
+                raw[name] = {"low": parameter.low, "high": parameter.high, "log": parameter.log}
+                if parameter.integer and domain_of(name).type is not int:
+                    raw[name]["integer"] = True
+        return {**raw, **self.fixed}
+
+    def subset(self, kinds: Collection[Kind]) -> Space:
+        """Returns the space of the parameters of these kinds; the other parameters are dropped, the fixed stay."""
+        return Space({n: p for n, p in self.parameters.items() if kind_of(n) in kinds}, self.fixed)
+
+    def complete(self, values: Mapping[str, object]) -> dict[str, Scalar]:
+        """Returns `values` over the fixed ones, without the knobs that have no effect beside the others.
+
+        A micro-batch larger than the batch is cut to the batch. Raises ValueError for a value no knob may take.
+        """
+        whole = {n: domain_of(n).check(v) for n, v in {**self.fixed, **values}.items()}
+        active = {n: v for n, v in whole.items() if is_active(n, whole)}
+        if "micro_batch_size" in active and "batch_size" in active:
+            active["micro_batch_size"] = min(active["micro_batch_size"], active["batch_size"])
+        return active
+
+    def size(self) -> float:
+        """Returns how many configurations there are, inf where a parameter has real values.
+
+        A knob without effect is not counted; configurations that differ only before the micro-batch is cut are.
+        """
+        others = {other for other, _ in REQUIRES.values()}
+        free = math.prod(_count(p) for n, p in self.parameters.items() if n not in REQUIRES and n not in others)
+        for other in others:
+            needing = [n for n in self.parameters if n in REQUIRES and REQUIRES[n][0] == other]
+            counts = {n: _count(self.parameters[n]) for n in needing}
+            free *= sum(
+                math.prod(count for n, count in counts.items() if meets(n, value))
+                for value in values_of(self.given(other))
+            )
+        return free
+
+
+def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
+    """Returns what a knob is given: one value, a `Choice` for a list, a `Range` for {low, high, log, integer}.
+
+    Raises ConfigError that names the knob, the value, what is allowed and what to write instead.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"knobs.{name}={shown(raw)}: {name} is not a knob", remedy=near_knob(name))
+    if isinstance(raw, Mapping):
+        return _range(name, raw)
+    if isinstance(raw, list | tuple):
+        return _choice(name, raw)
+    return _checked(name, raw, raw)
+
+
+def near_knob(name: str) -> str:
+    """Returns a sentence with the knob most like `name`, or with all of them."""
+    near = _ALSO_CALLED.get(name) or next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=0.6)), None)
+    return f"did you mean knobs.{near}?" if near else f"knobs are {', '.join(NAMES)}"
+
+
+def _checked(name: str, value: object, raw: object) -> Scalar:
+    try:
+        return domain_of(name).check(value)
+    except ValueError:
+        inside = "" if value is raw else f" in {shown(raw)}"
+        raise ConfigError(
+            f"knobs.{name}: {shown(value)}{inside} is not allowed",
+            allowed=domain_of(name).describe(),
+            remedy=_range_example(name) if isinstance(raw, Mapping) else _example(name),
+        ) from None
+
+
+def _choice(name: str, raw: list[object] | tuple[object, ...]) -> Scalar | Choice:
+    if not raw:
+        raise ConfigError(f"knobs.{name}=[] leaves nothing to choose from", remedy=_example(name))
+    if len(raw) > MAX_CHOICES:
+        raise ConfigError(
+            f"knobs.{name} lists {len(raw)} values, starting {shown(raw[:3])}",
+            allowed=f"at most {MAX_CHOICES} choices",
+            remedy=f"give a range, such as {_range_example(name)}" if _is_number(name) else _example(name),
+        )
+    values = tuple(_checked(name, value, raw) for value in raw)
+    if len(set(values)) < len(values):
+        twice = next(v for i, v in enumerate(values) if v in values[:i])
+        raise ConfigError(
+            f"knobs.{name}={shown(raw)}: {shown(twice)} is listed twice",
+            allowed="choices that all differ (1 and 1.0 are the same)",
+            remedy=f"knobs.{name}={shown(list(dict.fromkeys(values)))}",
+        )
+    return values[0] if len(values) == 1 else Choice(values)
+
+
+def _range(name: str, raw: Mapping[Any, object]) -> Scalar | Range:
+    said = f"knobs.{name}={shown(raw)}"
+    if not _is_number(name):
+        raise ConfigError(f"{said}: a range of {domain_of(name).type.__name__}", remedy=_example(name))
+    example = _range_example(name)
+    for key in raw:
+        if key not in _RANGE_KEYS:
+            near = difflib.get_close_matches(str(key), _RANGE_KEYS, n=1)
+            hint = f"did you mean {near[0]}? For example {example}" if near else example
+            raise ConfigError(f"{said}: {key} is no part of a range", allowed=", ".join(_RANGE_KEYS), remedy=hint)
+    for key in ("low", "high"):
+        if key not in raw:
+            raise ConfigError(f"{said}: {key} is missing", remedy=example)
+    low, high = (_number(name, raw[key], raw) for key in ("low", "high"))
+    flags = {key: raw.get(key, False) for key in ("log", "integer")}
+    for key, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{said}: {key} is {shown(value)}", allowed="true, false", remedy=example)
+    if low > high:
+        raise ConfigError(f"{said}: low is greater than high", allowed="low <= high", remedy=example)
+    if flags["log"] and low <= 0:
+        raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=example)
+    integer = bool(flags["integer"]) or domain_of(name).type is int
+    if integer and (low != int(low) or high != int(high)):
+        raise ConfigError(f"{said}: low and high of whole numbers must be whole", remedy=example)
+    if low == high:
+        return _checked(name, raw["low"], raw)
+    return Range(int(low) if integer else low, int(high) if integer else high, bool(flags["log"]), integer)
+
+
+def _number(name: str, value: object, raw: object) -> float:
+    return float(_checked(name, value, raw))
+
+
+def _is_number(name: str) -> bool:
+    return domain_of(name).type in (int, float)
+
+
+def _example(name: str) -> str:
+    return f"knobs.{name}={shown(_DEFAULTS[name])}"
+
+
+def _range_example(name: str) -> str:
+    default, domain = float(_DEFAULTS[name]), domain_of(name)
+    low, high = (max(default // 2, 1), default * 2 or 4) if domain.type is int else (default / 5, default * 5)
+    return f"'knobs.{name}={{low: {low:g}, high: {min(high, domain.high):g}, log: true}}'"
+
+
+_MET_BY = {"> 0": "knobs.{}=[0,2,4]", "true": "knobs.{}=[false,true]", "adamw": "knobs.{}=adamw"}
+
+
+def values_of(parameter: Parameter | Scalar) -> Sequence[Any]:
+    """Returns the values of a list or of a range of whole numbers, or the one that is fixed."""
+    if isinstance(parameter, Range):
+        return range(int(parameter.low), int(parameter.high) + 1)
+    return parameter.values if isinstance(parameter, Choice) else (parameter,)
+
+
+def _count(parameter: Parameter) -> float:
+    if isinstance(parameter, Choice):
+        return len(parameter.values)
+    return parameter.high - parameter.low + 1 if parameter.integer else math.inf
+
+
+def shown(value: object) -> str:
+    """Returns the value as one would type it, cut to one line's length."""
+    if isinstance(value, bool):
+        text = str(value).lower()
+    elif isinstance(value, str):
+        text = value or "''"
+    elif isinstance(value, Mapping):
+        text = "{" + ", ".join(f"{k}: {shown(v)}" for k, v in value.items()) + "}"
+    elif isinstance(value, list | tuple):
+        text = "[" + ",".join(shown(v) for v in value[:50]) + "]"
+    else:
+        text = "null" if value is None else repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

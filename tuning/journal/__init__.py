@@ -1,0 +1,1 @@
+"""What happened: records on disk, their timeline, the folders of runs."""

@@ -1,0 +1,58 @@
+"""Where runs are, which of them an id means, and the versions that decide what one does."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import json
+import platform
+from pathlib import Path
+
+from tuning import __version__
+from tuning.config.errors import ConfigError
+
+JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
+
+
+def known_runs(runs_dir: str) -> list[Path]:
+    """Returns the folders of all runs, by the time at which they began, oldest first."""
+    folders = (path.parent for path in Path(runs_dir).glob(f"*/*/{JOURNAL}"))
+    return sorted(folders, key=lambda folder: (_began(folder), folder.name))
+
+
+def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--runs-dir PATH") -> Path:
+    """Returns the folder of a run by its id; raises ConfigError with the ids there are.
+
+    `asked` is what was typed where it is not the id alone, `option` how another place is named there.
+    """
+    known = known_runs(runs_dir)
+    for folder in known:
+        if folder.name == run_id:
+            return folder
+    latest = ", ".join(folder.name for folder in known[-3:])
+    near = difflib.get_close_matches(run_id, [folder.name for folder in known], n=1)
+    raise ConfigError(
+        f"{asked or run_id}: no run of this id in {runs_dir}",
+        allowed=f"the latest are {latest}" if latest else "there is no run yet",
+        remedy=f"did you mean {near[0]}?" if near else f"{option}, if it was written elsewhere",
+    )
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that decide what a run does."""
+    found = {"cardtune": __version__, "python": platform.python_version()}
+    for name in ("torch", "ray", "optuna", "transformers", "peft"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _began(folder: Path) -> str:
+    """Returns the ISO time of a journal's first line, "" where it cannot be told."""
+    try:
+        with (folder / JOURNAL).open(encoding="utf-8") as lines:
+            return str(json.loads(lines.readline())["t"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,157 @@
+"""Which memory coupling a configuration belongs to, and what the records say of what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainables.knobs import PHASE_KNOB, Knobs, Scalar
+from tuning.journal.records import Record, last
+from tuning.memory.footprint import Footprint
+from tuning.memory.frontier import GRADIENTS_HELD, Coupling, Frontier
+from tuning.memory.oom import GROWING
+
+MEMORY_KNOBS = (
+    *("architecture", "hidden_size", "adapter", "adapter_rank", "optimizer", "sequence_packing"),
+    *("amp_dtype", "activation_checkpointing", "sdpa_backend"),
+)
+"""Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it.
+
+Others change it by a few per cent (fused_optimizer, channels_last, where augmentation runs), which the posterior's
+sigma has to hold: with all of them a space of nine knobs would have hundreds of couplings to measure. Of `PHASE_KNOB`
+all that counts is whether there is a phase for the encoder: with one `signals` needs 2.0 to 10.5 times as much, most at
+the smallest micro-batch.
+"""
+_DEFAULTS = Knobs().as_dict()
+
+
+def key_of(knobs: Mapping[str, Scalar]) -> Coupling:
+    """Returns the memory coupling of a configuration, defaults filled in; the key of a coupling is the same again."""
+    has_phase = float(knobs.get(PHASE_KNOB, _DEFAULTS[PHASE_KNOB])) > 0
+    own = ((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS)
+    return (*own, (PHASE_KNOB, has_phase), (GRADIENTS_HELD, bool(knobs.get(GRADIENTS_HELD, _holds_gradients(knobs)))))
+
+
+def _holds_gradients(knobs: Mapping[str, Scalar]) -> bool:
+    """Returns whether gradients of earlier micro-steps are alive in a micro-step; of a mere coupling, that they are."""
+    full = {**_DEFAULTS, **knobs}
+    if not full["set_to_none"] or not {"batch_size", "micro_batch_size"} & knobs.keys():
+        return True
+    return int(full["batch_size"]) > int(full["micro_batch_size"])
+
+
+def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
+    """Returns the samples of a configuration's micro-step: no more than its batch has."""
+    return min(int(knobs.get(name, _DEFAULTS[name])) for name in ("micro_batch_size", "batch_size"))
+
+
+def need_of(knobs: Mapping[str, Scalar]) -> tuple[Coupling, int]:
+    """Returns the memory coupling and the micro-batch: all that the need of a configuration depends on."""
+    return key_of(knobs), micro_batch_of(knobs)
+
+
+def fits(learned: Frontier, knobs: Mapping[str, Scalar]) -> bool:
+    """Returns whether a trial of the configuration is expected to fit at its own micro-batch."""
+    return learned.fitting(*need_of(knobs)) == micro_batch_of(knobs)
+
+
+def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
+    """Returns the frontier as the records have it: footprints, what fitted, what ran out of memory."""
+    learned = Frontier(cap_bytes, footprints(records))
+    whole = peaks_are_whole(records)
+    for record in records:
+        if record.event == "known":
+            for fact in record["facts"]:
+                _recall(learned, fact)
+        elif record.event == "footprint":
+            if failed := record.get("failed"):
+                learned.observe_oom(key_of(record["coupling"]), int(failed["micro_batch"]), failed["cap_bytes"])
+            _corrected(learned, record.fields)
+        elif record.event in ("oom", "probe", "trial") and record.get("fault") == GROWING.name:
+            continue  # a leak says nothing of the micro-batch
+        elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
+            learned.observe_oom(*need_of(record["config"]), record.get("cap_bytes"))
+        elif record.event in ("probe", "trial"):
+            peak_bytes = int(record.get("peak_allocated_bytes") or 0)
+            learn(learned, record["config"], str(record["outcome"]), peak_bytes, whole and record.event == "trial")
+    return learned
+
+
+def learn(learned: Frontier, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int, whole: bool = False) -> None:
+    """Adds one observation to the frontier; `whole`: the peak is that of the run from its first step to its last."""
+    if outcome == "oom":
+        learned.observe_oom(*need_of(knobs))
+    elif outcome in ("ok", "stopped") and peak_bytes > 0:
+        learned.observe_fit(*need_of(knobs), peak_bytes, whole=whole and outcome == "ok")
+
+
+def peaks_are_whole(records: Sequence[Record]) -> bool:
+    """Returns whether a trial's peak is of all its steps: on CUDA, and under a cap; else of its first step alone."""
+    study = last(records, "study")
+    if study is None:
+        return False
+    return study["card"].get("cap_bytes") is not None or study["device"].get("type") == "cuda"
+
+
+def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Returns what this run found out about memory, as `memory.known` keeps it for the next."""
+    whole = peaks_are_whole(records)
+    found: list[dict[str, Any]] = []
+    for record in records:
+        if record.event == "footprint":
+            kept = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured")
+            if all(n in record.fields for n in kept) and record["source"] != "bound":
+                coupling = dict(key_of(record["coupling"]))
+                alone = {n: record[n] for n in ("points_alone", "measured_alone") if n in record.fields}
+                found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}, **alone})
+                if failed := record.get("failed"):
+                    found.append({"kind": "oom", "coupling": coupling, **failed})
+        elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
+            knobs = record["config"]
+            outcome = "oom" if record.event == "oom" else str(record["outcome"])
+            peak_bytes = int(record.get("peak_allocated_bytes") or 0)
+            fact = {"coupling": dict(key_of(knobs)), "micro_batch": micro_batch_of(knobs)}
+            if outcome == "oom":
+                found.append({"kind": "oom", **fact, "cap_bytes": record.get("cap_bytes")})
+            elif outcome in ("ok", "stopped") and peak_bytes > 0:
+                is_whole = whole and outcome == "ok" and record.event == "trial"
+                found.append({"kind": "peak" if is_whole else "fit", **fact, "peak_bytes": peak_bytes})
+    return found
+
+
+def _recall(learned: Frontier, fact: Mapping[str, Any]) -> None:
+    key = key_of(fact["coupling"])
+    if fact["kind"] == "footprint":
+        _corrected(learned, fact)
+    elif fact["kind"] == "oom":
+        learned.observe_oom(key, int(fact["micro_batch"]), fact.get("cap_bytes"))
+    elif fact["kind"] in ("peak", "fit") and GRADIENTS_HELD in fact["coupling"]:  # older facts do not say of which
+        whole = fact["kind"] == "peak"
+        learned.observe_fit(key, int(fact["micro_batch"]), int(fact["peak_bytes"]), whole=whole)
+
+
+def _corrected(learned: Frontier, raw: Mapping[str, Any]) -> None:
+    """Holds what was predicted of a coupling to what was measured of it."""
+    if raw.get("source", "measured") == "measured":
+        return
+    for name, held in (("measured", True), ("measured_alone", False)):
+        for micro_batch, peak_bytes in raw.get(name, []):
+            key = key_of({**raw["coupling"], GRADIENTS_HELD: held})
+            learned.observe_peak(key, int(micro_batch), int(peak_bytes))
+
+
+def alone(raw: Mapping[str, Any]) -> Footprint | None:
+    """Returns the footprint of batches of one micro-step, None where nothing is known of them."""
+    return Footprint.of({**raw, "points": raw["points_alone"]}) if raw.get("points_alone") else None
+
+
+def footprints(records: Sequence[Record]) -> dict[tuple[tuple[str, Scalar], ...], Footprint]:
+    """Returns the latest footprint of each coupling, this run's own before one that was known."""
+    known = [f for r in records if r.event == "known" for f in r["facts"] if f["kind"] == "footprint"]
+    own = [r.fields for r in records if r.event == "footprint"]
+    found = {key_of(raw["coupling"]): Footprint.of(raw) for raw in (*known, *own)}
+    for raw in (*known, *own):
+        own_alone = alone(raw)
+        if own_alone is not None:
+            found[key_of({**raw["coupling"], GRADIENTS_HELD: False})] = own_alone
+    return found

@@ -1,1 +1,0 @@
-"""Pure decisions: plain values in, a plain value out. Nothing here knows Ray, Optuna or torch."""

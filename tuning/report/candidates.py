@@ -1,0 +1,69 @@
+"""Trials and probes as a summary has them, each from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tuning.config.lenient import finite, mapping, whole
+from tuning.journal.records import Record, rated
+
+SAMPLES_PER_S = "samples_per_s"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One trial that ended, or one probe (`trial` is then its name, if any); values are None where there is none."""
+
+    trial: str
+    outcome: str
+    config: Mapping[str, Any]
+    values: Mapping[str, float | None] = field(default_factory=dict)
+    samples: int | None = None
+    stopped_at: int | None = None
+    samples_per_s: float | None = None
+    measured_samples_per_s: float | None = None
+    spread_frac: float | None = None
+    data_wait_frac: float | None = None
+    peak_allocated_bytes: int | None = None
+    seed: int | None = None
+    message: str = ""
+    on_front: bool = False
+    active: Mapping[str, Any] = field(default_factory=dict)
+    is_overtaken: bool = False
+    """It trained with other system knobs than `config` has, which are faster by what was probed and tried."""
+
+
+def trials(records: Sequence[Record], objectives: Mapping[str, str]) -> list[Candidate]:
+    """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one."""
+    last = {str(r.get("trial", "")): candidate(r, objectives, "trial") for r in records if r.event == "trial"}
+    for trial, record in rated(records).items():
+        own, config = last[trial], mapping(record.get("config"))
+        own = replace(own, samples_per_s=finite(record.get(SAMPLES_PER_S)))
+        if config != own.config:  # what was measured of the configuration that ran does not hold for this one
+            own = replace(own, config=config, measured_samples_per_s=None, data_wait_frac=None)
+            own = replace(own, peak_allocated_bytes=None, active={}, is_overtaken=True)
+        last[trial] = own
+    return list(last.values())
+
+
+def candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candidate:
+    """Returns what the record of a trial or a probe says; `key` names the field that names it."""
+    values = mapping(record.get("values"))
+    return Candidate(
+        trial=str(record.get(key) or ""),
+        outcome=str(record.get("outcome", "")),
+        config=mapping(record.get("config")),
+        values={name: finite(values.get(name)) for name in objectives},
+        samples=whole(record.get("samples")),
+        stopped_at=whole(record.get("stopped_at")),
+        samples_per_s=finite(record.get(SAMPLES_PER_S)),
+        measured_samples_per_s=finite(record.get("measured_samples_per_s")),
+        spread_frac=finite(record.get("spread_frac")),
+        data_wait_frac=finite(record.get("data_wait_frac")),
+        peak_allocated_bytes=whole(record.get("peak_allocated_bytes")),
+        seed=whole(record.get("seed")),
+        message=str(record.get("message") or ""),
+        active=mapping(record.get("active")),
+    )

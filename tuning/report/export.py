@@ -1,0 +1,275 @@
+"""What a run leaves for other programs: best.yaml and its alternatives, which train as they stand, and front.csv."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainables.knobs import Knobs, Scalar
+from tuning.config import atomic, best_file, yaml_files
+from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.report import wording
+from tuning.report.candidates import SAMPLES_PER_S
+from tuning.report.summary import Named, Summary
+from tuning.stats.uncertainty import Quality
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_GIT_TIMEOUT_S = 5
+
+
+@dataclass(frozen=True)
+class Best:
+    """A configuration read back from a file that `write_best` wrote.
+
+    `knobs` are checked and complete, `samples` is what it was trained on, `warnings` are sentences for the user.
+    """
+
+    path: Path
+    ref: str
+    options: Mapping[str, Any]
+    knobs: Mapping[str, Any]
+    samples: int | None
+    seed: int
+    measured: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+
+def write_best(
+    summary: Summary, path: Path, *, name: str = "best", created: datetime | None = None, overwrite: bool = True
+) -> Path:
+    """Returns `path`, where the configuration `name` now stands with what was measured and where it comes from.
+
+    Raises NoUsableTrial where the run picked none, and ConfigError where the file cannot be written.
+    """
+    named = summary.named.get(name)
+    if named is None:
+        raise NoUsableTrial(
+            f"run {summary.id} has no {name} configuration", remedy=f"python -m tuning show {summary.id}"
+        )
+    body = _body(summary, named, created or datetime.now(UTC))
+    best_file.check({**body, "sha256": ""}, str(path))  # what is written can be read
+    head = f"# The {name.replace('_', ' ')} configuration of run {wording.plain(summary.id)}; it trains as it stands:\n"
+    head += f"#   python -m tuning train --from {path.name}\n"
+    text = yaml.safe_dump({**body, "sha256": fingerprint(body)}, sort_keys=False, allow_unicode=True, width=110)
+    return atomic.write_text(path, head + text, overwrite=overwrite)
+
+
+def write_alternatives(summary: Summary, folder: Path, *, created: datetime | None = None) -> list[Path]:
+    """Returns knee.yaml and most_accurate.yaml, each written only where it is another configuration than the best.
+
+    One that an earlier export of the same run left and that is an alternative no more is removed.
+    """
+    names = [named.name for named in summary.alternatives()]
+    for name in ("knee", "most_accurate"):
+        stale = folder / f"{name}.yaml"
+        if name not in names and stale.is_file() and not stale.is_symlink():
+            stale.unlink()
+    return [write_best(summary, folder / f"{name}.yaml", name=name, created=created) for name in names]
+
+
+def write_all(summary: Summary, folder: Path) -> list[Path]:
+    """Returns what was written into the run's folder: best.yaml, its alternatives, front.csv."""
+    best = write_best(summary, folder / "best.yaml")
+    return [best, *write_alternatives(summary, folder), write_front(summary, folder / "front.csv")]
+
+
+def read_best(path: Path) -> Best:
+    """Returns the configuration in a best.yaml; raises ConfigError naming key, value and remedy where it is not one.
+
+    A body that does not match its sha256 was edited by hand: that is allowed, and is said in `warnings`.
+    """
+    try:
+        if path.stat().st_size > yaml_files.MAX_BYTES:
+            raise ConfigError(f"{path} has {path.stat().st_size} bytes", allowed=f"at most {yaml_files.MAX_BYTES}")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="name the best.yaml of a run") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text", remedy="name the best.yaml of a run") from None
+    raw = yaml_files.read(text, str(path))
+    checked = best_file.check(raw, str(path))
+    warnings = []
+    if fingerprint({k: v for k, v in raw.items() if k != "sha256"}) != checked.sha256:
+        warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
+    options = {name: _at_home(value) for name, value in checked.workload.options.items()}
+    masked = sorted(name for name, value in options.items() if value == wording.MASK)
+    if masked:
+        warnings.append(f"{path.name} does not hold the secrets {', '.join(masked)}: give them on the command line")
+    return Best(
+        path=path,
+        ref=str(_at_home(checked.workload.ref)),
+        options=options,
+        knobs=checked.checked_knobs(str(path)),
+        samples=checked.train.samples,
+        seed=checked.train.seed,
+        measured=raw["measured"],
+        provenance=raw["provenance"],
+        warnings=tuple(warnings),
+    )
+
+
+def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path:
+    """Returns `path`, a CSV with a row for each trial that ended: outcome, objectives, speed, memory, knobs."""
+    knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
+    picks = {named.trial: name for name, named in reversed(list(summary.named.items())) if named.trial}
+    objectives = list(summary.objectives)
+    figures = (SAMPLES_PER_S, "measured_samples_per_s", "peak_allocated_bytes", "samples", "stopped_at", "seed")
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    header = ["trial", "outcome", "on_front", "pick", *objectives, *figures, *knobs, "message"]
+    rows.writerow([_cell(name) for name in header])
+    for trial in summary.trials:
+        row = [trial.trial, trial.outcome, trial.on_front, picks.get(trial.trial, "")]
+        row += [trial.values.get(name) for name in objectives] + [getattr(trial, name) for name in figures]
+        row += [trial.config.get(name) for name in knobs] + [trial.message]
+        rows.writerow([_cell(value) for value in row])
+    return atomic.write_text(path, out.getvalue(), overwrite=overwrite)
+
+
+def fingerprint(body: Mapping[str, Any]) -> str:
+    """Returns the sha256 of `body` as JSON with sorted keys, so that layout and comments of the file do not count."""
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
+    study = summary.study
+    body = {
+        "schema": best_file.SCHEMA,
+        "workload": {"ref": summary.ref, "options": _masked(summary.options)},
+        "knobs": _every_knob(named),
+        "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
+        "measured": _measured(summary, named),
+        "compared": {
+            gain.over: {
+                "ratio": _short(gain.ratio),
+                "low": _short(gain.low),
+                "high": _short(gain.high),
+                "rounds": gain.rounds,
+            }
+            for gain in summary.gains
+            if gain.of == named.name
+        },
+        "provenance": {
+            "study": summary.id,
+            "trial": named.trial,
+            "created": created.astimezone(UTC).isoformat(timespec="seconds"),
+            "cardtune": _own_version(),
+            "versions": dict(study.get("versions") or {}),
+            "command": str(study.get("command", "")),
+            "git": _git(),
+            "search_seed": study.get("seed"),
+            "trials": dict(summary.trial_counts),
+        },
+    }
+    shown: dict[str, Any] = _shown(body)
+    return shown
+
+
+def _every_knob(named: Named) -> dict[str, Scalar]:
+    """All knobs, so that a later version with other defaults trains the same."""
+    try:
+        return Knobs.of(named.config).as_dict()
+    except ValueError as error:
+        remedy = "export it with the version that made the run"
+        raise ConfigError(f"{named.name}: {error}", remedy=remedy) from None
+
+
+def _measured(summary: Summary, named: Named) -> dict[str, Any]:
+    place, speed, windows = summary.place, named.trained or named.throughput, named.throughput
+    return {
+        SAMPLES_PER_S: {
+            "median": _short(named.samples_per_s),
+            "spread": _short(speed.half_width) if speed else None,
+            "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],
+            "windows": [_short(rate) for rate in windows.windows] if windows else [],
+            "status": "confirmed" if speed else "probed",
+        },
+        "quality": {name: _quality(found) for name, found in named.quality.items()},
+        "peak_allocated_bytes": named.peak_allocated_bytes,
+        "device": place.device,
+        "card": place.card,
+        "virtual": place.virtual,
+        "cap_bytes": place.cap_bytes,
+        "says": wording.place_sentence(place),
+    }
+
+
+def _quality(found: Quality) -> dict[str, Any]:
+    return {
+        "mean": found.mean,
+        "interval": None if found.low is None or found.high is None else [_short(found.low), _short(found.high)],
+        "by_seed": {str(seed): value for seed, value in found.by_seed.items()},
+        "status": "confirmed" if found.confirmed else "from the search",
+        "method": found.method,
+    }
+
+
+def _masked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without their secrets; a number is none, and null says that none was set."""
+    return {k: wording.MASK if wording.is_secret(k) and isinstance(v, str) and v else v for k, v in options.items()}
+
+
+def _shown(value: Any) -> Any:
+    """Plain data with the home folder as ~, no user in a URL, and no `${`, which would be refused on reading."""
+    if isinstance(value, Mapping):
+        return {str(k): _shown(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(v) for v in value]
+    if not isinstance(value, str):
+        return value
+    return wording.shareable(value).replace("${", "$ {")
+
+
+def _at_home(value: object) -> object:
+    return (
+        wording.home_folder() + value[1:]
+        if isinstance(value, str) and (value == "~" or value.startswith("~/"))
+        else value
+    )
+
+
+def _cell(value: object) -> str:
+    """A CSV cell that a spreadsheet takes as what it is: text that reads as a formula gets a quote before it."""
+    if isinstance(value, float):
+        return repr(value)
+    text = "" if value is None else wording.plain(value)
+    return f"'{text}" if isinstance(value, str) and value.startswith(_FORMULA) else text
+
+
+def _short(value: float | None) -> float | None:
+    """Six significant digits: more than was measured, and few enough to read."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("cardtune")
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _git() -> str | None:
+    """The commit of the checkout this package runs from, "-dirty" behind it where files were changed; else None."""
+    git, root = shutil.which("git"), Path(__file__).resolve().parents[2]
+    if git is None or not (root / ".git").exists():
+        return None
+    command = [git, "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,157 @@
+"""What `python -m tuning estimate` is asked: from a configuration to couplings of memory knobs, sizes and a card."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, cast
+
+from trainables.knobs import NAMES, Knobs, Scalar, domain_of
+from tuning.config import yaml_files
+from tuning.config.cards import Card, refuse
+from tuning.config.config import COMMAND_LINE, StudyConfig, with_workload_defaults
+from tuning.config.declared import declared
+from tuning.config.space import Choice, Range, Space
+from tuning.memory import calibration
+from tuning.memory.fitting import Kernels
+from tuning.workers.doctor import Gpu
+
+AXES = ("amp_dtype", "activation_checkpointing", "adapter")
+"""The knobs of the table's rows, beside the micro-batch size."""
+
+MOST_SIZES = 6
+CAPABILITY = (8, 6)
+"""Taken for a card that does not say its own."""
+
+_NO_BYTES = (
+    *("micro_batch_size", "learning_rate", "weight_decay", "warmup_frac", "tf32", "cudnn_benchmark", "empty_cache"),
+    *("num_workers", "prefetch_factor", "persistent_workers", "ram_cache", "pin_memory", "non_blocking"),
+    *("length_bucketing", "sync_every_step"),
+)
+"""Knobs that change nothing the tracer sees, left at their defaults so that they do not ask for another trace."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be predicted: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
+
+    `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `asked`: the
+    micro-batch was typed as one size. `read` are the knobs the workload reads, `searched` those of several values with
+    the ones left out, `notes` what else to know.
+    """
+
+    workload: str
+    name: str
+    options: Mapping[str, Scalar | None]
+    knobs: Mapping[str, Scalar]
+    couplings: tuple[Mapping[str, Scalar], ...]
+    micro_batches: tuple[int, ...]
+    asked: bool
+    card: str
+    memory_bytes: int | None
+    usable_bytes: int | None
+    kernels: Kernels
+    capability: tuple[int, int]
+    read: tuple[str, ...]
+    searched: Mapping[str, tuple[Scalar, ...]]
+    notes: tuple[str, ...]
+
+    def key(self) -> str:
+        """Returns a hash of all of it, for a cache."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:
+    """Returns what a configuration asks; a card "auto" is the first of `gpus`, or this machine's CPU.
+
+    Raises ConfigError where a workload of one's own cannot be read, or refuses what was typed.
+    """
+    config, notes = _with_declared(config)
+    card = config.card
+    if card.name == "auto" and gpus and card.memory_bytes is None:
+        reserve_bytes = card.reserve_bytes or calibration.context_bytes(gpus[0].name)
+        card = Card(gpus[0].name, gpus[0].memory_bytes, reserve_bytes, card.capability, card.dtypes, "cuda")
+    own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
+    whose = own if kernels == "auto" else kernels
+    base, searched = _representative(config.space)
+    sizes, asked = _sizes(config.space.given("micro_batch_size"))
+    read = tuple(sorted({*config.space.parameters, *config.space.fixed}))
+    axes = {name: _axis(config, card, name) for name in AXES if name != "adapter" or name in read}
+    couplings = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    return Question(
+        workload=config.workload.ref,
+        name=config.workload.name,
+        options=config.workload.options,
+        knobs={n: v for n, v in base.items() if n not in axes},
+        couplings=couplings,
+        micro_batches=sizes,
+        asked=asked and config.origins.get("knobs.micro_batch_size") == COMMAND_LINE,
+        card=card.name,
+        memory_bytes=card.memory_bytes,
+        usable_bytes=card.cap_bytes,
+        kernels=whose,
+        capability=card.capability or CAPABILITY,
+        read=read,
+        searched={n: values for n, values in searched.items() if n not in axes},
+        notes=notes,
+    )
+
+
+def _with_declared(config: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
+    """Returns the configuration with what a workload of one's own says of itself, and what it does not say."""
+    if config.workload.ref in yaml_files.available("workload"):
+        return config, ()
+    space, options = declared(config.workload.ref)
+    if space is None or options is None:
+        missing = " and ".join(n for n, found in (("default_space", space), ("options", options)) if found is None)
+        text = f"{missing} of {config.workload.name} are no literals: knobs that are not typed are at their defaults"
+        return config, (text,)
+    return with_workload_defaults(config, space, options), ()
+
+
+def _representative(space: Space) -> tuple[dict[str, Scalar], dict[str, tuple[Scalar, ...]]]:
+    """Returns one value for each knob, the largest or else the first of those searched, and the others by name."""
+    chosen: dict[str, Scalar] = {}
+    others: dict[str, tuple[Scalar, ...]] = {}
+    defaults = Knobs().as_dict()
+    for name in NAMES:
+        given = space.given(name)
+        if name in _NO_BYTES:
+            chosen[name] = defaults[name]
+        elif isinstance(given, Range):
+            chosen[name] = domain_of(name).check(given.high)
+        elif isinstance(given, Choice):
+            numbers = [v for v in given.values if isinstance(v, int | float) and not isinstance(v, bool)]
+            chosen[name] = max(numbers) if numbers else given.values[0]
+            others[name] = tuple(v for v in given.values if v != chosen[name])
+        else:
+            chosen[name] = given
+    return chosen, others
+
+
+def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
+    """Returns the values of a row's knob: those typed, else those searched, and without either every one of use."""
+    given = config.space.given(name)
+    values = given.values if isinstance(given, Choice) else (given,) if not isinstance(given, Range) else ()
+    if config.origins.get(f"knobs.{name}") != COMMAND_LINE:
+        if name == "amp_dtype":
+            values = tuple(dict.fromkeys([*values, *(v for v in ("fp32", "bf16") if v in card.dtypes)]))
+        elif name == "activation_checkpointing":
+            values = (False, True)
+    honoured = tuple(v for v in values if refuse(card, {name: v}) is None)
+    return honoured or values
+
+
+def _sizes(given: object) -> tuple[tuple[int, ...], bool]:
+    """Returns the micro-batch sizes to show, at most `MOST_SIZES` of them, and whether it is a single one."""
+    if isinstance(given, Choice):
+        sizes = sorted({v for v in given.values if isinstance(v, int)})
+    elif isinstance(given, Range):
+        sizes = [2**k for k in range(17) if given.low <= 2**k <= given.high] or [int(given.high)]
+    else:
+        return (cast(int, given),), True
+    step = -(-len(sizes) // MOST_SIZES)
+    return tuple(sizes[::-1][::step][::-1]), len(sizes) == 1

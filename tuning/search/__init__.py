@@ -1,0 +1,1 @@
+"""What is measured and trained next: probes, sampler, pruner, scheduler, selection."""

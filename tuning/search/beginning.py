@@ -1,0 +1,51 @@
+"""What a search trains first: its two ends, before anything is modelled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from trainables.knobs import Scalar
+from tuning.config.space import Choice, Range, Space
+from tuning.search.throughput import COUPLING, Probed, suits
+
+
+def beginning(
+    space: Space,
+    names: Sequence[str],
+    start: Mapping[str, Scalar],
+    probes: Sequence[Probed],
+    fits: Callable[[Mapping[str, Scalar]], bool] = lambda knobs: True,
+) -> list[dict[str, Scalar]]:
+    """Returns the values of the searched `names` at `start`, and of the fastest configuration that was probed and fits.
+
+    The second has the learning knobs of the start; its learning rate goes with the square root of the batch, as suits
+    Adam (Malladi et al. 2022, arXiv 2205.10287), as far as its range lets it. Without probes, or with a range of batch
+    sizes, there is only the first.
+    """
+    first = {n: start[n] for n in names if n in start}
+    probes = [p for p in probes if suits(space, p)]  # a configuration named beside the search need not be of it
+    rates = {
+        (n, size): rate
+        for n, probe in enumerate(probes)
+        for size in _batch_sizes(space)
+        if (rate := probe.at_batch_size(size)) is not None and fits({**probe.knobs, "batch_size": size})
+    }
+    if not rates:
+        return [first]
+    n, size = max(rates, key=lambda pair: rates[pair])
+    fastest = {**first, **{name: v for name, v in probes[n].knobs.items() if name in COUPLING and name in names}}
+    if "batch_size" in names:
+        fastest["batch_size"] = size
+    parameter = space.parameters.get("learning_rate")
+    if isinstance(parameter, Range) and "learning_rate" in first:
+        scaled = float(first["learning_rate"]) * math.sqrt(size / int(start.get("batch_size", size)))
+        fastest["learning_rate"] = min(max(float(f"{scaled:.5g}"), parameter.low), parameter.high)
+    return [first, fastest] if fastest != first else [first]
+
+
+def _batch_sizes(space: Space) -> list[int]:
+    given = space.given("batch_size")
+    if isinstance(given, Choice):
+        return [int(v) for v in given.values]
+    return [] if isinstance(given, Range) else [int(given)]

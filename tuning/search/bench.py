@@ -1,0 +1,106 @@
+"""What a stage needs from whoever does the work: a bench to measure on alone, and a crew that runs trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainables.knobs import Scalar
+from tuning.journal.records import Record
+from tuning.memory.footprints import Footprints
+from tuning.search.packing import Slots
+
+Told = Callable[[Record], None]
+"""Hears each record as it is written."""
+
+
+class Windows(Protocol):
+    """What measures the speed of a configuration for a moment."""
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the speed of one window."""
+        ...
+
+
+class Probes(Protocol):
+    """What times a configuration."""
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
+    ) -> dict[str, Any]:
+        """Returns the speed of the knobs, in samples a second."""
+        ...
+
+
+class Bench(Footprints, Probes, Windows, Protocol):
+    """One warm process that has the device to itself; every method returns plain values (`workers.session`)."""
+
+    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+        """Returns the result of training on `samples` samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A trial to run: its id, its knobs, the seed of its weights and batches, and its predicted minimal capacity."""
+
+    trial: str
+    knobs: Mapping[str, Scalar]
+    seed: int
+    need_bytes: int | None = None
+
+
+class Desk(Protocol):
+    """Hands out trials and hears of them; the backend calls it from one thread."""
+
+    def next_trial(self) -> Assignment | None:
+        """Returns the next trial, or None when there will be no more."""
+        ...
+
+    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Returns whether the trial goes on after this rung."""
+        ...
+
+    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Returns whether a trial goes on between rungs, or begins after it waited: `result` is then empty."""
+        ...
+
+    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
+        """Takes the last result of a trial; None when its process was lost."""
+        ...
+
+    def decided(self, event: str, trial: str, reason: str) -> None:
+        """Takes what the backend did about a trial or its process, such as `retired`, and why."""
+        ...
+
+
+@dataclass(frozen=True)
+class Orders:
+    """How every trial of a search stage is run.
+
+    `milestones` are samples seen, the last of them the horizon `samples`; `shrink` halves the micro-batch on an OOM.
+    `concurrency` and `threads` are slots and torch's threads in each; the rest is what a slot holds (`packing.Slots`).
+    """
+
+    samples: int
+    milestones: tuple[int, ...]
+    shrink: bool
+    concurrency: int
+    threads: int
+    slot_bytes: int | None = None
+    idle_bytes: int = 0
+    enforced: bool = True
+
+    @property
+    def slots(self) -> Slots:
+        """Returns how the trials share the card and the cores."""
+        return Slots(self.concurrency, self.threads, self.slot_bytes, self.idle_bytes, self.enforced)
+
+
+class Crew(Protocol):
+    """Runs the trials a desk hands out until it has no more."""
+
+    def run(self, desk: Desk, orders: Orders) -> None:
+        """Returns when every trial has ended."""
+        ...

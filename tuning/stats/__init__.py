@@ -1,0 +1,1 @@
+"""Pareto geometry and intervals."""

@@ -1,0 +1,1 @@
+"""A study: its set-up, its limits, its stages in order."""

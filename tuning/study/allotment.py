@@ -1,0 +1,150 @@
+"""What the trials of a study may take of the device and of its time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from tuning.config.config import StudyConfig
+from tuning.journal.records import Journal, Record, stage_done
+from tuning.memory import calibration
+from tuning.report import wording
+from tuning.search import confirm, packing
+from tuning.search.bench import Orders
+from tuning.search.probe import probed
+from tuning.search.rungs import milestones
+from tuning.search.search import SearchTerms
+from tuning.workers import doctor
+
+RAM_FRAC = 0.8
+"""Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
+
+
+class Allotment:
+    """Bytes, cores, samples and seconds, from the configuration and what the records say so far.
+
+    `facts` is the `study` record; `began` the monotonic time at which the study would have begun in one go, without
+    the hours between its sessions; `free_bytes` what others left of a CUDA card, None where that is not known.
+    """
+
+    def __init__(
+        self,
+        config: StudyConfig,
+        facts: Mapping[str, Any] | Record,
+        journal: Journal,
+        began: float,
+        free_bytes: int | None = None,
+    ) -> None:
+        self._config, self._facts, self._journal = config, facts, journal
+        self._began, self._free_bytes = began, free_bytes
+        self._ram_bytes: int | None = None
+
+    def passed_s(self) -> float:
+        """Returns the seconds that the study has taken, earlier sessions included."""
+        return time.monotonic() - self._began
+
+    def cap_bytes(self) -> int:
+        """Returns what one trial that has the device to itself may take."""
+        card = self._config.card
+        if card.device == "cuda":
+            device = self._facts["device"]
+            reserve_bytes = card.reserve_bytes or calibration.context_bytes(str(device.get("name")))
+            own = int(device["memory_bytes"]) - reserve_bytes if card.cap_bytes is None else card.cap_bytes
+            return own if self._free_bytes is None else min(own, self._free_bytes)
+        if card.cap_bytes is not None:
+            return card.cap_bytes
+        if self._ram_bytes is None:  # once: while trials run, less is free
+            self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
+        return self._ram_bytes
+
+    def orders(self) -> Orders:
+        """Returns how every trial is run: its samples, rungs, and share of the card."""
+        budget = self._config.budget
+        samples = max(1, round(budget.train_epochs * int(self._facts["train_samples"])))
+        first = max(1, round(samples * budget.rungs.first_frac))
+        slots = self.slots()
+        return Orders(
+            samples=samples,
+            milestones=(*milestones(first, samples, budget.rungs.eta), samples),
+            shrink=self._config.search.strategy == "staged",
+            concurrency=slots.count,
+            threads=slots.threads,
+            slot_bytes=slots.slot_bytes,
+            idle_bytes=slots.idle_bytes,
+            enforced=slots.enforced,
+        )
+
+    def slots(self) -> packing.Slots:
+        """Returns how the search trials share the card and the cores; on a card it takes the probes to say."""
+        config, card_bytes, cores = self._config, self.cap_bytes(), doctor.cores()
+        asked = config.concurrency if isinstance(config.concurrency, int) else None
+        if config.card.device != "cuda":
+            count = packing.on_cpu(cores, asked)
+            enforced = config.card.cap_bytes is not None  # else it is the machine's own memory that is shared
+            return packing.Slots(count, max(1, cores // count), card_bytes // count, enforced=enforced)
+        fastest = max(
+            (r for r in self._journal.records if r.event == "probe" and r["outcome"] == "ok"),
+            key=lambda r: float(r["samples_per_s"]),
+            default=None,
+        )
+        # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
+        busy, needs, workers = None, list[int](), 0
+        if fastest is not None and config.search.strategy == "staged":
+            busy = (fastest.get("telemetry") or {}).get("gpu_sm_frac")
+            needs = [int(r.get("peak_allocated_bytes") or 0) for r in self._journal.records if r.event == "probe"]
+            workers = int(fastest["config"].get("num_workers") or 0)
+        count = packing.on_card(card_bytes, [n for n in needs if n], busy, cores, workers, asked)
+        idle_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)  # a process keeps its model
+        enforced = count > 1 or config.card.cap_bytes is not None
+        return packing.Slots(
+            count, max(1, cores // count), packing.share_bytes(card_bytes, count), idle_bytes, enforced
+        )
+
+    def terms(self) -> SearchTerms:
+        """Returns what the search may do, and until when: confirming needs its time too."""
+        search = self._config.search
+        deadline = None
+        if search.max_time_s is not None:
+            rate = max((p.samples_per_s for p in probed(self._journal.records)), default=0.0)
+            reserve_s = 0.0
+            if rate:
+                named = len(self._config.named) + 1
+                reserve_s = confirm.expected_s(self._config.budget.confirm, named, self.orders().samples, rate)
+            deadline = self._began + search.max_time_s - reserve_s
+        return SearchTerms(
+            strategy=search.strategy,
+            trials=search.trials,
+            deadline=deadline,
+            seed=search.seed,
+            eta=self._config.budget.rungs.eta,
+            objectives=self._facts["objectives"],
+            patience=search.patience,
+            tries_frac=self._config.budget.probe.tries_frac,
+        )
+
+    def shortage(self) -> str:
+        """Returns a sentence where search.max_time cannot hold even what comes beside the search, "" where it can."""
+        limit_s, budget, done = self._config.search.max_time_s, self._config.budget, self._journal.records
+        if limit_s is None or stage_done(done, "search"):
+            return ""
+        probing = self._config.search.strategy == "staged" and not stage_done(done, "probe")
+        return wording.too_little_time(
+            limit_s,
+            passed_s=self.passed_s(),
+            probing_s=budget.probe.max_time_s if probing else 0.0,
+            confirming_s=confirm.expected_s(budget.confirm, len(self._config.named) + 1, 0, 1.0),
+            trials=self.orders().concurrency,
+        )
+
+    def left_for_rivals_s(self, first: str) -> float:
+        """Returns what the trainings of rivals may still take: a share of the run, or what max_time leaves if more."""
+        budget, limit_s = self._config.budget.confirm, self._config.search.max_time_s
+        passed_s = self.passed_s()
+        spent_s = confirm.spent_on_rivals_s(self._journal.records, first)
+        share_s = budget.rivals_frac * (passed_s - spent_s) - spent_s
+        if limit_s is None:
+            return share_s
+        return max(share_s, limit_s - passed_s - confirm.windows_s(budget, len(self._config.named) + 1))

@@ -1,0 +1,203 @@
+"""A study before it starts: its configuration made whole, its folder, what its process is told, its first record."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainables import workload
+from trainables.knobs import Scalar, kind_of
+from tuning.config import atomic
+from tuning.config.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults
+from tuning.config.errors import ConfigError, PreflightError
+from tuning.config.resolve import option_fault, workload_said
+from tuning.config.space import Range
+from tuning.journal.records import Record, last, read
+from tuning.journal.runs import JOURNAL, find_run, versions
+from tuning.search import packing
+from tuning.workers import doctor
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.setting import Setting
+
+MOST_READ = 30
+"""Earlier runs that are looked at for what can be taken over; a journal of 1,000 records takes 20 ms."""
+
+
+def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
+    """Returns the folder of the run to go on with, if any, and the configuration as it will be run.
+
+    Raises ConfigError for all that can be known without Ray; starts and writes nothing.
+    """
+    if config.resume is not None:
+        return _resumed(config)
+    reason = atomic.unwritable(Path(config.runs_dir))
+    if reason:
+        what = f"runs_dir={config.runs_dir} cannot be written: {reason}"
+        raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one")
+    if config.name is not None:
+        _refuse_taken(config, _place(config, config.name))
+    return None, _complete(config)
+
+
+def journals(folders: Iterable[Path]) -> Iterator[tuple[str, list[Record]]]:
+    """Yields runs by name with their records, at most the first `MOST_READ`; what cannot be read is passed over."""
+    for folder in itertools.islice(folders, MOST_READ):
+        with suppress(ConfigError):
+            yield folder.name, read(folder / JOURNAL)[0]
+
+
+def concurrency(config: StudyConfig) -> int:
+    """Returns how many search trials run at once: as asked, else one a core up to four.
+
+    On a card it is one as far as can be known before the probes, which may show room for more (`Allotment.slots`).
+    """
+    if isinstance(config.concurrency, int):
+        return config.concurrency
+    return 1 if config.card.device == "cuda" else packing.on_cpu(doctor.cores())
+
+
+def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
+    folder = find_run(config.runs_dir, str(config.resume), asked=f"resume={config.resume}", option="runs_dir=PATH")
+    records, _ = read(folder / JOURNAL)
+    study = last(records, "study")
+    if study is None:
+        raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
+    before = from_resolved(study["config"])
+    asked = [o for o in config.overrides if o.split("=")[0] not in ("resume", "runs_dir", "dashboard")]
+    if asked:
+        raise ConfigError(
+            f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
+            allowed="resume=ID with dashboard=true or runs_dir=PATH",
+            remedy="leave it out, or start a new run",
+        )
+    changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "overrides")}
+    return folder, before.model_copy(update=changes)
+
+
+def _complete(config: StudyConfig) -> StudyConfig:
+    """Returns the configuration with the workload's own defaults and the device settled."""
+    if config.workload.ref not in workload.BUILT_IN:
+        try:
+            own = workload.load(config.workload.ref)
+        except workload.WorkloadError as error:
+            raise ConfigError(
+                f"workload={config.workload.ref}: {error}", remedy="see the example in README.md"
+            ) from error
+        except Exception as error:  # whatever a user's file raises when it is imported
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"workload={config.workload.ref} cannot be imported: {said}", remedy="-v says where"
+            ) from error
+        options = dict(getattr(own, "options", {}))
+        config = with_workload_defaults(config, own.default_space, options)
+    ranges = [n for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"]
+    if ranges and config.search.strategy == "staged":
+        raise ConfigError(
+            f"knobs.{ranges[0]} is a range, and the staged search probes each of its values",
+            allowed="a list of values for adapter_rank and its like",
+            remedy=f"knobs.{ranges[0]}=[8,16,32], or search.strategy=joint",
+        )
+    card = config.card
+    if card.device != "cpu":  # a named card that is not here is emulated on what is
+        card = card.on("cuda" if doctor.gpus() else "cpu")
+    return apply_card(config, card)
+
+
+def described(bench: Laboratory, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns what the bench knows of device and workload; raises ConfigError where an option or its data are wrong."""
+    try:
+        facts = bench.describe(knobs)
+    except PreflightError as error:
+        said = workload_said(error.__cause__)
+        if not said:
+            raise
+        raise option_fault(said, options) from error
+    for split, count in (("training", facts["train_samples"]), ("validation", facts["val_samples"])):
+        if count < 1:
+            raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
+    return facts
+
+
+def setting_of(config: StudyConfig) -> Setting:
+    """Returns what every process of the study must know."""
+    device = config.card.device
+    return Setting(
+        workload=config.workload.ref,
+        options=dict(config.workload.options),
+        device=device,
+        threads=doctor.cores(),
+        cap_bytes=config.card.cap_bytes,
+        seed=config.search.seed,
+    )
+
+
+def new_folder(config: StudyConfig) -> Path:
+    """Returns the folder of a new run, made; raises ConfigError where its name is taken."""
+    now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = _place(config, config.name or f"{now}-{secrets.token_hex(2)}")
+    _refuse_taken(config, folder)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _place(config: StudyConfig, run_id: str) -> Path:
+    return Path(config.runs_dir) / config.workload.name / run_id
+
+
+def _refuse_taken(config: StudyConfig, folder: Path) -> None:
+    if (folder / JOURNAL).exists():
+        raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
+
+
+def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Setting, run_id: str) -> dict[str, Any]:
+    """Returns the fields of the `study` record: what is run, with which knobs, where, on what data and code."""
+    card = config.card
+    virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)
+    return {
+        "id": run_id,
+        "schema": 1,
+        "workload": config.workload.ref,
+        "workload_sha256": facts["workload_sha256"],
+        "data_sha256": facts.get("data_sha256", ""),
+        "shapes_sha256": facts.get("shapes_sha256", ""),
+        "command": command_of(config),
+        "versions": versions(),
+        "device": facts["device"],
+        "card": {
+            "name": card.name,
+            "cap_bytes": card.cap_bytes,
+            "virtual": virtual,
+            "held_by": _held_by(config),
+            "speed_of": facts["device"].get("name", card.device),
+        },
+        "seed": config.search.seed,
+        "parameters": facts.get("parameters", {}),
+        "objectives": facts["objectives"],
+        "baselines": facts["baselines"],
+        "train_samples": facts["train_samples"],
+        "val_samples": facts["val_samples"],
+        "horizon_samples": max(1, round(config.budget.train_epochs * int(facts["train_samples"]))),
+        "concurrency": concurrency(config),
+        "threads": setting.threads,
+        "config": resolved(config),
+    }
+
+
+def _held_by(config: StudyConfig) -> str:
+    """Returns what holds the trials to the card's bytes."""
+    if config.card.cap_bytes is None:
+        return "the device itself"
+    if config.card.device == "cuda":
+        return "the allocator's limit of a process"
+    return "a count of live tensor bytes, and RLIMIT_DATA behind it"
+
+
+def command_of(config: StudyConfig) -> str:
+    """Returns the command that was typed, to be typed again."""
+    return shlex.join(["python", "-m", "tuning.run", *config.overrides])

@@ -1,0 +1,377 @@
+"""One study, from a checked configuration to its exported pick: the stages in order, each a function of the records.
+
+    preflight -> estimate -> probe -> search -> confirm -> export, report, summary
+
+`trials.jsonl` is the only truth: a resumed study opens it and calls the same stages, which leave out what it holds.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainables.knobs import Scalar
+from tuning.cli.terminal import Terminal
+from tuning.config.config import StudyConfig, write_resolved
+from tuning.config.errors import NoUsableTrial
+from tuning.journal import timeline
+from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, trials
+from tuning.journal.runs import JOURNAL, known_runs
+from tuning.memory import footprints as estimate
+from tuning.memory import needs
+from tuning.memory.known import Key, Known
+from tuning.memory.prediction import Prediction
+from tuning.memory.predictor import Request, predict_all
+from tuning.report import export, report, summary
+from tuning.search import active, confirm, reuse
+from tuning.search.confirm import Terms as ConfirmTerms
+from tuning.search.pick import Pick
+from tuning.search.probe import ProbeStage
+from tuning.search.rivals import Ruling
+from tuning.search.rule import Rule, absolute, best_baseline
+from tuning.search.search import SearchDesk
+from tuning.study.allotment import Allotment
+from tuning.study.opening import checked, command_of, described, journals, new_folder, setting_of, study_fields
+from tuning.workers import crews, doctor
+from tuning.workers.laboratory import Laboratory
+from tuning.workers.setting import Setting
+
+PREDICT_S = 60.0
+"""What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
+
+
+def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
+    """Returns the folder of the finished study; `started` is the monotonic time at which its wall time began.
+
+    Raises ConfigError before anything is written, PreflightError where the machine cannot run it, NoUsableTrial where
+    nothing can be picked.
+    """
+    folder, config = checked(config)
+    if folder is not None and is_finished(records := read(folder / JOURNAL)[0]):
+        terminal.note(f"the run {folder.name} is finished, and nothing is left to do; this is what it found")
+        terminal.summary(summary.from_records(records), folder)
+        return folder
+    cuda = config.card.device == "cuda"
+    checks = doctor.preflight(config, config.card.device)
+    terminal.checks(checks)
+    doctor.require(checks)
+    setting = setting_of(config)
+    free_bytes = doctor.free_bytes(doctor.gpus()[0]) if cuda else None  # before any process of ours has a context
+    with ExitStack() as stack:
+        bench = stack.enter_context(Laboratory(setting))
+        bench.start()
+        crews.prepare(config)
+        if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
+            cluster = stack.enter_context(crews.cluster(config))
+            terminal.dashboard(cluster.dashboard_url, cluster.token_path)
+        facts = described(bench, config.workload.options, estimate.defaults(config.space))
+        folder = folder or new_folder(config)
+        with Journal.open(folder / JOURNAL, create=True) as journal:
+            for text in journal.warnings:
+                terminal.warning(text)
+            study = _Study(config, terminal, journal, folder, started)
+            study.open(facts, setting, free_bytes)
+            study.measure(bench)
+            study.search(bench, setting)
+            bench.end()
+            study.confirm(bench)
+            study.publish()
+    return folder
+
+
+class _Study:
+    """The stages over one journal."""
+
+    def __init__(self, config: StudyConfig, terminal: Terminal, journal: Journal, folder: Path, started: float) -> None:
+        self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
+        self._started = started
+        self._began = started - timeline.times(journal.records).wall_s  # of earlier sessions
+
+    def open(self, facts: Mapping[str, Any], setting: Setting, free_bytes: int | None = None) -> None:
+        """Writes who we are and what we run, or that we go on; `free_bytes` as `Allotment` has it."""
+        if last(self._journal.records, "study") is None:
+            fields = study_fields(self._config, facts, setting, self._folder.name)
+            self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
+            write_resolved(self._config, self._folder / "config.yaml")
+        else:
+            startup_s = time.monotonic() - self._started
+            self._journal.append("resume", command=command_of(self._config), startup_s=startup_s)
+            self._same_code(facts)
+        self._facts = self._opening()
+        self._allotment = Allotment(self._config, self._facts, self._journal, self._began, free_bytes)
+        for text in self._config.dropped:
+            self._note(text)
+        self._terminal.plan(self._config, self._facts, self._folder)
+        shortage = self._allotment.shortage()
+        if shortage:
+            self._terminal.warning(shortage)
+
+    def measure(self, bench: Laboratory) -> None:
+        """Stages 1 and 2: what fits, and how fast the system knobs are."""
+        cap_bytes = self._allotment.cap_bytes()
+        self._recall()
+        self._reuse()
+        with self._stage("estimate") as needed:
+            if needed:
+                cuda = self._config.card.device == "cuda"
+                first = estimate.EstimateStage(bench, self._config.space, self._journal, cap_bytes, cuda=cuda)
+                first.run(self._predict if cuda else None)
+        if self._config.search.strategy == "joint":
+            return
+        with self._stage("probe") as needed:
+            if needed:
+                learned = needs.frontier(self._journal.records, cap_bytes)
+                stage = ProbeStage(
+                    bench,
+                    self._config.space,
+                    self._journal,
+                    learned,
+                    self._config.budget.probe,
+                    self._config.search.seed,
+                )
+                stage.run(self._config.named, self._told)
+
+    def search(self, bench: Laboratory, setting: Setting) -> None:
+        """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
+        with self._stage("search") as needed:
+            if not needed:
+                return
+            slots = self._allotment.slots()
+            desk = SearchDesk(
+                self._journal,
+                self._config.space,
+                needs.frontier(self._journal.records, slots.cap_bytes(slots.count) or self._allotment.cap_bytes()),
+                self._allotment.terms(),
+                self._allotment.orders(),
+                self._told,
+            )
+            self._share()
+            with crews.crew(self._config, slots.count, bench, setting) as crew:
+                crew.run(desk, self._allotment.orders())
+            self._remember()
+            self._note(f"the search ended: {desk.stop_reason}")
+
+    def confirm(self, bench: Laboratory) -> None:
+        """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
+        picked = self._pick()
+        if picked is None:
+            failed = [t for t in trials(self._journal.records) if t.message]
+            common = collections.Counter(f"{t.outcome}: {t.message}" for t in failed).most_common(1)
+            raise NoUsableTrial(
+                f"no trial reached its end in {self._folder}"
+                + (f"; {common[0][1]} of them: {common[0][0][:200]}" if common else ""),
+                remedy="mend what it names; the workload contract suite finds such faults in seconds"
+                if common
+                else "search.max_time=10m",
+            )
+        budget, told = self._config.budget.confirm, self._told
+        configs = {t.id: dict(t.config) for t in trials(self._journal.records)}
+        with self._stage("confirm") as needed:
+            if not needed:
+                return
+            while True:
+                first = self._fastest(bench, picked, configs)
+                ruling = confirm.settle(
+                    bench, self._journal, first, self._allotment.orders(), self._confirm_terms(first), told
+                )
+                another = self._pick()
+                if ruling is not None or another is None or self._failed(another.best):
+                    break
+                self._note(f"{first} did not come to its end when it was trained again, and is no longer the pick")
+                picked = another
+            best = first if ruling is None else ruling.best
+            confirm.measure_windows(bench, self._journal, {**self._config.named, "best": configs[best]}, budget, told)
+            self._append_pick(picked, first, ruling)
+
+    def _fastest(self, bench: Laboratory, picked: Pick, configs: Mapping[str, dict[str, Scalar]]) -> str:
+        """Returns the fastest of the pick and the next of the front, measured side by side where the budget asks."""
+        budget, rivals = self._config.budget.confirm, self._rivals(picked)
+        if len(rivals) == 1:
+            return picked.best
+        confirm.measure_windows(bench, self._journal, {t: configs[t] for t in rivals}, budget, self._told)
+        return max(rivals, key=lambda t: confirm.median_rate(self._journal.records, t) or 0.0)
+
+    def _failed(self, trial: str) -> bool:
+        return any(
+            r.event == "confirmed" and r["name"] == trial and r["outcome"] != "ok" for r in self._journal.records
+        )
+
+    def _confirm_terms(self, first: str) -> ConfirmTerms:
+        seed, budget = self._config.search.seed, self._config.budget.confirm
+        return ConfirmTerms(
+            rule=self._rule(),
+            seeds=[seed + 1 + n for n in range(budget.seeds)],
+            left_s=lambda: self._allotment.left_for_rivals_s(first),
+        )
+
+    def _append_pick(self, picked: Pick, first: str, ruling: Ruling | None) -> None:
+        """Writes the pick, by the rule over those that were confirmed; None where nothing came to its end again."""
+        said = picked.rule if first == picked.best else f"{picked.rule}; {first} was faster when measured again"
+        fields = {"knee": picked.knee, "front": list(picked.front), "searched_best": picked.best}
+        if ruling is None:
+            rule = f"{said}; trained again, neither it nor another came to its end on every seed"
+            self._journal.append("pick", best=first, most_accurate=picked.most_accurate, rule=rule, **fields)
+            return
+        terms = self._confirm_terms(first)
+        sign = terms.rule.sign
+        confirmed = ruling.sentence(first, terms.rule, len(terms.seeds))
+        self._journal.append(
+            "pick",
+            best=ruling.best,
+            most_accurate=ruling.most_accurate,
+            rule=f"{said}; {confirmed}" if len(ruling.means) == 1 else confirmed,
+            confirmed={trial: sign * mean for trial, mean in ruling.means.items()},
+            bar=sign * ruling.bar,
+            bar_of=ruling.bar_of,
+            difference=ruling.difference,
+            half_width=ruling.half_width,
+            **fields,
+        )
+        asked = (r for r in self._journal.records if r.event == "rival" and r["decision"] == "too long")
+        late = list(dict.fromkeys(r["trial"] for r in asked if r["trial"] not in ruling.means))
+        if late:
+            remedy = f"a larger budget.confirm.rivals_frac has {'it' if len(late) == 1 else 'them'} trained"
+            self._note(f"{', '.join(late)} may change the pick, and no time was left for that: {remedy}")
+        if ruling.best != first:
+            self._note(f"{ruling.best} takes the place of {first}, which the search had picked by one seed")
+
+    def publish(self) -> None:
+        """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""
+        with self._stage("export"):
+            found = summary.from_records(self._journal.records)
+            paths = export.write_all(found, self._folder)
+            report.write_report(found, self._folder / "report.html")
+        self._journal.append("stop", reason="finished", resumable=False)
+        found = summary.from_records(self._journal.records)
+        self._terminal.summary(found, self._folder, paths)
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _predict(self, configurations: Sequence[Mapping[str, Scalar]]) -> list[Prediction]:
+        """Returns predictions for the card that is here.
+
+        Not asked for on a CPU: there a measurement says all that a prediction does, and takes less than tracing. On
+        CUDA only a prediction knows what the allocator keeps beside the tensors.
+        """
+        workload, device = self._config.workload, self._facts["device"]
+        major, minor = device.get("capability") or (8, 6)
+        requests = [
+            Request(workload.ref, dict(workload.options), knobs, "cuda", (int(major), int(minor)))
+            for knobs in configurations
+        ]
+        return predict_all(requests, timeout_s=PREDICT_S)
+
+    def _recall(self) -> None:
+        """Puts into the records, once, what earlier runs of this workload on this device learned about memory."""
+        if not self._config.remember or any(r.event in ("known", "footprint") for r in self._journal.records):
+            return
+        store = Known()
+        found = store.recall(self._memory_key())
+        if found:
+            self._journal.append("known", facts=found)
+        for text in store.warnings:
+            self._terminal.warning(text)
+
+    def _reuse(self) -> None:
+        """Puts into the records, once, what earlier runs in the same folder found, and says so."""
+        begun = any(r.event in ("reused", "footprint", "probe", "trial_start") for r in self._journal.records)
+        if not self._config.search.reuse or begun:
+            return
+        known = [f for f in reversed(known_runs(self._config.runs_dir)) if f.parent.name == self._folder.parent.name]
+        found = reuse.recall(journals(f for f in known if f.name != self._folder.name), self._facts.fields)
+        if found is not None:
+            self._journal.append("reused", **found)
+            self._note(reuse.sentence(found))
+
+    def _remember(self) -> None:
+        """Keeps what this run learned about memory for the next."""
+        if not self._config.remember:
+            return
+        store = Known()
+        store.remember(self._memory_key(), needs.facts(self._journal.records))
+        for text in store.warnings:
+            self._terminal.warning(text)
+
+    def _memory_key(self) -> Key:
+        start = estimate.defaults(self._config.space)
+        return Key(
+            device=str(self._facts["device"].get("name")),
+            cap_bytes=self._config.card.cap_bytes,
+            torch=self._facts["versions"]["torch"],
+            cardtune=self._facts["versions"]["cardtune"],
+            workload_sha256=str(self._facts["workload_sha256"]),
+            options_sha256=Key.digest({**self._config.workload.options, "knobs": estimate.lesser(start)}),
+        )
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[bool]:
+        """Marks a stage in the records; yields False where they hold its end already."""
+        if stage_done(self._journal.records, name):
+            yield False
+            return
+        self._journal.append("stage", stage=name, state="start")
+        self._terminal.stage(name)
+        begun = time.monotonic()
+        yield True
+        self._journal.append("stage", stage=name, state="end", wall_s=time.monotonic() - begun)
+
+    def _share(self) -> None:
+        """Says how the trials share the card, where they do and it limits them."""
+        slots = self._allotment.slots()
+        if slots.count > 1 and slots.enforced and slots.slot_bytes is not None:
+            gib = slots.slot_bytes / 2**30
+            self._note(f"{slots.count} trials share the card, {gib:.2f} GiB each; a trial that needs more takes more")
+
+    def _pick(self) -> Pick | None:
+        asked = self._config.pick.tolerance
+        picked = confirm.choose(self._journal.records, self._rule())
+        if picked is None or not isinstance(asked, str):
+            return picked
+        return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
+
+    def _rule(self) -> Rule:
+        """Returns what is asked of the pick, with the tolerance in the objective's own unit."""
+        objective, mode = next(iter(self._facts["objectives"].items()))
+        seen = [t.values.get(objective) for t in trials(self._journal.records) if t.outcome == "ok"]
+        tolerance = absolute(self._config.pick.tolerance, [value for value in seen if value is not None], mode)
+        return Rule(objective, mode, tolerance, best_baseline(self._facts.get("baselines") or {}, objective, mode))
+
+    def _rivals(self, picked: Pick) -> list[str]:
+        """Returns the pick and the next fastest of the front, as many as the budget confirms."""
+        rates = {t.id: t.samples_per_s or 0.0 for t in trials(self._journal.records)}
+        others = sorted((t for t in picked.front if t != picked.best), key=lambda t: -rates[t])
+        slower = [t for t in others if rates[t] <= rates[picked.best]]
+        return (
+            [picked.best, *slower[: self._config.budget.confirm.top - 1]]
+            if self._config.pick.tolerance
+            else [picked.best]
+        )
+
+    def _opening(self) -> Record:
+        opening = last(self._journal.records, "study")
+        if opening is None:
+            raise RuntimeError(f"{self._journal.path} has no study record; open() writes it first")
+        return opening
+
+    def _told(self, record: Record) -> None:
+        """Says what was written, and once for each knob that it was not honoured."""
+        self._terminal.record(record)
+        for text in active.disagreements(record.get("config") or {}, record.get("active") or {}):
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
+            self._journal.append("note", text=text)
+            self._terminal.note(text)
+
+    def _same_code(self, facts: Mapping[str, Any]) -> None:
+        before = self._opening().get("workload_sha256")
+        if before and before != facts["workload_sha256"]:
+            self._note(
+                "the workload's source has changed since this study began; its older trials ran the older source"
+            )

@@ -1,0 +1,103 @@
+"""What this process holds of its device's memory, and the limits it is held to."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from trainables.live_bytes import LiveBytes
+from tuning.memory.oom import requested_bytes
+from tuning.memory.watch import Reading
+
+ROOM_BYTES = 256 * 2**20
+"""A process may always grow by this: with 20 MiB of room, Ray could not start a thread."""
+
+
+class DeviceMemory:
+    """Reads and limits the memory of the device a session trains on."""
+
+    def __init__(self, device: str, meter: LiveBytes) -> None:
+        self._cuda = device == "cuda"
+        self._meter = meter
+
+    def limit(self, cap_bytes: int | None) -> None:
+        """Holds a CUDA process to so many bytes of tensors and cache; its context comes on top, and is not counted.
+
+        On a CPU the cap is the meter's (`LiveBytes.begin`), with `backstop` behind it.
+        """
+        if self._cuda:
+            total = torch.cuda.get_device_properties(0).total_memory
+            fraction = 1.0 if cap_bytes is None else min(1.0, cap_bytes / total)
+            torch.cuda.empty_cache()  # the limit is on what is reserved, which an earlier trial may have left
+            torch.cuda.set_per_process_memory_fraction(fraction)
+
+    def reading(self) -> Reading:
+        """Returns memory at this moment; does not wait for the device."""
+        if not self._cuda:
+            return Reading(self._meter.live_bytes, self._meter.peak_bytes)
+        stats = torch.cuda.memory_stats()
+        return Reading(
+            stats.get("allocated_bytes.all.current", 0),
+            stats.get("allocated_bytes.all.peak", 0),
+            stats.get("reserved_bytes.all.current", 0),
+            stats.get("num_alloc_retries", 0),
+        )
+
+    def held_bytes(self) -> int:
+        """Returns the bytes of live tensors; those of a CPU are known as far as they were counted."""
+        return torch.cuda.memory_allocated() if self._cuda else self._meter.live_bytes
+
+    def reserved_bytes(self) -> int:
+        """Returns what other processes cannot have: on CUDA with the cache, once it is emptied."""
+        if not self._cuda:
+            return self._meter.live_bytes
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    def wanted_bytes(self, message: str) -> int | None:
+        """Returns the least that the step which has just failed would have needed, or None where it is not known.
+
+        To be asked before its tensors are freed. What it would have gone on to ask for is not in it.
+        """
+        if not self._cuda:
+            return self._meter.wanted_bytes or None
+        asked = requested_bytes(message)
+        return None if asked is None else torch.cuda.memory_allocated() + asked
+
+    @contextlib.contextmanager
+    def backstop(self, cap_bytes: int | None) -> Iterator[None]:
+        """Keeps a capped CPU process inside the block from taking more than the machine has free.
+
+        The meter holds tensors to the cap; this is for what it does not see. What passes it fails as an allocation
+        (RuntimeError or MemoryError), in this process or a loader's, in place of the machine's OOM killer. It is not
+        drawn closer to the cap: oneDNN's scratch and cache of compiled kernels grow with every shape it meets, and
+        where an allocation of its own fails it crashes the process (six of nine runs, at twice the cap and 512 MiB).
+        RLIMIT_DATA, since RLIMIT_AS would count Ray's whole object store. Only the soft limit is set, so that it can be
+        lifted; where there is no such limit the block runs without.
+        """
+        now = None if self._cuda or cap_bytes is None else data_bytes()
+        if now is None:
+            yield
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = now + max(psutil.virtual_memory().available, ROOM_BYTES)
+        lowest = min(limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def data_bytes() -> int | None:
+    """Returns what RLIMIT_DATA counts of this process, or None where the system does not tell."""
+    try:
+        with Path("/proc/self/status").open(encoding="ascii") as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
+    except OSError:
+        return None

@@ -1,0 +1,173 @@
+"""Preflight: can this machine run the study? Each check is OK, WARN or FAIL, with a remedy; no torch, no Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from tuning.config import atomic
+from tuning.config.config import StudyConfig
+from tuning.config.errors import PreflightError
+from tuning.search.packing import CONTEXT_BYTES
+
+State = Literal["OK", "WARN", "FAIL"]
+SAME_CARD_FRAC = 0.9
+"""A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16."""
+DIRTY_BYTES, MIN_CARD_BYTES = 256 * 2**20, 2**30
+"""A desktop's display holds some 100 MiB; with less than a gibibyte left, a context and a small model are all."""
+MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `remedy` is empty where nothing is to be done."""
+
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment."""
+
+    name: str
+    memory_bytes: int
+    held_bytes: int = 0
+
+
+def gpus() -> list[Gpu]:
+    """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    import pynvml  # the module of nvidia-ml-py; needed here only
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        indices = list(range(pynvml.nvmlDeviceGetCount()))
+        if visible is not None:  # names by UUID count in the order given, as far as devices go
+            asked = [part.strip() for part in visible.split(",")]
+            indices = [
+                int(a) if a.isdigit() else n for n, a in enumerate(asked) if not a.isdigit() or int(a) in indices
+            ]
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
+        return [_gpu(pynvml, handle) for handle in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:  # the older call counts what the driver keeps for itself as used
+        held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
+    except (nvml.NVMLError, AttributeError, TypeError):
+        held_bytes = 0
+    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes)
+
+
+def free_bytes(gpu: Gpu) -> int:
+    """Returns what tensors of one more process may take of a card, beside what others hold and its own context."""
+    return max(0, gpu.memory_bytes - gpu.held_bytes - CONTEXT_BYTES)
+
+
+def cores() -> int:
+    """Returns the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def preflight(config: StudyConfig, device: str) -> list[Check]:
+    """Returns every check for this study on this machine."""
+    return list(_checks(config, device))
+
+
+def require(checks: list[Check]) -> None:
+    """Raises PreflightError for the first check that failed."""
+    for check in checks:
+        if check.state == "FAIL":
+            raise PreflightError(f"{check.name}: {check.detail}", remedy=check.remedy)
+
+
+def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
+    found = gpus()
+    card = config.card
+    if device == "cuda" and not found:
+        yield Check("card", "FAIL", f"card={card.name} needs a CUDA device and there is none", "card=cpu, or card=auto")
+    elif device == "cuda" and card.memory_bytes and found[0].memory_bytes < SAME_CARD_FRAC * card.memory_bytes:
+        less = f"card={card.name} has {card.memory_bytes / 2**30:.0f} GiB and {found[0].name} less"
+        yield Check("card", "FAIL", less, "card=auto, or the card that is there")
+    elif card.emulated_on(found[0].memory_bytes if device == "cuda" else None):
+        where = "the CPU" if device == "cpu" else found[0].name
+        yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")
+    else:
+        yield Check("card", "OK", found[0].name if found and device == "cuda" else "the CPU")
+    if device == "cuda" and found and found[0].held_bytes > DIRTY_BYTES:
+        yield _dirty(found[0], card.cap_bytes)
+    if isinstance(config.concurrency, int) and config.concurrency > cores():
+        yield Check(
+            "concurrency",
+            "FAIL",
+            f"concurrency={config.concurrency} and {cores()} cores; the trials would wait for ever",
+            f"concurrency={cores()}",
+        )
+    yield _disk(Path(config.runs_dir))
+    yield _shared_memory()
+    available = psutil.virtual_memory().available
+    yield Check(
+        "memory",
+        "OK" if available > MIN_RAM_BYTES else "WARN",
+        f"{available / 2**30:.1f} GiB of RAM free",
+        "" if available > MIN_RAM_BYTES else "close other programs: two trials and Ray take about 2 GiB",
+    )
+    if config.workload.ref == "nli":
+        missing = [m for m in ("transformers", "peft") if importlib.util.find_spec(m) is None]
+        if missing:
+            yield Check("packages", "FAIL", f"nli needs {' and '.join(missing)}", "pip install 'cardtune[nli]'")
+    if sys.version_info[:2] not in ((3, 11), (3, 12)):
+        yield Check("python", "WARN", f"tested on 3.11 and 3.12, this is {sys.version.split()[0]}")
+
+
+def _dirty(gpu: Gpu, cap_bytes: int | None) -> Check:
+    """Returns what it means that other processes hold memory of the card; `cap_bytes` is what the study is to have."""
+    free, held = free_bytes(gpu), f"other processes hold {gpu.held_bytes / 2**30:.1f} GiB of {gpu.name}"
+    remedy = "end them (nvidia-smi lists them), or go on: speed is then that of a shared card"
+    if free < MIN_CARD_BYTES:
+        return Check("card memory", "FAIL", f"{held}, and {free / 2**30:.1f} GiB are left", "end them")
+    less = cap_bytes is not None and free < cap_bytes
+    left = f", so that {free / 2**30:.1f} GiB are left" + (f" of {(cap_bytes or 0) / 2**30:.1f} asked for" * less)
+    return Check("card memory", "WARN", held + left, remedy)
+
+
+def _disk(folder: Path) -> Check:
+    reason = atomic.unwritable(folder)
+    if reason:
+        return Check("disk", "FAIL", f"{folder} cannot be written: {reason}", "runs_dir=PATH, a folder of yours")
+    there = next(p for p in [folder.resolve(), *folder.resolve().parents] if p.exists())
+    free = shutil.disk_usage(there).free
+    enough = free > MIN_DISK_BYTES
+    detail = f"{free / 2**30:.1f} GiB free for {folder}"
+    return Check("disk", "OK" if enough else "FAIL", detail, "" if enough else "free 200 MB, or runs_dir=PATH")
+
+
+def _shared_memory() -> Check:
+    shm = Path("/dev/shm")  # noqa: S108  (loader workers hand batches over through it)
+    if not shm.is_dir():
+        return Check("shared memory", "OK", "not used on this system")
+    free = shutil.disk_usage(shm).free
+    enough = free > MIN_SHM_BYTES
+    remedy = "" if enough else "start the container with --shm-size=1g, or knobs.num_workers=0"
+    return Check("shared memory", "OK" if enough else "WARN", f"{free / 2**20:.0f} MiB free in /dev/shm", remedy)

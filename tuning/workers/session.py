@@ -1,0 +1,390 @@
+"""One warm process's work, as plain values: measure a footprint, probe, train a trial. No Ray here.
+
+What happens inside a trial is not raised: how it ended is the `outcome` of what is returned (docs/design.md section 5).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import os
+import time
+import traceback
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from trainables import loop, workload
+from trainables.batches import size_of
+from trainables.knobs import Knobs, Scalar
+from trainables.live_bytes import parameter_bytes
+from trainables.plan import Plan
+from trainables.resident import Resident
+from trainables.stopwatch import Window
+from tuning.memory import oom, watch
+from tuning.memory.oom import Outcome
+from tuning.search import probing
+from tuning.workers import fingerprint
+from tuning.workers.device_facts import device_facts
+from tuning.workers.device_memory import DeviceMemory
+from tuning.workers.host_memory import keep_freed
+from tuning.workers.setting import Setting, Shrink
+from tuning.workers.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
+
+WINDOW_S = 0.4
+"""The length of a probe's window: after each it is asked whether another is worth its time."""
+SETTLE_S = 0.5
+
+
+class Session:
+    """A workload loaded once, ready for any number of measurements and trials in this process."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.keeps_freed = setting.device == "cpu" and keep_freed()
+        torch.set_num_threads(setting.threads)
+        self.resident = Resident(workload.load(setting.workload))
+        self._settled = False
+        self.sampler = sampler_of(setting.device)
+        self.memory = DeviceMemory(setting.device, self.resident.meter)
+        self.memory.limit(setting.cap_bytes)
+
+    def config(self, knobs: Mapping[str, Scalar], seed: int | None = None) -> workload.Config:
+        """Returns the configuration of these knobs under the session's setting."""
+        own = self.setting
+        return workload.Config(Knobs.of(knobs), dict(own.options), own.seed if seed is None else seed, own.device)
+
+    def warm(self, knobs: Mapping[str, Scalar]) -> None:
+        """Loads data and model, so that the first trial finds them; what is loaded is left out of later collections."""
+        config = self.config(knobs)
+        self.resident.dataset(config, "train")
+        self.resident.model(config)
+        gc.collect()
+        gc.freeze()  # a collection after an OOM would otherwise walk the libraries' objects: 0.1 s and more
+
+    def describe(self, knobs: Mapping[str, Scalar] | None = None) -> dict[str, Any]:
+        """Returns what only a process with torch can tell: device, the workload's contract, sizes of data and model.
+
+        The model is that of `knobs`, which the measurements that follow find loaded.
+        """
+        config = self.config({})
+        parameters = list(self.resident.model(self.config(knobs or {})).parameters())
+        return {
+            "parameters": {
+                "total": sum(p.numel() for p in parameters),
+                "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            },
+            "device": device_facts(self.setting.device) | {"keeps_freed": self.keeps_freed},
+            "objectives": dict(self.resident.workload.objectives),
+            "train_samples": size_of(self.resident.dataset(config, "train")),
+            "val_samples": size_of(self.resident.dataset(config, "val")),
+            "baselines": workload.baselines(self.resident.workload, config),
+            "workload_sha256": workload.source_hash(self.resident.workload),
+            **fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
+        }
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns parameter, gradient and optimiser bytes, and the measured peak for each micro-batch.
+
+        The samples are the longest of the training split. `measured` stops at the first that does not fit;
+        `measured_alone` are the peaks of batches of one micro-step.
+        """
+        config = self.config(knobs)
+        model = self.resident.model(config)
+        trainable = parameter_bytes(model, trainable_only=True)
+        measured: list[tuple[int, int]] = []
+        alone: list[tuple[int, int]] = []
+        message = ""
+        for micro_batch in micro_batches:
+            try:
+                self._clear()
+                peak_bytes, alone_bytes = loop.peaks(self.resident, config, micro_batch)
+                measured.append((micro_batch, peak_bytes))
+                alone.append((micro_batch, alone_bytes))
+            except (RuntimeError, MemoryError) as error:
+                if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
+                    raise
+                message = str(error)
+                self.recover(error)
+                break
+        return {
+            "parameter_bytes": parameter_bytes(model),
+            "gradient_bytes": trainable,
+            "optimizer_bytes": 2 * trainable,  # AdamW: two moments
+            "measured": measured,
+            "measured_alone": alone,
+            "message": message,
+        }
+
+    def probe(
+        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float = 0.0
+    ) -> dict[str, Any]:
+        """Returns the speed of the knobs: windows until its interval is under `spread_frac`, or `time_s` is spent.
+
+        The first step is dropped. Stops, too, once the knobs cannot beat `best_samples_per_s` (`probing.ends`).
+        """
+        start = time.perf_counter()
+        found: dict[str, Any] = {"windows": [], "samples_per_s": None}
+        plan = dataclasses.replace(self._endless(WINDOW_S), each_step=True)
+        self._clear()
+        with self._attempt(found, plan):
+            state = loop.prepare(self.resident, self.config(knobs), plan)
+            own, works = state.config.knobs, Works(state)
+            windows: list[Window] = []
+            steps: list[probing.MicroStep] = []
+            for window in read_windows(state, self.sampler):
+                windows.append(window)
+                steps += micro_steps(window, works.before(state, window.micro_steps))
+                if not steps:  # so far only an epoch's last batch, smaller than the others
+                    continue
+                known = probing.estimate(steps, works.mean)
+                rate = known.samples_per_s(min(own.batch_size, works.samples), own.micro_batch_size)
+                walls = [w.wall_s for w in windows]
+                spent_s = time.perf_counter() - start
+                progress = probing.Progress(rate, known.spread_frac, spent_s, sum(walls), max(walls))
+                if end := probing.ends(progress, time_s, spread_frac, best_samples_per_s):
+                    found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=end)
+                    break
+            found.update(peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found["telemetry"] = self.sampler.summary()
+        found["wall_s"] = time.perf_counter() - start
+        return found
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the speed over at least `window_s`; `seed` chooses the batches.
+
+        The first step and the half second after it are dropped: allocators and caches still hold another configuration,
+        and windows that began at once came out 8 % below the same configuration's long training.
+        """
+        start = time.perf_counter()
+        found: dict[str, Any] = {"samples_per_s": None}
+        plan = self._endless(min(SETTLE_S, window_s))
+        self._clear()
+        with self._attempt(found, plan):
+            # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
+            state = loop.prepare(self.resident, self.config(knobs), plan)
+            state.epoch = 1 + seed
+            windows: list[Window] = []
+            for window in read_windows(state, self.sampler, dropped=2):
+                windows.append(window)
+                if sum(w.wall_s for w in windows) >= window_s:
+                    break
+            found.update(speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
+            found["telemetry"] = self.sampler.summary()
+        found["wall_s"] = time.perf_counter() - start
+        return found
+
+    def trial(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, *, shrink: Shrink = "all") -> Trial:
+        """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.
+
+        Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`); with
+        "loader" only the latter, with "" none.
+        """
+        return Trial(self, dict(knobs), plan, seed, shrink)
+
+    def use_threads(self, count: int) -> None:
+        """Gives torch's operators so many threads from here on."""
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
+    def train(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int) -> dict[str, Any]:
+        """Returns the result of a whole trial."""
+        self.use_threads(self.setting.threads)
+        trial = self.trial(knobs, plan, seed)
+        result = trial.advance()
+        while not result["done"]:
+            result = trial.advance()
+        return result
+
+    def recover(self, error: BaseException) -> None:
+        """Frees what a failed step holds: its frames and the allocator's cache; the next trial drops the gradients."""
+        link: BaseException | None = error
+        while link is not None:
+            traceback.clear_frames(link.__traceback__)
+            link = link.__cause__ or link.__context__
+        gc.collect()
+        if self.setting.device == "cuda" and not oom.poisoned(error):
+            torch.cuda.empty_cache()
+
+    def settled(self, cap_bytes: int | None) -> dict[str, Any]:
+        """Returns what the process holds now that a trial is over, and as `retire` why it should run no other, or "".
+
+        What belongs to the process is its model; the rest has to be gone, after a collection at the latest.
+        """
+        own = self._clear()
+        held = self.memory.reserved_bytes()
+        return {"own_bytes": own, "held_bytes": held, "retire": watch.left_behind(own, held, cap_bytes) or ""}
+
+    def _clear(self) -> int:
+        """Returns the bytes of the model, after a collection where more is held.
+
+        An optimiser is in a circle with its hooks: what a run held would otherwise be part of the next one's peak.
+        """
+        own = self.resident.held_bytes()
+        if self.memory.held_bytes() > own:
+            gc.collect()
+            if not self._settled:  # what torch imported at its first step: 118,000 objects, 65 ms a collection
+                gc.freeze()  # no sooner: what a run still holds when it fails would never be collected
+                self._settled = True
+        return own
+
+    def _endless(self, window_s: float) -> Plan:
+        return Plan(samples=1_000_000_000, window_s=window_s, cap_bytes=self.setting.cap_bytes, mixed_phases=True)
+
+    def _attempt(self, found: dict[str, Any], plan: Plan) -> _Attempt:
+        return _Attempt(self, found, plan.cap_bytes)
+
+
+class Alarmed(Exception):
+    """A trial is stopped before it dies of what its memory does."""
+
+    def __init__(self, alarm: watch.Alarm) -> None:
+        super().__init__(alarm.reason)
+        self.fault = alarm.fault
+
+
+class _Attempt:
+    """Sets `outcome` and `message` in a result; an error inside the block becomes its outcome."""
+
+    def __init__(self, session: Session, found: dict[str, Any], cap_bytes: int | None) -> None:
+        self._session, self._found = session, found
+        self._limited = session.memory.backstop(cap_bytes)
+        self.fault = oom.UNKNOWN
+        """What the block failed of, if it did."""
+        found.update(outcome=str(Outcome.OK), message="")
+
+    def __enter__(self) -> None:
+        self._limited.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        self._limited.__exit__(None, None, None)  # before recovering, which may need room
+        if error is None:
+            return False
+        if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
+            return False
+        self.fault = fault = error.fault if isinstance(error, Alarmed) else oom.fault(error)
+        outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else fault.outcome
+        message = f"{type(error).__name__}: {error}"[:500]
+        self._found.update(outcome=str(outcome), message=message, failed_at=time.time(), fault=fault.name)
+        if outcome is Outcome.OOM:
+            self._found["wanted_bytes"] = self._session.memory.wanted_bytes(str(error))
+        if outcome is Outcome.CRASH:
+            self._found["traceback"] = "".join(traceback.format_exception(error))[-4000:]
+        if oom.poisoned(error):
+            self._found.update(poisoned=True, retire="the device context of the process is lost")
+        self._session.recover(error)
+        return True
+
+
+class Trial:
+    """A configuration being trained; `advance` runs it to its next milestone."""
+
+    def __init__(self, session: Session, knobs: dict[str, Scalar], plan: Plan, seed: int, shrink: Shrink) -> None:
+        self._session, self._plan, self._seed, self._shrink = session, plan, seed, shrink
+        self._knobs = knobs
+        self._restarts: list[dict[str, Any]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._session.sampler.begin()
+        self._events: Generator[Window | loop.Evaluation] | None = None
+        self._state: loop.State | None = None
+        self._windows: list[Window] = []
+        self._readings: list[watch.Reading] = []
+        self._setup_s = self._evaluate_s = 0.0
+
+    def advance(self, beat_s: float = math.inf) -> dict[str, Any]:
+        """Returns what is known at the next milestone, or at the end: then `done` is true. Never raises on OOM.
+
+        What takes longer than `beat_s` is `paused` after a window, with no values, and goes on with the next call.
+        """
+        found: dict[str, Any] = {"values": {}}
+        attempt = self._session._attempt(found, self._plan)
+        with attempt:
+            start = time.perf_counter()
+            if self._state is None:
+                config = self._session.config(self._knobs, self._seed)
+                self._session.memory.limit(self._plan.cap_bytes)
+                self._state = loop.prepare(self._session.resident, config, self._plan)
+                self._events = loop.train(self._state)
+                self._setup_s = time.perf_counter() - start
+            found.update(self._to_milestone(start + beat_s))
+        if self._restarted(found, attempt.fault):
+            return self.advance(beat_s)
+        for name, is_oom in (("ooms", True), ("restarts", False)):
+            found[name] = [one for one in self._restarts if (one["outcome"] == Outcome.OOM) == is_oom]
+        found.update(self._facts())
+        found["done"] = found["outcome"] != Outcome.OK or found["samples"] >= self._plan.samples
+        if found["done"]:
+            found.update({} if found.get("poisoned") else self.end())
+        return found
+
+    def end(self) -> dict[str, Any]:
+        """Ends the trial where it is; returns `Session.settled`."""
+        self.close()
+        return self._session.settled(self._plan.cap_bytes)
+
+    def close(self) -> None:
+        """Ends the trial where it is and lets go of its optimiser; the model stays with the session."""
+        if self._events is not None:
+            self._events.close()
+        self._events = self._state = None
+
+    def _restarted(self, found: Mapping[str, Any], fault: oom.Fault) -> bool:
+        """Returns whether the trial is to begin again with less, and makes it ready to."""
+        knobs = Knobs.of(self._knobs)
+        change = oom.retreat(fault, knobs.micro_batch_size, knobs.num_workers)
+        allowed = self._shrink == "all" or (self._shrink == "loader" and change is not None and "num_workers" in change)
+        if change is None or not allowed or found.get("poisoned"):
+            return False
+        kept = {n: found.get(n) for n in ("outcome", "fault", "message", "wanted_bytes")}
+        self._restarts.append({**kept, "knobs": dict(self._knobs), "cap_bytes": self._plan.cap_bytes})
+        self.close()
+        self._knobs.update(change)
+        self._begin()
+        return True
+
+    def _to_milestone(self, pause_at: float) -> dict[str, Any]:
+        sampler = self._session.sampler
+        sampler.skip()  # the evaluation, and whatever the process did between two calls
+        for event in self._events or ():
+            if isinstance(event, loop.Evaluation):
+                self._evaluate_s += event.wall_s
+                return {"values": event.values}
+            self._windows.append(event)
+            sampler.read()
+            self._readings.append(self._reading())
+            alarm = watch.alarm(self._readings, self._plan.cap_bytes)
+            if alarm is not None:
+                raise Alarmed(alarm)
+            if time.perf_counter() > pause_at and self._state is not None and self._state.samples < self._plan.samples:
+                return {"values": {}, "paused": True}
+        return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
+
+    def _reading(self) -> watch.Reading:
+        """Returns the memory at this moment, with the peak of the whole trial: evaluation begins torch's anew."""
+        reading = self._session.memory.reading()
+        return dataclasses.replace(reading, peak_bytes=self._state.peak_allocated_bytes) if self._state else reading
+
+    def _facts(self) -> dict[str, Any]:
+        state, windows = self._state, self._windows
+        return {
+            "knobs": dict(self._knobs),
+            "samples": state.samples if state else 0,
+            "first_step_at": state.first_step_at if state else 0.0,
+            "last_step_at": state.last_step_at if state else 0.0,
+            "peak_allocated_bytes": state.peak_allocated_bytes if state else 0,
+            "cap_bytes": self._plan.cap_bytes,
+            "pid": os.getpid(),
+            "active": dict(state.active) if state else {},
+            "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
+            "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
+            "train_s": sum(w.wall_s for w in windows),
+            "evaluate_s": self._evaluate_s,
+            "setup_s": self._setup_s,
+            "spans": spans_of(windows[1:] or windows),
+            "telemetry": self._session.sampler.summary(),
+            "returned_at": time.time(),
+        }

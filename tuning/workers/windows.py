@@ -1,0 +1,114 @@
+"""The windows of one measurement and what the machine did in them, summed up as plain values."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from trainables import loop
+from trainables.batches import plan_epoch, size_of
+from trainables.stopwatch import LOADING, SPANS, Window
+from tuning.search.probing import MicroStep
+from tuning.workers.telemetry import Sampler
+
+
+def read_windows(state: loop.State, sampler: Sampler, dropped: int = 1) -> Iterator[Window]:
+    """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes."""
+    events = (event for event in loop.train(state) if isinstance(event, Window))
+    for _ in range(dropped):
+        next(events, None)
+    sampler.begin()
+    for window in events:
+        sampler.read()
+        yield window
+
+
+def speed(windows: Sequence[Window]) -> dict[str, Any]:
+    """Returns samples a second over all windows, what a micro-step and an optimiser step take, and the spans."""
+    rates = [w.samples_per_s for w in windows]
+    spans = spans_of(windows)
+    micro_steps, steps, wall_s, optimizer_s = (spans[n] for n in ("micro_steps", "steps", "wall_s", "optimizer_s"))
+    return {
+        "windows": rates,
+        # All samples over all seconds, not the median of windows: batches differ in length, and their mix is the point.
+        "samples_per_s": sum(w.samples for w in windows) / wall_s if wall_s else None,
+        "optimizer_step_s": optimizer_s / steps if steps else 0.0,
+        "micro_step_s": (wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
+        "data_wait_frac": spans["data_wait_s"] / wall_s if wall_s else 0.0,
+        "spans": spans,
+    }
+
+
+def spans_of(windows: Sequence[Window]) -> dict[str, float]:
+    """Returns the sums over the windows: seconds of each span and of all, micro-steps and optimiser steps."""
+    names = (*(f"{span}_s" for span in (*SPANS, *LOADING)), "wall_s", "micro_steps", "steps")
+    return {name: sum(getattr(w, name) for w in windows) for name in names}
+
+
+class Planned(NamedTuple):
+    """A micro-step before it runs: its work, whether it is of a whole batch, whether it ends its batch."""
+
+    work: float
+    whole: bool
+    ends_batch: bool
+
+
+class Works:
+    """The work in each micro-step of a run: the positions of its padded batch, 1 where samples have no length.
+
+    Where rows are packed there is no padding, and it is the sum of their lengths.
+    """
+
+    def __init__(self, state: loop.State) -> None:
+        self._knobs, self._seed = state.config.knobs, state.config.seed
+        dataset = state.resident.dataset(state.config, "train")
+        self.samples, self._lengths = size_of(dataset), state.resident.lengths(state.config, "train")
+        self._epoch = functools.lru_cache(maxsize=2)(self._of_epoch)
+        self.mean = statistics.fmean(one.work for one in self._epoch(0) if one.whole)
+        """That of a micro-batch, over the whole batches of the first epoch."""
+
+    def before(self, state: loop.State, count: int) -> list[Planned]:
+        """Returns the last `count` micro-steps of a run that stands between two batches."""
+        each = len(self._epoch(0))
+        end = state.epoch * each + state.micro_batches_done
+        return [self._epoch(number // each)[number % each] for number in range(end - count, end)]
+
+    def _of_epoch(self, epoch: int) -> list[Planned]:
+        own = self._knobs
+        plan = plan_epoch(self.samples, own, self._seed, epoch if self._lengths else 0, self._lengths)
+        sizes = [round(len(m.indices) / m.share) for m in plan]
+        pairs = zip(plan, sizes, strict=True)
+        return [Planned(self._of(m.indices), size == sizes[0], m.ends_batch) for m, size in pairs]
+
+    def _of(self, indices: Sequence[int]) -> float:
+        if self._lengths is None:
+            return 1.0
+        lengths = [self._lengths[i] for i in indices]
+        return float(sum(lengths) if self._knobs.sequence_packing else max(lengths) * len(lengths))
+
+
+def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:
+    """Returns the window's micro-steps, those of an epoch's last batch left out where it is smaller."""
+    optimizer_steps_s = iter(window.optimizer_steps_s)
+    both = [
+        (one, MicroStep(one.work, seconds, next(optimizer_steps_s) if one.ends_batch else None))
+        for one, seconds in zip(planned, window.micro_steps_s, strict=True)
+    ]
+    return [step for one, step in both if one.whole]
+
+
+def sampler_of(device: str) -> Sampler:
+    """Returns what reads the device this process trains on; NVML counts cards otherwise than torch, so by its UUID."""
+    if device != "cuda":
+        return Sampler(device)
+    uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
+    return Sampler(device, uuid, counters={"allocator_retries": _allocator_retries})
+
+
+def _allocator_retries() -> float:
+    """Returns how often cached memory was freed because an allocation failed, since the process began."""
+    return float(torch.cuda.memory_stats().get("num_alloc_retries", 0))
