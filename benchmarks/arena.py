@@ -15,18 +15,18 @@ from benchmarks.moasha import Halving
 from benchmarks.record_table import design
 from benchmarks.sim.recorded import Table
 from benchmarks.sim.replay import seconds
-from benchmarks.sim.simulator import SimulatedBench, SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
+from benchmarks.sim.simulator import SimulatedExecutor, SimulatedProfiler, VirtualClock, VirtualJournal, samples_per_s
 from trainables.knobs import Scalar
-from tuning.config.sections import ProbeSection
+from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.records import Record, read
-from tuning.memory.footprints import EstimateStage
-from tuning.memory.needs import frontier, micro_batch_of
-from tuning.search.bench import Assignment, Orders
+from tuning.memory.groups import guard, micro_batch_of
+from tuning.memory.measure import MemoryStage
 from tuning.search.probe import ProbeStage
-from tuning.search.rungs import milestones
-from tuning.search.search import SearchDesk, SearchTerms
-from tuning.search.searchers import Observation, OptunaSearcher
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.pruner import milestones
+from tuning.search.sampler import Observation, Sampler
+from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.stats.pareto import hypervolume_2d
 
 ETA, FIRST_FRAC = 2, 0.25
@@ -106,14 +106,14 @@ class Found:
         return next((at for at, v in self.curve(own) if v >= volume), None)
 
 
-def orders(table: Table, *, shrink: bool) -> Orders:
+def orders(table: Table, *, shrink: bool) -> TrialPlan:
     """Returns one trial at a time on a device, judged at a quarter and half of the horizon."""
     first = max(1, round(table.horizon * FIRST_FRAC))
     steps = (*milestones(first, table.horizon, ETA), table.horizon)
-    return Orders(table.horizon, steps, shrink, concurrency=1, threads=1)
+    return TrialPlan(table.horizon, steps, shrink, concurrency=1, threads=1)
 
 
-Mislead = Callable[[OptunaSearcher, Space], OptunaSearcher]
+Mislead = Callable[[Sampler, Space], Sampler]
 
 
 def ours(
@@ -126,33 +126,33 @@ def ours(
     devices: int = 1,
     mislead: Mislead | None = None,
     reused: Mapping[str, Any] | None = None,
-) -> tuple[Found, VirtualJournal, SimulatedCrew]:
-    """Returns what our desk finds in so many budgets of virtual time, None for as long as its trials take.
+) -> tuple[Found, VirtualJournal, SimulatedExecutor]:
+    """Returns what our scheduler finds in so many budgets of virtual time, None for as long as its trials take.
 
-    `mislead` changes its searcher, `reused` is what an earlier run is said to have found (`search.reuse`).
+    `mislead` changes its sampler, `reused` is what an earlier run is said to have found (`search.reuse`).
     """
     clock, table = VirtualClock(), own.table
     journal = VirtualJournal(clock)
-    bench = SimulatedBench(table, clock, own.cap_bytes)
+    profiler = SimulatedProfiler(table, clock, own.cap_bytes)
     journal.append("study", card={"cap_bytes": own.cap_bytes}, device={"type": "cpu"}, objectives=table.objectives)
-    EstimateStage(bench, table.space, journal, own.cap_bytes, clock=clock).run()
-    learned = frontier(journal.records, own.cap_bytes)
+    MemoryStage(profiler, table.space, journal, own.cap_bytes, clock=clock).run()
+    learned = guard(journal.records, own.cap_bytes)
     if reused is not None:
         journal.append("reused", **reused)
     if strategy == "staged":
         section = ProbeSection(
             max_time_s=(times or 1.0) * PROBE_FRAC * own.budget_s, probe_time_s=1.0, spread_frac=0.03
         )
-        ProbeStage(bench, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
+        ProbeStage(profiler, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
     deadline = None if times is None else times * own.budget_s
     terms = SearchTerms(strategy, trials, deadline, seed, ETA, table.objectives, tries_frac=TRIES_FRAC, clock=clock)
     told = orders(table, shrink=strategy == "staged")
-    desk = SearchDesk(journal, table.space, learned, terms, told, lambda r: None)
+    scheduler = TrialScheduler(journal, table.space, learned, terms, told, lambda r: None)
     if mislead is not None:
-        desk._searcher = mislead(desk._searcher, table.space)
-    crew = SimulatedCrew(table, clock, devices=devices, cap_bytes=own.cap_bytes)
-    crew.run(desk, told)
-    return found_in(own, journal.records), journal, crew
+        scheduler._sampler = mislead(scheduler._sampler, table.space)
+    executor = SimulatedExecutor(table, clock, devices=devices, cap_bytes=own.cap_bytes)
+    executor.run(scheduler, told)
+    return found_in(own, journal.records), journal, executor
 
 
 def found_in(own: Arena, records: Sequence[Record]) -> Found:
@@ -166,7 +166,7 @@ def found_in(own: Arena, records: Sequence[Record]) -> Found:
 
 
 class Peer:
-    """A desk of one flat space without probes and frontier: TPE and random draws train each proposal to its end.
+    """A scheduler of one flat space without probes and guard: TPE and random draws train each proposal to its end.
 
     `moasha` draws at random too, and stops at our own rungs what Syne Tune's MOASHA stops.
     """
@@ -174,7 +174,7 @@ class Peer:
     def __init__(self, own: Arena, seed: int, clock: VirtualClock, kind: str) -> None:
         self._own, self._clock, self._kind, self.found = own, clock, kind, Found([], 0, 0)
         objectives = {"samples_per_s": "max", **own.table.objectives}
-        self._searcher = OptunaSearcher(own.table.space, objectives, seed)
+        self._sampler = Sampler(own.table.space, objectives, seed)
         self._drawn: Iterator[dict[str, Scalar]] = self._random(np.random.default_rng(seed))
         self._numbers: dict[str, int] = {}
         first, *_ = orders(own.table, shrink=False).milestones
@@ -185,19 +185,19 @@ class Peer:
         while True:
             yield design(self._own.table.space, 1, int(draw.integers(2**31)))[0]
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next trial until the time is up."""
         if self._clock() >= self._own.budget_s:
             return None
         name = f"t{self.found.trials:03d}"
         self.found.trials += 1
         if self._kind != "tpe":
-            return Assignment(name, next(self._drawn), 0)
-        proposal = self._searcher.suggest()
+            return TrialRequest(name, next(self._drawn), 0)
+        proposal = self._sampler.suggest()
         if proposal is None:
             return None
         self._numbers[name] = proposal.number
-        return Assignment(name, self._own.table.space.complete(proposal.values), 0)
+        return TrialRequest(name, self._own.table.space.complete(proposal.values), 0)
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Stops what MOASHA stops."""
@@ -221,18 +221,18 @@ class Peer:
         if trial in self._numbers:
             values = {"samples_per_s": result["measured_samples_per_s"], **result["values"]}
             over = max(1, int(result["peak_allocated_bytes"]) - self._own.cap_bytes)
-            self._searcher.observe(self._numbers.pop(trial), Observation(str(result["outcome"]), values, over))
+            self._sampler.observe(self._numbers.pop(trial), Observation(str(result["outcome"]), values, over))
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Hears of nothing."""
 
 
 def peer(own: Arena, kind: str, seed: int) -> Found:
-    """Returns what a search without probes and frontier finds in the budget; with rungs where it has a use for them."""
+    """Returns what a search without probes and guard finds in the budget; with rungs where it has a use for them."""
     clock = VirtualClock()
-    desk = Peer(own, seed, clock, kind)
+    scheduler = Peer(own, seed, clock, kind)
     told = orders(own.table, shrink=False)
     if kind != "moasha":
         told = dataclasses.replace(told, milestones=())
-    SimulatedCrew(own.table, clock, cap_bytes=own.cap_bytes).run(desk, told)
-    return desk.found
+    SimulatedExecutor(own.table, clock, cap_bytes=own.cap_bytes).run(scheduler, told)
+    return scheduler.found

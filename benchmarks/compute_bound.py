@@ -24,7 +24,7 @@ from benchmarks.telemetry_cost import median_interval
 from tuning.journal.records import Record, read
 from tuning.report.export import read_best
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 
 def data_wait(records: Sequence[Record]) -> dict[str, float]:
@@ -37,7 +37,7 @@ def data_wait(records: Sequence[Record]) -> dict[str, float]:
 def compare(folder: Path, rounds: int, seconds: float, device: str) -> dict[str, Any]:
     """Returns the ratio of both trainings of a run's best, with its pairs."""
     best = read_best(folder / "best.yaml")
-    session = Session(Setting(best.ref, best.options, device, threads=torch.get_num_threads()))
+    session = Session(WorkerConfig(best.ref, best.options, device, threads=torch.get_num_threads()))
     rate = best.measured["samples_per_s"]["median"]
     samples = max(4 * int(best.knobs["batch_size"]), round(rate * seconds))
     found = []

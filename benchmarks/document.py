@@ -1,4 +1,4 @@
-"""What every result says of where it comes from, how it is written, and the desk that only keeps what it hears."""
+"""What every result says of where it comes from, how it is written, and the scheduler that only keeps what it hears."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def publish(document: Mapping[str, Any], out: Path | None, *, append: bool = Fal
     print(line)
 
 
-class KeepingDesk:
-    """The half of a desk (`tuning.search.bench.Desk`) that stops nothing, and keeps what it hears."""
+class KeepingScheduler:
+    """The half of a scheduler (`tuning.search.protocols.Scheduler`) that stops nothing, and keeps what it hears."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []

@@ -5,7 +5,7 @@
 
 A study for each workload (`python -m tuning.run workload=W budget=quick`, in a process of its own), then `--times`
 repeats. A repeat is the command that the study recommends, in a fresh process (with a folder of its own for `--out`),
-and beside it the study's own confirm measurement of the same configuration, seed and samples in a fresh laboratory;
+and beside it the study's own confirm measurement of the same configuration, seed and samples in a fresh worker;
 which goes first changes from repeat to repeat. So three ratios: a training over what was exported, which is asked to be
 within 3 % of 1 in the median; the confirm measurement now over what was exported, which is what the machine did since;
 and a training over the confirm measurement beside it, which is how far the two ways of measuring differ. The last is
@@ -34,13 +34,13 @@ from trainables.workload import BUILT_IN
 from tuning.journal.records import Record, read
 from tuning.journal.runs import JOURNAL, known_runs
 from tuning.report import summary, wording
-from tuning.report.candidates import SAMPLES_PER_S
 from tuning.report.export import Best, read_best
 from tuning.report.summary import Summary
+from tuning.report.trial_views import SAMPLES_PER_S
 from tuning.stats.uncertainty import gain
 from tuning.workers import doctor
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 BOUND = 0.03
 """How far the median of the repeats may be from what was exported."""
@@ -57,11 +57,11 @@ def study(workload: str, runs: Path) -> Path:
     return made[0]
 
 
-def confirmed(best: Best, setting: Setting) -> float:
-    """Returns the samples/s of one confirm training of the configuration, in a fresh laboratory."""
+def confirmed(best: Best, setting: WorkerConfig) -> float:
+    """Returns the samples/s of one confirm training of the configuration, in a fresh worker."""
     samples = best.samples or 0
-    with Laboratory(setting) as bench:
-        result = bench.train(best.knobs, samples, (samples,), best.seed)
+    with Worker(setting) as profiler:
+        result = profiler.train(best.knobs, samples, (samples,), best.seed)
     if result["outcome"] != "ok":
         raise RuntimeError(f"{best.path} ended with {result['outcome']}: {result['message']}")
     return float(result["measured_samples_per_s"])
@@ -73,7 +73,7 @@ def repeats(folder: Path, found: Summary, times: int, measured_at: float) -> lis
     threads = doctor.cores()
     if place.cores not in (None, threads):
         raise RuntimeError(f"{folder.name} was measured on {place.cores} cores, and this process may use {threads}")
-    setting = Setting(best.ref, dict(best.options), place.type or "cpu", threads, place.cap_bytes, best.seed)
+    setting = WorkerConfig(best.ref, dict(best.options), place.type or "cpu", threads, place.cap_bytes, best.seed)
     recommended = shlex.split(wording.next_commands(found, folder)[0])[1:]
     ways = {
         "trained": lambda: float(trained(recommended)[SAMPLES_PER_S]),

@@ -22,10 +22,10 @@ from benchmarks.document import provenance, publish
 from benchmarks.knob_cases import BASES, CASES, pairs
 from tuning.journal.records import Journal
 from tuning.report import lines
-from tuning.report.receipts import receipts
+from tuning.report.ablation_results import receipts
 from tuning.search import ablate
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file to append to")
     asked = parser.parse_args()
     for workload in asked.workloads:
-        session = Session(Setting(workload, {}, asked.device, threads=torch.get_num_threads()))
+        session = Session(WorkerConfig(workload, {}, asked.device, threads=torch.get_num_threads()))
         with tempfile.TemporaryDirectory() as folder, Journal.open(Path(folder) / "r.jsonl", create=True) as journal:
             mine = pairs(workload, cuda=asked.device == "cuda")
             ablate.measure(

@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import torch
 
-from benchmarks.document import KeepingDesk, provenance, publish
+from benchmarks.document import KeepingScheduler, provenance, publish
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.search.bench import Assignment, Orders
-from tuning.workers.ray_tune import RayCluster, RayCrew
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.workers.ray_tune import RayCluster, RayExecutor
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 GREEDY = Path(__file__).parents[1] / "tests" / "data" / "greedy.py"
 CAP_BYTES = 7 * 2**19
@@ -39,7 +39,7 @@ def knobs(place: str) -> dict[str, Scalar]:
     return {**base, "augmentation": PLACES.get(place, 1.0), "num_workers": int(place == "loader")}
 
 
-class Desk(KeepingDesk):
+class Scheduler(KeepingScheduler):
     """Hands out trials that fail and trials that fit, in turns."""
 
     def __init__(self, rounds: int) -> None:
@@ -47,31 +47,31 @@ class Desk(KeepingDesk):
         self.places = ["", *(p for _ in range(rounds) for place in PLACES for p in (place, ""))]
         self._next = 0
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next trial."""
         if self._next == len(self.places):
             return None
         self._next += 1
-        return Assignment(f"t{self._next - 1:03d}", knobs(self.places[self._next - 1]), 0)
+        return TrialRequest(f"t{self._next - 1:03d}", knobs(self.places[self._next - 1]), 0)
 
 
 def recover(rounds: int) -> dict[str, Any]:
     """Returns, by place, the seconds from the failure to the next trial's first step, and the bytes left behind."""
-    desk = Desk(rounds)
+    scheduler = Scheduler(rounds)
     with RayCluster(cores=2, gpus=0, dashboard=False):
-        orders = Orders(64, (64,), shrink=False, concurrency=1, threads=1)
-        RayCrew(Setting(str(GREEDY), cap_bytes=CAP_BYTES), "greedy").run(desk, orders)
+        orders = TrialPlan(64, (64,), shrink=False, concurrency=1, threads=1)
+        RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES), "greedy").run(scheduler, orders)
     rows: dict[str, Any] = {place: {"seconds": [], "left_bytes": [], "outcomes": []} for place in PLACES}
-    for place, failed, then in zip(desk.places[1::2], desk.found[1::2], desk.found[2::2], strict=True):
+    for place, failed, then in zip(scheduler.places[1::2], scheduler.found[1::2], scheduler.found[2::2], strict=True):
         rows[place]["seconds"].append(then["first_step_at"] - failed["failed_at"])
         rows[place]["left_bytes"].append(failed["held_bytes"] - failed["own_bytes"])
         rows[place]["outcomes"].append(f"{failed['outcome']}, then {then['outcome']}")
-    return {"places": rows, "processes": len({f["pid"] for f in desk.found}), "decisions": desk.decisions}
+    return {"places": rows, "processes": len({f["pid"] for f in scheduler.found}), "decisions": scheduler.decisions}
 
 
 def leak(count: int) -> dict[str, Any]:
     """Returns live bytes, tensors and resident set of a process before and after so many OOMs."""
-    session = Session(Setting(str(GREEDY), cap_bytes=CAP_BYTES))
+    session = Session(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES))
     session.warm(knobs(""))
     plan = Plan(64, (64,), cap_bytes=CAP_BYTES)
     places = [p for p in PLACES if p != "loader"]

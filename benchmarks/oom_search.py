@@ -3,12 +3,12 @@
     python -m benchmarks.oom_search --seeds 5 --out benchmarks/results/oom_search.jsonl
 
 A virtual card on the CPU, real trainings (`oom_workload`), one process, the same space and the same trainings for all:
-  ours     SearchDesk, strategy joint: every knob proposed in one flat space, judged by the frontier, never halved
-  staged   SearchDesk, strategy staged, after the probe stage: micro-batches are halved where they do not fit
+  ours     TrialScheduler, strategy joint: every knob proposed in one flat space, judged by the guard, never halved
+  staged   TrialScheduler, strategy staged, after the probe stage: micro-batches are halved where they do not fit
   tune     Ray Tune's OptunaSearch as it comes: an OOM is an error, which it tells Optuna as FAIL
   tpe      Optuna's TPE with a constraint: an OOM is told as infeasible, by how much over the cap
 Each launches 60 trials. A line of the file is a way and seed; what it holds already is not run again, so a run that was
-stopped goes on. What was refused is trained afterwards, as a check. A frontier that only watches judges what
+stopped goes on. What was refused is trained afterwards, as a check. A guard that only watches judges what
 `tune` and `tpe` launch: its P(OOM), compared with what came of it, is not cut off by its own refusals.
 """
 
@@ -32,18 +32,18 @@ from benchmarks.document import provenance
 from benchmarks.peers import suggested, tune_domain
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.config.sections import ProbeSection
+from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal
-from tuning.memory.footprints import EstimateStage
-from tuning.memory.frontier import Costs, Frontier
-from tuning.memory.needs import frontier, key_of, learn, micro_batch_of
+from tuning.memory.groups import guard, key_of, learn, micro_batch_of
+from tuning.memory.guard import Costs, MemoryGuard
+from tuning.memory.measure import MemoryStage
 from tuning.memory.oom import requested_bytes
-from tuning.search.bench import Orders
 from tuning.search.probe import ProbeStage
-from tuning.search.search import SearchDesk, SearchTerms
+from tuning.search.protocols import TrialPlan
+from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 WORKLOAD = str(Path(__file__).with_name("oom_workload.py"))
 SAMPLES, TRIALS = 128, 60
@@ -72,7 +72,7 @@ class Machine:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.session = Session(Setting(WORKLOAD, {"count": SAMPLES}, "cpu", 1, CAP_BYTES, seed))
+        self.session = Session(WorkerConfig(WORKLOAD, {"count": SAMPLES}, "cpu", 1, CAP_BYTES, seed))
 
     def train(self, knobs: Knobs) -> dict[str, Any]:
         """Returns how a training ended; an OOM ends it."""
@@ -80,22 +80,22 @@ class Machine:
 
 
 class Watcher:
-    """A frontier made of footprints, which says what it thinks of each trial before it is launched, and learns."""
+    """A guard made of footprints, which says what it thinks of each trial before it is launched, and learns."""
 
     def __init__(self, machine: Machine, folder: Path) -> None:
         self.journal = journal(machine, folder)
         begun = time.perf_counter()
-        EstimateStage(machine.session, SPACE, self.journal, CAP_BYTES).run()
+        MemoryStage(machine.session, SPACE, self.journal, CAP_BYTES).run()
         self.estimate_s = time.perf_counter() - begun
-        self.frontier: Frontier = frontier(self.journal.records, CAP_BYTES)
+        self.guard: MemoryGuard = guard(self.journal.records, CAP_BYTES)
 
     def p_oom(self, knobs: Knobs) -> float | None:
         """Returns P(OOM) as known so far."""
-        return self.frontier.p_oom(key_of(knobs), micro_batch_of(knobs))
+        return self.guard.p_oom(key_of(knobs), micro_batch_of(knobs))
 
     def hear(self, knobs: Knobs, found: Mapping[str, Any]) -> None:
         """Learns what came of it."""
-        learn(self.frontier, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0), whole=True)
+        learn(self.guard, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0), whole=True)
 
 
 def journal(machine: Machine, folder: Path) -> Journal:
@@ -107,21 +107,21 @@ def journal(machine: Machine, folder: Path) -> Journal:
 
 
 def by_desk(machine: Machine, folder: Path, strategy: Any) -> tuple[list[Launched], list[dict[str, Any]], Journal]:
-    """Returns what our desk launched, what it refused, and its journal."""
+    """Returns what our scheduler launched, what it refused, and its journal."""
     watcher = Watcher(machine, folder)
-    learned = watcher.frontier
+    learned = watcher.guard
     if strategy == "staged":
         budget = ProbeSection(max_time_s=10.0, probe_time_s=0.2, spread_frac=0.2)
         ProbeStage(machine.session, SPACE, watcher.journal, learned, budget, machine.seed).run({}, lambda r: None)
     terms = SearchTerms(strategy, 10_000, None, machine.seed, 2, {"loss": "min"})
-    orders = Orders(SAMPLES, (SAMPLES,), shrink=strategy == "staged", concurrency=1, threads=1)
-    desk = SearchDesk(watcher.journal, SPACE, learned, terms, orders, lambda r: None)
+    orders = TrialPlan(SAMPLES, (SAMPLES,), shrink=strategy == "staged", concurrency=1, threads=1)
+    scheduler = TrialScheduler(watcher.journal, SPACE, learned, terms, orders, lambda r: None)
     launched: list[Launched] = []
-    while len(launched) < TRIALS and (assignment := desk.next_trial()) is not None:
+    while len(launched) < TRIALS and (request := scheduler.next_trial()) is not None:
         begun = next(r for r in reversed(watcher.journal.records) if r.event == "trial_start")
-        found = machine.train(assignment.knobs)
-        launched.append((dict(assignment.knobs), found, begun["p_oom"]))
-        desk.ended(assignment.trial, found)
+        found = machine.train(request.knobs)
+        launched.append((dict(request.knobs), found, begun["p_oom"]))
+        scheduler.ended(request.trial, found)
     own = [r for r in watcher.journal.records if r.event == "refused" and r["stage"] == "search"]
     refused = [{"knobs": dict(r["config"]), "p_oom": r["p_oom"]} for r in own]
     return launched, refused, watcher.journal

@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import KeepingDesk, provenance, publish
+from benchmarks.document import KeepingScheduler, provenance, publish
 from trainables import loop
 from trainables.knobs import Scalar
-from tuning.search.bench import Assignment, Orders
-from tuning.workers.ray_tune import RayCluster, RayCrew
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.workers.ray_tune import RayCluster, RayExecutor
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 OPTIONS: dict[str, dict[str, Any]] = {"nli": {"max_train_samples": 256, "max_val_samples": 32}}
 NARROW, WIDE = 8, 32
@@ -40,7 +40,7 @@ def knobs(micro_batch: int) -> dict[str, Scalar]:
     return {"learning_rate": 5e-4, "batch_size": 32, "micro_batch_size": micro_batch, "ram_cache": True}
 
 
-class Desk(KeepingDesk):
+class Scheduler(KeepingScheduler):
     """Hands out the trials with what they are predicted to need."""
 
     def __init__(self, count: int, needs: Mapping[int, int]) -> None:
@@ -48,34 +48,36 @@ class Desk(KeepingDesk):
         self._left = [WIDE if n % 4 == 2 else NARROW for n in range(count)]
         self._needs = needs
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next trial."""
         if not self._left:
             return None
         micro_batch = self._left.pop(0)
-        return Assignment(f"t{len(self._left):03d}", knobs(micro_batch), 0, self._needs[micro_batch])
+        return TrialRequest(f"t{len(self._left):03d}", knobs(micro_batch), 0, self._needs[micro_batch])
 
 
-def search(setting: Setting, desk: Desk, samples: int, way: str) -> dict[str, Any]:
+def search(setting: WorkerConfig, scheduler: Scheduler, samples: int, way: str) -> dict[str, Any]:
     """Returns what the trials did in one of `WAYS`."""
     slots, threads = WAYS[way]
     card_bytes = setting.cap_bytes or 0
-    orders = Orders(samples, (samples,), False, slots, threads, slot_bytes=card_bytes // slots)
-    RayCrew(setting, way).run(desk, orders)
-    found = [f for f in desk.found if f["first_step_at"]]
+    orders = TrialPlan(samples, (samples,), False, slots, threads, slot_bytes=card_bytes // slots)
+    RayExecutor(setting, way).run(scheduler, orders)
+    found = [f for f in scheduler.found if f["first_step_at"]]
     begin, end = min(f["first_step_at"] for f in found), max(f["returned_at"] for f in found)
     moments = sorted({f["first_step_at"] for f in found})
     running = [[f for f in found if f["first_step_at"] <= m < f["returned_at"]] for m in moments]
     return {
         "way": way,
         "wall_s": end - begin,
-        "outcomes": {o: sum(f["outcome"] == o for f in desk.found) for o in sorted({f["outcome"] for f in desk.found})},
+        "outcomes": {
+            o: sum(f["outcome"] == o for f in scheduler.found) for o in sorted({f["outcome"] for f in scheduler.found})
+        },
         "most_at_once": max(len(r) for r in running),
         "most_cap_bytes": max(sum(f["cap_bytes"] for f in r) for r in running),
         "most_peak_bytes": max(sum(f["peak_allocated_bytes"] for f in r) for r in running),
         "trial_s": [round(f["returned_at"] - f["first_step_at"], 2) for f in found],
         "processes": len({f["pid"] for f in found}),
-        "decisions": desk.decisions,
+        "decisions": scheduler.decisions,
     }
 
 
@@ -95,14 +97,14 @@ def main() -> None:
     asked.add_argument("--out", type=Path)
     arguments = asked.parse_args()
     name, options = arguments.workload, OPTIONS.get(arguments.workload, {})
-    session = Session(Setting(name, options, threads=2))
+    session = Session(WorkerConfig(name, options, threads=2))
     needs = {m: loop.peak_bytes(session.resident, session.config(knobs(m)), m) for m in (NARROW, WIDE)}
     card_bytes = max(2 * round(needs[NARROW] * 1.1), round(needs[WIDE] * 1.1))
     rows: list[dict[str, Any]] = []
     with RayCluster(cores=2, gpus=0, dashboard=False):
         for _, way in itertools.product(range(arguments.rounds), WAYS):
-            setting = Setting(name, options, threads=2, cap_bytes=card_bytes)
-            rows.append(search(setting, Desk(arguments.trials, needs), arguments.samples, way))
+            setting = WorkerConfig(name, options, threads=2, cap_bytes=card_bytes)
+            rows.append(search(setting, Scheduler(arguments.trials, needs), arguments.samples, way))
     document = {
         **provenance("packing"),
         "workload": name,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.probe_cost --probes 12 --out benchmarks/results/probe_cost.jsonl
 
-One warm laboratory process a workload. The default configuration and its neighbours (another worker count, another
+One warm worker process a workload. The default configuration and its neighbours (another worker count, another
 micro-batch) are probed in turns, so that a machine that slows down does so for all; the first round is not counted.
 None of these probes has a rival, so they end by their interval or their time: the longest there are. For each
 configuration stand the seconds of a probe, the half-width of the 95 % interval it claims, and the real spread: the
@@ -27,15 +27,15 @@ from typing import Any
 from benchmarks.document import provenance, publish
 from trainables.knobs import Knobs, Scalar, is_active
 from trainables.workload import BUILT_IN
-from tuning.config.config import load
-from tuning.config.sections import StudyConfig
+from tuning.config.load import load
+from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Space
-from tuning.memory.footprints import defaults
+from tuning.memory.measure import defaults
 from tuning.search.probe import reference_batch_size
 from tuning.search.throughput import neighbour
 from tuning.workers import doctor
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 CHANGED = ("num_workers", "micro_batch_size")
 """Knobs in which a neighbour differs: the one that changes how data comes, the one that changes the step itself."""
@@ -78,15 +78,15 @@ def measure(config: StudyConfig, threads: int, probes: int, budget: tuple[float,
     """Returns what is found of each configuration of the workload, its probes one by one too."""
     asked = configurations(config.space)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
-    setting = Setting(config.workload.name, dict(config.workload.options), threads=threads)
-    with Laboratory(setting) as laboratory:
+    setting = WorkerConfig(config.workload.name, dict(config.workload.options), threads=threads)
+    with Worker(setting) as worker:
         for number in range(probes + 1):
             for name, knobs in asked.items():
-                one = laboratory.probe(knobs, *budget, 0.0)
+                one = worker.probe(knobs, *budget, 0.0)
                 if number and one["samples_per_s"] is not None:
                     found[name].append(one)
         best = max(statistics.fmean(p["samples_per_s"] for p in own) for own in found.values())
-        against = {name: laboratory.probe(knobs, *budget, best) for name, knobs in asked.items()}
+        against = {name: worker.probe(knobs, *budget, best) for name, knobs in asked.items()}
     return {
         name: {
             **spreads(own),

@@ -23,10 +23,10 @@ from benchmarks.document import provenance, publish
 from trainables import loop, workload
 from trainables.batches import size_of
 from trainables.plan import Plan
-from tuning.config.config import load
+from tuning.config.load import load
 from tuning.report.export import read_best
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 
 def train(session: Session, knobs: dict[str, Any], epochs: float, seed: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def main() -> None:
         best = read_best(path)
         epochs = asked.epochs or load([f"workload={best.ref}", "budget=full"]).budget.train_epochs
         options = {**best.options, **changed}
-        session = Session(Setting(best.ref, options, asked.device, threads=torch.get_num_threads()))
+        session = Session(WorkerConfig(best.ref, options, asked.device, threads=torch.get_num_threads()))
         seeds = []
         for seed in range(1, asked.seeds + 1):
             seeds.append(train(session, dict(best.knobs), epochs, seed))

@@ -23,13 +23,13 @@ import numpy as np
 from benchmarks.document import provenance
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.config.config import load
+from tuning.config.load import load
 from tuning.config.space import Space
 from tuning.journal.records import Journal, last, read
-from tuning.memory.footprints import EstimateStage
+from tuning.memory.measure import MemoryStage
 from tuning.search.probe import reference_batch_size
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 LEFT_OUT = ("t", "crc")
 SHARES = (4, 2, 1)
@@ -94,13 +94,13 @@ class Recorder:
         self.config = load([f"workload={name}", "card=cpu"])
         self.space, self.samples, self.seed = self.config.space, samples, seed
         self.journal = Journal.open(path, create=True)
-        self.session = Session(Setting(name, dict(self.config.workload.options), threads=1, seed=seed))
+        self.session = Session(WorkerConfig(name, dict(self.config.workload.options), threads=1, seed=seed))
         if last(self.journal.records, "study") is None:
             command = f"python -m benchmarks.record_table {name} --samples {samples} --seed {seed}"
             facts = self.session.describe()
             self.journal.append("study", **opening(name, self.space, facts, samples, command), seed=seed)
             found = _Kept(self.journal, self.space)
-            EstimateStage(self.session, self.space, found, None).run(limit_s=30.0)  # type: ignore[arg-type]
+            MemoryStage(self.session, self.space, found, None).run(limit_s=30.0)  # type: ignore[arg-type]
 
     def probe(self, knobs: dict[str, Scalar]) -> None:
         """Measures a speed, once more where its windows disagree."""

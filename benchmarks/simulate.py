@@ -34,13 +34,13 @@ from benchmarks.document import provenance, publish
 from benchmarks.record_table import design
 from benchmarks.sim.recorded import Table
 from benchmarks.sim.replay import seconds
-from benchmarks.sim.simulator import SimulatedCrew, VirtualClock, VirtualJournal, samples_per_s
+from benchmarks.sim.simulator import SimulatedExecutor, VirtualClock, VirtualJournal, samples_per_s
 from tuning.config.space import Space
 from tuning.journal.records import read
-from tuning.memory.needs import frontier
-from tuning.search.bench import Assignment
-from tuning.search.search import SearchDesk, SearchTerms
-from tuning.search.searchers import OptunaSearcher
+from tuning.memory.groups import guard
+from tuning.search.protocols import TrialRequest
+from tuning.search.sampler import Sampler
+from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.stats.pareto import front
 
 TABLES = Path(__file__).parent / "tables"
@@ -72,11 +72,11 @@ def strategies(own: Arena, seeds: Sequence[int]) -> dict[str, Any]:
 def bad_defaults(own: Arena) -> Mislead:
     """Returns what gives a search the worst configuration of the space as its first, and two beside it."""
 
-    def mislead(searcher: OptunaSearcher, space: Space) -> OptunaSearcher:
-        names = searcher._names
+    def mislead(sampler: Sampler, space: Space) -> Sampler:
+        names = sampler._names
         ranked = sorted(design(space, 200, 1), key=lambda k: sum(own.point(k)), reverse=True)
         worst = [{n: k[n] for n in names if n in k} for k in ranked[:3]]
-        return OptunaSearcher(searcher._space, searcher._objectives, searcher._seed, initial=worst)
+        return Sampler(sampler._space, sampler._objectives, sampler._seed, initial=worst)
 
     return mislead
 
@@ -121,14 +121,14 @@ def decisions(own: Arena, counts: Sequence[int]) -> dict[str, Any]:
         _, journal, _ = ours(own, "staged", 0, trials=8)
         finished(own, journal, count)
         told = orders(own.table, shrink=True)
-        learned = frontier(journal.records, own.cap_bytes)
+        learned = guard(journal.records, own.cap_bytes)
         terms = SearchTerms("staged", count + 40, None, 0, ETA, own.table.objectives)
         begun = time.perf_counter()
-        desk = SearchDesk(journal, own.table.space, learned, terms, told, lambda r: None)
+        scheduler = TrialScheduler(journal, own.table.space, learned, terms, told, lambda r: None)
         row: dict[str, Any] = {"trials": count, "restore_s": time.perf_counter() - begun}
         took: dict[str, list[float]] = {"suggest": [], "rung": [], "end": []}
-        crew = SimulatedCrew(own.table, VirtualClock(), cap_bytes=own.cap_bytes)
-        crew.run(_Timed(desk, took), told)
+        executor = SimulatedExecutor(own.table, VirtualClock(), cap_bytes=own.cap_bytes)
+        executor.run(_Timed(scheduler, took), told)
         for name, times in took.items():
             row[name] = {"median_ms": statistics.median(times) * 1e3, "max_ms": max(times) * 1e3, "count": len(times)}
         rows.append(row)
@@ -150,15 +150,15 @@ def finished(own: Arena, journal: VirtualJournal, count: int) -> None:
 
 
 class _Timed:
-    """A desk with a stopwatch."""
+    """A scheduler with a stopwatch."""
 
-    def __init__(self, desk: SearchDesk, took: Mapping[str, list[float]]) -> None:
-        self._desk, self._took = desk, took
+    def __init__(self, scheduler: TrialScheduler, took: Mapping[str, list[float]]) -> None:
+        self._scheduler, self._took = scheduler, took
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Times a proposal, judged and launched."""
         begun = time.perf_counter()
-        found = self._desk.next_trial()
+        found = self._scheduler.next_trial()
         if found is not None:
             self._took["suggest"].append(time.perf_counter() - begun)
         return found
@@ -166,33 +166,33 @@ class _Timed:
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Times a decision."""
         begun = time.perf_counter()
-        found = self._desk.at_rung(trial, result)
+        found = self._scheduler.at_rung(trial, result)
         self._took["rung"].append(time.perf_counter() - begun)
         return found
 
     def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Asks the desk."""
-        return self._desk.goes_on(trial, result)
+        """Asks the scheduler."""
+        return self._scheduler.goes_on(trial, result)
 
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
         """Times an ending."""
         begun = time.perf_counter()
-        self._desk.ended(trial, result)
+        self._scheduler.ended(trial, result)
         self._took["end"].append(time.perf_counter() - begun)
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Passes it on."""
-        self._desk.decided(event, trial, reason)
+        self._scheduler.decided(event, trial, reason)
 
 
 def scale(own: Arena, devices: int, trials: int) -> dict[str, Any]:
     """Returns what simulating so many trials on so many devices takes of this machine."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begun, cpu = time.perf_counter(), time.process_time()
-    found, journal, crew = ours(own, "staged", 0, trials=trials, times=None, devices=devices)
+    found, journal, executor = ours(own, "staged", 0, trials=trials, times=None, devices=devices)
     wall_s = time.perf_counter() - begun
     records = journal.records
-    judged = crew.events + sum(r.event in ("trial_start", "refused") for r in records)
+    judged = executor.events + sum(r.event in ("trial_start", "refused") for r in records)
     points = np.array([p[1:] for p in found.ends])
     return {
         "table": own.name,

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import provenance, publish
-from tuning.config.config import load
+from tuning.config.load import load
 from tuning.memory.peaks import peak_of
 from tuning.memory.prediction import Peak, Prediction
 from tuning.memory.symbolic import between
-from tuning.report.question import question
+from tuning.report.estimate_request import question
 
 SOURCES = (2, 3)
 SIZES = (1, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)

@@ -31,7 +31,7 @@ from trainables.knobs import Scalar
 from trainables.plan import Plan
 from trainables.stopwatch import SPANS, Span, Stopwatch, Window
 from tuning.workers.session import WINDOW_S, Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 KNOBS: dict[str, dict[str, Scalar]] = {
     "temporal": {"batch_size": 32, "micro_batch_size": 32, "hidden_size": 32},
@@ -146,7 +146,7 @@ def main() -> None:
     if asked.minutes <= 0 or asked.window <= 0:
         parser.error(f"--minutes {asked.minutes} --window {asked.window}: more than 0")
     options = SMALL if asked.workload == "nli" else {}
-    session = Session(Setting(asked.workload, options, asked.device, threads=torch.get_num_threads()))
+    session = Session(WorkerConfig(asked.workload, options, asked.device, threads=torch.get_num_threads()))
     knobs = KNOBS.get(asked.workload, {})
     blocks = measure(session, knobs, 60 * asked.minutes, asked.window)
     wall, cpu = cost(blocks, "wall_s"), cost(blocks, "cpu_s")

@@ -23,7 +23,7 @@ from trainables.live_bytes import CUDA_GRANULE_BYTES, Sparse
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 NO_CAP = 1 << 60
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def window(session: Session, mode: str, window_s: float) -> tuple[float, int]:
 
 def measure(name: str, rounds: int, window_s: float) -> dict[str, Any]:
     """Returns rates and peaks of a workload in each mode, and its peak in tensors rounded up."""
-    session = Session(Setting(name, WORKLOADS[name], threads=1))
+    session = Session(WorkerConfig(name, WORKLOADS[name], threads=1))
     session.warm(KNOBS)
     rates: dict[str, list[float]] = {"off": [], "sparse": [], "dense": []}
     peaks: dict[str, int] = {}

@@ -22,20 +22,20 @@ from typing import Any
 
 from ray import tune
 
-from benchmarks.document import KeepingDesk, provenance, publish
+from benchmarks.document import KeepingScheduler, provenance, publish
 from trainables.plan import Plan
-from tuning.search.bench import Assignment, Orders
-from tuning.workers.ray_tune import RayCluster, RayCrew
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.workers.ray_tune import RayCluster, RayExecutor
 from tuning.workers.ray_worker import REPORT
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 OPTIONS = {"max_train_samples": 64, "max_val_samples": 16}
 KNOBS = {"learning_rate": 5e-4, "batch_size": 16, "micro_batch_size": 8, "ram_cache": True}
 TOO_LARGE = {**KNOBS, "batch_size": 64, "micro_batch_size": 64}
 CAP_BYTES = 700 * 2**20
 """Holds a micro-batch of 8 and not one of 64."""
-SETTING = Setting("nli", OPTIONS, "cpu", threads=1)
+SETTING = WorkerConfig("nli", OPTIONS, "cpu", threads=1)
 PLAN = Plan(samples=64, milestones=(64,))
 
 
@@ -71,20 +71,20 @@ class Keep(tune.Callback):
         self.found.append(result[REPORT][0])
 
 
-class Desk(KeepingDesk):
+class Scheduler(KeepingScheduler):
     """Hands out `count` equal trials; with `ooms`, every other one is too large."""
 
     def __init__(self, count: int, ooms: bool) -> None:
         super().__init__()
         self._left, self._ooms = count, ooms
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next trial."""
         if self._left == 0:
             return None
         self._left -= 1
         large = self._ooms and self._left % 2 == 1
-        return Assignment(f"t{self._left:03d}", TOO_LARGE if large else KNOBS, 0)
+        return TrialRequest(f"t{self._left:03d}", TOO_LARGE if large else KNOBS, 0)
 
 
 def plain(count: int, *, reuse: bool) -> list[dict[str, Any]]:
@@ -106,12 +106,12 @@ def plain(count: int, *, reuse: bool) -> list[dict[str, Any]]:
 
 
 def ours(count: int, *, ooms: bool) -> list[dict[str, Any]]:
-    """Returns the reports of `count` trials by our crew, in order."""
-    desk = Desk(count, ooms)
-    setting = Setting("nli", OPTIONS, "cpu", 1, CAP_BYTES) if ooms else SETTING
-    orders = Orders(64, (64,), shrink=False, concurrency=1, threads=1)
-    RayCrew(setting, "gap").run(desk, orders)
-    return desk.found
+    """Returns the reports of `count` trials by our executor, in order."""
+    scheduler = Scheduler(count, ooms)
+    setting = WorkerConfig("nli", OPTIONS, "cpu", 1, CAP_BYTES) if ooms else SETTING
+    orders = TrialPlan(64, (64,), shrink=False, concurrency=1, threads=1)
+    RayExecutor(setting, "gap").run(scheduler, orders)
+    return scheduler.found
 
 
 def gaps(found: list[dict[str, Any]], *, after: str) -> list[float]:

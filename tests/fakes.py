@@ -1,4 +1,4 @@
-"""Small working stand-ins: a workload that trains in milliseconds, and a bench that answers from a formula."""
+"""Small working stand-ins: a workload that trains in milliseconds, and a profiler that answers from a formula."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Scale(nn.Module):
         return values * self.weight
 
 
-class FormulaBench:
-    """A bench whose speed and memory are formulas of the knobs, so that the right answer is known."""
+class FormulaProfiler:
+    """A profiler whose speed and memory are formulas of the knobs, so that the right answer is known."""
 
     def __init__(self, cap_bytes: int | None = None) -> None:
         self.cap_bytes = cap_bytes
@@ -186,8 +186,8 @@ class FormulaBench:
         }
 
 
-class SpanBench(FormulaBench):
-    """A bench that tells where its time goes, as (data-wait, transfer, passes, optimiser) seconds of a micro-step.
+class SpanBench(FormulaProfiler):
+    """A profiler that tells where its time goes, as (data-wait, transfer, passes, optimiser) seconds of a micro-step.
 
     `load_s` is what one micro-batch takes to load: workers share it between them, a cache in RAM leaves a tenth.
     """

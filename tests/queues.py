@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.data.greedy import WHERE
-from tuning.search.bench import Assignment
+from tuning.search.protocols import TrialRequest
 
 GREEDY = Path(__file__).parent / "data" / "greedy.py"
 KNOBS = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 8}
@@ -16,20 +16,20 @@ NOWHERE = {**KNOBS, "augmentation": WHERE["nowhere"]}
 
 
 class Queue:
-    """A desk with a list of trials, given as where they fail and what they are predicted to need."""
+    """A scheduler with a list of trials, given as where they fail and what they are predicted to need."""
 
     def __init__(self, trials: list[tuple[str, int | None]]) -> None:
         self._left = list(enumerate(trials))
         self.found: dict[str, dict[str, Any]] = {}
         self.decisions: list[tuple[str, str, str]] = []
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next one."""
         if not self._left:
             return None
         number, (where, need) = self._left.pop(0)
         knobs = {**KNOBS, "augmentation": WHERE[where], "num_workers": int(where.startswith("loader"))}
-        return Assignment(f"t{number}", knobs, 0, need)
+        return TrialRequest(f"t{number}", knobs, 0, need)
 
     def at_rung(self, trial: str, result: object) -> bool:
         """Lets everyone go on."""
@@ -49,7 +49,7 @@ class Queue:
 
 
 class Killing(Queue):
-    """A desk that kills the process of its second trial, once."""
+    """A scheduler that kills the process of its second trial, once."""
 
     def ended(self, trial: str, result: dict[str, Any] | None) -> None:
         """Kills the process that has just brought a result, which waits for the next trial."""
@@ -59,7 +59,7 @@ class Killing(Queue):
 
 
 class Choosy(Queue):
-    """A desk that wants no t1, which has not begun, and no t2 once it runs."""
+    """A scheduler that wants no t1, which has not begun, and no t2 once it runs."""
 
     def goes_on(self, trial: str, result: Any) -> bool:
         """Says so."""

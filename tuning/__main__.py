@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tuning.cli.terminal import Terminal
-from tuning.config.config import load
 from tuning.config.errors import TuningError, reader_has_gone
+from tuning.config.load import load
 from tuning.journal.records import Record, is_finished, last, read, trials
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
 from tuning.report import export, lines, report, summary, wording

@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     overrides = [a for a in arguments if not a.startswith("-")]
     # Imported late, so that --help answers at once: these bring Hydra, pydantic and rich.
     from tuning.cli.terminal import Terminal
-    from tuning.config.config import load
+    from tuning.config.load import load
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
     terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
@@ -89,10 +89,10 @@ def main(argv: list[str] | None = None) -> int:
             )
         _listen(heard)
         config = load(overrides)
-        from tuning.study import opening, study  # torch and Ray, only now
+        from tuning.study import setup, study  # torch and Ray, only now
 
         if "--validate" in flags:
-            _, config = opening.checked(config)
+            _, config = setup.checked(config)
             for text in [*config.dropped, "the configuration is valid"]:
                 terminal.note(text)
             return 0

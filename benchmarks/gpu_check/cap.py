@@ -19,7 +19,7 @@ from trainables.plan import Plan
 from trainables.workload import load
 from tuning.memory.fitting import Kernels
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 GREEDY = ROOT / "tests" / "data" / "greedy.py"
 PLACES = ("forward", "backward", "optimizer", "evaluation", "loader")
@@ -85,7 +85,7 @@ def recovered(place: Place) -> Iterator[dict[str, Any]]:
     where: Mapping[str, float] = vars(inspect.getmodule(type(load(str(GREEDY)))))["WHERE"]
     times = 1 if place.small else TIMES
     cap_bytes = times * 7 * 2**19
-    session = Session(Setting(str(GREEDY), {"times": times}, place.device, threads=1, cap_bytes=cap_bytes))
+    session = Session(WorkerConfig(str(GREEDY), {"times": times}, place.device, threads=1, cap_bytes=cap_bytes))
     plan = Plan(64, (64,), cap_bytes=cap_bytes)
 
     def train(place_name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from trainables.plan import Plan
 from tuning.memory import oom
 from tuning.memory.native import STEP_BYTES
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 CPU_STEP_BYTES = 4096
 CAPACITY_TOLERANCE_FRAC = 0.005
@@ -38,7 +38,7 @@ class Gauge:
     """One kind of model on a device, and what its step takes for any knobs."""
 
     def __init__(self, device: str, kind: str, samples: int) -> None:
-        self._session = Session(Setting(REF, {"kind": kind, "samples": samples}, device, torch.get_num_threads()))
+        self._session = Session(WorkerConfig(REF, {"kind": kind, "samples": samples}, device, torch.get_num_threads()))
         self._cuda = device == "cuda"
 
     def step(self, knobs: Mapping[str, Scalar], micro_batch: int, cap_bytes: int | None = None) -> Reached:

@@ -27,7 +27,7 @@ from trainables.plan import Plan
 from trainables.stopwatch import Window
 from tuning.search.ablation import settled
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 WORKLOADS = {"cuda": ("nli", "headpose"), "cpu": ("headpose",)}
 ROUNDS, SECONDS = {"cuda": 9, "cpu": 1}, {"cuda": 3.0, "cpu": 0.2}
@@ -60,7 +60,7 @@ def measured(place: Place, name: str, best: dict[str, Scalar] | None, limits: di
         return {"workload": name, "why": why}
     about = described(name, this(place))
     knobs = best or settled(about.after)
-    session = Session(Setting(name, options_of(place, name, about), place.device, place.cores, None, place.seed))
+    session = Session(WorkerConfig(name, options_of(place, name, about), place.device, place.cores, None, place.seed))
     session.warm(knobs)
     speed = session.window(knobs, SECONDS[place.device], place.seed)
     if speed["outcome"] != "ok":

@@ -19,11 +19,11 @@ from trainables.workload import BUILT_IN
 from tuning.config.cards import Card, refuse
 from tuning.config.errors import TuningError
 from tuning.journal.records import Journal, Record
-from tuning.report.receipts import receipts
+from tuning.report.ablation_results import receipts
 from tuning.search import ablate
 from tuning.search.ablation import Pair, pairs
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 CARD, SMALL = (3, 0.4), (2, 0.1)
 """Rounds, and seconds of a window."""
@@ -57,7 +57,7 @@ def measured(place: Place, name: str, best: dict[str, Scalar] | None) -> tuple[d
         return {"workload": name, "why": why}, True
     card = this(place)
     about = described(name, card)
-    setting = Setting(name, options_of(place, name, about), place.device, place.cores, None, place.seed)
+    setting = WorkerConfig(name, options_of(place, name, about), place.device, place.cores, None, place.seed)
     todo = chosen(name, about, best, card)
     rounds, window_s = SMALL if place.small else CARD
     path = place.out / f"receipts_{name}_{place.device}_{place.revision}.jsonl"
@@ -76,15 +76,15 @@ def measured(place: Place, name: str, best: dict[str, Scalar] | None) -> tuple[d
 
 
 def _within(
-    place: Place, setting: Setting, journal: Journal, todo: Sequence[Pair], rounds: int, window_s: float
+    place: Place, setting: WorkerConfig, journal: Journal, todo: Sequence[Pair], rounds: int, window_s: float
 ) -> None:
     """Measures what the journal lacks; raises OutOfTime after the pair at which the part's minutes are over."""
     have = sum(r.event == "receipt" for r in journal.records)
     if have >= rounds * len(todo):
         return
     place.check()
-    with Laboratory(setting) as bench:
-        ablate.measure(bench, journal, todo, rounds, window_s, lambda _: place.check())
+    with Worker(setting) as profiler:
+        ablate.measure(profiler, journal, todo, rounds, window_s, lambda _: place.check())
 
 
 def _raw(records: Sequence[Record], about: Described) -> list[dict[str, Any]]:

@@ -22,13 +22,13 @@ from trainables.workload import BUILT_IN
 from tuning.config.cards import Card
 from tuning.config.errors import TuningError
 from tuning.journal.records import Journal, Record
-from tuning.search import active
+from tuning.search import runtime_check
 from tuning.search.ablation import settled
+from tuning.search.bottleneck import judge
 from tuning.search.confirm import measure_windows
-from tuning.search.verdict import judge
 from tuning.stats.uncertainty import Gain, gain
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 Knobs = Mapping[str, Scalar]
 NAMES = ("before", "after", "best")
@@ -88,14 +88,14 @@ def measured(place: Place, name: str) -> dict[str, Any]:
         return {"workload": name, "why": why}
     card, extent = this(place), SMALL if place.small else CARD
     about = described(name, card)
-    setting = Setting(name, options_of(place, name, about), place.device, place.cores, None, place.seed)
+    setting = WorkerConfig(name, options_of(place, name, about), place.device, place.cores, None, place.seed)
     path = place.out / f"workloads_{name}_{place.device}.trials.jsonl"
     path.unlink(missing_ok=True)
     try:
-        with Laboratory(setting) as bench, Journal.open(path, create=True) as journal:
-            best = descended(bench, about, extent)
+        with Worker(setting) as profiler, Journal.open(path, create=True) as journal:
+            best = descended(profiler, about, extent)
             named = {"before": settled(about.before), "after": settled(about.after), "best": best}
-            measure_windows(bench, journal, named, extent, lambda r: None)
+            measure_windows(profiler, journal, named, extent, lambda r: None)
             return {
                 "workload": name,
                 "claims": about.claims,
@@ -107,11 +107,11 @@ def measured(place: Place, name: str) -> dict[str, Any]:
         return {"workload": name, "why": str(error)[:300]}
 
 
-def descended(bench: Laboratory, about: Described, extent: Extent) -> dict[str, Scalar]:
+def descended(profiler: Worker, about: Described, extent: Extent) -> dict[str, Scalar]:
     """Returns `after` with each searched system knob at the value that a probe found fastest, until the time is up."""
     began = time.monotonic()
     best = settled(about.after)
-    rate = float(bench.probe(best, extent.probe_s, 0.05, 0.0)["samples_per_s"] or 0.0)
+    rate = float(profiler.probe(best, extent.probe_s, 0.05, 0.0)["samples_per_s"] or 0.0)
     for name, values in about.searched.items():
         if kind_of(name) != "system" and name not in TYPES:
             continue
@@ -119,7 +119,7 @@ def descended(bench: Laboratory, about: Described, extent: Extent) -> dict[str, 
             candidate = settled({**best, name: value})
             if candidate == best or time.monotonic() - began > extent.descent_s:
                 continue
-            found = float(bench.probe(candidate, extent.probe_s, 0.05, rate)["samples_per_s"] or 0.0)
+            found = float(profiler.probe(candidate, extent.probe_s, 0.05, rate)["samples_per_s"] or 0.0)
             if found > rate:
                 best, rate = candidate, found
     return best
@@ -160,7 +160,7 @@ def _figures(rows: Sequence[Record], knobs: dict[str, Scalar], card: Card, asked
         "peak_allocated_bytes": max(peaks),
         "data_wait_frac": statistics.median(r["data_wait_frac"] for r in rows),
         "verdict": judged.sentence if judged else "",
-        "not_honoured": active.disagreements(said, rows[-1].get("active") or {}),
+        "not_honoured": runtime_check.disagreements(said, rows[-1].get("active") or {}),
         "active": dict(rows[-1].get("active") or {}),
     }
 

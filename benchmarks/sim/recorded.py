@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from trainables.knobs import Knobs, Scalar, kind_of
 from tuning.config.space import Space
 from tuning.journal.records import Record, last
-from tuning.memory.footprint import Footprint, Sizes
-from tuning.memory.frontier import GRADIENTS_HELD
-from tuning.memory.needs import key_of
+from tuning.memory.groups import key_of
+from tuning.memory.guard import GRADIENTS_HELD
+from tuning.memory.profile import MemoryProfile, Sizes
 from tuning.search.coordinates import Coordinates, Floats
 
 NEAREST, HEAVY = 3, 3.0
@@ -89,7 +89,7 @@ class Table:
         self._steps = [self._step(r) for r in probes]
         trials = self._trials(records)
         self._prints = {
-            key_of({**self._whole(r["coupling"]), GRADIENTS_HELD: True}): Footprint.of(r.fields)
+            key_of({**self._whole(r["coupling"]), GRADIENTS_HELD: True}): MemoryProfile.of(r.fields)
             for r in records
             if r.event == "footprint"
         }
@@ -182,7 +182,7 @@ class Table:
         at = [math.log(s) for s in curve]
         return float(np.interp(math.log(samples), at, [values[name] for values in curve.values()]))
 
-    def _print(self, knobs: Mapping[str, Scalar]) -> Footprint:
+    def _print(self, knobs: Mapping[str, Scalar]) -> MemoryProfile:
         key = key_of({**self._whole(knobs), GRADIENTS_HELD: True})  # tables do not tell batches of one micro-step apart
         if key not in self._prints:
             wanted = set(key)

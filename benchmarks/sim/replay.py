@@ -1,10 +1,11 @@
-"""A recorded search run again: the desk of today over the trials of then, each taking as long as it did.
+"""A recorded search run again: the scheduler of today over the trials of then, each taking as long as it did.
 
     again = replayed(records)
     assert decisions(again) == decisions(records)
 
-What a crew does to the order of events is the record's: when a trial was asked for, when each came to a rung and ended.
-What is decided is the desk's: which configuration is proposed, at which micro-batch, who is refused, who is stopped.
+What an executor does to the order of events is the record's: when a trial was asked for, when each came to a rung and
+ended. What is decided is the scheduler's: which configuration is proposed, at which
+micro-batch, who is refused, who is stopped.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from benchmarks.sim.simulator import SimulatedCrew, VirtualClock, VirtualJournal
-from tuning.config.config import from_resolved
+from benchmarks.sim.simulator import SimulatedExecutor, VirtualClock, VirtualJournal
+from tuning.config.load import from_resolved
 from tuning.journal.records import Record, last
-from tuning.memory import needs
-from tuning.search.bench import Orders
-from tuning.search.rungs import milestones
-from tuning.search.search import SearchDesk, SearchTerms
-from tuning.workers.placing import Placed, Share
+from tuning.memory import groups
+from tuning.search.protocols import TrialPlan
+from tuning.search.pruner import milestones
+from tuning.search.scheduler import SearchTerms, TrialScheduler
+from tuning.workers.placement import Placed, Share
 
 
 class Strayed(ValueError):
@@ -52,7 +53,7 @@ def decisions(records: Sequence[Record]) -> list[tuple[Any, ...]]:
 def replayed(records: Sequence[Record]) -> list[Record]:
     """Returns the records up to the search, and those of the search run again.
 
-    Raises ValueError where there is no search to replay, Strayed where the desk proposes what was not run.
+    Raises ValueError where there is no search to replay, Strayed where the scheduler proposes what was not run.
     """
     study, own = last(records, "study"), _search(records)
     if study is None or not own:
@@ -73,11 +74,11 @@ def replayed(records: Sequence[Record]) -> list[Record]:
         tries_frac=config.budget.probe.tries_frac,
         clock=clock,
     )
-    learned = needs.frontier(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)
-    desk = SearchDesk(journal, config.space, learned, terms, orders, lambda record: None)
+    learned = groups.guard(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)
+    scheduler = TrialScheduler(journal, config.space, learned, terms, orders, lambda record: None)
     told = _Told(own, clock)
     asks = [seconds(r) for r in own if r.event == "trial_start"]
-    SimulatedCrew(None, clock, cap_bytes=cap_bytes, courses=told.course, asks=asks).run(desk, orders)
+    SimulatedExecutor(None, clock, cap_bytes=cap_bytes, courses=told.course, asks=asks).run(scheduler, orders)
     return journal.records
 
 
@@ -90,12 +91,12 @@ def _search(records: Sequence[Record]) -> list[Record]:
     return [r for r in records if marks[0] < r.seq <= last_seq]
 
 
-def _orders(study: Record, config: Any) -> Orders:
+def _orders(study: Record, config: Any) -> TrialPlan:
     """Returns the orders of a study on a CPU; those of a card depend on its probes and are not recorded."""
     count, samples = int(study["concurrency"]), int(study["horizon_samples"])
     rungs, cap_bytes = config.budget.rungs, config.card.cap_bytes
     first = max(1, round(samples * rungs.first_frac))
-    return Orders(
+    return TrialPlan(
         samples=samples,
         milestones=(*milestones(first, samples, rungs.eta), samples),
         shrink=config.search.strategy == "staged",
@@ -116,9 +117,9 @@ class _Told:
             if record.event in ("trial_start", "rung", "oom", "restart", "widened", "trial"):
                 self._of[record["trial"]].append(record)
 
-    def course(self, placed: Placed, share: Share, orders: Orders) -> _Course:
+    def course(self, placed: Placed, share: Share, orders: TrialPlan) -> _Course:
         """Returns the recorded course of a trial; raises Strayed where it was not run with these knobs."""
-        trial, knobs = placed.assignment.trial, dict(placed.assignment.knobs)
+        trial, knobs = placed.request.trial, dict(placed.request.knobs)
         events = self._of.get(trial, [])
         begun = next((r for r in events if r.event == "trial_start"), None)
         if begun is None or dict(begun["config"]) != knobs:
@@ -135,7 +136,7 @@ class _Course:
         cuts = [n for n, r in enumerate(events) if r.event in ("widened", "trial")]
         start = cuts[attempt - 2] + 1 if attempt > 1 else 0
         own = events[start : cuts[attempt - 1] + 1] if attempt <= len(cuts) else []
-        # Of one that was stopped the last rung is its end: whether it is one now is for the desk to say.
+        # Of one that was stopped the last rung is its end: whether it is one now is for the scheduler to say.
         ends = [r for r in own if r.event == "widened" or (r.event == "trial" and r["outcome"] != "stopped")]
         self._left = [*(r for r in own if r.event == "rung"), *ends]
         self._end = next((r for r in own if r.event == "trial"), None)

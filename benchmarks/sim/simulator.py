@@ -1,13 +1,13 @@
-"""A study in virtual time: the same desk, searcher, rungs, frontier and placing, over a world instead of processes.
+"""A study in virtual time: the same scheduler, sampler, rungs, guard and placing, over a world instead of processes.
 
     clock = VirtualClock()
     with VirtualJournal(clock) as journal:
-        bench, crew = SimulatedBench(world, clock), SimulatedCrew(world, clock, devices=1000)
+        profiler, executor = SimulatedProfiler(world, clock), SimulatedExecutor(world, clock, devices=1000)
 
 A world answers for any configuration: its step times, its bytes, what it learns (`rks.sim.recorded` has those of
-recorded trials). Nothing here trains, sleeps or starts a process, and neither torch nor Ray is imported. What a crew
-decides itself, who waits and who begins again in a wider share, is decided by the code that Ray's crew uses
-(`workers.placing`); what is not simulated is a process that is lost.
+recorded trials). Nothing here trains, sleeps or starts a process, and neither torch nor Ray is imported. What an
+executor decides itself, who waits and who begins again in a wider share, is decided by the code that Ray uses
+(`workers.placement`); what is not simulated is a process that is lost.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, Protocol
 from trainables.knobs import Knobs, Scalar
 from tuning.journal.records import Journal, Record
 from tuning.memory import oom
-from tuning.memory.footprint import Sizes
 from tuning.memory.oom import Outcome
-from tuning.search.bench import Desk, Orders
-from tuning.workers.placing import Placed, Placing, Share
+from tuning.memory.profile import Sizes
+from tuning.search.protocols import Scheduler, TrialPlan
+from tuning.workers.placement import Placed, Placing, Share
 
 OOM_S = 0.3
 """What an out-of-memory error costs: the step that failed and the collection after it (docs/log.md, `oom_recovery`)."""
@@ -109,8 +109,8 @@ def samples_per_s(world: World, knobs: Mapping[str, Scalar]) -> float:
     return own.batch_size / (steps * micro_s + optimizer_s)
 
 
-class SimulatedBench:
-    """The bench of a world (`search.bench.Bench`); what it measures takes the seconds that it would."""
+class SimulatedProfiler:
+    """The profiler of a world (`search.protocols.Profiler`); what it measures takes the seconds that it would."""
 
     def __init__(self, world: World, clock: VirtualClock, cap_bytes: int | None = None) -> None:
         self._world, self._clock, self._cap_bytes = world, clock, cap_bytes
@@ -255,8 +255,8 @@ class _Running:
     result: dict[str, Any]
 
 
-class SimulatedCrew:
-    """Runs the trials a desk hands out on so many devices at once, each shared as `Orders.slots` has it.
+class SimulatedExecutor:
+    """Runs the trials a scheduler hands out on so many devices at once, each shared as `TrialPlan.slots` has it.
 
     `courses` makes the course of a placed trial, by default that of the world; `start_s` passes before a trial's first
     step. `asks` are the moments at which new trials are asked for, where they are known, as of a recorded search; else
@@ -271,19 +271,19 @@ class SimulatedCrew:
         devices: int = 1,
         cap_bytes: int | None = None,
         start_s: float = 0.0,
-        courses: Callable[[Placed, Share, Orders], Course] | None = None,
+        courses: Callable[[Placed, Share, TrialPlan], Course] | None = None,
         asks: Sequence[float] = (),
     ) -> None:
         if courses is None and world is None:
-            raise ValueError("a simulated crew needs a world, or the courses of its trials")
+            raise ValueError("a simulated executor needs a world, or the courses of its trials")
         self._world, self._clock, self._devices, self._cap_bytes = world, clock, devices, cap_bytes
         self._start_s, self._courses, self._asks = start_s, courses or self._in_world, tuple(asks)
         self.events = 0
         """How many results have been judged: rungs and endings."""
 
-    def run(self, desk: Desk, orders: Orders) -> None:
+    def run(self, scheduler: Scheduler, orders: TrialPlan) -> None:
         """Returns when every trial has ended."""
-        placings = [Placing(desk, orders, self._cap_bytes) for _ in range(self._devices)]
+        placings = [Placing(scheduler, orders, self._cap_bytes) for _ in range(self._devices)]
         number = itertools.count()
         due: list[tuple[float, int, _Running | None]] = [(at, next(number), None) for at in self._asks]
         heapq.heapify(due)
@@ -314,18 +314,18 @@ class SimulatedCrew:
                     launch(0, placed)
                 continue
             self.events += 1
-            trial, placing = running.placed.assignment.trial, placings[running.device]
-            if not running.result["done"] and desk.at_rung(trial, running.result):
+            trial, placing = running.placed.request.trial, placings[running.device]
+            if not running.result["done"] and scheduler.at_rung(trial, running.result):
                 push(running)
                 continue
             placing.leave(running.placed)
             if not placing.widened(running.placed, running.result):
-                desk.ended(trial, running.result)
+                scheduler.ended(trial, running.result)
             if not asked or placing.waiting:
                 fill(running.device)
 
-    def _in_world(self, placed: Placed, share: Share, orders: Orders) -> Course:
+    def _in_world(self, placed: Placed, share: Share, orders: TrialPlan) -> Course:
         assert self._world is not None  # noqa: S101  (said by __init__)
         milestones = (*orders.milestones, orders.samples)
-        own = placed.assignment
+        own = placed.request
         return SimulatedTrial(self._world, own.knobs, milestones, own.seed, share)

@@ -34,7 +34,7 @@ from benchmarks.arena import arena
 from benchmarks.document import provenance, publish
 from benchmarks.tuners.contest import TABLES, Contest, on_core
 from benchmarks.tuners.figures import OURS, Scale, at_one_pace, on_front_once, slim, speed_key, table
-from tuning.config.config import load
+from tuning.config.load import load
 
 WORKLOADS = ("signals", "temporal", "pointer")
 GRACE_S = 60.0

@@ -14,8 +14,8 @@ from typing import Any
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning.config.space import Space
-from tuning.search.rungs import milestones
-from tuning.workers.setting import Setting
+from tuning.search.pruner import milestones
+from tuning.workers.worker_config import WorkerConfig
 
 TABLES = Path(__file__).parents[1] / "tables"
 ETA, FIRST_FRAC = 2, 0.25
@@ -50,7 +50,7 @@ class Contest:
     def made(cls, workload: str, seed: int, budget_s: float, started: float, out: Path) -> Contest:
         """Returns the contest of a workload with its own space on a CPU, and the cap of its recorded table."""
         from benchmarks.arena import arena
-        from tuning.config.config import load
+        from tuning.config.load import load
 
         own, config = arena(TABLES / f"{workload}.jsonl"), load([f"workload={workload}", "card=cpu"])
         return cls(
@@ -83,9 +83,9 @@ class Contest:
         return milestones(max(1, round(self.samples * FIRST_FRAC)), self.samples, ETA)
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> WorkerConfig:
         """What a process must know to train."""
-        return Setting(self.workload, dict(self.options), "cpu", 1, self.cap_bytes, self.seed)
+        return WorkerConfig(self.workload, dict(self.options), "cpu", 1, self.cap_bytes, self.seed)
 
     @property
     def left_s(self) -> float:

@@ -22,14 +22,14 @@ from benchmarks.peers import suggested, tune_domain
 from benchmarks.record_table import design
 from benchmarks.tuners.contest import ETA, Contest
 from trainables.knobs import Scalar
-from tuning.config.config import load
+from tuning.config.load import load
 from tuning.journal.records import Journal, trials
-from tuning.memory.footprints import EstimateStage
-from tuning.memory.needs import frontier
+from tuning.memory.groups import guard
+from tuning.memory.measure import MemoryStage
 from tuning.memory.oom import requested_bytes
-from tuning.search.bench import Assignment, Orders
 from tuning.search.probe import ProbeStage
-from tuning.search.search import SearchDesk, SearchTerms
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.workers.session import Session
 
 
@@ -38,43 +38,43 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
 
     Its trials run as a study's do where one runs at a time: in the process that probed, without Ray.
     """
-    from tuning.workers.laboratory import Laboratory
-    from tuning.workers.laboratory_crew import LaboratoryCrew
+    from tuning.workers.local_executor import LocalExecutor
+    from tuning.workers.worker import Worker
 
     space, setting, cap_bytes = contest.space, contest.setting, contest.cap_bytes
     section = load([f"workload={contest.workload}", "card=cpu"]).budget.probe
     until = time.monotonic() + contest.left_s
-    with tempfile.TemporaryDirectory() as folder, Laboratory(setting) as bench:
+    with tempfile.TemporaryDirectory() as folder, Worker(setting) as profiler:
         journal = Journal.open(Path(folder) / "trials.jsonl", create=True)
-        facts = bench.describe({})
+        facts = profiler.describe({})
         journal.append("study", card={"name": "virtual", "cap_bytes": cap_bytes}, **facts)
         contest.wrote("ready")
-        EstimateStage(bench, space, journal, cap_bytes).run()
-        learned = frontier(journal.records, cap_bytes)
+        MemoryStage(profiler, space, journal, cap_bytes).run()
+        learned = guard(journal.records, cap_bytes)
         contest.wrote("estimated")
         if strategy == "staged":
-            ProbeStage(bench, space, journal, learned, section, contest.seed).run({}, lambda r: None)
+            ProbeStage(profiler, space, journal, learned, section, contest.seed).run({}, lambda r: None)
             contest.wrote("probed", probes=[r["wall_s"] for r in journal.records if r.event == "probe"])
         objectives, frac = dict(facts["objectives"]), section.tries_frac
         terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, objectives, tries_frac=frac)
         steps = (*contest.milestones, contest.samples)
-        orders = Orders(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
-        desk = _Written(contest, journal, space, learned, terms, orders, lambda r: None)
-        LaboratoryCrew(bench).run(desk, orders)
+        orders = TrialPlan(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
+        scheduler = _Written(contest, journal, space, learned, terms, orders, lambda r: None)
+        LocalExecutor(profiler).run(scheduler, orders)
         probe_ooms = sum(r.event == "probe" and r["outcome"] == "oom" for r in journal.records)
         refused = sum(r.event == "refused" for r in journal.records)
         journal.close()
-    return {"probe_ooms": probe_ooms, "refused": refused, "stopped_because": desk.stop_reason}
+    return {"probe_ooms": probe_ooms, "refused": refused, "stopped_because": scheduler.stop_reason}
 
 
-class _Written(SearchDesk):
-    """Our desk, which also writes every ending where the others write theirs."""
+class _Written(TrialScheduler):
+    """Our scheduler, which also writes every ending where the others write theirs."""
 
     def __init__(self, contest: Contest, journal: Journal, *rest: Any) -> None:
         super().__init__(journal, *rest)
         self._contest, self._began = contest, 0.0
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Notes when it was asked."""
         self._began = time.time()
         return super().next_trial()

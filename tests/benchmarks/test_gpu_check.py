@@ -199,7 +199,7 @@ def test_a_part_that_lacks_a_package_says_which(tmp_path: Path, monkeypatch: pyt
 BLOCKED = ("ray", "optuna", "hydra", "omegaconf", "pydantic")
 NEEDED = [
     *(f"benchmarks.gpu_check.{name}" for name in ("__main__", "part", "table", *PARTS)),
-    *("tuning.workers.session", "tuning.workers.laboratory", "tuning.memory.predictor", "tuning.memory.tracing.step"),
+    *("tuning.workers.session", "tuning.workers.worker", "tuning.memory.predictor", "tuning.memory.tracing.step"),
 ]
 
 

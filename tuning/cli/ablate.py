@@ -21,8 +21,8 @@ from tuning.journal.runs import JOURNAL, RECEIPTS, find_run
 from tuning.report import export, lines, report, summary
 from tuning.search import ablate, ablation
 from tuning.workers import doctor
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,11 +63,11 @@ def main(argv: Sequence[str]) -> int:
         f"{len(pairs)} pairs, {asked.rounds} rounds, about {_minutes(len(pairs), asked.rounds, asked.window)} minutes",
         markup=False,
     )
-    with Laboratory(setting) as bench, Journal.open(folder / RECEIPTS, create=True) as journal:
-        facts = bench.describe(found.best.config)["device"]
+    with Worker(setting) as profiler, Journal.open(folder / RECEIPTS, create=True) as journal:
+        facts = profiler.describe(found.best.config)["device"]
         journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle)
         ablate.measure(
-            bench,
+            profiler,
             journal,
             pairs,
             asked.rounds,
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _setting(folder: Path, records: Sequence[Record]) -> Setting:
+def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
     study = last(records, "study")
     if study is None:
         raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
@@ -99,7 +99,7 @@ def _setting(folder: Path, records: Sequence[Record]) -> Setting:
             f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
         )
     cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
-    return Setting(study["config"]["workload"]["ref"], own, device, doctor.cores(), cap_bytes, study["seed"])
+    return WorkerConfig(study["config"]["workload"]["ref"], own, device, doctor.cores(), cap_bytes, study["seed"])
 
 
 def _only(pairs: list[ablation.Pair], names: str) -> list[ablation.Pair]:

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 from trainables.knobs import Scalar
-from tuning.config.config import load
 from tuning.config.errors import ConfigError
+from tuning.config.load import load
 from tuning.config.resolve import option_fault
 from tuning.memory import answers
 from tuning.memory.fitting import Cell, Fit, fit
@@ -24,7 +24,7 @@ from tuning.memory.levers import Asked, levers
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.report import estimate_lines
-from tuning.report.question import Question, question
+from tuning.report.estimate_request import Question, question
 from tuning.workers import doctor
 
 HELP = """\

@@ -25,11 +25,11 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainin
 from rich.text import Text
 
 from tuning.config.errors import reader_has_gone
-from tuning.config.sections import StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.journal.records import Record
 from tuning.report import lines, wording
-from tuning.report.candidates import SAMPLES_PER_S
 from tuning.report.summary import Summary
+from tuning.report.trial_views import SAMPLES_PER_S
 
 MIN_WIDTH, MAX_WIDTH = 40, 1000
 REFRESH_PER_S = 4

@@ -34,10 +34,10 @@ from tuning.config.resolve import checked_options, option_fault
 from tuning.memory import oom
 from tuning.report import lines
 from tuning.report.export import Best, read_best
-from tuning.search import active
+from tuning.search import runtime_check
 from tuning.workers import doctor
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 MODEL, RESULT = "model.safetensors", "result.json"
 
@@ -176,7 +176,7 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
         windows, values = _run(job, state, signals, bar)
     plain = Knobs().as_dict()  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
-    for text in active.disagreements(asked, state.active):
+    for text in runtime_check.disagreements(asked, state.active):
         messages.print(f"note: {text}", markup=False)
     steady = windows[1:] or windows
     wall_s = sum(w.wall_s for w in steady)
@@ -297,7 +297,7 @@ def _device(asked: str) -> str:
 
 
 def _session(best: Best, device: str) -> Session:
-    setting = Setting(best.ref, dict(best.options), device, doctor.cores(), None, best.seed)
+    setting = WorkerConfig(best.ref, dict(best.options), device, doctor.cores(), None, best.seed)
     try:
         session = Session(setting)
     except Exception as error:  # whatever a user's file raises when it is imported

@@ -19,7 +19,7 @@ from trainables.knobs import NAMES, Scalar, doc_of
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.errors import ConfigError
-from tuning.config.sections import CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
+from tuning.config.schema import CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
 from tuning.config.space import Space, parse_parameter, shown
 
 COMMAND_LINE = "command line"

@@ -25,7 +25,7 @@ from tuning.config import atomic
 from tuning.config.errors import ConfigError
 
 Fact = Mapping[str, Any]
-"""`kind` (footprint, peak, fit or oom), `coupling`, and what the kind needs: see `memory.needs.facts`."""
+"""`kind` (footprint, peak, fit or oom), `coupling`, and what the kind needs: see `memory.groups.facts`."""
 
 MOST = 2000
 """Lines kept, some 400 bytes each; the oldest go first."""

@@ -21,8 +21,8 @@ from trainables.knobs import Knobs, Scalar
 from tuning.config import atomic, best_file, yaml_files
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.report import wording
-from tuning.report.candidates import SAMPLES_PER_S
 from tuning.report.summary import Named, Summary
+from tuning.report.trial_views import SAMPLES_PER_S
 from tuning.stats.uncertainty import Quality
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from trainables.knobs import Knobs, kind_of
-from tuning.config.sections import StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice
 from tuning.journal.records import Record
 from tuning.report import wording
-from tuning.report.candidates import SAMPLES_PER_S
-from tuning.report.receipts import Receipt
+from tuning.report.ablation_results import Receipt
 from tuning.report.summary import Named, Summary
-from tuning.search import active
+from tuning.report.trial_views import SAMPLES_PER_S
+from tuning.search import runtime_check
 
 WIDTH = 80
 LABEL = 8  # columns of "best    ", "trials  " and the like
@@ -204,7 +204,7 @@ def _best_lines(summary: Summary, width: int) -> list[str]:
     claim = wording.claim_sentence(summary.claim, summary.gain("after", "before"))
     lines += textwrap.wrap(claim, width) if claim else []
     lines += _rival_lines(summary, best, width)
-    for text in active.disagreements(best.config, best.active):
+    for text in runtime_check.disagreements(best.config, best.active):
         lines += textwrap.wrap(wording.plain(text), width)
     if summary.place.virtual or wording.is_held(summary.place):
         lines += textwrap.wrap(wording.place_sentence(summary.place), width)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from tuning.journal.timeline import Interval
 from tuning.report import wording
-from tuning.report.candidates import Candidate
 from tuning.report.summary import Named, Summary
+from tuning.report.trial_views import Candidate
 from tuning.search.rule import Baseline
 
 if TYPE_CHECKING:

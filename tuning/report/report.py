@@ -17,10 +17,10 @@ from markupsafe import Markup
 
 from tuning.config import atomic
 from tuning.report import plots, wording
-from tuning.report.candidates import Candidate
 from tuning.report.plots import Figure
 from tuning.report.summary import PICKS, Named, Summary
-from tuning.search import active
+from tuning.report.trial_views import Candidate
+from tuning.search import runtime_check
 
 _SHORT = {"learning_rate": "rate", "batch_size": "batch", "micro_batch_size": "micro", "amp_dtype": "type"}
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
@@ -201,7 +201,7 @@ def _active(summary: Summary) -> Table | None:
     if summary.best is None or not summary.best.active:
         return None
     words = {True: "as asked", False: "not as asked", None: "cannot be told"}
-    found = active.compare(summary.best.config, summary.best.active)
+    found = runtime_check.compare(summary.best.config, summary.best.active)
     return Table(["knob", "asked", "seen", ""], [[r.knob, r.asked, r.seen, words[r.agrees]] for r in found])
 
 

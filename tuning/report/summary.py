@@ -16,12 +16,12 @@ from tuning.config.lenient import finite, mapping, numbers, texts, whole
 from tuning.journal import timeline
 from tuning.journal.records import Record
 from tuning.journal.timeline import Interval, Times
-from tuning.report import candidates, receipts
-from tuning.report.candidates import SAMPLES_PER_S, Candidate
-from tuning.report.receipts import Receipt
-from tuning.search import verdict
+from tuning.report import ablation_results, trial_views
+from tuning.report.ablation_results import Receipt
+from tuning.report.trial_views import SAMPLES_PER_S, Candidate
+from tuning.search import bottleneck
+from tuning.search.bottleneck import Verdict
 from tuning.search.rule import Baseline, best_baseline
-from tuning.search.verdict import Verdict
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
@@ -67,7 +67,7 @@ class Named:
     peak_allocated_bytes: int | None
     seed: int | None
     active: Mapping[str, Any] = field(default_factory=dict)
-    """What its first optimiser step was seen to run (`trainables.witness`); `search.active.compare` reads it."""
+    """What its first optimiser step was seen to run (`trainables.witness`); `search.runtime_check.compare` reads it."""
     verdict: Verdict | None = None
 
     @property
@@ -167,8 +167,8 @@ def from_records(records: Sequence[Record]) -> Summary:
     pick, stop = _last(records, "pick"), _last(records, "stop")
     objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SAMPLES_PER_S}
     front = {str(t) for t in pick.get("front") or ()}
-    trials = tuple(replace(t, on_front=t.trial in front) for t in candidates.trials(records, objectives))
-    probes = tuple(candidates.candidate(r, objectives, "name") for r in records if r.event == "probe")
+    trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views.trials(records, objectives))
+    probes = tuple(trial_views.candidate(r, objectives, "name") for r in records if r.event == "probe")
     refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")
     named = _named(records, pick, trials, probes, objectives, whole(study.get("val_samples")))
     named = _judged(records, named, probes, _place(study))
@@ -192,7 +192,9 @@ def from_records(records: Sequence[Record]) -> Summary:
         confirmed=_confirmed(records, trials, objectives, whole(study.get("val_samples"))),
         gains=_gains(records, named),
         claim=_claim(study),
-        receipts=receipts.receipts(ablated, texts(mapping(mapping(study.get("config")).get("named")).get("claims_of"))),
+        receipts=ablation_results.receipts(
+            ablated, texts(mapping(mapping(study.get("config")).get("named")).get("claims_of"))
+        ),
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
@@ -288,7 +290,7 @@ def _judged(
         peak = one.peak_allocated_bytes
         memory_frac = peak / cap_bytes if peak and cap_bytes else None
         spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
-        found[name] = verdict.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
+        found[name] = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
     return {name: replace(one, verdict=found.get(name)) for name, one in named.items()}
 
 

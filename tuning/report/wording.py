@@ -16,7 +16,7 @@ from trainables.knobs import Knobs, is_active
 from tuning.config.cards import HERE
 from tuning.journal.timeline import Times
 from tuning.report.summary import Claim, Named, Place, Summary
-from tuning.search.verdict import Verdict
+from tuning.search.bottleneck import Verdict
 from tuning.stats.uncertainty import Gain, Quality
 
 GIB_BYTES = 2**30

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from tuning.journal.records import Journal
 from tuning.search.ablation import Pair
-from tuning.search.bench import Told, Windows
+from tuning.search.protocols import Told, Windows
 
 
-def measure(bench: Windows, journal: Journal, pairs: Sequence[Pair], rounds: int, window_s: float, told: Told) -> None:
+def measure(
+    profiler: Windows, journal: Journal, pairs: Sequence[Pair], rounds: int, window_s: float, told: Told
+) -> None:
     """Measures each pair `rounds` times, both sides one after the other on the same batches.
 
     Rounds are outermost, so that a slow minute of the machine falls on every pair alike, and which side goes first
@@ -22,7 +24,7 @@ def measure(bench: Windows, journal: Journal, pairs: Sequence[Pair], rounds: int
                 continue
             sides = {"with": pair.with_, "without": pair.without}
             order = ("with", "without") if number % 2 == 0 else ("without", "with")
-            found = {side: bench.window(sides[side], window_s, seed=number) for side in order}
+            found = {side: profiler.window(sides[side], window_s, seed=number) for side in order}
             on, off = pair.values()
             told(
                 journal.append(

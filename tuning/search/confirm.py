@@ -9,10 +9,10 @@ from typing import Protocol
 
 from trainables.knobs import Scalar
 from tuning.journal.records import Journal, Record, trials
-from tuning.search import rivals
-from tuning.search.bench import Bench, Orders, Told
+from tuning.search import challengers
+from tuning.search.challengers import Challenger, Selection, Standing
 from tuning.search.pick import Candidate, Pick, pick
-from tuning.search.rivals import Rival, Ruling, Standing
+from tuning.search.protocols import Profiler, Told, TrialPlan
 from tuning.search.rule import Rule
 
 SETTLE_S = 1.5
@@ -69,7 +69,7 @@ def windows_s(budget: Budget, configurations: int) -> float:
 
 
 def measure_windows(
-    bench: Bench, journal: Journal, named: Mapping[str, Mapping[str, Scalar]], budget: Budget, told: Told
+    profiler: Profiler, journal: Journal, named: Mapping[str, Mapping[str, Scalar]], budget: Budget, told: Told
 ) -> None:
     """Measures `budget.windows` rounds; in each every configuration has one window, on the same batches.
 
@@ -79,21 +79,21 @@ def measure_windows(
     have = {(r["name"], r["round"]) for r in own}
     names = [name for name in named if any((name, number) not in have for number in range(budget.windows))]
     for name in names:  # once unmeasured: what ran last in the process was something else, and the first time is slow
-        bench.window(named[name], 0.0, seed=budget.windows)
+        profiler.window(named[name], 0.0, seed=budget.windows)
     for number in range(budget.windows):
         turn = number % max(1, len(names))
         for name in names[turn:] + names[:turn]:
             if (name, number) not in have:
-                found = bench.window(named[name], budget.window_s, seed=number)
+                found = profiler.window(named[name], budget.window_s, seed=number)
                 told(journal.append("window", name=name, round=number, config=dict(named[name]), **found))
 
 
 def train_again(
-    bench: Bench,
+    profiler: Profiler,
     journal: Journal,
     name: str,
     knobs: Mapping[str, Scalar],
-    orders: Orders,
+    orders: TrialPlan,
     seeds: Sequence[int],
     told: Told,
 ) -> None:
@@ -102,7 +102,7 @@ def train_again(
     for seed in seeds:
         if (name, seed) in have:
             continue
-        found = bench.train(knobs, orders.samples, (orders.samples,), seed)
+        found = profiler.train(knobs, orders.samples, (orders.samples,), seed)
         told(
             journal.append(
                 "confirmed",
@@ -133,8 +133,10 @@ class Terms:
     left_s: Callable[[], float]
 
 
-def settle(bench: Bench, journal: Journal, first: str, orders: Orders, terms: Terms, told: Told) -> Ruling | None:
-    """Trains the first pick on every seed, then its rivals; returns the ruling, None where the first pick failed.
+def settle(
+    profiler: Profiler, journal: Journal, first: str, orders: TrialPlan, terms: Terms, told: Told
+) -> Selection | None:
+    """Trains the first pick on every seed, then its rivals; returns the selection, None where the first pick failed.
 
     Rivals are trained seed by seed, the most promising first, for as long as they could be within the tolerance and the
     time lasts. Every decision about one is a record; what the records hold already is not trained again.
@@ -142,27 +144,27 @@ def settle(bench: Bench, journal: Journal, first: str, orders: Orders, terms: Te
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     for seed in terms.seeds:
         if not any(one.id == first and one.failed for one in standings(journal.records, terms)):
-            train_again(bench, journal, first, configs[first], orders, [seed], told)
+            train_again(profiler, journal, first, configs[first], orders, [seed], told)
     while True:
         found = standings(journal.records, terms)
-        ruling = rivals.settle(found, first, terms.seeds, terms.rule)
-        if ruling is None:
+        selection = challengers.settle(found, first, terms.seeds, terms.rule)
+        if selection is None:
             return None
-        open_ = rivals.rivals(found, ruling, terms.seeds, terms.rule, _seconds(journal.records, first))
+        open_ = challengers.rivals(found, selection, terms.seeds, terms.rule, _seconds(journal.records, first))
         left_s = terms.left_s()
         for late in open_:
             if late.seconds > left_s:
                 _decided(journal, late, "too long", left_s, told)
         for one in found:
-            if one.by_seed and one.id not in (*ruling.means, *(late.id for late in open_)):
-                _decided(journal, Rival(one.id, 0.0, 0.0), "given up", left_s, told)
+            if one.by_seed and one.id not in (*selection.means, *(late.id for late in open_)):
+                _decided(journal, Challenger(one.id, 0.0, 0.0), "given up", left_s, told)
         rival = next((one for one in open_ if one.seconds <= left_s), None)
         if rival is None:
-            return ruling
+            return selection
         _decided(journal, rival, "confirm", left_s, told)
         done = next(one for one in found if one.id == rival.id).by_seed
         seed = next(seed for seed in terms.seeds if seed not in done)
-        train_again(bench, journal, rival.id, configs[rival.id], orders, [seed], told)
+        train_again(profiler, journal, rival.id, configs[rival.id], orders, [seed], told)
 
 
 def standings(records: Sequence[Record], terms: Terms) -> list[Standing]:
@@ -214,7 +216,7 @@ def _took_s(record: Record) -> float:
     return sum(float(record.get(key) or 0.0) for key in ("setup_s", "train_s", "evaluate_s"))
 
 
-def _decided(journal: Journal, rival: Rival, decision: str, left_s: float, told: Told) -> None:
+def _decided(journal: Journal, rival: Challenger, decision: str, left_s: float, told: Told) -> None:
     """Writes once for each rival and decision what is done about it, and from what."""
     known = ((r["trial"], r["decision"]) for r in journal.records if r.event == "rival")
     if (rival.id, decision) not in known:

@@ -26,7 +26,7 @@ ENOUGH = 4
 NEWEST = 64
 """Of more trainings than these the newest say what to expect; the optimist looks at all."""
 _ROUNDING = 1e-9
-"""Rungs that differ by no more of their mean are the same."""
+"""Pruner that differ by no more of their mean are the same."""
 DOUBT = 2.0
 """Trainings that say that a rung tells nothing of the end, believed before any was seen."""
 MARGIN = 1.25

@@ -12,11 +12,11 @@ import numpy as np
 from trainables.knobs import PHASE_KNOB, Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Record
-from tuning.memory.frontier import Frontier
-from tuning.memory.needs import fits, key_of, need_of
+from tuning.memory.groups import fits, key_of, need_of
+from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.outlook import Outlook
-from tuning.search.rungs import Decision
+from tuning.search.pruner import Decision
 from tuning.search.throughput import SYSTEM, Choice, Probed, Rates, coupling_of
 from tuning.search.tries import Tries
 from tuning.stats.pareto import Mode, front
@@ -62,12 +62,12 @@ class Foresight:
         space: Space,
         names: Sequence[str],
         tries: Tries,
-        frontier: Frontier,
+        guard: MemoryGuard,
         objectives: Mapping[str, Mode],
         samples: int,
         seed: int,
     ) -> None:
-        self._space, self._frontier = space, frontier
+        self._space, self._guard = space, guard
         self._tries, self._rates = tries, tries.rates
         self._objective, mode = next(iter(objectives.items()))
         self._sign = 1.0 if mode == "max" else -1.0
@@ -279,7 +279,7 @@ class Foresight:
     def _fitting(self, values: Mapping[str, Scalar], choice: Choice) -> int:
         """Returns the micro-batch at which a trial would begin, 0 for none."""
         knobs = {**self._space.fixed, **values, **choice.system}
-        return self._frontier.fitting(*need_of(knobs))
+        return self._guard.fitting(*need_of(knobs))
 
     def _fits(self, knobs: Mapping[str, Scalar]) -> bool:
-        return fits(self._frontier, knobs)
+        return fits(self._guard, knobs)

@@ -8,17 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Knobs, Scalar, is_active
-from tuning.config.sections import ProbeSection
+from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
-from tuning.memory.footprints import defaults
-from tuning.memory.frontier import PROBE_COSTS, Frontier, Verdict
-from tuning.memory.needs import fits, learn, micro_batch_of, need_of
+from tuning.memory.groups import fits, learn, micro_batch_of, need_of
+from tuning.memory.guard import PROBE_COSTS, MemoryGuard, Verdict
+from tuning.memory.measure import defaults
 from tuning.search import reuse
-from tuning.search.bench import Probes
-from tuning.search.searchers import Observation, OptunaSearcher
+from tuning.search.bottleneck import frozen, frozen_sentence, judge
+from tuning.search.protocols import Probes
+from tuning.search.sampler import Observation, Sampler
 from tuning.search.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour, same
-from tuning.search.verdict import frozen, frozen_sentence, judge
 
 IDLE = 4
 """With every neighbour of the best tried, so many probes in a row that were no faster end a coupling's sweep."""
@@ -47,20 +47,20 @@ class ProbeStage:
     faster any more or the time is spent. Each coupling gets an equal share of the time, the first starting from the
     space's defaults, the others from the best system knobs found so far. What the verdict on the best names as a remedy
     is changed first (the RAM cache where it waits for data); what it cannot gain by is left as it is
-    (`search.verdict`).
+    (`search.bottleneck`).
     """
 
     def __init__(
         self,
-        bench: Probes,
+        profiler: Probes,
         space: Space,
         journal: Journal,
-        frontier: Frontier,
+        guard: MemoryGuard,
         budget: ProbeSection,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bench, self._space, self._journal, self._frontier = bench, space, journal, frontier
+        self._profiler, self._space, self._journal, self._guard = profiler, space, journal, guard
         self._budget, self._seed, self._clock = budget, seed, clock
         self._batch_size = reference_batch_size(space)
         self._earlier = reuse.probes(journal.records, space)
@@ -79,7 +79,7 @@ class ProbeStage:
 
     def _sweep(self, coupling: Mapping[str, Scalar], until: float, told: Told) -> None:
         system = self._space.subset({"system"})
-        searcher = self._searcher(system, coupling)
+        sampler = self._sampler(system, coupling)
         held: dict[str, Scalar | None] = {}
         while self._clock() < until or not self._under(coupling):
             over = [r for r in self._under(coupling) if not self._fits_alone(r)]
@@ -88,7 +88,7 @@ class ProbeStage:
             if (now_held := {n: incumbent.get(n) for n in self._frozen(coupling, told)}) != held:
                 held = now_held
                 system = _without(self._space.subset({"system"}), held)
-                searcher = self._searcher(system, coupling)
+                sampler = self._sampler(system, coupling)
             alternatives = {n: p.values for n, p in system.parameters.items() if isinstance(p, Choice)}
             order = [n for n in self._promising(coupling) if n in alternatives]
             usable = {n: alternatives[n] for n in dict.fromkeys([*order, *alternatives]) if is_active(n, incumbent)}
@@ -97,7 +97,7 @@ class ProbeStage:
                 candidate = start  # what an earlier run found fastest need not be
             number = None
             if candidate is None:  # every neighbour of the best is slower
-                proposal = None if self._settled(coupling) else searcher.suggest()
+                proposal = None if self._settled(coupling) else sampler.suggest()
                 if proposal is None:
                     return
                 number = proposal.number
@@ -106,9 +106,9 @@ class ProbeStage:
             record = self._refuse(candidate) or self._measure(candidate, self.time_s(until - self._clock()))
             told(record)
             if number is None:
-                searcher.replay(_only(system, candidate), self._observation(record))
+                sampler.replay(_only(system, candidate), self._observation(record))
             else:
-                searcher.observe(number, self._observation(record))
+                sampler.observe(number, self._observation(record))
 
     def _settled(self, coupling: Mapping[str, Scalar]) -> bool:
         """Returns whether the last `IDLE` probes under the coupling found nothing faster than those before them."""
@@ -117,12 +117,12 @@ class ProbeStage:
         before, last = rates[:-IDLE], rates[-IDLE:]
         return bool(before) and max(last) < max(before) * (1 + self._budget.spread_frac)
 
-    def _searcher(self, system: Space, coupling: Mapping[str, Scalar]) -> OptunaSearcher:
-        """Returns a searcher of these knobs that knows what was measured under the coupling."""
-        searcher = OptunaSearcher(system, {"samples_per_s": "max"}, self._seed)
+    def _sampler(self, system: Space, coupling: Mapping[str, Scalar]) -> Sampler:
+        """Returns a sampler of these knobs that knows what was measured under the coupling."""
+        sampler = Sampler(system, {"samples_per_s": "max"}, self._seed)
         for record in self._under(coupling):
-            searcher.replay(_only(system, record["config"]), self._observation(record))
-        return searcher
+            sampler.replay(_only(system, record["config"]), self._observation(record))
+        return sampler
 
     def _frozen(self, coupling: Mapping[str, Scalar], told: Told) -> list[str]:
         """Returns the knobs that cannot help the best under the coupling; says so of those nobody has varied yet."""
@@ -155,7 +155,7 @@ class ProbeStage:
     def _observation(self, record: Record) -> Observation:
         verdict = self._judged(record["config"])
         outcome = "refused" if record.event == "refused" else str(record["outcome"])
-        overshoot_bytes = max(1, self._frontier.overshoot_bytes(verdict))
+        overshoot_bytes = max(1, self._guard.overshoot_bytes(verdict))
         return Observation(outcome, {"samples_per_s": record.get("samples_per_s")}, overshoot_bytes)
 
     def _under(self, coupling: Mapping[str, Scalar]) -> list[Record]:
@@ -177,9 +177,9 @@ class ProbeStage:
         size = int(knobs.get("batch_size", self._batch_size))
         rivals = [] if name else [rate for p in self._rivals(knobs) if (rate := p.at_batch_size(size)) is not None]
         p_oom = self._judged(knobs).p_oom
-        found = self._bench.probe(knobs, time_s, self._budget.spread_frac, max(rivals, default=0.0))
+        found = self._profiler.probe(knobs, time_s, self._budget.spread_frac, max(rivals, default=0.0))
         record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
-        learn(self._frontier, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
+        learn(self._guard, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
         return record
 
     def _fitting(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
@@ -187,7 +187,7 @@ class ProbeStage:
         micro_batch, given = micro_batch_of(knobs), self._space.given("batch_size")
         alone = {**knobs, "batch_size": micro_batch}
         has_it = micro_batch in given if isinstance(given, Range) else micro_batch in _values(self._space, "batch_size")
-        if not has_it or fits(self._frontier, knobs):
+        if not has_it or fits(self._guard, knobs):
             return knobs
         return alone if self._judged(alone).fits else knobs
 
@@ -196,7 +196,7 @@ class ProbeStage:
         return bool(record.get("outcome") == "oom" and self._fitting(record["config"]) != record["config"])
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
-        return self._frontier.judge(*need_of(knobs), costs=PROBE_COSTS)
+        return self._guard.judge(*need_of(knobs), costs=PROBE_COSTS)
 
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
         verdict = self._judged(knobs)
@@ -206,7 +206,7 @@ class ProbeStage:
             "refused",
             config=knobs,
             predicted_bytes=verdict.predicted_bytes,
-            cap_bytes=self._frontier.cap_bytes,
+            cap_bytes=self._guard.cap_bytes,
             p_oom=verdict.p_oom,
             reason=verdict.reason,
             stage="probe",

@@ -8,7 +8,7 @@ from trainables.knobs import Scalar
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.oom import Outcome
-from tuning.search.verdict import instead_of_fp16
+from tuning.search.bottleneck import instead_of_fp16
 
 LEARNED = (Outcome.OK, Outcome.STOPPED, Outcome.DIVERGED)
 """Outcomes that say something of what was to be learned."""

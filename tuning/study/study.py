@@ -17,29 +17,29 @@ from typing import Any
 
 from trainables.knobs import Scalar
 from tuning.cli.terminal import Terminal
-from tuning.config.config import StudyConfig, write_resolved
 from tuning.config.errors import NoUsableTrial
+from tuning.config.load import StudyConfig, write_resolved
 from tuning.journal import timeline
 from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.journal.runs import JOURNAL, known_runs
-from tuning.memory import footprints as estimate
-from tuning.memory import needs
+from tuning.memory import groups
+from tuning.memory import measure as estimate
 from tuning.memory.known import Key, Known
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, summary
-from tuning.search import active, confirm, reuse
+from tuning.search import confirm, reuse, runtime_check
+from tuning.search.challengers import Selection
 from tuning.search.confirm import Terms as ConfirmTerms
 from tuning.search.pick import Pick
 from tuning.search.probe import ProbeStage
-from tuning.search.rivals import Ruling
 from tuning.search.rule import Rule, absolute, best_baseline
-from tuning.search.search import SearchDesk
-from tuning.study.allotment import Allotment
-from tuning.study.opening import checked, command_of, described, journals, new_folder, setting_of, study_fields
-from tuning.workers import crews, doctor
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.search.scheduler import TrialScheduler
+from tuning.study.limits import Limits
+from tuning.study.setup import checked, command_of, described, journals, new_folder, setting_of, study_fields
+from tuning.workers import doctor, executors
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 PREDICT_S = 60.0
 """What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
@@ -63,23 +63,23 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     setting = setting_of(config)
     free_bytes = doctor.free_bytes(doctor.gpus()[0]) if cuda else None  # before any process of ours has a context
     with ExitStack() as stack:
-        bench = stack.enter_context(Laboratory(setting))
-        bench.start()
-        crews.prepare(config)
+        profiler = stack.enter_context(Worker(setting))
+        profiler.start()
+        executors.prepare(config)
         if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
-            cluster = stack.enter_context(crews.cluster(config))
+            cluster = stack.enter_context(executors.cluster(config))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
-        facts = described(bench, config.workload.options, estimate.defaults(config.space))
+        facts = described(profiler, config.workload.options, estimate.defaults(config.space))
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
                 terminal.warning(text)
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting, free_bytes)
-            study.measure(bench)
-            study.search(bench, setting)
-            bench.end()
-            study.confirm(bench)
+            study.measure(profiler)
+            study.search(profiler, setting)
+            profiler.end()
+            study.confirm(profiler)
             study.publish()
     return folder
 
@@ -92,8 +92,8 @@ class _Study:
         self._started = started
         self._began = started - timeline.times(journal.records).wall_s  # of earlier sessions
 
-    def open(self, facts: Mapping[str, Any], setting: Setting, free_bytes: int | None = None) -> None:
-        """Writes who we are and what we run, or that we go on; `free_bytes` as `Allotment` has it."""
+    def open(self, facts: Mapping[str, Any], setting: WorkerConfig, free_bytes: int | None = None) -> None:
+        """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
         if last(self._journal.records, "study") is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
             self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
@@ -103,31 +103,31 @@ class _Study:
             self._journal.append("resume", command=command_of(self._config), startup_s=startup_s)
             self._same_code(facts)
         self._facts = self._opening()
-        self._allotment = Allotment(self._config, self._facts, self._journal, self._began, free_bytes)
+        self._limits = Limits(self._config, self._facts, self._journal, self._began, free_bytes)
         for text in self._config.dropped:
             self._note(text)
         self._terminal.plan(self._config, self._facts, self._folder)
-        shortage = self._allotment.shortage()
+        shortage = self._limits.shortage()
         if shortage:
             self._terminal.warning(shortage)
 
-    def measure(self, bench: Laboratory) -> None:
+    def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
-        cap_bytes = self._allotment.cap_bytes()
+        cap_bytes = self._limits.cap_bytes()
         self._recall()
         self._reuse()
         with self._stage("estimate") as needed:
             if needed:
                 cuda = self._config.card.device == "cuda"
-                first = estimate.EstimateStage(bench, self._config.space, self._journal, cap_bytes, cuda=cuda)
+                first = estimate.MemoryStage(profiler, self._config.space, self._journal, cap_bytes, cuda=cuda)
                 first.run(self._predict if cuda else None)
         if self._config.search.strategy == "joint":
             return
         with self._stage("probe") as needed:
             if needed:
-                learned = needs.frontier(self._journal.records, cap_bytes)
+                learned = groups.guard(self._journal.records, cap_bytes)
                 stage = ProbeStage(
-                    bench,
+                    profiler,
                     self._config.space,
                     self._journal,
                     learned,
@@ -136,27 +136,27 @@ class _Study:
                 )
                 stage.run(self._config.named, self._told)
 
-    def search(self, bench: Laboratory, setting: Setting) -> None:
+    def search(self, profiler: Worker, setting: WorkerConfig) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
         with self._stage("search") as needed:
             if not needed:
                 return
-            slots = self._allotment.slots()
-            desk = SearchDesk(
+            slots = self._limits.slots()
+            scheduler = TrialScheduler(
                 self._journal,
                 self._config.space,
-                needs.frontier(self._journal.records, slots.cap_bytes(slots.count) or self._allotment.cap_bytes()),
-                self._allotment.terms(),
-                self._allotment.orders(),
+                groups.guard(self._journal.records, slots.cap_bytes(slots.count) or self._limits.cap_bytes()),
+                self._limits.terms(),
+                self._limits.orders(),
                 self._told,
             )
             self._share()
-            with crews.crew(self._config, slots.count, bench, setting) as crew:
-                crew.run(desk, self._allotment.orders())
+            with executors.executor(self._config, slots.count, profiler, setting) as executor:
+                executor.run(scheduler, self._limits.orders())
             self._remember()
-            self._note(f"the search ended: {desk.stop_reason}")
+            self._note(f"the search ended: {scheduler.stop_reason}")
 
-    def confirm(self, bench: Laboratory) -> None:
+    def confirm(self, profiler: Worker) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
         picked = self._pick()
         if picked is None:
@@ -175,25 +175,27 @@ class _Study:
             if not needed:
                 return
             while True:
-                first = self._fastest(bench, picked, configs)
-                ruling = confirm.settle(
-                    bench, self._journal, first, self._allotment.orders(), self._confirm_terms(first), told
+                first = self._fastest(profiler, picked, configs)
+                selection = confirm.settle(
+                    profiler, self._journal, first, self._limits.orders(), self._confirm_terms(first), told
                 )
                 another = self._pick()
-                if ruling is not None or another is None or self._failed(another.best):
+                if selection is not None or another is None or self._failed(another.best):
                     break
                 self._note(f"{first} did not come to its end when it was trained again, and is no longer the pick")
                 picked = another
-            best = first if ruling is None else ruling.best
-            confirm.measure_windows(bench, self._journal, {**self._config.named, "best": configs[best]}, budget, told)
-            self._append_pick(picked, first, ruling)
+            best = first if selection is None else selection.best
+            confirm.measure_windows(
+                profiler, self._journal, {**self._config.named, "best": configs[best]}, budget, told
+            )
+            self._append_pick(picked, first, selection)
 
-    def _fastest(self, bench: Laboratory, picked: Pick, configs: Mapping[str, dict[str, Scalar]]) -> str:
+    def _fastest(self, profiler: Worker, picked: Pick, configs: Mapping[str, dict[str, Scalar]]) -> str:
         """Returns the fastest of the pick and the next of the front, measured side by side where the budget asks."""
         budget, rivals = self._config.budget.confirm, self._rivals(picked)
         if len(rivals) == 1:
             return picked.best
-        confirm.measure_windows(bench, self._journal, {t: configs[t] for t in rivals}, budget, self._told)
+        confirm.measure_windows(profiler, self._journal, {t: configs[t] for t in rivals}, budget, self._told)
         return max(rivals, key=lambda t: confirm.median_rate(self._journal.records, t) or 0.0)
 
     def _failed(self, trial: str) -> bool:
@@ -206,39 +208,39 @@ class _Study:
         return ConfirmTerms(
             rule=self._rule(),
             seeds=[seed + 1 + n for n in range(budget.seeds)],
-            left_s=lambda: self._allotment.left_for_rivals_s(first),
+            left_s=lambda: self._limits.left_for_rivals_s(first),
         )
 
-    def _append_pick(self, picked: Pick, first: str, ruling: Ruling | None) -> None:
+    def _append_pick(self, picked: Pick, first: str, selection: Selection | None) -> None:
         """Writes the pick, by the rule over those that were confirmed; None where nothing came to its end again."""
         said = picked.rule if first == picked.best else f"{picked.rule}; {first} was faster when measured again"
         fields = {"knee": picked.knee, "front": list(picked.front), "searched_best": picked.best}
-        if ruling is None:
+        if selection is None:
             rule = f"{said}; trained again, neither it nor another came to its end on every seed"
             self._journal.append("pick", best=first, most_accurate=picked.most_accurate, rule=rule, **fields)
             return
         terms = self._confirm_terms(first)
         sign = terms.rule.sign
-        confirmed = ruling.sentence(first, terms.rule, len(terms.seeds))
+        confirmed = selection.sentence(first, terms.rule, len(terms.seeds))
         self._journal.append(
             "pick",
-            best=ruling.best,
-            most_accurate=ruling.most_accurate,
-            rule=f"{said}; {confirmed}" if len(ruling.means) == 1 else confirmed,
-            confirmed={trial: sign * mean for trial, mean in ruling.means.items()},
-            bar=sign * ruling.bar,
-            bar_of=ruling.bar_of,
-            difference=ruling.difference,
-            half_width=ruling.half_width,
+            best=selection.best,
+            most_accurate=selection.most_accurate,
+            rule=f"{said}; {confirmed}" if len(selection.means) == 1 else confirmed,
+            confirmed={trial: sign * mean for trial, mean in selection.means.items()},
+            bar=sign * selection.bar,
+            bar_of=selection.bar_of,
+            difference=selection.difference,
+            half_width=selection.half_width,
             **fields,
         )
         asked = (r for r in self._journal.records if r.event == "rival" and r["decision"] == "too long")
-        late = list(dict.fromkeys(r["trial"] for r in asked if r["trial"] not in ruling.means))
+        late = list(dict.fromkeys(r["trial"] for r in asked if r["trial"] not in selection.means))
         if late:
             remedy = f"a larger budget.confirm.rivals_frac has {'it' if len(late) == 1 else 'them'} trained"
             self._note(f"{', '.join(late)} may change the pick, and no time was left for that: {remedy}")
-        if ruling.best != first:
-            self._note(f"{ruling.best} takes the place of {first}, which the search had picked by one seed")
+        if selection.best != first:
+            self._note(f"{selection.best} takes the place of {first}, which the search had picked by one seed")
 
     def publish(self) -> None:
         """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""
@@ -293,7 +295,7 @@ class _Study:
         if not self._config.remember:
             return
         store = Known()
-        store.remember(self._memory_key(), needs.facts(self._journal.records))
+        store.remember(self._memory_key(), groups.facts(self._journal.records))
         for text in store.warnings:
             self._terminal.warning(text)
 
@@ -322,7 +324,7 @@ class _Study:
 
     def _share(self) -> None:
         """Says how the trials share the card, where they do and it limits them."""
-        slots = self._allotment.slots()
+        slots = self._limits.slots()
         if slots.count > 1 and slots.enforced and slots.slot_bytes is not None:
             gib = slots.slot_bytes / 2**30
             self._note(f"{slots.count} trials share the card, {gib:.2f} GiB each; a trial that needs more takes more")
@@ -361,7 +363,7 @@ class _Study:
     def _told(self, record: Record) -> None:
         """Says what was written, and once for each knob that it was not honoured."""
         self._terminal.record(record)
-        for text in active.disagreements(record.get("config") or {}, record.get("active") or {}):
+        for text in runtime_check.disagreements(record.get("config") or {}, record.get("active") or {}):
             self._note(text)
 
     def _note(self, text: str) -> None:

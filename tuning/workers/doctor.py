@@ -14,8 +14,8 @@ from typing import Any, Literal
 import psutil
 
 from tuning.config import atomic
-from tuning.config.config import StudyConfig
 from tuning.config.errors import PreflightError
+from tuning.config.load import StudyConfig
 from tuning.search.packing import CONTEXT_BYTES
 
 State = Literal["OK", "WARN", "FAIL"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from tuning.workers.setting import Shrink
+from tuning.workers.worker_config import Shrink
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Ray: one cluster a search, and Tune for its trials.
 
-Public API only. A searcher and a scheduler that do nothing but ask the study's desk; a Stopper is not needed, since the
-desk ends the search by having no next trial.
+Public API only. A Tune searcher and a Tune scheduler that only ask the study's scheduler; a Stopper is not needed,
+since the study's ends the search by having no next trial.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ray.tune.search import Searcher
 from trainables.plan import Plan
 from tuning.config.errors import PreflightError, StoppedEarly, TuningError
 from tuning.memory import oom
-from tuning.search.bench import Desk, Orders
+from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.lending import Door
-from tuning.workers.placing import BEAT_S, Placed, Placing, given_up
+from tuning.workers.placement import BEAT_S, Placed, Placing, given_up
 from tuning.workers.ray_worker import REPORT, Retired, TrialRunner
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 NO_LIMIT = 1_000_000_000
 ATTEMPTS = 4
@@ -87,29 +87,29 @@ class RayCluster:
         self._folder.cleanup()
 
 
-class RayCrew:
+class RayExecutor:
     """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial.
 
     The first of them trains in the process behind `door`, if any, which has loaded everything already.
     """
 
-    def __init__(self, setting: Setting, name: str, door: Door | None = None) -> None:
+    def __init__(self, setting: WorkerConfig, name: str, door: Door | None = None) -> None:
         self._setting, self._name, self._door = setting, name, door
 
-    def run(self, desk: Desk, orders: Orders) -> None:
-        """Returns when the desk has no next trial and every trial has ended."""
+    def run(self, scheduler: Scheduler, orders: TrialPlan) -> None:
+        """Returns when the scheduler has no next trial and every trial has ended."""
         slots = orders.concurrency
         # Every actor asks Ray for the same, whatever share its trials are given, so that any can take the next one.
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // slots))}
         if self._setting.device == "cuda":
             resources["GPU"] = math.floor(1000 / slots) / 1000
-        asking = _Asking(desk, orders, self._setting, self._door)
+        asking = _Asking(scheduler, orders, self._setting, self._door)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 _named_runner(self._name, resources),
                 tune_config=tune.TuneConfig(
                     search_alg=asking,
-                    scheduler=_Deciding(desk, asking),
+                    scheduler=_Deciding(scheduler, asking),
                     num_samples=NO_LIMIT,
                     max_concurrent_trials=slots,
                     reuse_actors=True,
@@ -138,17 +138,17 @@ class RayCrew:
 
 
 class _Asking(Searcher):
-    """A Tune searcher that passes on the desk's trials where there is room for them, and tells it how they ended."""
+    """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended."""
 
-    def __init__(self, desk: Desk, orders: Orders, setting: Setting, door: Door | None) -> None:
+    def __init__(self, scheduler: Scheduler, orders: TrialPlan, setting: WorkerConfig, door: Door | None) -> None:
         super().__init__(metric="samples", mode="max")
-        self._desk, self._orders, self._setting, self._door = desk, orders, setting, door
-        self._placing = Placing(desk, orders, setting.cap_bytes)
+        self._scheduler, self._orders, self._setting, self._door = scheduler, orders, setting, door
+        self._placing = Placing(scheduler, orders, setting.cap_bytes)
         self._placed: dict[str, Placed] = {}
         self._errors: dict[str, BaseException | None] = {}
         self._unbegun: set[str] = set()
         self.failed: TuningError | None = None
-        """What the desk raised, such as a full disk; Tune would wrap it in a traceback of its own."""
+        """What the scheduler raised, such as a full disk; Tune would wrap it in a traceback of its own."""
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         return True
@@ -175,10 +175,10 @@ class _Asking(Searcher):
             "threads": share.threads,
             "shrink": share.shrink,
             "beat_s": BEAT_S,
-            "trial": placed.assignment.trial,
+            "trial": placed.request.trial,
             "attempt": placed.attempt,
-            "knobs": dict(placed.assignment.knobs),
-            "seed": placed.assignment.seed,
+            "knobs": dict(placed.request.knobs),
+            "seed": placed.request.seed,
         }
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -194,7 +194,7 @@ class _Asking(Searcher):
             if unbegun and placed.attempt < ATTEMPTS:
                 self._begin_again(placed, fault)
             elif not self._placing.widened(placed, found):
-                self._desk.ended(placed.assignment.trial, found or _lost(fault))
+                self._scheduler.ended(placed.request.trial, found or _lost(fault))
         except TuningError as failure:
             self.failed = failure
 
@@ -202,7 +202,7 @@ class _Asking(Searcher):
         """Says why a trial's process was given up before it began, and keeps the trial."""
         cause = getattr(fault, "cause", None)
         event, why = ("retired", str(cause)) if isinstance(cause, Retired) else ("lost", _lost(fault)["message"])
-        self._desk.decided(event, placed.assignment.trial, f"{why}; the trial runs in a new process")
+        self._scheduler.decided(event, placed.request.trial, f"{why}; the trial runs in a new process")
         self._placing.again(placed)
 
     def errored(self, trial: TuneTrial, *, recovers: bool) -> None:
@@ -213,7 +213,7 @@ class _Asking(Searcher):
         placed = self._placed.get(trial.trial_id)
         if recovers and placed is not None and self.failed is None:
             try:
-                self._desk.decided("lost", placed.assignment.trial, f"{_lost(found)['message']}; it is run once more")
+                self._scheduler.decided("lost", placed.request.trial, f"{_lost(found)['message']}; it is run once more")
             except TuningError as failure:
                 self.failed = failure
 
@@ -224,38 +224,38 @@ class _Asking(Searcher):
         """Reads nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped: dict[str, Any] = {"_desk": None, "_orders": None, "_setting": None, "_placing": None}
+        dropped: dict[str, Any] = {"_scheduler": None, "_orders": None, "_setting": None, "_placing": None}
         return {**self.__dict__, **dropped, "_placed": {}, "_errors": {}}
 
 
 class _Deciding(FIFOScheduler):
-    """A Tune scheduler that asks the desk at every rung, and at every beat between them."""
+    """A Tune scheduler that asks the scheduler at every rung, and at every beat between them."""
 
     _supports_buffered_results = False
 
-    def __init__(self, desk: Desk, asking: _Asking) -> None:
+    def __init__(self, scheduler: Scheduler, asking: _Asking) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._desk: Desk | None = desk
+        self._scheduler: Scheduler | None = scheduler
         self._asking: _Asking | None = asking
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
-        if result.get("done") or self._desk is None or self._asking is None:
+        if result.get("done") or self._scheduler is None or self._asking is None:
             return str(TrialScheduler.CONTINUE)
         try:
             found = result[REPORT][0]
-            judge = self._desk.goes_on if found.get("paused") else self._desk.at_rung
+            judge = self._scheduler.goes_on if found.get("paused") else self._scheduler.at_rung
             goes_on = self._asking.failed is None and judge(trial.config["trial"], found)
         except TuningError as error:
             self._asking.failed, goes_on = error, False
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
     def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
-        """Hears of an error that ends the trial, before the searcher does."""
+        """Hears of an error that ends the trial, before the sampler does."""
         if self._asking is not None:
             self._asking.errored(trial, recovers=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_desk": None, "_asking": None}
+        return {**self.__dict__, "_scheduler": None, "_asking": None}
 
 
 class _Lost(tune.Callback):

@@ -11,7 +11,7 @@ from ray import tune
 
 from trainables.knobs import Scalar
 from tuning.workers.lending import Borrowed, BorrowedTrial, Door, LostError
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from tuning.workers.session import Session, Trial
@@ -22,7 +22,7 @@ _WARM: dict[str, Session | Borrowed] = {}
 """The session of this process, by setting: a Tune actor is reset for every trial, its process keeps what it loaded."""
 
 
-def session(setting: Setting, knobs: Mapping[str, Scalar], door: Door | None) -> Session | Borrowed:
+def session(setting: WorkerConfig, knobs: Mapping[str, Scalar], door: Door | None) -> Session | Borrowed:
     """Returns this process's session for the setting; the first call borrows what is lent, or loads its own."""
     key = repr(setting)
     if key not in _WARM:
@@ -32,7 +32,7 @@ def session(setting: Setting, knobs: Mapping[str, Scalar], door: Door | None) ->
     return _WARM[key]
 
 
-def _loaded(setting: Setting, knobs: Mapping[str, Scalar]) -> Session:
+def _loaded(setting: WorkerConfig, knobs: Mapping[str, Scalar]) -> Session:
     from tuning.workers.session import Session  # brings torch, for which the study that defines this class has no use
 
     own = Session(setting)

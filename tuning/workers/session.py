@@ -30,8 +30,8 @@ from tuning.workers import fingerprint
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory
 from tuning.workers.host_memory import keep_freed
-from tuning.workers.setting import Setting, Shrink
 from tuning.workers.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
+from tuning.workers.worker_config import Shrink, WorkerConfig
 
 WINDOW_S = 0.4
 """The length of a probe's window: after each it is asked whether another is worth its time."""
@@ -41,7 +41,7 @@ SETTLE_S = 0.5
 class Session:
     """A workload loaded once, ready for any number of measurements and trials in this process."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: WorkerConfig) -> None:
         self.setting = setting
         self.keeps_freed = setting.device == "cpu" and keep_freed()
         torch.set_num_threads(setting.threads)

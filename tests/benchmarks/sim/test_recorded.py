@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.sim.recorded import Table
 from tuning.journal.records import Record, read
-from tuning.memory.needs import micro_batch_of
+from tuning.memory.groups import micro_batch_of
 
 RECORDED = Path(__file__).parents[2] / "data" / "recorded_search" / "trials.jsonl"
 

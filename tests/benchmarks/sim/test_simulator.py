@@ -1,4 +1,4 @@
-"""A study in virtual time: what its crew does by itself, and that the desk decides as it does without one."""
+"""A study in virtual time: what its executor does by itself, and that the scheduler decides as it does without one."""
 
 from __future__ import annotations
 
@@ -12,61 +12,61 @@ import pytest
 
 from benchmarks.sim.simulator import (
     OOM_S,
-    SimulatedBench,
-    SimulatedCrew,
+    SimulatedExecutor,
+    SimulatedProfiler,
     SimulatedTrial,
     VirtualClock,
     VirtualJournal,
     samples_per_s,
 )
-from tests.fakes import FormulaBench
-from tests.tuning.search.test_search import ORDERS, SPACE, Office
+from tests.fakes import FormulaProfiler
+from tests.tuning.search.test_scheduler import ORDERS, SPACE, Office
 from trainables.knobs import Knobs, Scalar
-from tuning.config.sections import ProbeSection
+from tuning.config.schema import ProbeSection
 from tuning.journal.records import trials
-from tuning.memory.footprint import Sizes
-from tuning.memory.footprints import EstimateStage
-from tuning.memory.needs import frontier
-from tuning.search.bench import Assignment, Orders
+from tuning.memory.groups import guard
+from tuning.memory.measure import MemoryStage
+from tuning.memory.profile import Sizes
 from tuning.search.probe import ProbeStage
-from tuning.search.search import SearchDesk, SearchTerms
-from tuning.workers.placing import Share
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.scheduler import SearchTerms, TrialScheduler
+from tuning.workers.placement import Share
 
 KNOBS: Mapping[str, Scalar] = {"batch_size": 64, "micro_batch_size": 64, "learning_rate": 0.1}
 
 
 class FormulaWorld:
-    """The formulas of `FormulaBench` as a world; nothing is learned with a learning rate above 1."""
+    """The formulas of `FormulaProfiler` as a world; nothing is learned with a learning rate above 1."""
 
     def __init__(self) -> None:
-        self.bench = FormulaBench()
+        self.profiler = FormulaProfiler()
 
     def step_s(self, knobs: Mapping[str, Scalar]) -> tuple[float, float]:
         """Returns the formula's seconds."""
-        return self.bench.micro_step_s(knobs), 0.001
+        return self.profiler.micro_step_s(knobs), 0.001
 
     def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
         """Returns the formula's peak."""
-        return self.bench.peak_bytes(knobs, micro_batch)
+        return self.profiler.peak_bytes(knobs, micro_batch)
 
     def sizes(self, knobs: Mapping[str, Scalar]) -> Sizes:
-        """Returns what the bench's footprint has."""
-        return Sizes.of(self.bench.footprint(knobs, ()))
+        """Returns what the profiler's footprint has."""
+        return Sizes.of(self.profiler.footprint(knobs, ()))
 
     def values(self, knobs: Mapping[str, Scalar], samples: int, seed: int) -> dict[str, float]:
         """Returns the formula's error."""
         if Knobs.of(knobs).learning_rate > 1.0:
             return {"error": float("nan")}
-        found = self.bench.train(knobs, samples, (samples,), 0)["values"]
+        found = self.profiler.train(knobs, samples, (samples,), 0)["values"]
         return {"error": float(found["error"])}
 
     def evaluate_s(self, knobs: Mapping[str, Scalar]) -> float:
-        """Returns nothing: the bench has none."""
+        """Returns nothing: the profiler has none."""
         return 0.0
 
 
 class Study:
-    """Estimate, probes and search of the space of the desk's own tests, in virtual time."""
+    """Estimate, probes and search of the space of the scheduler's own tests, in virtual time."""
 
     def __init__(
         self, *, devices: int = 1, count: int = 12, cap_bytes: int | None = None, strategy: Any = "staged",
@@ -74,20 +74,20 @@ class Study:
     ) -> None:  # fmt: skip
         self.clock, world = VirtualClock(), FormulaWorld()
         self.journal = VirtualJournal(self.clock)
-        bench = SimulatedBench(world, self.clock, cap_bytes)
-        EstimateStage(bench, SPACE, self.journal, cap_bytes, clock=self.clock).run()
-        learned = frontier(self.journal.records, cap_bytes)
+        profiler = SimulatedProfiler(world, self.clock, cap_bytes)
+        MemoryStage(profiler, SPACE, self.journal, cap_bytes, clock=self.clock).run()
+        learned = guard(self.journal.records, cap_bytes)
         if strategy == "staged":
             section = ProbeSection(max_time_s=60.0, probe_time_s=1, spread_frac=0.03)
-            ProbeStage(bench, SPACE, self.journal, learned, section, 0, self.clock).run({}, lambda r: None)
+            ProbeStage(profiler, SPACE, self.journal, learned, section, 0, self.clock).run({}, lambda r: None)
         self.began_s = self.clock()
         ends = None if deadline is None else self.began_s + deadline
         terms = SearchTerms(strategy, count, ends, 0, 2, {"error": "min"}, clock=self.clock)
         share = None if cap_bytes is None else cap_bytes // slots
-        orders = Orders(800, (200, 400, 800), strategy == "staged", slots, 1, slot_bytes=share)
-        self.desk = SearchDesk(self.journal, SPACE, learned, terms, orders, lambda r: None)
-        self.crew = SimulatedCrew(world, self.clock, devices=devices, cap_bytes=cap_bytes)
-        self.crew.run(self.desk, orders)
+        orders = TrialPlan(800, (200, 400, 800), strategy == "staged", slots, 1, slot_bytes=share)
+        self.scheduler = TrialScheduler(self.journal, SPACE, learned, terms, orders, lambda r: None)
+        self.executor = SimulatedExecutor(world, self.clock, devices=devices, cap_bytes=cap_bytes)
+        self.executor.run(self.scheduler, orders)
 
     @property
     def search_s(self) -> float:
@@ -129,7 +129,7 @@ def test_devices_share_the_work_and_no_time_is_lost(devices: int) -> None:
 def test_time_is_up_in_virtual_seconds() -> None:
     whole = Study(count=30)
     half = Study(count=30, deadline=whole.search_s / 2)
-    assert "max_time" in half.desk.stop_reason
+    assert "max_time" in half.scheduler.stop_reason
     assert half.search_s <= whole.search_s
     assert 1 <= len(trials(half.journal.records)) < 30
 
@@ -164,16 +164,16 @@ def test_what_does_not_become_a_number_diverges() -> None:
 
 
 class Wide:
-    """A desk with two trials: the first is predicted to need little and needs more than half of the card."""
+    """A scheduler with two trials: the first is predicted to need little and needs more than half of the card."""
 
     def __init__(self) -> None:
         self.left = [
-            Assignment("t0", {**KNOBS, "micro_batch_size": 32}, 0, 10),
-            Assignment("t1", {"batch_size": 8}, 0, 10),
+            TrialRequest("t0", {**KNOBS, "micro_batch_size": 32}, 0, 10),
+            TrialRequest("t1", {"batch_size": 8}, 0, 10),
         ]
         self.said: list[tuple[str, str]] = []
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next one."""
         return self.left.pop(0) if self.left else None
 
@@ -195,10 +195,10 @@ class Wide:
 
 
 def test_a_trial_whose_share_is_too_small_begins_again_in_a_wider_one() -> None:
-    desk = Wide()
-    orders = Orders(80, (80,), True, 2, 1, slot_bytes=250_000_000)
-    SimulatedCrew(FormulaWorld(), VirtualClock(), cap_bytes=500_000_000).run(desk, orders)
-    assert desk.said == [("t1", "ok"), ("t0", "widened"), ("t0", "ok")]
+    scheduler = Wide()
+    orders = TrialPlan(80, (80,), True, 2, 1, slot_bytes=250_000_000)
+    SimulatedExecutor(FormulaWorld(), VirtualClock(), cap_bytes=500_000_000).run(scheduler, orders)
+    assert scheduler.said == [("t1", "ok"), ("t0", "widened"), ("t0", "ok")]
 
 
 def test_under_a_cap_nothing_is_launched_that_the_frontier_refuses() -> None:
@@ -210,7 +210,7 @@ def test_under_a_cap_nothing_is_launched_that_the_frontier_refuses() -> None:
 
 def test_a_crew_without_a_world_or_courses_is_refused() -> None:
     with pytest.raises(ValueError, match="needs a world, or the courses"):
-        SimulatedCrew(None, VirtualClock())
+        SimulatedExecutor(None, VirtualClock())
 
 
 def test_neither_torch_nor_ray_is_imported() -> None:

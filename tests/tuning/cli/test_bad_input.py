@@ -4,8 +4,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tuning.config.config import StudyConfig, load
 from tuning.config.errors import MAX_LINES, ConfigError
+from tuning.config.load import StudyConfig, load
 
 # The command line, its items joined by AND; what the error must name besides the last item's key; a part of the remedy.
 TABLE = [

@@ -15,13 +15,13 @@ from tests.commands import MINE
 from tests.tuning.memory.logs import MIB, prediction
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
-from tuning.config.config import load
 from tuning.config.declared import declared
 from tuning.config.errors import ConfigError
+from tuning.config.load import load
 from tuning.memory import answers
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
-from tuning.report.question import Question, question
+from tuning.report.estimate_request import Question, question
 from tuning.workers.doctor import Gpu
 
 GIB = 2**30

@@ -9,7 +9,7 @@ import pytest
 
 from tests.tuning import hostile
 from tuning.cli.terminal import Progress, Terminal
-from tuning.config import config
+from tuning.config import load
 from tuning.config.errors import ConfigError
 from tuning.journal.records import Record
 from tuning.report import lines, summary
@@ -27,7 +27,7 @@ class Tty(io.StringIO):
 
 @pytest.fixture(scope="module")
 def study():
-    return config.load(["workload=nli"])
+    return load.load(["workload=nli"])
 
 
 def play(records, study, stream=io.StringIO, verbosity=0, **env):

@@ -3,8 +3,8 @@
 import pytest
 
 from tuning.config.cards import GIB_BYTES, HERE, Card, honoured, refuse, restrict
-from tuning.config.config import available, load
 from tuning.config.errors import ConfigError
+from tuning.config.load import available, load
 from tuning.config.space import Choice, Space
 
 CPU = Card("cpu", dtypes=("fp32", "bf16"), device="cpu")

@@ -11,7 +11,8 @@ import yaml
 from trainables.knobs import Knobs
 from tuning.config import yaml_files
 from tuning.config.cards import GIB_BYTES, Card
-from tuning.config.config import (
+from tuning.config.errors import ConfigError
+from tuning.config.load import (
     _DEFAULT_GROUPS,
     apply_card,
     available,
@@ -21,7 +22,6 @@ from tuning.config.config import (
     with_workload_defaults,
     write_resolved,
 )
-from tuning.config.errors import ConfigError
 from tuning.config.space import Choice, Range
 
 EXAMPLE = [

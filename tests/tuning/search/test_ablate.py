@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import FormulaBench
+from tests.fakes import FormulaProfiler
 from tuning.journal.records import Journal
 from tuning.report import lines
-from tuning.report.receipts import receipts
+from tuning.report.ablation_results import receipts
 from tuning.search.ablate import measure
 from tuning.search.ablation import pairs
 
@@ -17,7 +17,7 @@ BEFORE = {"batch_size": 32, "micro_batch_size": 8, "amp_dtype": "fp32", "set_to_
 BEST = {**BEFORE, "micro_batch_size": 32, "amp_dtype": "bf16", "set_to_none": True}
 
 
-class Drifting(FormulaBench):
+class Drifting(FormulaProfiler):
     """The formula on a machine that gets 5 % slower with every window."""
 
     def window(self, knobs, window_s, seed):
@@ -27,10 +27,10 @@ class Drifting(FormulaBench):
         return {**found, "samples_per_s": found["samples_per_s"] and found["samples_per_s"] * slower}
 
 
-def measured(bench: FormulaBench, folder: Path, rounds: int = 4):
-    """Returns the receipts of all pairs on that bench."""
+def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 4):
+    """Returns the receipts of all pairs on that profiler."""
     with Journal.open(folder / "receipts.jsonl", create=True) as journal:
-        measure(bench, journal, pairs(BEST, BEFORE)[0], rounds, 1.0, lambda record: None)
+        measure(profiler, journal, pairs(BEST, BEFORE)[0], rounds, 1.0, lambda record: None)
         return {(r.base, r.knobs): r for r in receipts(journal.records, {"amp_dtype": "1.5-2x"})}, journal.records
 
 
@@ -46,15 +46,15 @@ def test_a_receipt_is_the_ratio_whatever_the_machine_does_meanwhile(tmp_path: Pa
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
-    measured(FormulaBench(), tmp_path, rounds=2)
-    again = FormulaBench()
+    measured(FormulaProfiler(), tmp_path, rounds=2)
+    again = FormulaProfiler()
     _, records = measured(again, tmp_path, rounds=3)
     assert len(again.probed) == 2 * 6
     assert [r["round"] for r in records if r.event == "receipt"].count(0) == 6
 
 
 def test_a_side_that_does_not_fit_is_said_and_not_compared(tmp_path: Path) -> None:
-    found, _ = measured(FormulaBench(cap_bytes=300_000_000), tmp_path)
+    found, _ = measured(FormulaProfiler(cap_bytes=300_000_000), tmp_path)
     assert found["before", "micro_batch_size"].verdict == "oom"
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FormulaBench
+from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
-from tuning.config.sections import ConfirmSection
+from tuning.config.schema import ConfirmSection
 from tuning.journal.records import Journal
-from tuning.search.bench import Orders
 from tuning.search.confirm import Terms, choose, expected_s, measure_windows, median_rate, settle, train_again
+from tuning.search.protocols import TrialPlan
 from tuning.search.rule import Rule
 
 BUDGET = ConfirmSection(windows=5, window_s=0.1, seeds=2, top=1)
-ORDERS = Orders(100, (100,), True, 1, 1)
+ORDERS = TrialPlan(100, (100,), True, 1, 1)
 RULE = Rule("error", "min", 0.01)
 NAMED = {"before": {"micro_batch_size": 4}, "after": {"micro_batch_size": 8}, "best": {"micro_batch_size": 32}}
 
@@ -28,7 +28,7 @@ def ignore(record: object) -> None:
 
 def test_every_round_has_one_window_of_each_and_the_order_turns(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    measure_windows(FormulaBench(), journal, NAMED, BUDGET, ignore)
+    measure_windows(FormulaProfiler(), journal, NAMED, BUDGET, ignore)
     order = [(r["round"], r["name"]) for r in journal.records]
     assert len(order) == 15
     firsts = [next(name for number, name in order if number == n) for n in range(5)]
@@ -39,15 +39,15 @@ def test_every_round_has_one_window_of_each_and_the_order_turns(tmp_path: Path) 
 def test_a_resumed_stage_measures_only_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     journal = Journal.open(path, create=True)
-    measure_windows(FormulaBench(), journal, {"before": NAMED["before"]}, BUDGET, ignore)
-    train_again(FormulaBench(), journal, "best", NAMED["best"], ORDERS, [1], ignore)
+    measure_windows(FormulaProfiler(), journal, {"before": NAMED["before"]}, BUDGET, ignore)
+    train_again(FormulaProfiler(), journal, "best", NAMED["best"], ORDERS, [1], ignore)
     journal.close()
-    again, bench = Journal.open(path), FormulaBench()
-    measure_windows(bench, again, NAMED, BUDGET, ignore)
-    train_again(bench, again, "best", NAMED["best"], ORDERS, [1, 2], ignore)
+    again, profiler = Journal.open(path), FormulaProfiler()
+    measure_windows(profiler, again, NAMED, BUDGET, ignore)
+    train_again(profiler, again, "best", NAMED["best"], ORDERS, [1, 2], ignore)
     assert sum(1 for r in again.records if r.event == "window") == 15
     assert [r["seed"] for r in again.records if r.event == "confirmed"] == [1, 2]
-    assert not any(knobs == NAMED["before"] for knobs in bench.probed)
+    assert not any(knobs == NAMED["before"] for knobs in profiler.probed)
 
 
 def test_the_pick_is_among_trials_that_ran_to_their_end(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_the_reserve_grows_with_every_part_of_the_stage() -> None:
     assert one < expected_s(BUDGET, 1, 1000, 50.0)
 
 
-class SeededBench(FormulaBench):
-    """A bench whose training of a learning rate has a quality of its own, and a noise that the seed decides."""
+class SeededBench(FormulaProfiler):
+    """A profiler whose training of a learning rate has a quality of its own, and a noise that the seed decides."""
 
     def __init__(self, errors: dict[float, float], broken: float | None = None) -> None:
         super().__init__()
@@ -104,11 +104,11 @@ def terms(left_s: float = 1000.0) -> Terms:
 
 
 def test_the_rival_that_one_seed_shut_out_is_trained_on_the_same_seeds_and_takes_the_place(tmp_path: Path) -> None:
-    journal, bench = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
-    found = settle(bench, journal, "a", ORDERS, terms(), ignore)
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
+    found = settle(profiler, journal, "a", ORDERS, terms(), ignore)
     assert found is not None
     assert (found.best, found.bar_of) == ("b", "a")
-    assert bench.trained == [(rate, seed) for rate in (0.1, 0.2) for seed in (1, 2, 3)]
+    assert profiler.trained == [(rate, seed) for rate in (0.1, 0.2) for seed in (1, 2, 3)]
     decided = [(r["trial"], r["decision"]) for r in journal.records if r.event == "rival"]
     assert decided == [("b", "confirm")]
     again = SeededBench({})
@@ -118,8 +118,8 @@ def test_the_rival_that_one_seed_shut_out_is_trained_on_the_same_seeds_and_takes
 
 @pytest.mark.parametrize("kept", range(1, 6))
 def test_cut_off_anywhere_it_goes_on_with_the_seed_that_is_missing(tmp_path: Path, kept: int) -> None:
-    journal, bench = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
-    whole = settle(bench, journal, "a", ORDERS, terms(), ignore)
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
+    whole = settle(profiler, journal, "a", ORDERS, terms(), ignore)
     (tmp_path / "again").mkdir()
     cut = Journal.open(tmp_path / "again" / "trials.jsonl", create=True)
     for record in journal.records:
@@ -127,12 +127,12 @@ def test_cut_off_anywhere_it_goes_on_with_the_seed_that_is_missing(tmp_path: Pat
             cut.append(record.event, **record.fields)
     rest = SeededBench({0.1: 0.215, 0.2: 0.221})
     assert settle(rest, cut, "a", ORDERS, terms(), ignore) == whole
-    assert bench.trained[kept:] == rest.trained
+    assert profiler.trained[kept:] == rest.trained
 
 
 def test_a_rival_is_not_begun_where_the_time_does_not_hold_all_its_seeds(tmp_path: Path) -> None:
-    journal, bench = searched(tmp_path), SeededBench({0.1: 0.215})
-    found = settle(bench, journal, "a", ORDERS, terms(left_s=0.4), ignore)  # three seeds take 3 / 7 s
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215})
+    found = settle(profiler, journal, "a", ORDERS, terms(left_s=0.4), ignore)  # three seeds take 3 / 7 s
     assert found is not None
     assert found.best == "a"
     record = journal.records[-1]
@@ -142,11 +142,11 @@ def test_a_rival_is_not_begun_where_the_time_does_not_hold_all_its_seeds(tmp_pat
 
 
 def test_a_rival_that_loses_on_its_first_seed_is_given_up(tmp_path: Path) -> None:
-    journal, bench = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.29})
-    found = settle(bench, journal, "a", ORDERS, terms(), ignore)
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.29})
+    found = settle(profiler, journal, "a", ORDERS, terms(), ignore)
     assert found is not None
     assert found.best == "a"
-    assert [seed for rate, seed in bench.trained if rate == 0.2] == [1]
+    assert [seed for rate, seed in profiler.trained if rate == 0.2] == [1]
     assert [r["decision"] for r in journal.records if r.event == "rival"] == ["confirm", "given up"]
 
 
@@ -159,8 +159,8 @@ def test_a_pick_that_fails_on_a_fresh_seed_is_no_pick(tmp_path: Path) -> None:
 
 
 def test_windows_of_an_earlier_pick_are_not_those_of_the_later(tmp_path: Path) -> None:
-    journal, bench = Journal.open(tmp_path / "trials.jsonl", create=True), FormulaBench()
-    measure_windows(bench, journal, {"best": {"micro_batch_size": 4}}, BUDGET, ignore)
-    measure_windows(bench, journal, {"best": {"micro_batch_size": 8}}, BUDGET, ignore)
+    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), FormulaProfiler()
+    measure_windows(profiler, journal, {"best": {"micro_batch_size": 4}}, BUDGET, ignore)
+    measure_windows(profiler, journal, {"best": {"micro_batch_size": 8}}, BUDGET, ignore)
     configs = [r["config"]["micro_batch_size"] for r in journal.records if r.event == "window"]
     assert configs == [4] * 5 + [8] * 5

@@ -1,4 +1,4 @@
-"""The probe stage on a bench whose right answer is known."""
+"""The probe stage on a profiler whose right answer is known."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fakes import FormulaBench, SpanBench
+from tests.fakes import FormulaProfiler, SpanBench
 from trainables.knobs import Scalar
-from tuning.config.sections import ProbeSection
+from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal
-from tuning.memory.footprints import EstimateStage, couplings
-from tuning.memory.frontier import GRADIENTS_HELD, Frontier
-from tuning.memory.needs import facts, frontier, key_of
+from tuning.memory.groups import facts, guard, key_of
+from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
+from tuning.memory.measure import MemoryStage, couplings
 from tuning.search.foresight import Foresight, tries_of
 from tuning.search.probe import A_SWEEP, IDLE, ProbeStage, probed, speed_couplings
 from tuning.search.throughput import neighbour
@@ -37,12 +37,12 @@ SPACE = Space.of(
 )
 
 
-def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]) -> tuple[FormulaBench, Journal]:
-    bench = FormulaBench(cap_bytes)
+def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]) -> tuple[FormulaProfiler, Journal]:
+    profiler = FormulaProfiler(cap_bytes)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    EstimateStage(bench, SPACE, journal, cap_bytes).run()
-    ProbeStage(bench, SPACE, journal, frontier(journal.records, cap_bytes), BUDGET, seed=0).run(named, lambda r: None)
-    return bench, journal
+    MemoryStage(profiler, SPACE, journal, cap_bytes).run()
+    ProbeStage(profiler, SPACE, journal, guard(journal.records, cap_bytes), BUDGET, seed=0).run(named, lambda r: None)
+    return profiler, journal
 
 
 def test_finds_the_fastest_system_knobs_of_each_coupling(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_finds_the_fastest_system_knobs_of_each_coupling(tmp_path: Path) -> None
 
 
 def test_nothing_is_probed_twice_and_a_sweep_ends_where_nothing_is_faster_any_more(tmp_path: Path) -> None:
-    bench, journal = run(tmp_path)
-    asked = [tuple(sorted(k.items(), key=str)) for k in bench.probed]
+    profiler, journal = run(tmp_path)
+    asked = [tuple(sorted(k.items(), key=str)) for k in profiler.probed]
     assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
     for dtype in ("fp32", "bf16"):
         mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
@@ -68,20 +68,20 @@ def test_nothing_is_probed_twice_and_a_sweep_ends_where_nothing_is_faster_any_mo
 
 
 def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
-    bench, journal = run(tmp_path, cap_bytes=400_000_000)
+    profiler, journal = run(tmp_path, cap_bytes=400_000_000)
     assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
     refused = [r["config"] for r in journal.records if r.event == "refused"]
     assert {r["micro_batch_size"] for r in refused} == {64}
-    assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in bench.probed)
+    assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in profiler.probed)
 
 
 def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) -> None:
     before: dict[str, Scalar] = {"batch_size": 4, "micro_batch_size": 4}
-    bench, journal = run(tmp_path, before=before)
-    assert bench.probed[-1] == before
+    profiler, journal = run(tmp_path, before=before)
+    assert profiler.probed[-1] == before
     journal.close()
     again = Journal.open(tmp_path / "trials.jsonl")
-    ProbeStage(bench, SPACE, again, frontier(again.records, None), BUDGET, seed=0).run(
+    ProbeStage(profiler, SPACE, again, guard(again.records, None), BUDGET, seed=0).run(
         {"before": before}, lambda r: None
     )
     assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
@@ -105,9 +105,9 @@ def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_by
 
 
 def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) -> None:
-    bench = FormulaBench(400_000_000)
+    profiler = FormulaProfiler(400_000_000)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    EstimateStage(bench, SPACE, journal, 400_000_000).run()
+    MemoryStage(profiler, SPACE, journal, 400_000_000).run()
     with_it = [r for r in journal.records if r.event == "footprint" and r["coupling"]["activation_checkpointing"]]
     without = [r for r in journal.records if r.event == "footprint" and not r["coupling"]["activation_checkpointing"]]
     assert any(one["points"][0] < other["points"][0] for one in with_it for other in without)
@@ -139,21 +139,21 @@ LOADING = Space.of(
 )
 
 
-def sweep(bench: SpanBench, tmp_path: Path, space: Space = LOADING) -> Journal:
+def sweep(profiler: SpanBench, tmp_path: Path, space: Space = LOADING) -> Journal:
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
     journal = Journal.open(path, create=True)
-    stage = ProbeStage(bench, space, journal, frontier([], None), BUDGET, seed=0)
+    stage = ProbeStage(profiler, space, journal, guard([], None), BUDGET, seed=0)
     stage.run({}, lambda r: None)
     return journal
 
 
 def test_where_nothing_waits_the_loaders_knobs_stay_and_a_note_says_so(tmp_path: Path) -> None:
-    bench = SpanBench(load_s=0.0001, optimizer_s=0.01)
-    journal = sweep(bench, tmp_path)
-    assert {(k.get("ram_cache"), k.get("num_workers"), "prefetch_factor" in k) for k in bench.probed} == {
+    profiler = SpanBench(load_s=0.0001, optimizer_s=0.01)
+    journal = sweep(profiler, tmp_path)
+    assert {(k.get("ram_cache"), k.get("num_workers"), "prefetch_factor" in k) for k in profiler.probed} == {
         (False, 0, False)
     }
-    assert {k["fused_optimizer"] for k in bench.probed} == {False, True}
+    assert {k["fused_optimizer"] for k in profiler.probed} == {False, True}
     notes = [r["text"] for r in journal.records if r.event == "note"]
     assert len(notes) == 2  # one for each coupling
     assert notes[0].startswith("amp_dtype=fp32: data-wait 0.4 %: num_workers, prefetch_factor, ram_cache are left as")
@@ -161,10 +161,10 @@ def test_where_nothing_waits_the_loaders_knobs_stay_and_a_note_says_so(tmp_path:
 
 
 def test_where_loading_waits_its_knobs_are_searched_until_it_does_not(tmp_path: Path) -> None:
-    bench = SpanBench(load_s=0.02)
-    sweep(bench, tmp_path)
-    assert {k["ram_cache"] for k in bench.probed} == {False, True}
-    best = max(bench.probed, key=bench.speed)
+    profiler = SpanBench(load_s=0.02)
+    sweep(profiler, tmp_path)
+    assert {k["ram_cache"] for k in profiler.probed} == {False, True}
+    best = max(profiler.probed, key=profiler.speed)
     assert best["ram_cache"] is True
 
 
@@ -173,18 +173,18 @@ def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(
         {"batch_size": 64, "micro_batch_size": [4, 8, 16], "fused_optimizer": [False, True], "ram_cache": [False, True]}
     )
     waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.001)  # 1 %: below `verdict.HELD_FRAC`
-    for bench in (waiting, busy):
-        sweep(bench, tmp_path, space)
+    for profiler in (waiting, busy):
+        sweep(profiler, tmp_path, space)
     assert waiting.probed[0]["ram_cache"] is False
     assert waiting.probed[1] == {**waiting.probed[0], "ram_cache": True}
     assert busy.probed[1] == {**busy.probed[0], "micro_batch_size": busy.probed[1]["micro_batch_size"]}
 
 
 def test_a_resumed_stage_says_it_no_second_time(tmp_path: Path) -> None:
-    bench = SpanBench(load_s=0.0)
-    journal = sweep(bench, tmp_path)
+    profiler = SpanBench(load_s=0.0)
+    journal = sweep(profiler, tmp_path)
     told = sum(1 for r in journal.records if r.event == "note")
-    ProbeStage(bench, LOADING, journal, frontier([], None), BUDGET, seed=0).run({}, lambda r: None)
+    ProbeStage(profiler, LOADING, journal, guard([], None), BUDGET, seed=0).run({}, lambda r: None)
     assert sum(1 for r in journal.records if r.event == "note") == told == 2
 
 
@@ -194,17 +194,17 @@ def test_what_was_frozen_could_have_gained_no_more_than_was_waited(
     tmp_path: Path, load_s: float, transfer_s: float
 ) -> None:
     one = Space.of({**LOADING.as_raw(), "amp_dtype": "fp32"})
-    bench = SpanBench(load_s, transfer_s, optimizer_s=0.0004)
-    sweep(bench, tmp_path, one)
+    profiler = SpanBench(load_s, transfer_s, optimizer_s=0.0004)
+    sweep(profiler, tmp_path, one)
     names = list(one.subset({"system"}).parameters)
     values = [one.parameters[n].values for n in names]  # type: ignore[union-attr]
-    every = [bench.speed(dict(zip(names, combination, strict=True))) for combination in itertools.product(*values)]
+    every = [profiler.speed(dict(zip(names, combination, strict=True))) for combination in itertools.product(*values)]
     # Three spans may be frozen, each below 2 % of the time.
-    assert max(bench.speed(k) for k in bench.probed) >= (1 - 3 * 0.02) * max(every)
+    assert max(profiler.speed(k) for k in profiler.probed) >= (1 - 3 * 0.02) * max(every)
 
 
-class AskedBench(FormulaBench):
-    """A bench that keeps how long its probes were allowed to take, and lets a clock pass as long."""
+class AskedBench(FormulaProfiler):
+    """A profiler that keeps how long its probes were allowed to take, and lets a clock pass as long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,20 +220,20 @@ class AskedBench(FormulaBench):
 
 @pytest.mark.parametrize("max_time_s", [4.0, 12.0, 24.0])
 def test_a_probe_has_half_its_time_where_the_sweep_is_short(tmp_path: Path, max_time_s: float) -> None:
-    bench = AskedBench()
+    profiler = AskedBench()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    EstimateStage(bench, SPACE, journal, None).run()
+    MemoryStage(profiler, SPACE, journal, None).run()
     budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0, spread_frac=0.03)
-    known = frontier(journal.records, None)
-    ProbeStage(bench, SPACE, journal, known, budget, 0, clock=lambda: sum(bench.asked)).run({}, lambda r: None)
+    known = guard(journal.records, None)
+    ProbeStage(profiler, SPACE, journal, known, budget, 0, clock=lambda: sum(profiler.asked)).run({}, lambda r: None)
     sweep_s = max_time_s / 2  # two couplings
-    assert bench.asked[0] == pytest.approx(min(3.0, max(1.5, sweep_s / A_SWEEP)))
-    assert all(1.5 <= asked <= 3.0 for asked in bench.asked)
-    assert sum(bench.asked) <= max_time_s + 2 * 1.5
+    assert profiler.asked[0] == pytest.approx(min(3.0, max(1.5, sweep_s / A_SWEEP)))
+    assert all(1.5 <= asked <= 3.0 for asked in profiler.asked)
+    assert sum(profiler.asked) <= max_time_s + 2 * 1.5
 
 
-class Bare(FormulaBench):
-    """A bench whose batches of one micro-step hold no gradients, 10 MB."""
+class Bare(FormulaProfiler):
+    """A profiler whose batches of one micro-step hold no gradients, 10 MB."""
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns the formula's, of both kinds of batches."""
@@ -246,15 +246,17 @@ class Bare(FormulaBench):
         return super().peak_bytes(knobs, micro_batch) - (not held) * 10_000_000
 
 
-def alone(tmp_path: Path, cap_bytes: int, bench: FormulaBench, **space: Any) -> tuple[Space, Journal, Frontier]:
+def alone(
+    tmp_path: Path, cap_bytes: int, profiler: FormulaProfiler, **space: Any
+) -> tuple[Space, Journal, MemoryGuard]:
     """Probes a space of one coupling, in which a batch of one micro-step can have 32 samples."""
     raw = {"batch_size": [16, 32, 64], "micro_batch_size": [8, 32, 64], "amp_dtype": "fp32", "num_workers": 0, **space}
     own = Space.of({**SPACE.as_raw(), "activation_checkpointing": False, **raw})
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     journal.append("study", card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
-    EstimateStage(bench, own, journal, cap_bytes).run()
-    learned = frontier(journal.records, cap_bytes)
-    ProbeStage(bench, own, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    MemoryStage(profiler, own, journal, cap_bytes).run()
+    learned = guard(journal.records, cap_bytes)
+    ProbeStage(profiler, own, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
     return own, journal, learned
 
 
@@ -309,6 +311,6 @@ def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: P
     cap_bytes = 415_000_000
     space, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
     count = len(sizes(journal))
-    learned = frontier(journal.records, cap_bytes)
+    learned = guard(journal.records, cap_bytes)
     ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
     assert len(sizes(journal)) == count

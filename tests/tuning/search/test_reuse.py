@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes import FormulaBench
+from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
-from tuning.config.sections import ProbeSection
+from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, trials
-from tuning.memory.footprints import EstimateStage
-from tuning.memory.needs import frontier
+from tuning.memory.groups import guard
+from tuning.memory.measure import MemoryStage
 from tuning.search import reuse
-from tuning.search.bench import Orders
 from tuning.search.probe import ProbeStage, probed
-from tuning.search.search import SearchDesk, SearchTerms
+from tuning.search.protocols import TrialPlan
+from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.stats.pareto import hypervolume_2d
 
 STUDY: dict[str, Any] = {
@@ -38,7 +38,7 @@ SPACE = Space.of(
         "learning_rate": {"low": 1e-3, "high": 1.0, "log": True},
     }
 )
-ORDERS = Orders(samples=800, milestones=(800,), shrink=True, concurrency=1, threads=1)
+ORDERS = TrialPlan(samples=800, milestones=(800,), shrink=True, concurrency=1, threads=1)
 
 
 def run(
@@ -142,30 +142,30 @@ class Office:
 
     def __init__(self, folder: Path, count: int, earlier: list[Record] | None = None, patience: int | None = None):
         folder.mkdir(exist_ok=True)
-        self.bench, self.journal = FormulaBench(), Journal.open(folder / "trials.jsonl", create=True)
+        self.profiler, self.journal = FormulaProfiler(), Journal.open(folder / "trials.jsonl", create=True)
         self.terms = SearchTerms("staged", count, None, 0, 2, {"error": "min"}, patience)
         if earlier is not None and not self.journal.records:
             found = reuse.recall([("earlier", earlier)], STUDY)
             assert found is not None
             self.journal.append("reused", **found)
-        EstimateStage(self.bench, SPACE, self.journal, None).run()
-        learned = frontier(self.journal.records, None)
+        MemoryStage(self.profiler, SPACE, self.journal, None).run()
+        learned = guard(self.journal.records, None)
         section = ProbeSection(max_time_s=0.2, probe_time_s=1, spread_frac=0.03)
-        ProbeStage(self.bench, SPACE, self.journal, learned, section, 0).run({}, lambda r: None)
-        self.desk = self.resumed()
+        ProbeStage(self.profiler, SPACE, self.journal, learned, section, 0).run({}, lambda r: None)
+        self.scheduler = self.resumed()
 
-    def resumed(self, slots: int = 1, **terms: Any) -> SearchDesk:
-        """Returns a desk over the same records, on other terms."""
-        learned, orders = frontier(self.journal.records, None), dataclasses.replace(ORDERS, concurrency=slots)
+    def resumed(self, slots: int = 1, **terms: Any) -> TrialScheduler:
+        """Returns a scheduler over the same records, on other terms."""
+        learned, orders = guard(self.journal.records, None), dataclasses.replace(ORDERS, concurrency=slots)
         own = dataclasses.replace(self.terms, **terms)
-        return SearchDesk(self.journal, SPACE, learned, own, orders, lambda r: None)
+        return TrialScheduler(self.journal, SPACE, learned, own, orders, lambda r: None)
 
     def work(self, limit: int = 1000) -> None:
         """Runs trials to their end, without rungs."""
-        while limit and (assignment := self.desk.next_trial()) is not None:
+        while limit and (request := self.scheduler.next_trial()) is not None:
             limit -= 1
-            found = self.bench.train(assignment.knobs, 800, (800,), 0)
-            self.desk.ended(assignment.trial, {**found, "knobs": dict(assignment.knobs), "ooms": []})
+            found = self.profiler.train(request.knobs, 800, (800,), 0)
+            self.scheduler.ended(request.trial, {**found, "knobs": dict(request.knobs), "ooms": []})
 
     @property
     def configs(self) -> list[Mapping[str, Any]]:
@@ -189,8 +189,8 @@ def test_the_best_of_earlier_runs_is_tried_first_and_never_taken_on_trust(tmp_pa
 
 
 def test_an_earlier_run_of_another_space_is_no_proposal(tmp_path: Path) -> None:
-    assert Office(tmp_path / "a", 1, run(*GOOD, batch_size=32)).desk._best_before == []
-    assert Office(tmp_path / "b", 1, run(*GOOD, dropout=0.3)).desk._best_before != []
+    assert Office(tmp_path / "a", 1, run(*GOOD, batch_size=32)).scheduler._best_before == []
+    assert Office(tmp_path / "b", 1, run(*GOOD, dropout=0.3)).scheduler._best_before != []
 
 
 LIES = [("ok", 10 ** (-0.9 + n / 20), 0.01 + 0.001 * n) for n in range(18)]
@@ -213,17 +213,17 @@ def test_lies_are_found_out_by_the_first_trial_and_said_once(tmp_path: Path) -> 
     notes = [r["text"] for r in office.journal.records if r.event == "note"]
     assert len(notes) == 1
     assert notes[0].startswith("one of the best of earlier runs came to error ")
-    assert office.desk._searcher._prior == []
+    assert office.scheduler._sampler._prior == []
     office.journal.close()
     again = Office(tmp_path / "a", 3)
-    assert again.desk._searcher._prior == []
+    assert again.scheduler._sampler._prior == []
     assert [r["text"] for r in again.journal.records if r.event == "note"] == notes
 
 
 def test_a_sweep_begins_at_what_an_earlier_run_found_fastest_and_looks_elsewhere_too(tmp_path: Path) -> None:
     slow = run(speed=1e9, num_workers=0, micro_batch_size=4)
     office = Office(tmp_path / "a", 1, slow)
-    first, second, *_ = office.bench.probed
+    first, second, *_ = office.profiler.probed
     assert (first["micro_batch_size"], first["num_workers"]) == (4, 0)
     assert second["micro_batch_size"] != 4
     best = max(probed(office.journal.records), key=lambda p: p.samples_per_s).knobs
@@ -241,7 +241,7 @@ def test_a_search_that_changes_nothing_any_more_ends_and_says_why(tmp_path: Path
     office.work()
     ended = trials(office.journal.records)
     assert 8 < len(ended) < 200
-    found = SAID.fullmatch(office.desk.stop_reason)
+    found = SAID.fullmatch(office.scheduler.stop_reason)
     assert found is not None
     assert int(found[1]) >= 8
     office.journal.close()
@@ -253,23 +253,23 @@ def test_a_search_that_changes_nothing_any_more_ends_and_says_why(tmp_path: Path
 def test_what_is_expected_is_read_back_from_the_records(tmp_path: Path) -> None:
     office = Office(tmp_path / "a", 200, patience=8)
     office.work(12)
-    before = office.desk._foresight.expected
+    before = office.scheduler._foresight.expected
     assert before is not None
     office.journal.close()
-    assert Office(tmp_path / "a", 200, patience=8).desk._foresight.expected == pytest.approx(before)
+    assert Office(tmp_path / "a", 200, patience=8).scheduler._foresight.expected == pytest.approx(before)
 
 
 def test_a_search_waits_for_what_runs_before_it_ends(tmp_path: Path) -> None:
     office = Office(tmp_path / "a", 200, patience=8)
-    running = office.desk.next_trial()
+    running = office.scheduler.next_trial()
     assert running is not None
     office.work()
     assert 8 < len(trials(office.journal.records)) < 200
-    assert office.desk.stop_reason == "", "what runs may change the front"
-    found = office.bench.train(running.knobs, 800, (800,), 0)
-    office.desk.ended(running.trial, {**found, "knobs": dict(running.knobs), "ooms": []})
+    assert office.scheduler.stop_reason == "", "what runs may change the front"
+    found = office.profiler.train(running.knobs, 800, (800,), 0)
+    office.scheduler.ended(running.trial, {**found, "knobs": dict(running.knobs), "ooms": []})
     office.work()
-    assert SAID.fullmatch(office.desk.stop_reason)
+    assert SAID.fullmatch(office.scheduler.stop_reason)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_what_an_idle_search_may_expect_is_counted_in_trials_slots_and_time(
         office.journal.append("refused", stage="search", config=dict(office.configs[0]), reason="no room")
     deadline = None if left_s is None else 1000.0 + left_s
     count = len(office.configs) + more
-    desk = office.resumed(slots, trials=count, deadline=deadline, clock=lambda: 1000.0)
-    desk._foresight.recall({"expected": [0.004, 0.0001]})
-    assert (desk.next_trial() is None) is over
-    assert ("expected to add less than 1%" in desk.stop_reason) is over
+    scheduler = office.resumed(slots, trials=count, deadline=deadline, clock=lambda: 1000.0)
+    scheduler._foresight.recall({"expected": [0.004, 0.0001]})
+    assert (scheduler.next_trial() is None) is over
+    assert ("expected to add less than 1%" in scheduler.stop_reason) is over

@@ -1,4 +1,4 @@
-"""What a study does before Ray starts, and says about itself; with a bench of formulas, and no Ray."""
+"""What a study does before Ray starts, and says about itself; with a profiler of formulas, and no Ray."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from tests.commands import MINE, ROOT
-from tests.fakes import FormulaBench
+from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning import run
 from tuning.cli.terminal import Terminal
-from tuning.config import config
+from tuning.config import load
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.journal.records import Journal, Record
 from tuning.report import summary
 from tuning.search.packing import Slots
-from tuning.study import opening, study
-from tuning.study.allotment import Allotment
-from tuning.workers import crews
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.study import setup, study
+from tuning.study.limits import Limits
+from tuning.workers import executors
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 FINISHED = "20261121-103412-3f2a"
 
@@ -41,7 +41,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def started(**_: object) -> None:
         pytest.fail("Ray was started")
 
-    monkeypatch.setattr(crews, "_ray", lambda: SimpleNamespace(RayCluster=started, RayCrew=started))
+    monkeypatch.setattr(executors, "_ray", lambda: SimpleNamespace(RayCluster=started, RayExecutor=started))
     monkeypatch.chdir(tmp_path)
 
 
@@ -50,8 +50,8 @@ def finished(tmp_path: Path, records: list[Record]) -> Path:
     """The journal of a whole run, whose study record can be gone on with."""
     folder = tmp_path / "my runs" / "nli" / FINISHED
     folder.mkdir(parents=True)
-    typed = config.load(["knobs.dropout=0.2"])
-    opening = {**records[0].fields, "config": config.resolved(typed)}
+    typed = load.load(["knobs.dropout=0.2"])
+    opening = {**records[0].fields, "config": load.resolved(typed)}
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         journal.append("study", **opening)
         for record in records[1:]:
@@ -73,11 +73,11 @@ def test_going_on_with_a_finished_run_prints_it_again_and_changes_nothing(
 
 def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(finished: Path) -> None:
     typed = [f"resume={FINISHED}", "runs_dir=my runs", "dashboard=true"]
-    folder, resumed = opening.checked(config.load(typed))
+    folder, resumed = setup.checked(load.load(typed))
     assert folder is not None
     assert folder.resolve() == finished.parent
     assert (resumed.space.fixed["dropout"], resumed.dashboard) == (0.2, True)
-    assert shlex.split(opening.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
+    assert shlex.split(setup.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_validate_says_what_would_be_left_out(capsys: pytest.CaptureFixture[str]
     assert err.endswith("note    the configuration is valid\n")
 
 
-class Described(Laboratory):
-    """A bench that describes itself as it is told to, and has no process."""
+class Described(Worker):
+    """A profiler that describes itself as it is told to, and has no process."""
 
     def __init__(self, facts: dict[str, object], text: str = "") -> None:
         self._facts, self._text = facts, text
@@ -151,7 +151,7 @@ def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command
     said: str, what: str, allowed: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        opening.described(Described({}, DIED + said), OPTIONS, {})
+        setup.described(Described({}, DIED + said), OPTIONS, {})
     assert (raised.value.what, raised.value.allowed) == (what, allowed)
     assert raised.value.remedy
     assert raised.value.exit_code == 2
@@ -159,20 +159,20 @@ def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command
 
 def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
     with pytest.raises(PreflightError, match="the process died"):
-        opening.described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
+        setup.described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
 
 
 @pytest.mark.parametrize(("train", "val", "split"), [(0, 5, "training"), (5, 0, "validation")])
 def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, split: str) -> None:
     with pytest.raises(ConfigError, match=f"the {split} split of the workload is empty"):
-        opening.described(Described({"train_samples": train, "val_samples": val}), {}, {})
+        setup.described(Described({"train_samples": train, "val_samples": val}), {}, {})
 
 
 def opened(
     tmp_path: Path, *typed: str, started: float, baselines: dict[str, dict[str, float]] | None = None
 ) -> tuple[study._Study, Journal, io.StringIO]:
     """Returns a study of formulas behind its opening, its journal, and what it says."""
-    _, complete = opening.checked(config.load(["card=cpu", *typed]))
+    _, complete = setup.checked(load.load(["card=cpu", *typed]))
     said = io.StringIO()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
@@ -181,13 +181,13 @@ def opened(
         **{"train_samples": 100, "val_samples": 10, "workload_sha256": "w", "shapes_sha256": "s"},
         "baselines": baselines or {},
     }
-    made.open(facts, opening.setting_of(complete))
+    made.open(facts, setup.setting_of(complete))
     return made, journal, said
 
 
 def test_a_joint_search_has_no_probe_stage(tmp_path: Path) -> None:
     made, journal, said = opened(tmp_path, "search.strategy=joint", "knobs.amp_dtype=fp32", started=time.monotonic())
-    made.measure(FormulaBench())  # type: ignore[arg-type]
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
     assert {r["stage"] for r in journal.records if r.event == "stage"} == {"estimate"}
     assert "probe" not in said.getvalue()
     journal.close()
@@ -213,29 +213,29 @@ def test_enough_time_is_no_word_worth(tmp_path: Path, typed: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "slots", "dashboard", "crew", "bench"),
+    ("device", "gpus", "slots", "dashboard", "executor", "profiler"),
     [
-        ("cpu", 0, 1, False, "LaboratoryCrew", "kept"),
+        ("cpu", 0, 1, False, "LocalExecutor", "kept"),
         ("cpu", 0, 2, False, "ray", "lent"),
         ("cpu", 0, 1, True, "ray", "ended"),
-        ("cuda", 1, 1, False, "LaboratoryCrew", "kept"),
+        ("cuda", 1, 1, False, "LocalExecutor", "kept"),
         ("cuda", 1, 2, False, "ray", "lent"),
         ("cuda", 2, 1, False, "ray", "ended"),
     ],
 )
 def test_ray_runs_the_trials_where_there_is_something_to_share_or_a_dashboard_to_show_it(
-    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, slots: int, dashboard: bool, crew: str, bench: str
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, slots: int, dashboard: bool, executor: str, profiler: str
 ) -> None:
     done: list[str] = []
     there = SimpleNamespace(lend=lambda: done.append("lent") or "door", end=lambda: done.append("ended"))  # type: ignore[func-returns-value]
-    ray = SimpleNamespace(RayCluster=lambda **_: nullcontext(), RayCrew=lambda *_: "ray")
-    monkeypatch.setattr(crews, "_ray", lambda: ray)
+    ray = SimpleNamespace(RayCluster=lambda **_: nullcontext(), RayExecutor=lambda *_: "ray")
+    monkeypatch.setattr(executors, "_ray", lambda: ray)
     monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
-    loaded = config.load(["workload=nli", f"dashboard={str(dashboard).lower()}"])
+    loaded = load.load(["workload=nli", f"dashboard={str(dashboard).lower()}"])
     loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
-    with crews.crew(loaded, slots, there, Setting("nli")) as chosen:  # type: ignore[arg-type]
-        assert (chosen if chosen == "ray" else type(chosen).__name__) == crew
-    assert (done or ["kept"]) == [bench]
+    with executors.executor(loaded, slots, there, WorkerConfig("nli")) as chosen:  # type: ignore[arg-type]
+        assert (chosen if chosen == "ray" else type(chosen).__name__) == executor
+    assert (done or ["kept"]) == [profiler]
 
 
 @pytest.mark.parametrize(
@@ -255,9 +255,9 @@ def test_whether_ray_may_be_needed_is_known_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(study.doctor, "cores", lambda: 4)
     monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
-    loaded = config.load(["workload=nli", *typed])
+    loaded = load.load(["workload=nli", *typed])
     loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
-    assert crews.one_at_a_time(loaded) is sure
+    assert executors.one_at_a_time(loaded) is sure
 
 
 def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
@@ -273,8 +273,8 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     assert picked.rule.endswith("the tolerance is 10% of that best")
 
 
-class Seeded(FormulaBench):
-    """A bench on which the errors of learning rates by fresh seeds are given; others do not come to their end."""
+class Seeded(FormulaProfiler):
+    """A profiler on which the errors of learning rates by fresh seeds are given; others do not come to their end."""
 
     def __init__(self, errors: dict[float, float]) -> None:
         super().__init__()
@@ -300,12 +300,12 @@ def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
     tmp_path: Path, errors: dict[float, float], best: str, says: str
 ) -> None:
     made, journal, said = opened(tmp_path, started=time.monotonic())
-    bench = Seeded(errors)
+    profiler = Seeded(errors)
     for trial, learning_rate, error, rate, batch in (("t0", 0.1, 0.2, 10.0, 8), ("t1", 0.2, 0.26, 90.0, 64)):
         config = {"learning_rate": learning_rate, "batch_size": batch, "micro_batch_size": batch}
         own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": rate}
         journal.append("trial", trial=trial, config=config, **own)
-    made.confirm(bench)  # type: ignore[arg-type]
+    made.confirm(profiler)  # type: ignore[arg-type]
     found = summary.from_records(journal.records)
     assert found.best is not None
     assert (found.best.trial, says in found.rule) == (best, True)
@@ -317,7 +317,7 @@ def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
         assert len(found.best.quality["error"].by_seed) == 3
     assert ("no longer the pick" in " ".join(said.getvalue().split())) == (0.1 not in errors)
     before = len(journal.records)
-    made.confirm(bench)  # type: ignore[arg-type]
+    made.confirm(profiler)  # type: ignore[arg-type]
     assert len(journal.records) == before
     journal.close()
 
@@ -364,13 +364,13 @@ def test_a_study_begins_from_earlier_runs_of_its_workload_unless_told_not_to(
 
 def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None = None, device: str = "cpu") -> Slots:
     """Returns how a study with these arguments, on four cores, would let its trials share the card."""
-    loaded = config.load(["workload=nli", *arguments])
+    loaded = load.load(["workload=nli", *arguments])
     loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         if probe is not None:
             journal.append("probe", outcome="ok", samples_per_s=10.0, **probe)
         facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}}
-        return Allotment(loaded, facts, journal, time.monotonic()).slots()
+        return Limits(loaded, facts, journal, time.monotonic()).slots()
 
 
 def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
@@ -378,7 +378,7 @@ def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
 ) -> None:
     monkeypatch.setattr(study.doctor, "cores", lambda: 4)
     found = slots_of(tmp_path, ["card=rtx4060"])
-    cap = config.load(["card=rtx4060"]).card.cap_bytes
+    cap = load.load(["card=rtx4060"]).card.cap_bytes
     assert cap is not None
     assert (found.count, found.threads) == (4, 1)
     assert cap - 4 < 4 * (found.cap_bytes(1) or 0) <= cap
@@ -412,15 +412,15 @@ def test_a_card_is_shared_where_the_probes_found_it_idle(tmp_path: Path, monkeyp
 def test_what_others_hold_of_a_card_is_not_the_trials(tmp_path: Path) -> None:
     gib = 2**30
     for settings, free, usable in (
-        (["card=rtx3090"], 30 * gib, config.load(["card=rtx3090"]).card.cap_bytes),
+        (["card=rtx3090"], 30 * gib, load.load(["card=rtx3090"]).card.cap_bytes),
         (["card=rtx3090"], 10 * gib, 10 * gib),
         (["card=auto"], 10 * gib, 10 * gib),
-        (["card=auto"], None, 24 * gib - config.load(["card=auto"]).card.reserve_bytes),
+        (["card=auto"], None, 24 * gib - load.load(["card=auto"]).card.reserve_bytes),
     ):
-        loaded = config.load(["workload=nli", *settings])
+        loaded = load.load(["workload=nli", *settings])
         loaded = loaded.model_copy(update={"card": loaded.card.on("cuda")})
         with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
-            own = Allotment(loaded, {"device": {"memory_bytes": 24 * gib}}, journal, time.monotonic(), free)
+            own = Limits(loaded, {"device": {"memory_bytes": 24 * gib}}, journal, time.monotonic(), free)
             assert own.cap_bytes() == usable
 
 

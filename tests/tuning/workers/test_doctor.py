@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tuning.config.config import load
+from tuning.config.load import load
 from tuning.workers import doctor
 from tuning.workers.doctor import Gpu
 

@@ -14,18 +14,18 @@ import pytest
 
 from tests.commands import MINE
 from trainables.plan import Plan
-from tuning.workers.laboratory import Laboratory
 from tuning.workers.lending import Door, LostError
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 KNOBS = {"batch_size": 8, "micro_batch_size": 8}
 PLAN = Plan(64, (32, 64))
 
 
 def test_who_borrows_a_process_trains_in_it_as_the_study_does() -> None:
-    with Laboratory(Setting(str(MINE))) as laboratory:
-        own = laboratory.train(KNOBS, 64, (32, 64), seed=1)
-        door = laboratory.lend()
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        own = worker.train(KNOBS, 64, (32, 64), seed=1)
+        door = worker.lend()
         assert door is not None
         borrowed = door.borrow()
         assert borrowed is not None
@@ -40,10 +40,10 @@ def test_who_borrows_a_process_trains_in_it_as_the_study_does() -> None:
 
 
 def test_the_next_measurement_ends_what_was_lent_and_is_made_in_a_process_of_its_own() -> None:
-    with Laboratory(Setting(str(MINE))) as laboratory:
-        before = laboratory.train(KNOBS, 32, (32,), seed=1)
-        door = laboratory.lend()
-        after = laboratory.train(KNOBS, 32, (32,), seed=1)
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        before = worker.train(KNOBS, 32, (32,), seed=1)
+        door = worker.lend()
+        after = worker.train(KNOBS, 32, (32,), seed=1)
         assert after["values"] == before["values"]
         assert not psutil.pid_exists(before["pid"])
         assert door is not None
@@ -51,27 +51,27 @@ def test_the_next_measurement_ends_what_was_lent_and_is_made_in_a_process_of_its
 
 
 def test_a_borrowed_process_that_is_killed_is_lost_and_one_nobody_needs_any_more_ends() -> None:
-    with Laboratory(Setting(str(MINE))) as laboratory:
-        pid = laboratory.train(KNOBS, 32, (32,), seed=1)["pid"]
-        door = laboratory.lend()
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        pid = worker.train(KNOBS, 32, (32,), seed=1)["pid"]
+        door = worker.lend()
         borrowed = door.borrow() if door is not None else None
         assert borrowed is not None
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(LostError):
             borrowed.trial(KNOBS, PLAN, 1)
 
-    with Laboratory(Setting(str(MINE))) as laboratory:
-        process = psutil.Process(laboratory.train(KNOBS, 32, (32,), seed=1)["pid"])
-        door = laboratory.lend()
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        process = psutil.Process(worker.train(KNOBS, 32, (32,), seed=1)["pid"])
+        door = worker.lend()
         borrowed = door.borrow() if door is not None else None
         del borrowed  # its end of the connection with it
         process.wait(timeout=10)
 
 
 def test_an_answer_that_cannot_be_sent_is_an_error_and_the_process_lives_on() -> None:
-    with Laboratory(Setting(str(MINE))) as laboratory:
-        laboratory.train(KNOBS, 32, (32,), seed=1)
-        door = laboratory.lend()
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        worker.train(KNOBS, 32, (32,), seed=1)
+        door = worker.lend()
         borrowed = door.borrow() if door is not None else None
         assert borrowed is not None
         with pytest.raises(RuntimeError, match="pickle"):
@@ -100,8 +100,8 @@ def test_somebody_elses_process_behind_the_door_is_not_borrowed() -> None:
 
 
 def test_what_has_measured_nothing_is_not_lent_and_nobody_is_behind_a_closed_door() -> None:
-    with Laboratory(Setting(str(MINE))) as laboratory:
-        assert laboratory.lend() is None
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        assert worker.lend() is None
     door = Door()
     door.close()
     assert door.borrow() is None

@@ -24,7 +24,7 @@ from trainables.resident import Resident
 from trainables.workload import Config
 from tuning.workers import device_memory
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 GREEDY = Path(__file__).parents[2] / "data" / "greedy.py"
 PLAN = Plan(samples=64, milestones=(64,), window_s=0.0, cap_bytes=CAP_BYTES)
@@ -39,7 +39,7 @@ def knobs(where: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def session() -> Session:
     """One process through all of these tests, as an actor is through all trials; it has run a trial."""
-    own = Session(Setting(str(GREEDY), cap_bytes=CAP_BYTES))
+    own = Session(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES))
     own.warm(KNOBS)
     assert own.train(knobs("nowhere"), PLAN, 0)["outcome"] == "ok"
     return own
@@ -62,7 +62,7 @@ def test_an_oom_is_recorded_and_the_next_trial_trains_at_once_with_all_bytes_bac
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "evaluation"])
 def test_the_first_oom_of_a_process_leaves_nothing_behind(where: str) -> None:
-    own = Session(Setting(str(GREEDY), cap_bytes=CAP_BYTES))
+    own = Session(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES))
     own.warm(KNOBS)
     failed = own.trial(knobs(where), PLAN, 0, shrink="").advance()
     assert (failed["outcome"], failed["held_bytes"]) == ("oom", failed["own_bytes"])
@@ -145,7 +145,7 @@ def test_fifty_ooms_leave_nothing_behind(session: Session) -> None:
 @pytest.fixture
 def leaking() -> Iterator[Session]:
     """A session whose loss keeps 1 % of the cap of every micro-batch."""
-    own = Session(Setting(str(GREEDY), {"leak": CAP_BYTES // 100}, cap_bytes=CAP_BYTES))
+    own = Session(WorkerConfig(str(GREEDY), {"leak": CAP_BYTES // 100}, cap_bytes=CAP_BYTES))
     yield own
     sys.modules[type(own.resident.workload).__module__].Greedy.kept.clear()
     Greedy.kept.clear()

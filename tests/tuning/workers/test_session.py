@@ -9,7 +9,7 @@ import pytest
 
 from trainables.plan import Plan
 from tuning.workers.session import Session
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 BROKEN = '''
 import math
@@ -72,7 +72,7 @@ WORKLOAD = Wide()
 def broken(tmp_path: Path) -> Any:
     path = tmp_path / "broken.py"
     path.write_text(BROKEN)
-    return lambda poison, cap=None: Session(Setting(str(path), {"poison": poison}, cap_bytes=cap))
+    return lambda poison, cap=None: Session(WorkerConfig(str(path), {"poison": poison}, cap_bytes=cap))
 
 
 KNOBS = {"learning_rate": 0.05, "batch_size": 16, "micro_batch_size": 4, "dropout": 0.0}
@@ -148,7 +148,7 @@ def test_footprint_grows_with_the_micro_batch_and_counts_adams_two_moments(broke
 def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(tmp_path: Path, micro_batch: int) -> None:
     path = tmp_path / "wide.py"
     path.write_text(WIDE)
-    session = Session(Setting(str(path), {"count": 2048}, cap_bytes=10**9))
+    session = Session(WorkerConfig(str(path), {"count": 2048}, cap_bytes=10**9))
     knobs = {"learning_rate": 1e-4, "micro_batch_size": micro_batch, "dropout": 0.0}
     found = session.footprint(knobs, (micro_batch,))
     plan = Plan(samples=2048, milestones=(2048,), cap_bytes=10**9)

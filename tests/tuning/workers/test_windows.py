@@ -11,7 +11,7 @@ import pytest
 
 from trainables import loop
 from trainables.stopwatch import Window
-from tuning.workers.session import WINDOW_S, Session, Setting
+from tuning.workers.session import WINDOW_S, Session, WorkerConfig
 from tuning.workers.windows import Works, micro_steps
 
 TIMED = '''
@@ -44,7 +44,7 @@ class Clock:
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     path = tmp_path / "timed.py"
     path.write_text(TIMED)
-    session = Session(Setting(str(path), {"count": 62}))
+    session = Session(WorkerConfig(str(path), {"count": 62}))
     session.warm({})
     monkeypatch.setattr(time, "perf_counter", Clock())
     return session

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainables import knobs
-from tuning.search.active import _READERS, compare, disagreements
+from tuning.search.runtime_check import _READERS, compare, disagreements
 
 CPU: dict[str, Any] = {
     "device": "cpu",

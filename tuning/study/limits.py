@@ -8,22 +8,22 @@ from typing import Any
 
 import psutil
 
-from tuning.config.config import StudyConfig
+from tuning.config.load import StudyConfig
 from tuning.journal.records import Journal, Record, stage_done
 from tuning.memory import calibration
 from tuning.report import wording
 from tuning.search import confirm, packing
-from tuning.search.bench import Orders
 from tuning.search.probe import probed
-from tuning.search.rungs import milestones
-from tuning.search.search import SearchTerms
+from tuning.search.protocols import TrialPlan
+from tuning.search.pruner import milestones
+from tuning.search.scheduler import SearchTerms
 from tuning.workers import doctor
 
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
 
 
-class Allotment:
+class Limits:
     """Bytes, cores, samples and seconds, from the configuration and what the records say so far.
 
     `facts` is the `study` record; `began` the monotonic time at which the study would have begun in one go, without
@@ -60,13 +60,13 @@ class Allotment:
             self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
         return self._ram_bytes
 
-    def orders(self) -> Orders:
+    def orders(self) -> TrialPlan:
         """Returns how every trial is run: its samples, rungs, and share of the card."""
         budget = self._config.budget
         samples = max(1, round(budget.train_epochs * int(self._facts["train_samples"])))
         first = max(1, round(samples * budget.rungs.first_frac))
         slots = self.slots()
-        return Orders(
+        return TrialPlan(
             samples=samples,
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
             shrink=self._config.search.strategy == "staged",

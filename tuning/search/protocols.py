@@ -1,4 +1,4 @@
-"""What a stage needs from whoever does the work: a bench to measure on alone, and a crew that runs trials."""
+"""What a stage needs from whoever does the work: a profiler to measure on alone, and a executor that runs trials."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from trainables.knobs import Scalar
 from tuning.journal.records import Record
-from tuning.memory.footprints import Footprints
+from tuning.memory.measure import Footprints
 from tuning.search.packing import Slots
 
 Told = Callable[[Record], None]
@@ -33,7 +33,7 @@ class Probes(Protocol):
         ...
 
 
-class Bench(Footprints, Probes, Windows, Protocol):
+class Profiler(Footprints, Probes, Windows, Protocol):
     """One warm process that has the device to itself; every method returns plain values (`workers.session`)."""
 
     def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Bench(Footprints, Probes, Windows, Protocol):
 
 
 @dataclass(frozen=True)
-class Assignment:
+class TrialRequest:
     """A trial to run: its id, its knobs, the seed of its weights and batches, and its predicted minimal capacity."""
 
     trial: str
@@ -51,10 +51,10 @@ class Assignment:
     need_bytes: int | None = None
 
 
-class Desk(Protocol):
+class Scheduler(Protocol):
     """Hands out trials and hears of them; the backend calls it from one thread."""
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next trial, or None when there will be no more."""
         ...
 
@@ -76,7 +76,7 @@ class Desk(Protocol):
 
 
 @dataclass(frozen=True)
-class Orders:
+class TrialPlan:
     """How every trial of a search stage is run.
 
     `milestones` are samples seen, the last of them the horizon `samples`; `shrink` halves the micro-batch on an OOM.
@@ -98,9 +98,9 @@ class Orders:
         return Slots(self.concurrency, self.threads, self.slot_bytes, self.idle_bytes, self.enforced)
 
 
-class Crew(Protocol):
-    """Runs the trials a desk hands out until it has no more."""
+class Executor(Protocol):
+    """Runs the trials a scheduler hands out until it has no more."""
 
-    def run(self, desk: Desk, orders: Orders) -> None:
+    def run(self, scheduler: Scheduler, orders: TrialPlan) -> None:
         """Returns when every trial has ended."""
         ...

@@ -1,4 +1,4 @@
-"""Which of a desk's trials runs next, in how much of a card, and whether it runs again: the same for every crew."""
+"""Which trial runs next, in how much of a card, and whether it runs again: the same for every executor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuning.memory.oom import PROCESS_LOST, Fault, Outcome
-from tuning.search.bench import Assignment, Desk, Orders
 from tuning.search.packing import PATIENCE, Ledger
+from tuning.search.protocols import Scheduler, TrialPlan, TrialRequest
 
 BEAT_S = 5.0
 """So often a trial that runs asks whether it is to go on; the time that takes is inside no window."""
@@ -17,9 +17,9 @@ BEAT_S = 5.0
 
 @dataclass(frozen=True)
 class Placed:
-    """A trial of the desk as a crew runs it: in so many slots, for the so-manieth time."""
+    """A trial of the scheduler as a executor runs it: in so many slots, for the so-manieth time."""
 
-    assignment: Assignment
+    request: TrialRequest
     width: int
     attempt: int = 1
 
@@ -37,13 +37,13 @@ class Share:
 
 
 class Placing:
-    """Asks a desk for trials as one device has room for them, and has those run again whose share was too small.
+    """Asks a scheduler for trials as one device has room for them, and has those run again whose share was too small.
 
     `cap_bytes` is what a trial may take that has the device to itself.
     """
 
-    def __init__(self, desk: Desk, orders: Orders, cap_bytes: int | None) -> None:
-        self._desk, self._orders, self._cap_bytes = desk, orders, cap_bytes
+    def __init__(self, scheduler: Scheduler, orders: TrialPlan, cap_bytes: int | None) -> None:
+        self._scheduler, self._orders, self._cap_bytes = scheduler, orders, cap_bytes
         self._ledger = Ledger(orders.slots)
         self._next: list[Placed] = []
         """What is to run before anything new is asked for: it waits for room, or begins again in another process."""
@@ -66,13 +66,13 @@ class Placing:
                 self._draining = self._draining and bool(self._next)
                 if not self._still_wanted(placed):
                     continue
-                self._ledger.enter(placed.assignment.trial, placed.width)
+                self._ledger.enter(placed.request.trial, placed.width)
                 return placed
             if self._draining:
                 return None
-            assignment = self._desk.next_trial() if len(self._next) < PATIENCE else None
-            if assignment is not None:
-                self._next.append(Placed(assignment, self._ledger.width(assignment.need_bytes)))
+            request = self._scheduler.next_trial() if len(self._next) < PATIENCE else None
+            if request is not None:
+                self._next.append(Placed(request, self._ledger.width(request.need_bytes)))
             elif self._next:
                 self._draining = True
             else:
@@ -81,10 +81,10 @@ class Placing:
 
     def _still_wanted(self, placed: Placed) -> bool:
         """Returns whether a trial that may have waited is still judged to fit; where it is not, its end is told."""
-        trial = placed.assignment.trial
-        if self._desk.goes_on(trial, {}):
+        trial = placed.request.trial
+        if self._scheduler.goes_on(trial, {}):
             return True
-        self._desk.ended(trial, {"outcome": str(Outcome.REFUSED), "values": {}, "message": ""})
+        self._scheduler.ended(trial, {"outcome": str(Outcome.REFUSED), "values": {}, "message": ""})
         return False
 
     def share(self, placed: Placed) -> Share:
@@ -98,7 +98,7 @@ class Placing:
 
     def leave(self, placed: Placed) -> None:
         """Takes the trial's slots back."""
-        self._ledger.leave(placed.assignment.trial)
+        self._ledger.leave(placed.request.trial)
 
     def widened(self, placed: Placed, found: Mapping[str, Any] | None) -> bool:
         """Returns whether a trial that ended is to run again in more slots, and keeps it: its share was at fault."""
@@ -106,11 +106,11 @@ class Placing:
         short = found is not None and found.get("outcome") in (Outcome.OOM, Outcome.HOST_OOM)
         if not short or slots.slot_bytes is None or placed.width >= slots.count:
             return False
-        self._ledger.too_narrow(placed.assignment.need_bytes, placed.width)
+        self._ledger.too_narrow(placed.request.need_bytes, placed.width)
         width = slots.wider(placed.width)
         share = slots.share_bytes(placed.width) / 2**20
         reason = f"it needs more than its share of {share:.0f} MiB, and begins again in {width} of {slots.count} slots"
-        self._desk.decided("widened", placed.assignment.trial, reason)
+        self._scheduler.decided("widened", placed.request.trial, reason)
         self._next.append(dataclasses.replace(placed, width=width, attempt=placed.attempt + 1))
         return True
 

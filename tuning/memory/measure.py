@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from trainables.knobs import PHASE_KNOB, Knobs, Scalar, is_active
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
-from tuning.memory.footprint import Footprint, Sizes
-from tuning.memory.needs import MEMORY_KNOBS, alone, footprints, key_of, peaks_are_whole
+from tuning.memory.groups import MEMORY_KNOBS, alone, footprints, key_of, peaks_are_whole
 from tuning.memory.prediction import Prediction
+from tuning.memory.profile import MemoryProfile, Sizes
 
 LESSER_KNOBS = (
     *("fused_optimizer", "channels_last", "compile", "dropout", "augmentation"),
@@ -103,7 +103,7 @@ def lesser(knobs: Mapping[str, Scalar]) -> dict[str, bool | str]:
     return {n: v if isinstance(v := full[n], bool | str) else v > 0 for n in LESSER_KNOBS}
 
 
-class EstimateStage:
+class MemoryStage:
     """Finds each coupling's footprint, on the longest samples of the training split, and writes what it found.
 
     With `predict`, the footprint is a prediction's, corrected by one measurement; where there is none, or it cannot be
@@ -112,7 +112,7 @@ class EstimateStage:
 
     def __init__(
         self,
-        bench: Footprints,
+        profiler: Footprints,
         space: Space,
         journal: Journal,
         cap_bytes: int | None,
@@ -120,7 +120,7 @@ class EstimateStage:
         cuda: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bench, self._space, self._journal, self._cap_bytes = bench, space, journal, cap_bytes
+        self._profiler, self._space, self._journal, self._cap_bytes = profiler, space, journal, cap_bytes
         self._cuda, self._clock = cuda, clock
         self._sizes = micro_batches(space)
         self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
@@ -167,9 +167,11 @@ class EstimateStage:
         peaks = [p for m in self._sizes if (p := prediction.peak(m)) is not None]
         if not peaks:
             return False
-        found = self._bench.footprint(self._knobs(coupling), self._first[:1])
+        found = self._profiler.footprint(self._knobs(coupling), self._first[:1])
         several, alone = (
-            Footprint.from_peaks(peaks, prediction.confidence, cuda=self._cuda, alone=alone).with_sizes(Sizes.of(found))
+            MemoryProfile.from_peaks(peaks, prediction.confidence, cuda=self._cuda, alone=alone).with_sizes(
+                Sizes.of(found)
+            )
             for alone in (False, True)
         )
         self._write(coupling, several, found, alone, notes=list(prediction.notes))
@@ -186,7 +188,7 @@ class EstimateStage:
         record = _latest(self._journal.records, {**coupling, CHECKPOINTING: False})
         if record is None:
             return False
-        print_ = Footprint.of(record.fields)
+        print_ = MemoryProfile.of(record.fields)
         if self._cap_bytes is not None and print_.capacity(self._sizes[-1]).total_bytes * REACH > self._cap_bytes:
             return False
         bound = dataclasses.replace(print_, source="bound")
@@ -195,18 +197,18 @@ class EstimateStage:
 
     def _measure(self, coupling: Mapping[str, Scalar], sizes: Sequence[int]) -> None:
         """Writes the line through what was measured of the coupling before and now."""
-        found = self._bench.footprint(self._knobs(coupling), sizes)
+        found = self._profiler.footprint(self._knobs(coupling), sizes)
         before = _latest(self._journal.records, coupling)
         measured = [*(before["measured"] if before else []), *found["measured"]]
         if not measured:  # not even the smallest fits: its need is at least the cap, which says nothing of less than it
-            less = self._bench.footprint(self._knobs(coupling), (1,))["measured"] if sizes[0] > 1 else []
+            less = self._profiler.footprint(self._knobs(coupling), (1,))["measured"] if sizes[0] > 1 else []
             measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
         pairs = [(int(m), int(b)) for m, b in measured]
         sizes_, spare = Sizes.of(found), CUDA_SPARE if self._cuda else 1.0
-        print_ = Footprint.from_measured(sizes_, pairs, spare)
+        print_ = MemoryProfile.from_measured(sizes_, pairs, spare)
         own = [*(before.get("measured_alone", []) if before else []), *found.get("measured_alone", [])]
         bare = [(int(m), int(b)) for m, b in own]
-        alone = Footprint.from_measured(sizes_, bare, spare) if bare else None
+        alone = MemoryProfile.from_measured(sizes_, bare, spare) if bare else None
         more = {"failed": before["failed"]} if before and before.get("failed") else {}
         if before and len(found["measured"]) < len(sizes):
             more["failed"] = {"micro_batch": sizes[len(found["measured"])], "cap_bytes": self._cap_bytes}
@@ -221,7 +223,7 @@ class EstimateStage:
         record = _latest(self._journal.records, coupling)
         if record is None or len(record["measured"]) < len(self._first):
             return None
-        print_ = Footprint.of(record.fields)
+        print_ = MemoryProfile.of(record.fields)
         limit = CLOSE if peaks_are_whole(self._journal.records) else 1 / REACH
         cap_bytes = math.inf if self._cap_bytes is None else self._cap_bytes * limit
         done = max(m for m, _ in record["measured"])
@@ -238,9 +240,9 @@ class EstimateStage:
     def _write(
         self,
         coupling: Mapping[str, Scalar],
-        found: Footprint,
+        found: MemoryProfile,
         raw: Mapping[str, Any],
-        alone: Footprint | None,
+        alone: MemoryProfile | None,
         **more: Any,
     ) -> None:
         """Writes what was found of a coupling, and of its batches of one micro-step where that is known."""

@@ -42,7 +42,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryProfile:
     """Bytes of one memory coupling (dtype, checkpointing, adapter ...), by micro-batch size.
 
     `points` rise with the micro-batch and never fall; `source` says how they were found, a key of `posterior.PRIORS`.
@@ -70,7 +70,7 @@ class Footprint:
         object.__setattr__(self, "points", tuple(rising))
 
     @classmethod
-    def from_measured(cls, sizes: Sizes, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> Footprint:
+    def from_measured(cls, sizes: Sizes, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> MemoryProfile:
         """Returns the footprint through measured (micro-batch, peak bytes) pairs.
 
         `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: all that the sizes leave
@@ -80,7 +80,7 @@ class Footprint:
         return cls(sizes, tuple(points))
 
     @classmethod
-    def from_peaks(cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool, alone: bool = False) -> Footprint:
+    def from_peaks(cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool, alone: bool = False) -> MemoryProfile:
         """Returns the footprint of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors.
 
         Those of batches of one micro-step are the `alone` ones; what the allocator adds to them is taken to be the same
@@ -99,7 +99,7 @@ class Footprint:
         return cls(sizes, tuple(point(p) for p in peaks), confidence)
 
     @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> Footprint:
+    def of(cls, raw: Mapping[str, Any]) -> MemoryProfile:
         """Returns the footprint that `as_raw` wrote, or a record of an earlier version, which had a line."""
         sizes = Sizes.of(raw)
         if raw.get("points"):
@@ -117,7 +117,7 @@ class Footprint:
             "source": self.source,
         }
 
-    def with_sizes(self, sizes: Sizes) -> Footprint:
+    def with_sizes(self, sizes: Sizes) -> MemoryProfile:
         """Returns it with sizes that were counted on the model itself."""
         return dataclasses.replace(self, sizes=sizes)
 
@@ -176,7 +176,7 @@ class Footprint:
         return max(floor, value(first) - slope * first.micro_batch)
 
 
-def between(low: tuple[float, Footprint], high: tuple[float, Footprint], value: float) -> Footprint:
+def between(low: tuple[float, MemoryProfile], high: tuple[float, MemoryProfile], value: float) -> MemoryProfile:
     """Returns the footprint at a knob's value between two others, as powers of it: bytes ~ value ** exponent."""
     (x0, a), (x1, b) = low, high
     share = (math.log(value) - math.log(x0)) / (math.log(x1) - math.log(x0))
@@ -195,4 +195,4 @@ def between(low: tuple[float, Footprint], high: tuple[float, Footprint], value: 
         for m in sizes
     ]
     pairs = zip(dataclasses.astuple(a.sizes), dataclasses.astuple(b.sizes), strict=True)
-    return Footprint(Sizes(*(mean(first, second) for first, second in pairs)), tuple(points), INTERPOLATED)
+    return MemoryProfile(Sizes(*(mean(first, second) for first, second in pairs)), tuple(points), INTERPOLATED)

@@ -52,7 +52,7 @@ class Decision:
     """It goes on whatever its place is, so that it is known what comes of such."""
 
 
-class Rungs:
+class Pruner:
     """The rungs of one search. The same calls give the same decisions: ties are broken by seed and trial id alone.
 
     `objectives` may hold the throughput, known before training; `tolerances` gives the relative difference below which

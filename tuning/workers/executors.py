@@ -7,20 +7,20 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tuning.config.config import StudyConfig
+from tuning.config.load import StudyConfig
 from tuning.search import packing
-from tuning.search.bench import Crew
+from tuning.search.protocols import Executor
 from tuning.workers import doctor
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.laboratory_crew import LaboratoryCrew
-from tuning.workers.setting import Setting
+from tuning.workers.local_executor import LocalExecutor
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from tuning.workers.ray_tune import RayCluster
 
 
 def prepare(config: StudyConfig) -> None:
-    """Imports Ray where it may be needed: 2 s, while the bench's process has imports of its own."""
+    """Imports Ray where it may be needed: 2 s, while the profiler's process has imports of its own."""
     if config.dashboard or not one_at_a_time(config):
         _ray()
 
@@ -29,7 +29,7 @@ def one_at_a_time(config: StudyConfig) -> bool:
     """Returns whether it is sure, before anything is measured, that trials run one at a time on one device."""
     asked = config.concurrency if isinstance(config.concurrency, int) else None
     if config.card.device == "cuda":
-        is_alone = asked == 1 or (asked is None and config.search.strategy == "joint")  # see `Allotment.slots`
+        is_alone = asked == 1 or (asked is None and config.search.strategy == "joint")  # see `Limits.slots`
         return is_alone and _devices(config) == 1
     return packing.on_cpu(doctor.cores(), asked) == 1
 
@@ -42,7 +42,7 @@ def cluster(config: StudyConfig) -> RayCluster:
 
 
 @contextmanager
-def crew(config: StudyConfig, slots: int, bench: Laboratory, setting: Setting) -> Iterator[Crew]:
+def executor(config: StudyConfig, slots: int, profiler: Worker, setting: WorkerConfig) -> Iterator[Executor]:
     """Yields who runs trials in so many slots: Ray where it has something to share, or its dashboard is to show them.
 
     Else the process that probed goes on: it has loaded everything, and nothing else need start. Ray's first actor
@@ -51,13 +51,13 @@ def crew(config: StudyConfig, slots: int, bench: Laboratory, setting: Setting) -
     """
     is_one_device = _devices(config) == 1
     if is_one_device and slots == 1 and not config.dashboard:
-        yield LaboratoryCrew(bench)
+        yield LocalExecutor(profiler)
         return
-    door = bench.lend() if is_one_device and not config.dashboard else None
+    door = profiler.lend() if is_one_device and not config.dashboard else None
     if door is None:
-        bench.end()
+        profiler.end()
     with nullcontext() if config.dashboard else cluster(config):
-        yield _ray().RayCrew(setting, f"{config.workload.name}_trials", door)
+        yield _ray().RayExecutor(setting, f"{config.workload.name}_trials", door)
 
 
 def _devices(config: StudyConfig) -> int:

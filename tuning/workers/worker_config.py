@@ -11,7 +11,7 @@ Shrink = Literal["", "loader", "all"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class WorkerConfig:
     """What a process must know to do any work of a study.
 
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.

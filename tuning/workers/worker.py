@@ -1,4 +1,4 @@
-"""The laboratory: a warm process beside the study, which has the machine to itself while it measures. No Ray here.
+"""The worker: a warm process beside the study, which has the machine to itself while it measures. No Ray here.
 
 What runs in it is `measuring.py`. A training from best.yaml, `python -m tuning train`, runs in such a process too.
 """
@@ -18,16 +18,16 @@ from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning.config.errors import PreflightError
 from tuning.workers.lending import Borrowed, Door, Failed
-from tuning.workers.setting import Setting
+from tuning.workers.worker_config import WorkerConfig
 
 
-class Laboratory:
-    """The process as a stage sees it (`search.bench.Bench`): started by `start` or the first call, anew after `end`.
+class Worker:
+    """The process as a stage sees it (`search.protocols.Profiler`): started by `start` or the first call, or anew.
 
     Every method raises PreflightError where the workload fails in a way that is no result, or the process is lost.
     """
 
-    def __init__(self, setting: Setting, *, start_timeout_s: float = 180.0) -> None:
+    def __init__(self, setting: WorkerConfig, *, start_timeout_s: float = 180.0) -> None:
         self._setting, self._timeout_s = setting, start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -123,7 +123,7 @@ class Laboratory:
             self._connection.close()
             self._process = None
 
-    def __enter__(self) -> Laboratory:
+    def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,7 +138,7 @@ class Laboratory:
         ours, theirs = Pipe()
         self._said.truncate(0)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tuning.workers.measuring", str(theirs.fileno())],
+            [sys.executable, "-m", "tuning.workers.serve", str(theirs.fileno())],
             stdin=subprocess.PIPE,  # never written to: its end tells the process that we are gone
             stdout=self._said,
             stderr=self._said,

@@ -1,8 +1,8 @@
-"""What runs in the laboratory's process: a session that answers the study, or then the Ray actor it is lent to.
+"""What runs in the worker's process: a session that answers the study, or then the Ray actor it is lent to.
 
-`Laboratory` starts it; FD is the socket of requests and answers:
+`Worker` starts it; FD is the socket of requests and answers:
 
-    python -m tuning.workers.measuring FD
+    python -m tuning.workers.serve FD
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning.workers.lending import Door, Failed
 from tuning.workers.session import Session, Trial
-from tuning.workers.setting import Shrink
+from tuning.workers.worker_config import Shrink
 
 _DOORS: list[Door] = []
 """Of this process, to be removed with it."""

@@ -48,7 +48,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Ruling:
+class Selection:
     """Who the rule picks of those confirmed, the cost that sets the bar, and whose it is.
 
     `means` are the mean costs of those confirmed, the fastest first; `samples_per_s` is the picked one's. `difference`
@@ -86,7 +86,7 @@ class Ruling:
 
 
 @dataclass(frozen=True)
-class Rival:
+class Challenger:
     """Who could take the pick's place: the probability, and about how long training it on the seeds left takes."""
 
     id: str
@@ -107,7 +107,7 @@ def spread(standings: Sequence[Standing], tolerance: float) -> float:
     return math.sqrt(squares / degrees) if degrees else 0.0
 
 
-def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], rule: Rule) -> Ruling | None:
+def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], rule: Rule) -> Selection | None:
     """Returns the fastest confirmed one that the rule admits beside the bar, or None where nothing was confirmed.
 
     The bar is the least mean of those confirmed; or the cost of one that was not, once it is made worse by as much as
@@ -128,7 +128,7 @@ def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], rule
     half_width = None
     if len(seeds) > 1:
         half_width = t_975(len(seeds) - 1) * statistics.stdev(differences) / math.sqrt(len(seeds))
-    return Ruling(
+    return Selection(
         best=best.id,
         most_accurate=bar_of,
         bar=bar,
@@ -142,8 +142,8 @@ def settle(standings: Sequence[Standing], first: str, seeds: Sequence[int], rule
 
 
 def rivals(
-    standings: Sequence[Standing], ruling: Ruling, seeds: Sequence[int], rule: Rule, seconds: Mapping[str, float]
-) -> list[Rival]:
+    standings: Sequence[Standing], selection: Selection, seeds: Sequence[int], rule: Rule, seconds: Mapping[str, float]
+) -> list[Challenger]:
     """Returns who could change the pick, with a probability of `CHANCE` at least, in the order to train them.
 
     First who was most accurate of those not trained again, where the pick may not be admitted beside it: with the bar
@@ -151,10 +151,10 @@ def rivals(
     largest expected gain a second first: the logarithm of how many times faster, times the probability. `seconds` has
     about what one seed takes, by id.
     """
-    current = next(one for one in standings if one.id == ruling.best)
+    current = next(one for one in standings if one.id == selection.best)
     reference = min((one for one in standings if one.confirmed(seeds)), key=lambda one: one.mean)
     deviation = spread(standings, rule.tolerance)
-    guard = _guard(standings, ruling, current, rule, deviation)
+    guard = _guard(standings, selection, current, rule, deviation)
     found = []
     for one in standings:
         if one.failed or one.confirmed(seeds):
@@ -162,27 +162,27 @@ def rivals(
         left = [seed for seed in seeds if seed not in one.by_seed]
         needed_s = max(seconds[one.id] * len(left), 1e-9)
         if guard is not None and one.id == guard[0]:
-            found.append((math.inf, Rival(one.id, guard[1], needed_s)))
+            found.append((math.inf, Challenger(one.id, guard[1], needed_s)))
         elif one.samples_per_s > FASTER * current.samples_per_s:
-            probability = chance(one, reference, ruling.bar, rule, deviation)
+            probability = chance(one, reference, selection.bar, rule, deviation)
             gain = probability * math.log(one.samples_per_s / current.samples_per_s)
             if probability >= CHANCE:
-                found.append((gain / needed_s, Rival(one.id, probability, needed_s)))
+                found.append((gain / needed_s, Challenger(one.id, probability, needed_s)))
     return [rival for _, rival in sorted(found, key=lambda pair: (-pair[0], pair[1].id))]
 
 
 def _guard(
-    standings: Sequence[Standing], ruling: Ruling, current: Standing, rule: Rule, deviation: float
+    standings: Sequence[Standing], selection: Selection, current: Standing, rule: Rule, deviation: float
 ) -> tuple[str, float] | None:
     """Returns who may set a bar beside which the pick is not admitted, and how likely that is; None for nobody.
 
     A pick that is no better than the baseline is not, once anything is. What has some of its seeds goes on until it is
     unlikely.
     """
-    open_ = [one for one in standings if not one.failed and one.id not in ruling.means]
+    open_ = [one for one in standings if not one.failed and one.id not in selection.means]
     if not open_:
         return None
-    cost = {one.id: one.mean if one.by_seed else one.searched + ruling.optimism for one in open_}
+    cost = {one.id: one.mean if one.by_seed else one.searched + selection.optimism for one in open_}
     one = min(open_, key=lambda o: (cost[o.id], o.id))
     own, picks = (deviation / math.sqrt(max(1, len(standing.by_seed))) for standing in (one, current))
     probability = _below(cost[one.id], current.mean - rule.tolerance, math.hypot(own, picks))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.search import rivals
-from tuning.search.rivals import CHANCE, FASTER, Ruling, Standing
+from tuning.search import challengers
+from tuning.search.challengers import CHANCE, FASTER, Selection, Standing
 from tuning.search.rule import Baseline, Rule
 
 SEEDS = (1, 2, 3)
@@ -27,16 +27,16 @@ def rule(tolerance: float, untrained: float | None = None) -> Rule:
     return Rule("accuracy", "max", tolerance, None if untrained is None else Baseline("majority class", untrained))
 
 
-def ruled(*of: Standing, first: str = "a", tolerance: float = 0.01) -> Ruling:
-    """The ruling, which there has to be."""
-    found = rivals.settle(of, first, SEEDS, rule(tolerance))
+def ruled(*of: Standing, first: str = "a", tolerance: float = 0.01) -> Selection:
+    """The selection, which there has to be."""
+    found = challengers.settle(of, first, SEEDS, rule(tolerance))
     assert found is not None
     return found
 
 
 def named(*of: Standing, tolerance: float = 0.01) -> list[str]:
     """Who could take the pick's place, in order."""
-    found = rivals.rivals(of, ruled(*of, tolerance=tolerance), SEEDS, rule(tolerance), {one.id: 1.0 for one in of})
+    found = challengers.rivals(of, ruled(*of, tolerance=tolerance), SEEDS, rule(tolerance), {one.id: 1.0 for one in of})
     return [rival.id for rival in found]
 
 
@@ -82,7 +82,7 @@ def test_the_largest_gain_a_second_goes_first() -> None:
     likely, quick = standing("b", 1800.0, -0.785), standing("c", 16000.0, -0.779)
     assert named(LUCKY, likely, quick) == ["c", "b"]
     of = (LUCKY, likely, quick)
-    slow = rivals.rivals(of, ruled(*of), SEEDS, rule(0.01), {"a": 1.0, "b": 1.0, "c": 100.0})
+    slow = challengers.rivals(of, ruled(*of), SEEDS, rule(0.01), {"a": 1.0, "b": 1.0, "c": 100.0})
     assert [rival.id for rival in slow] == ["b", "c"]
     assert slow[0].seconds == 3.0
 
@@ -99,8 +99,8 @@ def test_what_was_not_confirmed_still_holds_the_bar_less_what_the_pick_lost() ->
 
 
 def test_a_pick_that_failed_when_trained_again_is_none() -> None:
-    assert rivals.settle([Standing("a", 1.0, 0.0, {1: 0.0}, 1.0, failed=True)], "a", SEEDS, rule(0.1)) is None
-    assert rivals.settle([standing("a", 1.0, 0.0, 0.0)], "a", SEEDS, rule(0.1)) is None, "one seed of three"
+    assert challengers.settle([Standing("a", 1.0, 0.0, {1: 0.0}, 1.0, failed=True)], "a", SEEDS, rule(0.1)) is None
+    assert challengers.settle([standing("a", 1.0, 0.0, 0.0)], "a", SEEDS, rule(0.1)) is None, "one seed of three"
 
 
 def test_without_noise_and_tolerance_only_what_is_as_good_is_a_rival() -> None:
@@ -129,7 +129,9 @@ def test_the_ruling_is_confirmed_and_nothing_confirmed_is_faster_within_the_tole
     assert all(one.mean - found.bar > tolerance for one in faster)
     assert found.bar <= min(one.mean for one in done.values())
     every = [first, *others]
-    for number, rival in enumerate(rivals.rivals(every, found, SEEDS, rule(tolerance), {one.id: 1.0 for one in every})):
+    for number, rival in enumerate(
+        challengers.rivals(every, found, SEEDS, rule(tolerance), {one.id: 1.0 for one in every})
+    ):
         one = next(o for o in others if o.id == rival.id)
         least = min(o.searched for o in others if not o.by_seed)
         assert one.samples_per_s > FASTER * done[found.best].samples_per_s or (
@@ -157,7 +159,7 @@ def test_over_many_searches_the_rule_put_again_errs_less_than_the_rule_by_one_se
         _confirm(of, first, true, draw, noise)
         while True:
             found = ruled(*of.values(), first=first, tolerance=tolerance)
-            open_ = rivals.rivals(list(of.values()), found, SEEDS, rule(tolerance), dict.fromkeys(of, 1.0))
+            open_ = challengers.rivals(list(of.values()), found, SEEDS, rule(tolerance), dict.fromkeys(of, 1.0))
             if not open_:
                 break
             _confirm(of, open_[0].id, true, draw, noise)
@@ -199,8 +201,8 @@ TEMPORAL = (
 def test_what_learned_no_more_than_a_baseline_does_not_take_the_place_for_its_speed() -> None:
     free, held = rule(0.03), rule(0.03, 0.7754)
     of = TEMPORAL[:3]
-    by_tolerance = rivals.settle(of, "lstm", SEEDS, free)
-    found = rivals.settle(of, "lstm", SEEDS, held)
+    by_tolerance = challengers.settle(of, "lstm", SEEDS, free)
+    found = challengers.settle(of, "lstm", SEEDS, held)
     assert by_tolerance is not None
     assert found is not None
     assert (by_tolerance.best, found.best) == ("mlp", "lstm")
@@ -212,9 +214,9 @@ def test_what_learned_no_more_than_a_baseline_does_not_take_the_place_for_its_sp
 
 def test_one_as_fast_that_may_be_better_than_the_baseline_is_a_rival() -> None:
     held = rule(0.03, 0.7754)
-    found = rivals.settle(TEMPORAL, "lstm", SEEDS, held)
+    found = challengers.settle(TEMPORAL, "lstm", SEEDS, held)
     assert found is not None
-    (one,) = rivals.rivals(TEMPORAL, found, SEEDS, held, dict.fromkeys([o.id for o in TEMPORAL], 1.0))
+    (one,) = challengers.rivals(TEMPORAL, found, SEEDS, held, dict.fromkeys([o.id for o in TEMPORAL], 1.0))
     assert one.id == "other mlp"
     assert CHANCE < one.chance < 0.5, "it has 0.7731, and would need 0.7754"
 
@@ -223,10 +225,10 @@ def test_a_pick_that_learned_nothing_when_confirmed_is_held_to_who_may_have() ->
     first, better = standing("a", 900.0, -0.780, -0.764, -0.763, -0.765), standing("b", 10.0, -0.800)
     chances = []
     for asked in (rule(0.05), rule(0.05, 0.775)):
-        found = rivals.settle([first, better], "a", SEEDS, asked)
+        found = challengers.settle([first, better], "a", SEEDS, asked)
         assert found is not None
         assert found.best == "a", "the only one confirmed"
-        (rival,) = rivals.rivals([first, better], found, SEEDS, asked, {"a": 1.0, "b": 1.0})
+        (rival,) = challengers.rivals([first, better], found, SEEDS, asked, {"a": 1.0, "b": 1.0})
         chances.append(rival.chance)
     assert chances[0] < 0.2
     assert chances[1] > 0.5, "0.784 is to be expected of it"
@@ -235,9 +237,9 @@ def test_a_pick_that_learned_nothing_when_confirmed_is_held_to_who_may_have() ->
 def test_where_only_one_not_confirmed_may_beat_the_baseline_the_tolerance_decides_alone() -> None:
     of = (standing("a", 900.0, -0.770, -0.770, -0.770, -0.770), standing("b", 9e4, -0.768, -0.768, -0.768, -0.768))
     hoped, asked = standing("c", 10.0, -0.776), rule(0.03, 0.775)
-    found = rivals.settle([*of, hoped], "a", SEEDS, asked)
+    found = challengers.settle([*of, hoped], "a", SEEDS, asked)
     assert found is not None
     assert (found.best, found.bar_of) == ("b", "c")
     said = found.sentence("a", asked, 3)
     assert "within 0.03 of the best: 0.768 against 0.776 (a difference of 0.002 ± 0), which is c's one value" in said
-    assert [one.id for one in rivals.rivals([*of, hoped], found, SEEDS, asked, dict.fromkeys("abc", 1.0))] == ["c"]
+    assert [one.id for one in challengers.rivals([*of, hoped], found, SEEDS, asked, dict.fromkeys("abc", 1.0))] == ["c"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.memory.footprint import Footprint, Point, Sizes, between
+from tuning.memory.profile import MemoryProfile, Point, Sizes, between
 from tuning.memory.trace import Peak
 
 MB = 10**6
@@ -17,14 +17,14 @@ sizes = st.builds(Sizes, *[st.integers(0, 10**10)] * 3)
 measurements = st.lists(st.tuples(st.integers(1, 512), st.integers(0, 10**11)), min_size=1, max_size=6)
 
 
-def totals(found: Footprint, micro_batches: range) -> list[float]:
+def totals(found: MemoryProfile, micro_batches: range) -> list[float]:
     return [found.capacity(m).total_bytes for m in micro_batches]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**10), st.integers(0, 10**9), st.sets(st.integers(1, 256), min_size=2, max_size=5))
 def test_a_line_is_found_again_below_between_and_beyond_its_points(fixed: int, slope: int, batches: set[int]) -> None:
-    found = Footprint.from_measured(Sizes(0, 0, 0), [(m, fixed + slope * m) for m in batches])
+    found = MemoryProfile.from_measured(Sizes(0, 0, 0), [(m, fixed + slope * m) for m in batches])
     for m in (1, min(batches), min(batches) + 1, max(batches) * 4):
         assert found.peak(m).total_bytes == pytest.approx(fixed + slope * m)
 
@@ -41,7 +41,7 @@ def test_below_the_first_point_a_convex_peak_is_missed_by_no_more_than_the_line_
     def peak(m: int) -> int:
         return floor + max(fixed + slope * m for fixed, slope in over)
 
-    found = Footprint.from_measured(Sizes(floor, 0, 0), [(m, peak(m)) for m in batches])
+    found = MemoryProfile.from_measured(Sizes(floor, 0, 0), [(m, peak(m)) for m in batches])
     first, slope = batches[0], (peak(batches[1]) - peak(batches[0])) / (batches[1] - batches[0])
     tiny = 1e-9 * peak(first)
     for m in range(1, first):
@@ -55,7 +55,7 @@ def test_below_the_first_point_a_convex_peak_is_missed_by_no_more_than_the_line_
 def test_below_the_first_point_it_rises_from_the_floor_to_it_whatever_the_points(
     parts: Sizes, points: list[tuple[int, int, int]]
 ) -> None:
-    found = Footprint(parts, tuple(Point(*p) for p in points))
+    found = MemoryProfile(parts, tuple(Point(*p) for p in points))
     first = found.points[0]
     for at, value in ((found.peak, first.peak_bytes), (found.capacity, first.capacity_bytes)):
         said = [at(m) for m in range(1, first.micro_batch + 1)]
@@ -71,7 +71,7 @@ def test_below_the_first_point_it_rises_from_the_floor_to_it_whatever_the_points
 
 def test_what_every_step_needs_is_needed_at_the_smallest_micro_batch_too() -> None:
     pool = [(2, 35_468_640), (8, 46_775_648), (64, 152_517_984)]  # signals, fp32, hidden 64, an encoder's phase
-    found = Footprint.from_measured(Sizes(331_048, 331_048, 662_096), pool)
+    found = MemoryProfile.from_measured(Sizes(331_048, 331_048, 662_096), pool)
     assert found.peak(1).total_bytes / 2**20 == pytest.approx(32.0, abs=0.05)
     assert found.capacity(1).base_bytes == found.floor_bytes
 
@@ -81,19 +81,19 @@ def test_what_every_step_needs_is_needed_at_the_smallest_micro_batch_too() -> No
 def test_never_below_a_measurement_and_never_falling(
     parts: Sizes, measured: list[tuple[int, int]], spare: float
 ) -> None:
-    found = Footprint.from_measured(parts, measured, spare)
+    found = MemoryProfile.from_measured(parts, measured, spare)
     assert all(found.capacity(m).total_bytes >= b for m, b in measured)
     peaks = totals(found, range(1, 20))
     assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(peaks))
 
 
 def test_one_size_leaves_what_is_unexplained_to_the_samples() -> None:
-    found = Footprint.from_measured(PARTS, [(2, 100 * MB), (2, 110 * MB)])
+    found = MemoryProfile.from_measured(PARTS, [(2, 100 * MB), (2, 110 * MB)])
     assert (found.floor_bytes, totals(found, range(1, 4))) == (80 * MB, [95 * MB, 110 * MB, 125 * MB])
 
 
 def test_beyond_the_last_measured_point_it_is_extrapolated() -> None:
-    found = Footprint.from_measured(PARTS, [(2, 120 * MB), (8, 180 * MB)])
+    found = MemoryProfile.from_measured(PARTS, [(2, 120 * MB), (8, 180 * MB)])
     assert [found.prior_of(m) for m in (1, 8, 9)] == ["measured", "measured", "extrapolated"]
     beyond = found.peak(16)
     assert (beyond.base_bytes, beyond.batch_bytes) == (180 * MB, 80 * MB)
@@ -102,29 +102,29 @@ def test_beyond_the_last_measured_point_it_is_extrapolated() -> None:
 def test_of_a_prediction_a_card_holds_capacity_and_a_cpu_live_bytes() -> None:
     held = {"parameter": 60, "optimizer": 20}
     peaks = [Peak(m, 100 * m, 110 * m, 130 * m, 125 * m, 120 * m, held, "backward", "mm", 80 * m) for m in (1, 2)]
-    card, cpu = (Footprint.from_peaks(peaks, "traced", cuda=cuda) for cuda in (True, False))
+    card, cpu = (MemoryProfile.from_peaks(peaks, "traced", cuda=cuda) for cuda in (True, False))
     assert (card.peak(2).total_bytes, card.capacity(2).total_bytes, card.floor_bytes) == (220, 240, 80)
     assert (cpu.peak(2).total_bytes, cpu.capacity(2).total_bytes) == (200, 200)
     assert card.prior_of(64) == "traced"
-    alone, live = (Footprint.from_peaks(peaks, "traced", cuda=cuda, alone=True) for cuda in (True, False))
+    alone, live = (MemoryProfile.from_peaks(peaks, "traced", cuda=cuda, alone=True) for cuda in (True, False))
     assert (alone.peak(2).total_bytes, alone.capacity(2).total_bytes, live.peak(2).total_bytes) == (176, 192, 160)
 
 
 @settings(max_examples=40, deadline=None)
 @given(sizes, measurements)
 def test_it_survives_the_journal(parts: Sizes, measured: list[tuple[int, int]]) -> None:
-    found = Footprint.from_measured(parts, measured, 1.1)
-    assert Footprint.of(found.as_raw()) == found
+    found = MemoryProfile.from_measured(parts, measured, 1.1)
+    assert MemoryProfile.of(found.as_raw()) == found
 
 
 def test_a_record_of_an_earlier_version_is_a_line() -> None:
     old = {"parameter_bytes": 60, "gradient_bytes": 10, "optimizer_bytes": 20, "fixed_bytes": 5, "bytes_per_sample": 7}
-    assert totals(Footprint.of(old), range(1, 4)) == [102, 109, 116]
+    assert totals(MemoryProfile.of(old), range(1, 4)) == [102, 109, 116]
 
 
 def test_between_two_widths_bytes_are_a_power_of_the_width() -> None:
-    low = Footprint.from_measured(Sizes(100, 100, 200), [(1, 1000), (4, 4000)])
-    high = Footprint.from_measured(Sizes(1600, 1600, 3200), [(1, 4000), (4, 16000)])
+    low = MemoryProfile.from_measured(Sizes(100, 100, 200), [(1, 1000), (4, 4000)])
+    high = MemoryProfile.from_measured(Sizes(1600, 1600, 3200), [(1, 4000), (4, 16000)])
     found = between((64.0, low), (256.0, high), 128.0)
     assert (found.sizes, found.source) == (Sizes(400, 400, 800), "interpolated")
     assert found.peak(4).total_bytes == 8000
@@ -133,9 +133,9 @@ def test_between_two_widths_bytes_are_a_power_of_the_width() -> None:
 @pytest.mark.parametrize("measured", [[], [(0, 5)], [(1, -5)]])
 def test_measurements_are_checked(measured: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match=r"micro-batch >= 1 and peak bytes >= 0, at least one, got"):
-        Footprint.from_measured(Sizes(1, 1, 1), measured)
+        MemoryProfile.from_measured(Sizes(1, 1, 1), measured)
 
 
 def test_a_source_is_a_prior() -> None:
     with pytest.raises(ValueError, match=r"expected a source of traced, .*, got 'guessed'"):
-        Footprint(PARTS, (Point(1, 1, 1),), "guessed")
+        MemoryProfile(PARTS, (Point(1, 1, 1),), "guessed")

@@ -1,4 +1,4 @@
-"""The laboratory: its process answers, is lost, and ends with whoever started it."""
+"""The worker: its process answers, is lost, and ends with whoever started it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from tests.commands import MINE
 from tuning.config.errors import PreflightError
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 KNOBS = {"batch_size": 8, "micro_batch_size": 8}
 BROKEN = """
@@ -39,10 +39,10 @@ WORKLOAD = Broken()
 
 
 def test_a_process_measures_and_a_fresh_one_follows_when_it_was_ended() -> None:
-    with Laboratory(Setting(str(MINE))) as laboratory:
-        first = laboratory.train(KNOBS, 32, (32,), seed=1)
-        laboratory.end()
-        again = laboratory.train(KNOBS, 32, (32,), seed=1)
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        first = worker.train(KNOBS, 32, (32,), seed=1)
+        worker.end()
+        again = worker.train(KNOBS, 32, (32,), seed=1)
     assert first["outcome"] == again["outcome"] == "ok"
     assert first["values"] == again["values"]
 
@@ -50,27 +50,27 @@ def test_a_process_measures_and_a_fresh_one_follows_when_it_was_ended() -> None:
 def test_what_a_workload_raises_comes_back_in_words_whatever_its_class(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     with (
-        Laboratory(Setting(str(tmp_path / "broken.py"), {"fail": True})) as laboratory,
+        Worker(WorkerConfig(str(tmp_path / "broken.py"), {"fail": True})) as worker,
         pytest.raises(PreflightError, match="cannot start: Odd: no such place") as raised,
     ):
-        laboratory.describe({})
+        worker.describe({})
     assert "broken.py" in str(raised.value.__cause__)  # its traceback, for -v
 
 
 def test_a_process_that_is_killed_is_an_error_with_its_signal(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     with (
-        Laboratory(Setting(str(tmp_path / "broken.py"))) as laboratory,
+        Worker(WorkerConfig(str(tmp_path / "broken.py"))) as worker,
         pytest.raises(PreflightError, match=r"was lost: signal 9 \(SIGKILL\)"),
     ):
-        laboratory.train(KNOBS, 32, (32,), seed=1)
+        worker.train(KNOBS, 32, (32,), seed=1)
 
 
 @pytest.mark.fault
 def test_it_ends_when_the_process_that_started_it_is_killed() -> None:
     code = (
-        "from tuning.workers.laboratory import Laboratory; from tuning.workers.session import Setting;"
-        f"b = Laboratory(Setting({str(MINE)!r})); b.describe({{}}); print(b._process.pid, flush=True); input()"
+        "from tuning.workers.worker import Worker; from tuning.workers.session import WorkerConfig;"
+        f"b = Worker(WorkerConfig({str(MINE)!r})); b.describe({{}}); print(b._process.pid, flush=True); input()"
     )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as study:

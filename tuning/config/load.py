@@ -41,7 +41,7 @@ from tuning.config.resolve import (
     with_workload_defaults,
     write_resolved,
 )
-from tuning.config.sections import (
+from tuning.config.schema import (
     BudgetSection,
     ConfirmSection,
     PickSection,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainables.knobs import Scalar
-from tuning.memory.footprint import Footprint, Point, Sizes, between
 from tuning.memory.posterior import PRIORS, Posterior
+from tuning.memory.profile import MemoryProfile, Point, Sizes, between
 
 Coupling = tuple[tuple[str, Scalar], ...]
-"""The knobs that change what a sample or a parameter needs, as (name, value) pairs; see `memory.needs.key_of`."""
+"""The knobs that change what a sample or a parameter needs, as (name, value) pairs; see `memory.groups.key_of`."""
 Action = Literal["launch", "halve", "refuse"]
 
 SCALED = ("hidden_size", "adapter_rank")
@@ -75,14 +75,14 @@ class Verdict:
         return {**knobs, "micro_batch_size": self.micro_batch}
 
 
-class Frontier:
+class MemoryGuard:
     """What is known of memory, by coupling. Knowing more never turns what was observed to fit into a refusal.
 
     `cap_bytes` is what tensors may take, None where there is no limit to judge by; then only observed OOMs refuse.
     """
 
     def __init__(
-        self, cap_bytes: int | None, footprints: Mapping[Coupling, Footprint], costs: Costs | None = None
+        self, cap_bytes: int | None, footprints: Mapping[Coupling, MemoryProfile], costs: Costs | None = None
     ) -> None:
         self.cap_bytes, self.costs = cap_bytes, costs or Costs()
         self._footprints = dict(footprints)
@@ -103,7 +103,7 @@ class Frontier:
         footprint = self._footprint(coupling)
         if peak_bytes > 0 and footprint is None:
             point = Point(micro_batch, peak_bytes, peak_bytes)
-            self._footprints[_held(coupling)] = Footprint(Sizes(0, 0, 0), (point,), source="none")
+            self._footprints[_held(coupling)] = MemoryProfile(Sizes(0, 0, 0), (point,), source="none")
         elif peak_bytes > 0 and whole:
             self.observe_peak(coupling, micro_batch, peak_bytes)
         elif peak_bytes > 0 and footprint is not None:
@@ -141,7 +141,7 @@ class Frontier:
 
         What fits, fits at every smaller micro-batch too, and less than a whole batch holds gradients. In this order:
         fits up to the largest that was observed to; does not from the smallest that ran out of memory; else P(OOM)
-        against the threshold of the `costs`, by default the frontier's own.
+        against the threshold of the `costs`, by default the guard's own.
         """
         threshold = (costs or self.costs).threshold
         asked = verdict = self._judged(coupling, micro_batch, threshold)
@@ -236,13 +236,13 @@ class Frontier:
         failed = [m for c in (bare, coupling) if (m := self._failed.get(c)) is not None]
         return max(fitted, self._fitted.get(coupling, 0)), min(failed, default=None)
 
-    def _posterior(self, footprint: Footprint, micro_batch: int) -> Posterior:
+    def _posterior(self, footprint: MemoryProfile, micro_batch: int) -> Posterior:
         source = footprint.prior_of(micro_batch)
         if source not in self._posteriors:  # a new one takes 0.1 ms, and this is asked at every judgement
             self._posteriors[source] = Posterior(PRIORS[source])
         return self._posteriors[source]
 
-    def _footprint(self, coupling: Coupling) -> Footprint | None:
+    def _footprint(self, coupling: Coupling) -> MemoryProfile | None:
         """Returns the coupling's own footprint, else one between two others that differ in one scaled knob alone.
 
         Where no gradients are held, and nothing is known of that, it is that of holding them.
@@ -255,7 +255,7 @@ class Frontier:
         around = (self._around(coupling, name) for name, _ in coupling if name in SCALED)
         return next((footprint for footprint in around if footprint is not None), None)
 
-    def _around(self, coupling: Coupling, name: str) -> Footprint | None:
+    def _around(self, coupling: Coupling, name: str) -> MemoryProfile | None:
         """Returns the footprint read off between the nearest ones below and above in this knob, all others equal."""
         own = dict(coupling)
         value = float(own[name])

@@ -1,4 +1,4 @@
-"""Rungs: where they are, and what is always true of who goes on."""
+"""Pruner: where they are, and what is always true of who goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.search.rungs import SPARED_FROM, Decision, Rungs, milestones
+from tuning.search.pruner import SPARED_FROM, Decision, Pruner, milestones
 from tuning.stats.pareto import Mode, front
 
 OBJECTIVES: dict[str, Mode] = {"samples_per_s": "max", "error": "min"}
@@ -27,7 +27,7 @@ def run(
     rows: Sequence[Point], order: Sequence[int] | None = None, *, seed: int = 0, eta: int = 3
 ) -> dict[int, Decision]:
     """Decides for each row in the order given, row number n being trial "tn"."""
-    rungs = Rungs((100,), eta, OBJECTIVES, seed)
+    rungs = Pruner((100,), eta, OBJECTIVES, seed)
     return {n: rungs.decide(f"t{n}", 100, values(rows[n])) for n in (order or range(len(rows)))}
 
 
@@ -74,7 +74,7 @@ def test_same_seed_same_decisions(rows: list[Point], seed: int) -> None:
 @given(points, st.integers(0, 24))
 def test_a_rebuilt_search_goes_on_as_if_never_interrupted(rows: list[Point], cut: int) -> None:
     through = run(rows)
-    rungs = Rungs((100,), 3, OBJECTIVES, 0)
+    rungs = Pruner((100,), 3, OBJECTIVES, 0)
     for n, row in [*enumerate(rows[:cut])] * 2:  # twice is once
         rungs.decide(f"t{n}", 100, values(row))
     assert all(rungs.decide(f"t{n}", 100, values(rows[n])) == through[n] for n in range(cut, len(rows)))
@@ -105,21 +105,21 @@ def test_the_worst_of_four_is_stopped_with_a_reason() -> None:
 
 
 def test_nobody_is_compared_before_enough_were_seen() -> None:
-    rungs = Rungs((100,), 3, OBJECTIVES, 0, min_at_rung=4)
+    rungs = Pruner((100,), 3, OBJECTIVES, 0, min_at_rung=4)
     going = [rungs.decide(f"t{n}", 100, values((9.0 - n, n))).go_on for n in range(4)]
     assert going == [True, True, True, False]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
 def test_values_that_are_not_finite_stop_and_are_not_compared_with(bad: float | None) -> None:
-    rungs = Rungs((100,), 2, OBJECTIVES, 0)
+    rungs = Pruner((100,), 2, OBJECTIVES, 0)
     decision = rungs.decide("t0", 100, {"samples_per_s": 1.0, "error": bad})
     assert decision == Decision(False, f"error is {bad} at 100 samples")
     assert rungs.decide("t1", 100, values((1.0, 1.0))).reason.startswith("1 of the 2")
 
 
 def test_a_missing_objective_is_named_and_nothing_is_remembered() -> None:
-    rungs = Rungs((100,), 2, OBJECTIVES, 0)
+    rungs = Pruner((100,), 2, OBJECTIVES, 0)
     with pytest.raises(ValueError, match="objective error is missing; there are samples_per_s, accuracy"):
         rungs.decide("t0", 100, {"samples_per_s": 1.0, "accuracy": 0.5})
     assert rungs.decide("t1", 100, values((1.0, 1.0))).reason.startswith("1 of the 2")
@@ -127,11 +127,11 @@ def test_a_missing_objective_is_named_and_nothing_is_remembered() -> None:
 
 def test_a_milestone_of_none_is_refused() -> None:
     with pytest.raises(ValueError, match="64 samples is no rung; rungs are at 100, 300"):
-        Rungs((100, 300), 3, OBJECTIVES, 0).decide("t0", 64, values((1.0, 1.0)))
+        Pruner((100, 300), 3, OBJECTIVES, 0).decide("t0", 64, values((1.0, 1.0)))
 
 
 def test_rungs_are_judged_apart() -> None:
-    rungs = Rungs((100, 300), 2, OBJECTIVES, 0)
+    rungs = Pruner((100, 300), 2, OBJECTIVES, 0)
     for n in range(6):
         rungs.decide(f"t{n}", 100, values((9.0, n)))
     assert rungs.decide("t5", 300, values((1.0, 9.0))).go_on
@@ -140,7 +140,7 @@ def test_rungs_are_judged_apart() -> None:
 def test_a_throughput_within_its_tolerance_does_not_keep_a_trial_alive() -> None:
     rows = [(100.0, 1.0), (99.5, 2.0), (99.0, 3.0), (101.0, 4.0)]  # the last is 1 % faster and worst
     assert run(rows)[3].go_on
-    rungs = Rungs((100,), 3, OBJECTIVES, 0, tolerances={"samples_per_s": 0.03})
+    rungs = Pruner((100,), 3, OBJECTIVES, 0, tolerances={"samples_per_s": 0.03})
     assert not [rungs.decide(f"t{n}", 100, values(row)) for n, row in enumerate(rows)][3].go_on
 
 
@@ -148,9 +148,9 @@ def test_a_tolerance_belongs_to_an_objective() -> None:
     with pytest.raises(
         ValueError, match="tolerance for speed, which is no objective; objectives are samples_per_s, error"
     ):
-        Rungs((100,), 3, OBJECTIVES, 0, tolerances={"speed": 0.1})
+        Pruner((100,), 3, OBJECTIVES, 0, tolerances={"speed": 0.1})
     with pytest.raises(ValueError, match="eta must be at least 2, got 1"):
-        Rungs((100,), 1, OBJECTIVES, 0)
+        Pruner((100,), 1, OBJECTIVES, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -159,7 +159,7 @@ def test_what_was_only_remembered_counts_as_what_was_decided(seed: int) -> None:
     values = [{"samples_per_s": float(s), "loss": float(v)} for s, v in draw.integers(1, 40, size=(60, 2))]
     objectives: dict[str, Mode] = {"samples_per_s": "max", "loss": "min"}
     tolerances = {"samples_per_s": 0.03}
-    decided, remembered = (Rungs([100], 2, objectives, 0, tolerances=tolerances) for _ in range(2))
+    decided, remembered = (Pruner([100], 2, objectives, 0, tolerances=tolerances) for _ in range(2))
     for number, row in enumerate(values[:-1]):
         decided.decide(f"t{number}", 100, row)
         assert remembered.remember(f"t{number}", 100, row) == ""
@@ -169,8 +169,8 @@ def test_what_was_only_remembered_counts_as_what_was_decided(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_three_objectives_are_ranked_as_two_where_the_third_is_the_same(seed: int) -> None:
     draw = np.random.default_rng(seed)
-    two = Rungs([100], 2, {"a": "min", "b": "max"}, 0)
-    three = Rungs([100], 2, {"a": "min", "b": "max", "c": "min"}, 0)
+    two = Pruner([100], 2, {"a": "min", "b": "max"}, 0)
+    three = Pruner([100], 2, {"a": "min", "b": "max", "c": "min"}, 0)
     for number in range(40):
         row = {"a": float(draw.random()), "b": float(draw.random())}
         assert two.decide(f"t{number}", 100, row) == three.decide(f"t{number}", 100, {**row, "c": 1.0})

@@ -9,10 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuning.report.wording import verdict_sentence
-from tuning.search import verdict
-from tuning.search.verdict import IDLE_FRAC, judge, shares
+from tuning.search import bottleneck
+from tuning.search.bottleneck import IDLE_FRAC, judge, shares
 
-SEARCHED = (*verdict.LOADER_KNOBS, *verdict.AUGMENT_KNOBS, *verdict.TRANSFER_KNOBS, *verdict.OPTIMIZER_KNOBS)
+SEARCHED = (
+    *bottleneck.LOADER_KNOBS,
+    *bottleneck.AUGMENT_KNOBS,
+    *bottleneck.TRANSFER_KNOBS,
+    *bottleneck.OPTIMIZER_KNOBS,
+)
 fracs = st.floats(0.0, 1.0)
 
 
@@ -137,7 +142,7 @@ def test_a_disturbed_measurement_is_called_so() -> None:
 @pytest.mark.parametrize("old", [{}, {"data_wait_s": 1.0, "forward_backward_s": 2.0}, {"wall_s": 0.0}])
 def test_spans_that_say_nothing_have_no_verdict(old: dict[str, float]) -> None:
     assert judge(old) is None
-    assert verdict.frozen(old, None, {}, SEARCHED) == ()
+    assert bottleneck.frozen(old, None, {}, SEARCHED) == ()
 
 
 def test_knobs_of_another_version_still_have_a_verdict() -> None:
@@ -153,7 +158,7 @@ def test_no_frozen_knob_could_have_gained_more_than_its_span(
     whole = max(1.0, wait + move + step)
     own = spans(wait / whole, move / whole, max(0.0, 1 - wait - move - step), step / whole)
     telemetry = {"children_cpu_frac": workers, "machine_cpu_frac": 1.0, **(card(sm) if cuda else {})}
-    for held in verdict.frozen(own, telemetry, {}, SEARCHED):
+    for held in bottleneck.frozen(own, telemetry, {}, SEARCHED):
         paid = {"data-wait": wait / whole + workers, "optimiser": step / whole}.get(held.span, move / whole)
         assert paid <= held.frac + 1e-9
         assert held.frac < IDLE_FRAC
@@ -164,30 +169,30 @@ def test_no_frozen_knob_could_have_gained_more_than_its_span(
 def test_workers_that_take_the_trainings_cores_are_not_idle() -> None:
     own = spans(wait=0.001, passes=0.97)
     busy = {"children_cpu_frac": 0.2, "machine_cpu_frac": 0.5}
-    assert not {k for held in verdict.frozen(own, busy, {}, SEARCHED) for k in held.knobs} & {"num_workers"}
-    assert "num_workers" in verdict.frozen(own, {**busy, **card(0.99)}, {}, SEARCHED)[0].knobs
+    assert not {k for held in bottleneck.frozen(own, busy, {}, SEARCHED) for k in held.knobs} & {"num_workers"}
+    assert "num_workers" in bottleneck.frozen(own, {**busy, **card(0.99)}, {}, SEARCHED)[0].knobs
 
 
 def test_on_a_card_transfers_are_frozen_only_where_it_never_stands_still() -> None:
     own = spans(wait=0.001, move=0.005, passes=0.97, step=0.024)
-    held = {k for sm in (None, 0.9) for h in verdict.frozen(own, card(sm), {}, SEARCHED) for k in h.knobs}
-    assert not held & set(verdict.TRANSFER_KNOBS)
-    kept = verdict.frozen(own, card(0.99), {}, SEARCHED)
-    assert verdict.TRANSFER_KNOBS in [h.knobs for h in kept]
+    held = {k for sm in (None, 0.9) for h in bottleneck.frozen(own, card(sm), {}, SEARCHED) for k in h.knobs}
+    assert not held & set(bottleneck.TRANSFER_KNOBS)
+    kept = bottleneck.frozen(own, card(0.99), {}, SEARCHED)
+    assert bottleneck.TRANSFER_KNOBS in [h.knobs for h in kept]
 
 
 def test_what_is_frozen_is_said() -> None:
-    held = verdict.frozen(
+    held = bottleneck.frozen(
         spans(wait=0.004, step=0.013, passes=0.98), {}, {}, ("num_workers", "ram_cache", "fused_optimizer")
     )
-    said = verdict.frozen_sentence(held)
+    said = bottleneck.frozen_sentence(held)
     assert said.startswith("data-wait 0.4 %: num_workers, ram_cache are left as they are; optimiser 1.3 %: ")
     assert said.endswith("fused_optimizer is left as it is")
 
 
 def test_augmentation_on_the_device_is_not_the_loaders() -> None:
-    held = verdict.frozen(spans(passes=1.0), {}, {"device_augmentation": True}, SEARCHED)
-    assert not {k for one in held for k in one.knobs} & set(verdict.AUGMENT_KNOBS)
+    held = bottleneck.frozen(spans(passes=1.0), {}, {"device_augmentation": True}, SEARCHED)
+    assert not {k for one in held for k in one.knobs} & set(bottleneck.AUGMENT_KNOBS)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +208,7 @@ def test_augmentation_on_the_device_is_not_the_loaders() -> None:
 def test_fp16_that_diverged_is_tried_with_another_type(
     outcome: str, dtype: str, allowed: Any, other: str | None
 ) -> None:
-    found = verdict.instead_of_fp16(outcome, {"amp_dtype": dtype}, allowed)
+    found = bottleneck.instead_of_fp16(outcome, {"amp_dtype": dtype}, allowed)
     assert (found and found[0]) == other if other is not None else found is None
     if found:
         assert "NaN or Inf under amp_dtype=fp16" in found[1]

@@ -12,15 +12,15 @@ import pytest
 from tests.data.greedy import CAP_BYTES
 from tests.queues import GREEDY, NOWHERE, Choosy, Killing, Queue
 from tuning.config.errors import StoppedEarly
-from tuning.search.bench import Orders
-from tuning.workers import laboratory_crew
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.laboratory_crew import LaboratoryCrew
+from tuning.search.protocols import TrialPlan
+from tuning.workers import local_executor
 from tuning.workers.lending import LostError
-from tuning.workers.setting import Setting
+from tuning.workers.local_executor import LocalExecutor
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
-ORDERS = Orders(64, (32, 64), False, 1, 1)
-SETTING = Setting(str(GREEDY), cap_bytes=CAP_BYTES)
+ORDERS = TrialPlan(64, (32, 64), False, 1, 1)
+SETTING = WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES)
 DYING = """
 import os, pathlib, signal
 from tests.data.greedy import Greedy
@@ -45,85 +45,85 @@ WORKLOAD = Dying()
 """
 
 
-def dying(folder: Path, plan: str) -> Setting:
+def dying(folder: Path, plan: str) -> WorkerConfig:
     """Returns a workload whose process is killed in its first step, as often as the plan has words."""
     (folder / "dying.py").write_text(DYING, encoding="utf-8")
     (folder / "plan").write_text(plan, encoding="utf-8")
-    return Setting(str(folder / "dying.py"), {"plan": str(folder / "plan")})
+    return WorkerConfig(str(folder / "dying.py"), {"plan": str(folder / "plan")})
 
 
 def test_trials_run_in_the_process_that_measured_through_ooms_of_every_kind() -> None:
     places = [p for w in ("forward", "backward", "optimizer", "evaluation", "loader") for p in (w, "nowhere")]
-    desk = Queue([(p, None) for p in places])
-    with Laboratory(SETTING) as laboratory:
-        measured = laboratory.train(NOWHERE, 64, (32, 64), seed=0)
-        LaboratoryCrew(laboratory).run(desk, ORDERS)
-        found = [desk.found[f"t{n}"] for n in range(len(places))]
+    scheduler = Queue([(p, None) for p in places])
+    with Worker(SETTING) as worker:
+        measured = worker.train(NOWHERE, 64, (32, 64), seed=0)
+        LocalExecutor(worker).run(scheduler, ORDERS)
+        found = [scheduler.found[f"t{n}"] for n in range(len(places))]
         expected = {"nowhere": "ok", "loader": "host_oom"}
         assert [f["outcome"] for f in found] == [expected.get(p, "oom") for p in places]
         assert {f["pid"] for f in found} == {measured["pid"]}
         assert {f["held_bytes"] - f["own_bytes"] for f in found} == {0}
         assert found[1]["values"] == measured["values"]
-        assert desk.decisions == []
-        assert laboratory.train(NOWHERE, 64, (32, 64), seed=0)["values"] == measured["values"]
+        assert scheduler.decisions == []
+        assert worker.train(NOWHERE, 64, (32, 64), seed=0)["values"] == measured["values"]
 
 
 @pytest.mark.fault
 def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lost() -> None:
-    desk = Queue([("nowhere", None)] * 3)
-    with Laboratory(Setting(str(GREEDY), {"leak": 8 * 2**20}, cap_bytes=2**30)) as laboratory:
-        LaboratoryCrew(laboratory).run(desk, ORDERS)
-    assert [desk.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok"] * 3
-    assert len({f["pid"] for f in desk.found.values()}) == 3
-    assert [(e, t) for e, t, _ in desk.decisions] == [("retired", "t1"), ("retired", "t2")]
-    assert "MiB were still held after the trial" in desk.decisions[0][2]
+    scheduler = Queue([("nowhere", None)] * 3)
+    with Worker(WorkerConfig(str(GREEDY), {"leak": 8 * 2**20}, cap_bytes=2**30)) as worker:
+        LocalExecutor(worker).run(scheduler, ORDERS)
+    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok"] * 3
+    assert len({f["pid"] for f in scheduler.found.values()}) == 3
+    assert [(e, t) for e, t, _ in scheduler.decisions] == [("retired", "t1"), ("retired", "t2")]
+    assert "MiB were still held after the trial" in scheduler.decisions[0][2]
 
 
 @pytest.mark.fault
 def test_a_process_that_is_killed_between_two_trials_is_replaced_and_it_is_said() -> None:
-    desk = Killing([("nowhere", None)] * 2)
-    with Laboratory(SETTING) as laboratory:
-        LaboratoryCrew(laboratory).run(desk, ORDERS)
-    assert [f["outcome"] for f in desk.found.values()] == ["ok", "ok"]
-    assert desk.found["t0"]["pid"] != desk.found["t1"]["pid"]
+    scheduler = Killing([("nowhere", None)] * 2)
+    with Worker(SETTING) as worker:
+        LocalExecutor(worker).run(scheduler, ORDERS)
+    assert [f["outcome"] for f in scheduler.found.values()] == ["ok", "ok"]
+    assert scheduler.found["t0"]["pid"] != scheduler.found["t1"]["pid"]
     said = "the process was lost: signal 9 (SIGKILL); the trial runs in a new process"
-    assert desk.decisions == [("lost", "t1", said)]
+    assert scheduler.decisions == [("lost", "t1", said)]
 
 
 @pytest.mark.fault
 def test_one_that_was_killed_before_the_first_trial_is_replaced_too() -> None:
-    desk = Queue([("nowhere", None)])
-    with Laboratory(SETTING) as laboratory:
-        os.kill(laboratory.train(NOWHERE, 64, (64,), seed=0)["pid"], signal.SIGKILL)
-        LaboratoryCrew(laboratory).run(desk, ORDERS)
-    assert desk.found["t0"]["outcome"] == "ok"
+    scheduler = Queue([("nowhere", None)])
+    with Worker(SETTING) as worker:
+        os.kill(worker.train(NOWHERE, 64, (64,), seed=0)["pid"], signal.SIGKILL)
+        LocalExecutor(worker).run(scheduler, ORDERS)
+    assert scheduler.found["t0"]["outcome"] == "ok"
 
 
 @pytest.mark.fault
 def test_a_trial_whose_process_dies_twice_is_lost_and_the_next_one_runs(tmp_path: Path) -> None:
-    desk = Queue([("nowhere", None)] * 2)
-    with Laboratory(dying(tmp_path, "once again")) as laboratory:
-        LaboratoryCrew(laboratory).run(desk, ORDERS)
-    assert [desk.found[f"t{n}"]["outcome"] for n in range(2)] == ["killed", "ok"]
+    scheduler = Queue([("nowhere", None)] * 2)
+    with Worker(dying(tmp_path, "once again")) as worker:
+        LocalExecutor(worker).run(scheduler, ORDERS)
+    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(2)] == ["killed", "ok"]
     said = "the process was lost: signal 9 (SIGKILL)"
-    assert desk.decisions == [("lost", "t0", f"{said}; it is run once more")]
-    assert (desk.found["t0"]["fault"], desk.found["t0"]["message"]) == ("process lost", said)
+    assert scheduler.decisions == [("lost", "t0", f"{said}; it is run once more")]
+    assert (scheduler.found["t0"]["fault"], scheduler.found["t0"]["message"]) == ("process lost", said)
 
 
 @pytest.mark.fault
 def test_where_no_new_process_can_load_the_search_ends_with_what_it_says_and_can_be_resumed(tmp_path: Path) -> None:
-    desk = Queue([("nowhere", None)] * 2)
+    scheduler = Queue([("nowhere", None)] * 2)
     with (
-        Laboratory(dying(tmp_path, "last")) as laboratory,
+        Worker(dying(tmp_path, "last")) as worker,
         pytest.raises(StoppedEarly, match=r"(?s)cannot start: OSError: the data is gone.*go on with resume="),
     ):
-        LaboratoryCrew(laboratory).run(desk, ORDERS)
-    assert desk.found == {}
-    assert [e for e, _, _ in desk.decisions] == ["lost"]
+        LocalExecutor(worker).run(scheduler, ORDERS)
+    assert scheduler.found == {}
+    assert [e for e, _, _ in scheduler.decisions] == ["lost"]
 
 
 class Scripted:
-    """A laboratory whose processes answer what they are told to, an exception by raising it; then it is done."""
+    """A worker whose processes answer what they are told to, an exception by raising it; then it is done."""
 
     cap_bytes = None
 
@@ -168,12 +168,12 @@ class Scripted:
 RUNG = {"samples": 32, "done": False, "outcome": "ok", "values": {"error": 1.0}}
 
 
-def run_with(bench: Scripted, desk: Queue) -> None:
-    LaboratoryCrew(cast(Laboratory, bench)).run(desk, ORDERS)
+def run_with(profiler: Scripted, scheduler: Queue) -> None:
+    LocalExecutor(cast(Worker, profiler)).run(scheduler, ORDERS)
 
 
 class Stopping(Queue):
-    """A desk that stops every trial at its first rung, and counts what it judged."""
+    """A scheduler that stops every trial at its first rung, and counts what it judged."""
 
     judged = 0
 
@@ -184,43 +184,43 @@ class Stopping(Queue):
 
 
 def test_what_was_judged_stands_though_its_process_is_lost_while_it_ends() -> None:
-    desk, bench = Stopping([("nowhere", None)] * 2), Scripted(RUNG, "end", LostError())
-    run_with(bench, desk)
-    assert (desk.found["t0"]["samples"], desk.judged, bench.started) == (32, 1, 2)
+    scheduler, profiler = Stopping([("nowhere", None)] * 2), Scripted(RUNG, "end", LostError())
+    run_with(profiler, scheduler)
+    assert (scheduler.found["t0"]["samples"], scheduler.judged, profiler.started) == (32, 1, 2)
     said = "the process was lost: signal 11 (SIGSEGV); the trial runs in a new process"
-    assert desk.decisions == [("lost", "t1", said)]
+    assert scheduler.decisions == [("lost", "t1", said)]
 
 
 def test_a_trial_beside_which_its_process_fails_is_run_once_more_in_another() -> None:
-    desk, bench = Queue([("nowhere", None)]), Scripted(RuntimeError("TypeError: cannot pickle\na lock"))
-    run_with(bench, desk)
-    assert desk.found["t0"]["outcome"] == "ok"
-    assert desk.decisions == [("lost", "t0", "a lock; it is run once more")]
-    assert bench.started == 2
+    scheduler, profiler = Queue([("nowhere", None)]), Scripted(RuntimeError("TypeError: cannot pickle\na lock"))
+    run_with(profiler, scheduler)
+    assert scheduler.found["t0"]["outcome"] == "ok"
+    assert scheduler.decisions == [("lost", "t0", "a lock; it is run once more")]
+    assert profiler.started == 2
 
 
 def test_why_a_process_was_given_up_is_said_once() -> None:
     retiring = {"samples": 64, "done": True, "outcome": "ok", "retire": "1 MiB were still held"}
-    desk, bench = Queue([("nowhere", None)] * 3), Scripted(retiring, LostError(), LostError())
-    run_with(bench, desk)
-    assert [(e, t) for e, t, _ in desk.decisions] == [("retired", "t1"), ("lost", "t1")]
-    assert [desk.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok", "killed", "ok"]
+    scheduler, profiler = Queue([("nowhere", None)] * 3), Scripted(retiring, LostError(), LostError())
+    run_with(profiler, scheduler)
+    assert [(e, t) for e, t, _ in scheduler.decisions] == [("retired", "t1"), ("lost", "t1")]
+    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok", "killed", "ok"]
 
 
 @pytest.mark.parametrize("error", [RecursionError("a fault of ours"), StoppedEarly("the disk is full")])
 def test_what_the_desk_raises_is_no_result_of_a_trial(error: Exception) -> None:
     class Faulty(Queue):
-        """A desk that fails at a rung."""
+        """A scheduler that fails at a rung."""
 
         def at_rung(self, trial: str, result: Any) -> bool:
             """Raises."""
             raise error
 
-    desk = Faulty([("nowhere", None)])
+    scheduler = Faulty([("nowhere", None)])
     with pytest.raises(type(error)) as raised:
-        run_with(Scripted(RUNG), desk)
+        run_with(Scripted(RUNG), scheduler)
     assert raised.value is error
-    assert (desk.found, desk.decisions) == ({}, [])
+    assert (scheduler.found, scheduler.decisions) == ({}, [])
 
 
 def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wants_it_no_more(
@@ -233,14 +233,14 @@ def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wan
             """Says so."""
             return trial != "t3"
 
-    monkeypatch.setattr(laboratory_crew, "BEAT_S", 0.0)
-    desk = Choosier([("nowhere", None)] * 5)
-    with Laboratory(SETTING) as laboratory:
-        LaboratoryCrew(laboratory).run(desk, ORDERS)
-    assert {t: f["outcome"] for t, f in desk.found.items()} == {
+    monkeypatch.setattr(local_executor, "BEAT_S", 0.0)
+    scheduler = Choosier([("nowhere", None)] * 5)
+    with Worker(SETTING) as worker:
+        LocalExecutor(worker).run(scheduler, ORDERS)
+    assert {t: f["outcome"] for t, f in scheduler.found.items()} == {
         **{"t0": "ok", "t1": "refused", "t2": "ok", "t3": "ok", "t4": "ok"}
     }
-    assert [desk.found[t]["samples"] for t in ("t0", "t3", "t4")] == [64, 32, 64]
-    assert 0 < desk.found["t2"]["samples"] < 64
-    assert desk.found["t3"]["values"]
-    assert len({desk.found[t]["pid"] for t in ("t0", "t2", "t3", "t4")}) == 1
+    assert [scheduler.found[t]["samples"] for t in ("t0", "t3", "t4")] == [64, 32, 64]
+    assert 0 < scheduler.found["t2"]["samples"] < 64
+    assert scheduler.found["t3"]["values"]
+    assert len({scheduler.found[t]["pid"] for t in ("t0", "t2", "t3", "t4")}) == 1

@@ -1,4 +1,4 @@
-"""The frontier: monotone in the micro-batch, and never against what was seen to fit."""
+"""The guard: monotone in the micro-batch, and never against what was seen to fit."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.memory.footprint import Footprint, Point, Sizes
-from tuning.memory.frontier import GRADIENTS_HELD, Costs, Coupling, Frontier
+from tuning.memory.guard import GRADIENTS_HELD, Costs, Coupling, MemoryGuard
+from tuning.memory.profile import MemoryProfile, Point, Sizes
 
 MB = 10**6
 FP32: Coupling = (("amp_dtype", "fp32"),)
 BF16: Coupling = (("amp_dtype", "bf16"),)
 PARTS = Sizes(60 * MB, 10 * MB, 20 * MB)
-PLAIN = Footprint.from_measured(PARTS, [(m, (100 + 10 * m) * MB) for m in (2, 8)])
+PLAIN = MemoryProfile.from_measured(PARTS, [(m, (100 + 10 * m) * MB) for m in (2, 8)])
 
 events = st.lists(
     st.tuples(
@@ -29,20 +29,20 @@ events = st.lists(
 caps = st.none() | st.integers(0, 600 * MB)
 
 
-def learned(cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]) -> Frontier:
-    frontier = Frontier(cap_bytes, {FP32: PLAIN})
+def learned(cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]) -> MemoryGuard:
+    guard = MemoryGuard(cap_bytes, {FP32: PLAIN})
     for kind, coupling, micro_batch, peak_bytes in history:
         for m in range(1, 50):
-            frontier.fitting(coupling, m)  # what was asked before something is observed is not kept after it
+            guard.fitting(coupling, m)  # what was asked before something is observed is not kept after it
         if kind == "oom":
-            frontier.observe_oom(coupling, micro_batch)
+            guard.observe_oom(coupling, micro_batch)
         else:
-            frontier.observe_fit(coupling, micro_batch, peak_bytes, whole=kind == "whole")
-    return frontier
+            guard.observe_fit(coupling, micro_batch, peak_bytes, whole=kind == "whole")
+    return guard
 
 
-def largest(frontier: Frontier, coupling: Coupling = FP32) -> int:
-    return max((m for m in range(1, 100) if frontier.judge(coupling, m).fits), default=0)
+def largest(guard: MemoryGuard, coupling: Coupling = FP32) -> int:
+    return max((m for m in range(1, 100) if guard.judge(coupling, m).fits), default=0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -50,11 +50,11 @@ def largest(frontier: Frontier, coupling: Coupling = FP32) -> int:
 def test_what_fits_fits_at_every_smaller_micro_batch(
     cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]
 ) -> None:
-    frontier = learned(cap_bytes, history)
+    guard = learned(cap_bytes, history)
     for coupling in (FP32, BF16):
-        judged = [frontier.judge(coupling, m) for m in range(1, 50)]
-        launched = [frontier.judge(coupling, m, shrink=True) for m in range(1, 50)]
-        assert [frontier.fitting(coupling, m) for m in range(1, 50)] == [v.micro_batch * v.fits for v in launched]
+        judged = [guard.judge(coupling, m) for m in range(1, 50)]
+        launched = [guard.judge(coupling, m, shrink=True) for m in range(1, 50)]
+        assert [guard.fitting(coupling, m) for m in range(1, 50)] == [v.micro_batch * v.fits for v in launched]
         assert [v.fits for v in judged] == sorted((v.fits for v in judged), reverse=True)
         p = [v.p_oom for v in judged if v.p_oom is not None and v.reason.startswith("predicted")]
         assert all(a <= b + 1e-9 for a, b in itertools.pairwise(p))
@@ -63,12 +63,12 @@ def test_what_fits_fits_at_every_smaller_micro_batch(
 @settings(max_examples=25, deadline=None)
 @given(caps, events)
 def test_what_was_seen_is_respected(cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]]) -> None:
-    frontier = learned(cap_bytes, history)
+    guard = learned(cap_bytes, history)
     fitted = [(c, m) for kind, c, m, b in history if kind != "oom" and (cap_bytes is None or b <= cap_bytes)]
-    assert all(frontier.judge(coupling, m).action == "launch" for coupling, m in fitted)
+    assert all(guard.judge(coupling, m).action == "launch" for coupling, m in fitted)
     for kind, coupling, micro_batch, _ in history:
         if kind == "oom" and not any(c == coupling and m >= micro_batch for c, m in fitted):
-            assert frontier.judge(coupling, micro_batch).action == "refuse"
+            assert guard.judge(coupling, micro_batch).action == "refuse"
 
 
 @settings(max_examples=25, deadline=None)
@@ -79,8 +79,8 @@ def test_knowing_more_never_refuses_what_was_seen_to_fit(
     after: list[tuple[str, Coupling, int, int]],
     micro_batch: int,
 ) -> None:
-    frontier = learned(cap_bytes, [*before, ("fit", FP32, micro_batch, 0), *after])
-    assert all(frontier.judge(FP32, m).fits for m in range(1, micro_batch + 1))
+    guard = learned(cap_bytes, [*before, ("fit", FP32, micro_batch, 0), *after])
+    assert all(guard.judge(FP32, m).fits for m in range(1, micro_batch + 1))
 
 
 @settings(max_examples=25, deadline=None)
@@ -88,9 +88,9 @@ def test_knowing_more_never_refuses_what_was_seen_to_fit(
 def test_overshoot_is_positive_exactly_where_refused(
     cap_bytes: int, history: list[tuple[str, Coupling, int, int]], micro_batch: int, shrink: bool
 ) -> None:
-    frontier = learned(cap_bytes, history)
-    verdict = frontier.judge(FP32, micro_batch, shrink=shrink)
-    assert (frontier.overshoot_bytes(verdict) > 0) is (verdict.action == "refuse")
+    guard = learned(cap_bytes, history)
+    verdict = guard.judge(FP32, micro_batch, shrink=shrink)
+    assert (guard.overshoot_bytes(verdict) > 0) is (verdict.action == "refuse")
 
 
 @settings(max_examples=25, deadline=None)
@@ -98,10 +98,10 @@ def test_overshoot_is_positive_exactly_where_refused(
 def test_halving_stops_at_the_largest_half_that_fits(
     cap_bytes: int | None, history: list[tuple[str, Coupling, int, int]], micro_batch: int
 ) -> None:
-    frontier = learned(cap_bytes, history)
+    guard = learned(cap_bytes, history)
     halves = [micro_batch >> n for n in range(micro_batch.bit_length())]
-    fitting = [m for m in halves if frontier.judge(FP32, m).fits]
-    verdict = frontier.judge(FP32, micro_batch, shrink=True)
+    fitting = [m for m in halves if guard.judge(FP32, m).fits]
+    verdict = guard.judge(FP32, micro_batch, shrink=True)
     action = "refuse" if not fitting else "launch" if fitting[0] == micro_batch else "halve"
     assert (verdict.action, verdict.micro_batch) == (action, fitting[0] if fitting else micro_batch)
 
@@ -111,41 +111,41 @@ def test_halving_stops_at_the_largest_half_that_fits(
 def test_nothing_fits_below_parameters_and_optimizer_state(
     history: list[tuple[str, Coupling, int, int]], cap_bytes: int, micro_batch: int
 ) -> None:
-    frontier = learned(cap_bytes, history)
-    assert frontier.p_oom(FP32, micro_batch) == 1.0
-    assert (frontier.predicted_bytes(FP32, micro_batch) or 0) >= 80 * MB
+    guard = learned(cap_bytes, history)
+    assert guard.p_oom(FP32, micro_batch) == 1.0
+    assert (guard.predicted_bytes(FP32, micro_batch) or 0) >= 80 * MB
 
 
 def test_the_threshold_follows_from_what_mistakes_cost() -> None:
     assert Costs().threshold == 0.5
     assert Costs(trial=1.0, oom=9.0).threshold == pytest.approx(0.1)
-    cautious, bold = (Frontier(200 * MB, {FP32: PLAIN}, Costs(1.0, c)) for c in (50.0, 0.02))
+    cautious, bold = (MemoryGuard(200 * MB, {FP32: PLAIN}, Costs(1.0, c)) for c in (50.0, 0.02))
     assert largest(cautious) < 10 <= largest(bold)
 
 
 def test_reasons_hold_the_figures() -> None:
-    verdict = Frontier(2**30, {FP32: PLAIN}).judge(FP32, 200)
+    verdict = MemoryGuard(2**30, {FP32: PLAIN}).judge(FP32, 200)
     assert verdict.action == "refuse"
     assert verdict.p_oom is not None
     assert verdict.p_oom > 0.95
     assert verdict.reason.endswith("> 0.50 at a cap of 1 GiB")
-    halved = Frontier(2**30, {FP32: PLAIN}).judge(FP32, 200, shrink=True)
+    halved = MemoryGuard(2**30, {FP32: PLAIN}).judge(FP32, 200, shrink=True)
     assert (halved.action, halved.micro_batch) == ("halve", 50)
     assert halved.reason.startswith("micro-batch 50 in the place of 200, for which predicted peak ")
 
 
 def test_overshoot_is_what_is_expected_over_the_cap() -> None:
-    frontier = Frontier(200 * MB, {FP32: PLAIN})
-    assert frontier.overshoot_bytes(frontier.judge(FP32, 20)) == pytest.approx(100 * MB, rel=0.15)
-    frontier.observe_oom(BF16, 4)
-    assert frontier.overshoot_bytes(frontier.judge(BF16, 4)) == 1
+    guard = MemoryGuard(200 * MB, {FP32: PLAIN})
+    assert guard.overshoot_bytes(guard.judge(FP32, 20)) == pytest.approx(100 * MB, rel=0.15)
+    guard.observe_oom(BF16, 4)
+    assert guard.overshoot_bytes(guard.judge(BF16, 4)) == 1
 
 
 def test_what_other_caps_showed_is_learned_from_and_not_taken_for_this_one() -> None:
-    shared = Frontier(150 * MB, {FP32: PLAIN})
+    shared = MemoryGuard(150 * MB, {FP32: PLAIN})
     shared.observe_fit(FP32, 16, 260 * MB)  # probed with the card to itself
     assert not shared.judge(FP32, 16).fits
-    alone = Frontier(400 * MB, {FP32: PLAIN})
+    alone = MemoryGuard(400 * MB, {FP32: PLAIN})
     alone.observe_oom(FP32, 16, cap_bytes=150 * MB)
     assert alone.judge(FP32, 16).fits
     alone.observe_oom(FP32, 16, cap_bytes=400 * MB)
@@ -153,75 +153,75 @@ def test_what_other_caps_showed_is_learned_from_and_not_taken_for_this_one() -> 
 
 
 def test_an_oom_bounds_its_own_coupling_only() -> None:
-    frontier = Frontier(None, {FP32: PLAIN, BF16: PLAIN})
-    frontier.observe_oom(FP32, 16)
-    frontier.observe_oom(FP32, 32)
-    assert frontier.judge(FP32, 16).reason == "micro-batch 16 ran out of memory before"
-    assert (largest(frontier, FP32), largest(frontier, BF16)) == (15, 99)
+    guard = MemoryGuard(None, {FP32: PLAIN, BF16: PLAIN})
+    guard.observe_oom(FP32, 16)
+    guard.observe_oom(FP32, 32)
+    assert guard.judge(FP32, 16).reason == "micro-batch 16 ran out of memory before"
+    assert (largest(guard, FP32), largest(guard, BF16)) == (15, 99)
 
 
 def test_a_whole_trainings_peak_moves_predictions_both_ways_and_a_short_runs_only_up() -> None:
     def after(peak_bytes: int, *, whole: bool) -> int:
-        frontier = Frontier(400 * MB, {FP32: PLAIN})
-        frontier.observe_fit(FP32, 16, peak_bytes, whole=whole)
-        return frontier.predicted_bytes(FP32, 24) or 0
+        guard = MemoryGuard(400 * MB, {FP32: PLAIN})
+        guard.observe_fit(FP32, 16, peak_bytes, whole=whole)
+        return guard.predicted_bytes(FP32, 24) or 0
 
-    plain = Frontier(400 * MB, {FP32: PLAIN}).predicted_bytes(FP32, 24) or 0
+    plain = MemoryGuard(400 * MB, {FP32: PLAIN}).predicted_bytes(FP32, 24) or 0
     assert after(230 * MB, whole=True) < plain < after(310 * MB, whole=True)
     assert plain * 0.99 < after(230 * MB, whole=False) < after(310 * MB, whole=False)
 
 
 def test_a_coupling_nobody_predicted_is_judged_by_its_first_peak() -> None:
-    frontier = Frontier(400 * MB, {})
-    assert frontier.judge(BF16, 64).reason == "nothing is known of this coupling"
-    frontier.observe_fit(BF16, 8, 200 * MB)
-    assert [frontier.judge(BF16, m).fits for m in (8, 16, 32)] == [True, True, False]
+    guard = MemoryGuard(400 * MB, {})
+    assert guard.judge(BF16, 64).reason == "nothing is known of this coupling"
+    guard.observe_fit(BF16, 8, 200 * MB)
+    assert [guard.judge(BF16, m).fits for m in (8, 16, 32)] == [True, True, False]
 
 
 def test_a_width_between_two_others_is_judged_between_them() -> None:
     def at(width: int) -> Coupling:
         return (("amp_dtype", "fp32"), ("hidden_size", width))
 
-    known = {at(w): Footprint(Sizes(w, w, w), (Point(8, w * MB, w * MB),)) for w in (64, 256)}
-    frontier = Frontier(130 * MB, known)
-    assert frontier.predicted_bytes(at(128), 8) == pytest.approx(128 * MB, rel=0.01)
-    assert [frontier.judge(at(w), 8).fits for w in (100, 128, 160)] == [True, True, False]
-    assert frontier.predicted_bytes(at(300), 8) is None
-    assert frontier.predicted_bytes((("amp_dtype", "bf16"), ("hidden_size", 128)), 8) is None
+    known = {at(w): MemoryProfile(Sizes(w, w, w), (Point(8, w * MB, w * MB),)) for w in (64, 256)}
+    guard = MemoryGuard(130 * MB, known)
+    assert guard.predicted_bytes(at(128), 8) == pytest.approx(128 * MB, rel=0.01)
+    assert [guard.judge(at(w), 8).fits for w in (100, 128, 160)] == [True, True, False]
+    assert guard.predicted_bytes(at(300), 8) is None
+    assert guard.predicted_bytes((("amp_dtype", "bf16"), ("hidden_size", 128)), 8) is None
 
 
 @pytest.mark.parametrize(("cap_bytes", "reason"), [(None, "there is no cap"), (10**12, "at a cap of 931 GiB")])
 def test_reasons_of_what_fits(cap_bytes: int | None, reason: str) -> None:
-    frontier = Frontier(cap_bytes, {FP32: PLAIN})
-    assert frontier.judge(FP32, 1).reason.endswith(reason)
-    frontier.observe_fit(BF16, 8, 0)
-    assert frontier.judge(BF16, 4).reason == "micro-batch 8 fitted before"
+    guard = MemoryGuard(cap_bytes, {FP32: PLAIN})
+    assert guard.judge(FP32, 1).reason.endswith(reason)
+    guard.observe_fit(BF16, 8, 0)
+    assert guard.judge(BF16, 4).reason == "micro-batch 8 fitted before"
 
 
 HELD: Coupling = (("amp_dtype", "fp32"), (GRADIENTS_HELD, True))
 BARE: Coupling = (("amp_dtype", "fp32"), (GRADIENTS_HELD, False))
 
 
-LESS = Footprint.from_measured(PARTS, [(m, (90 + 10 * m) * MB) for m in (2, 8)])
+LESS = MemoryProfile.from_measured(PARTS, [(m, (90 + 10 * m) * MB) for m in (2, 8)])
 BOTH = {HELD: PLAIN, BARE: LESS}
 
 
 def test_a_batch_of_one_micro_step_has_a_footprint_of_its_own() -> None:
-    frontier = Frontier(200 * MB, BOTH)
-    assert all((frontier.p_oom(BARE, m) or 0) <= (frontier.p_oom(HELD, m) or 0) for m in (2, 8, 12))
-    assert largest(frontier, BARE) > largest(frontier, HELD)
-    assert largest(Frontier(200 * MB, {HELD: PLAIN}), BARE) == largest(frontier, HELD), "where nothing tells it"
+    guard = MemoryGuard(200 * MB, BOTH)
+    assert all((guard.p_oom(BARE, m) or 0) <= (guard.p_oom(HELD, m) or 0) for m in (2, 8, 12))
+    assert largest(guard, BARE) > largest(guard, HELD)
+    assert largest(MemoryGuard(200 * MB, {HELD: PLAIN}), BARE) == largest(guard, HELD), "where nothing tells it"
 
 
 def test_what_was_seen_of_one_holds_for_the_other_where_it_must() -> None:
-    frontier = Frontier(200 * MB, BOTH)
-    frontier.observe_oom(HELD, 6)
-    assert largest(frontier, HELD) == 5
-    assert frontier.judge(BARE, 6).fits, "it needs less"
-    frontier.observe_oom(BARE, 4)
-    assert largest(frontier, BARE) == 3
-    assert largest(frontier, HELD) <= 3, "it needs more"
-    other = Frontier(200 * MB, BOTH)
+    guard = MemoryGuard(200 * MB, BOTH)
+    guard.observe_oom(HELD, 6)
+    assert largest(guard, HELD) == 5
+    assert guard.judge(BARE, 6).fits, "it needs less"
+    guard.observe_oom(BARE, 4)
+    assert largest(guard, BARE) == 3
+    assert largest(guard, HELD) <= 3, "it needs more"
+    other = MemoryGuard(200 * MB, BOTH)
     other.observe_fit(BARE, 40, 0)
     assert (largest(other, BARE), largest(other, HELD) < 40) == (40, True)
     other.observe_fit(HELD, 50, 0)
@@ -229,23 +229,23 @@ def test_what_was_seen_of_one_holds_for_the_other_where_it_must() -> None:
 
 
 def test_what_may_begin_is_judged_anew_after_an_exact_need() -> None:
-    frontier = Frontier(200 * MB, {FP32: PLAIN})
-    assert frontier.fitting(FP32, 8) == 8
-    frontier.observe_peak(FP32, 8, 360 * MB)
-    assert not frontier.judge(FP32, 8, shrink=True).fits
-    assert frontier.fitting(FP32, 8) == 0
+    guard = MemoryGuard(200 * MB, {FP32: PLAIN})
+    assert guard.fitting(FP32, 8) == 8
+    guard.observe_peak(FP32, 8, 360 * MB)
+    assert not guard.judge(FP32, 8, shrink=True).fits
+    assert guard.fitting(FP32, 8) == 0
 
 
 def test_half_of_a_whole_batch_holds_gradients() -> None:
-    frontier = Frontier(200 * MB, BOTH)
-    frontier.observe_oom(BARE, 16)
-    frontier.observe_oom(HELD, 8)
+    guard = MemoryGuard(200 * MB, BOTH)
+    guard.observe_oom(BARE, 16)
+    guard.observe_oom(HELD, 8)
     for m in (16, 32):
-        assert frontier.judge(BARE, m, shrink=True).micro_batch == 4
-        assert frontier.fitting(BARE, m) == 4
+        assert guard.judge(BARE, m, shrink=True).micro_batch == 4
+        assert guard.fitting(BARE, m) == 4
 
 
 def test_of_a_coupling_without_a_footprint_either_kind_tells() -> None:
-    frontier = Frontier(200 * MB, {})
-    frontier.observe_fit(BARE, 4, 50 * MB)
-    assert frontier.predicted_bytes(HELD, 8) == frontier.predicted_bytes(BARE, 8) is not None
+    guard = MemoryGuard(200 * MB, {})
+    guard.observe_fit(BARE, 4, 50 * MB)
+    assert guard.predicted_bytes(HELD, 8) == guard.predicted_bytes(BARE, 8) is not None

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FormulaBench
+from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Journal
-from tuning.memory.footprints import EstimateStage, couplings, lesser, micro_batches
-from tuning.memory.frontier import GRADIENTS_HELD
-from tuning.memory.needs import facts, frontier, key_of
+from tuning.memory.groups import facts, guard, key_of
+from tuning.memory.guard import GRADIENTS_HELD
+from tuning.memory.measure import MemoryStage, couplings, lesser, micro_batches
 from tuning.memory.prediction import Prediction
 from tuning.memory.trace import Trace
 
@@ -31,7 +31,7 @@ SPACE = Space.of(
 FP32 = key_of({"amp_dtype": "fp32"})
 
 
-class CountingBench(FormulaBench):
+class CountingBench(FormulaProfiler):
     """Remembers what was measured."""
 
     def __init__(self) -> None:
@@ -63,27 +63,27 @@ def predict(confidence: Any, share: float = 1.0) -> Any:
 
 
 def test_a_coupling_is_measured_at_two_sizes_and_then_at_the_largest(journal: Journal) -> None:
-    bench = CountingBench()
-    EstimateStage(bench, SPACE, journal, 10**9).run()
-    assert [sizes for _, sizes in bench.asked] == [(2, 8), (2, 8), (64,), (64,)]
-    assert all(knobs["dropout"] == 0.0 for knobs, _ in bench.asked)  # the space's, not the knob's own default
-    assert frontier(journal.records, 10**9).predicted_bytes(FP32, 40) == pytest.approx(500 * MB, rel=0.02)
+    profiler = CountingBench()
+    MemoryStage(profiler, SPACE, journal, 10**9).run()
+    assert [sizes for _, sizes in profiler.asked] == [(2, 8), (2, 8), (64,), (64,)]
+    assert all(knobs["dropout"] == 0.0 for knobs, _ in profiler.asked)  # the space's, not the knob's own default
+    assert guard(journal.records, 10**9).predicted_bytes(FP32, 40) == pytest.approx(500 * MB, rel=0.02)
 
 
 def test_what_the_line_says_is_too_large_is_not_measured(journal: Journal) -> None:
-    bench = CountingBench()
-    EstimateStage(bench, SPACE, journal, 400 * MB).run()  # 64 samples take 740 MB, 16 of them 260
-    assert [sizes for _, sizes in bench.asked[2:]] == [(16,), (16,)]
-    learned = frontier(journal.records, 400 * MB)
+    profiler = CountingBench()
+    MemoryStage(profiler, SPACE, journal, 400 * MB).run()  # 64 samples take 740 MB, 16 of them 260
+    assert [sizes for _, sizes in profiler.asked[2:]] == [(16,), (16,)]
+    learned = guard(journal.records, 400 * MB)
     assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
 
 
 def test_what_is_close_to_the_cap_is_measured_and_not_guessed(journal: Journal) -> None:
-    bench = CountingBench()
+    profiler = CountingBench()
     journal.append("study", card={"cap_bytes": 720 * MB}, device={"type": "cpu"})
-    EstimateStage(bench, SPACE, journal, 720 * MB).run()  # 64 samples take 740 MB: 3 % more than there are
-    assert [sizes for _, sizes in bench.asked[2:]] == [(64,), (64,)]
-    learned = frontier(journal.records, 720 * MB)
+    MemoryStage(profiler, SPACE, journal, 720 * MB).run()  # 64 samples take 740 MB: 3 % more than there are
+    assert [sizes for _, sizes in profiler.asked[2:]] == [(64,), (64,)]
+    learned = guard(journal.records, 720 * MB)
     assert learned.predicted_bytes(FP32, 64) == pytest.approx(740 * MB, rel=0.01)
     assert not learned.judge(FP32, 64).fits
 
@@ -96,27 +96,27 @@ def test_what_runs_out_of_memory_while_it_is_measured_is_known_not_to_fit(journa
             return {**found, "measured": list(fitting), "message": "no room"}
 
     journal.append("study", card={"cap_bytes": None}, device={"type": "cuda"})
-    bench = Card()
-    EstimateStage(bench, SPACE, journal, 720 * MB).run()
-    assert [sizes for _, sizes in bench.asked[2:]] == [(64,), (32,)] * 2, "then the next smaller"
-    learned = frontier(journal.records, 720 * MB)
+    profiler = Card()
+    MemoryStage(profiler, SPACE, journal, 720 * MB).run()
+    assert [sizes for _, sizes in profiler.asked[2:]] == [(64,), (32,)] * 2, "then the next smaller"
+    learned = guard(journal.records, 720 * MB)
     assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
     known = {"kind": "oom", "coupling": dict(FP32), "micro_batch": 64, "cap_bytes": 720 * MB}
     assert known in facts(journal.records)
-    assert frontier(journal.records, 10**9).judge(FP32, 64).fits, "it failed under less than this"
+    assert guard(journal.records, 10**9).judge(FP32, 64).fits, "it failed under less than this"
 
 
 def test_on_a_plain_cpu_nothing_is_measured_that_may_not_fit(journal: Journal) -> None:
-    bench = CountingBench()
+    profiler = CountingBench()
     journal.append("study", card={"cap_bytes": None}, device={"type": "cpu"})
-    EstimateStage(bench, SPACE, journal, 720 * MB).run()
-    assert [sizes for _, sizes in bench.asked[2:]] == [(32,), (32,)]
+    MemoryStage(profiler, SPACE, journal, 720 * MB).run()
+    assert [sizes for _, sizes in profiler.asked[2:]] == [(32,), (32,)]
 
 
 def test_an_older_fact_does_not_say_whether_gradients_were_held(journal: Journal) -> None:
     old = {n: v for n, v in FP32 if n != GRADIENTS_HELD}
     journal.append("known", facts=[{"kind": "fit", "coupling": old, "micro_batch": 64, "peak_bytes": 90 * MB}])
-    assert frontier(journal.records, 100 * MB).predicted_bytes(FP32, 64) is None
+    assert guard(journal.records, 100 * MB).predicted_bytes(FP32, 64) is None
 
 
 def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
@@ -129,34 +129,34 @@ def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
 
 
 def test_when_its_time_is_up_it_says_so_and_leaves_the_rest_to_the_trials(journal: Journal) -> None:
-    EstimateStage(CountingBench(), SPACE, journal, 10**9).run(limit_s=-1.0)
+    MemoryStage(CountingBench(), SPACE, journal, 10**9).run(limit_s=-1.0)
     assert [r.event for r in journal.records] == ["footprint", "note"]
     assert journal.records[-1]["text"].startswith("the estimate measured 1 of 2 couplings")
-    learned = frontier(journal.records, 10**9)
+    learned = guard(journal.records, 10**9)
     assert learned.judge(key_of({"amp_dtype": "bf16"}), 64).reason == "nothing is known of this coupling"
 
 
 def test_a_prediction_is_corrected_by_one_measurement(journal: Journal) -> None:
-    bench = CountingBench()
-    EstimateStage(bench, SPACE, journal, 10**9).run(predict("traced", share=0.8))
-    assert [sizes for _, sizes in bench.asked] == [(2,), (2,)]
+    profiler = CountingBench()
+    MemoryStage(profiler, SPACE, journal, 10**9).run(predict("traced", share=0.8))
+    assert [sizes for _, sizes in profiler.asked] == [(2,), (2,)]
     record = journal.records[0]
     assert (record["source"], record["notes"], record["measured"]) == ("traced", ["why"], [[2, 120 * MB]])
     assert [p[:2] for p in record["points"]][:2] == [[1, 88 * MB], [2, 112 * MB]]
-    learned = frontier(journal.records, 10**9)
+    learned = guard(journal.records, 10**9)
     assert learned.predicted_bytes(FP32, 2) == pytest.approx(120 * MB, rel=0.02)
     assert (learned.predicted_bytes(FP32, 16) or 0) > 0.8 * (80 + 480) * MB
 
 
 def test_what_cannot_be_traced_is_measured(journal: Journal) -> None:
-    bench = CountingBench()
-    EstimateStage(bench, SPACE, journal, 10**9).run(predict("none"))
+    profiler = CountingBench()
+    MemoryStage(profiler, SPACE, journal, 10**9).run(predict("none"))
     assert {r["source"] for r in journal.records} == {"measured"}
-    assert len(bench.asked) == 4
+    assert len(profiler.asked) == 4
 
 
 def test_on_a_cuda_device_a_card_must_hold_more_than_the_peak(journal: Journal) -> None:
-    EstimateStage(CountingBench(), SPACE, journal, 10**9, cuda=True).run()
+    MemoryStage(CountingBench(), SPACE, journal, 10**9, cuda=True).run()
     assert journal.records[0]["points"] == [[2, 120 * MB, 132 * MB], [8, 180 * MB, 198 * MB]]
 
 
@@ -165,8 +165,8 @@ def test_where_not_even_the_smallest_fits_nothing_does(journal: Journal) -> None
         def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
             return {**super().footprint(knobs, micro_batches), "measured": [], "message": "no room"}
 
-    EstimateStage(Full(), SPACE, journal, 10**9).run()
-    learned = frontier(journal.records, 10**9)
+    MemoryStage(Full(), SPACE, journal, 10**9).run()
+    learned = guard(journal.records, 10**9)
     assert not learned.judge(FP32, 1).fits
 
 
@@ -177,27 +177,27 @@ def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Jo
             fitting = itertools.takewhile(lambda pair: pair[1] <= 115 * MB, found["measured"])
             return {**found, "measured": list(fitting)}
 
-    bench = Small()
-    EstimateStage(bench, SPACE, journal, 115 * MB).run()  # 110 MB at one sample, 120 at two
-    learned = frontier(journal.records, 115 * MB)
-    assert [sizes for _, sizes in bench.asked[:2]] == [(2, 8), (1,)]
+    profiler = Small()
+    MemoryStage(profiler, SPACE, journal, 115 * MB).run()  # 110 MB at one sample, 120 at two
+    learned = guard(journal.records, 115 * MB)
+    assert [sizes for _, sizes in profiler.asked[:2]] == [(2, 8), (1,)]
     assert learned.predicted_bytes(FP32, 1) == pytest.approx(110 * MB, rel=0.02)
     assert not learned.judge(FP32, 2).fits
 
 
 def test_what_a_run_learned_the_next_one_knows_without_measuring(tmp_path: Path, journal: Journal) -> None:
-    EstimateStage(CountingBench(), SPACE, journal, 10**9).run()
+    MemoryStage(CountingBench(), SPACE, journal, 10**9).run()
     journal.append("study", card={"cap_bytes": 10**9}, device={"type": "cpu"})
     config = {"amp_dtype": "fp32", "micro_batch_size": 16, "batch_size": 64}
     journal.append("trial", trial="t000", config=config, outcome="ok", peak_allocated_bytes=300 * MB)
     journal.append("oom", trial="t001", config={**config, "micro_batch_size": 64}, message="full")
-    before = frontier(journal.records, 10**9)
+    before = guard(journal.records, 10**9)
     later = Journal.open(tmp_path / "later.jsonl", create=True)
     later.append("known", facts=facts(journal.records))
-    bench = CountingBench()
-    EstimateStage(bench, SPACE, later, 10**9).run()
-    assert bench.asked == []
-    after = frontier(later.records, 10**9)
+    profiler = CountingBench()
+    MemoryStage(profiler, SPACE, later, 10**9).run()
+    assert profiler.asked == []
+    after = guard(later.records, 10**9)
     for micro_batch in (1, 16, 32, 64):
         assert after.judge(FP32, micro_batch) == before.judge(FP32, micro_batch)
 

@@ -14,16 +14,16 @@ from typing import Any
 from trainables import workload
 from trainables.knobs import Scalar, kind_of
 from tuning.config import atomic
-from tuning.config.config import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults
 from tuning.config.errors import ConfigError, PreflightError
+from tuning.config.load import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults
 from tuning.config.resolve import option_fault, workload_said
 from tuning.config.space import Range
 from tuning.journal.records import Record, last, read
 from tuning.journal.runs import JOURNAL, find_run, versions
 from tuning.search import packing
 from tuning.workers import doctor
-from tuning.workers.laboratory import Laboratory
-from tuning.workers.setting import Setting
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 MOST_READ = 30
 """Earlier runs that are looked at for what can be taken over; a journal of 1,000 records takes 20 ms."""
@@ -55,7 +55,7 @@ def journals(folders: Iterable[Path]) -> Iterator[tuple[str, list[Record]]]:
 def concurrency(config: StudyConfig) -> int:
     """Returns how many search trials run at once: as asked, else one a core up to four.
 
-    On a card it is one as far as can be known before the probes, which may show room for more (`Allotment.slots`).
+    On a card it is one as far as can be known before the probes, which may show room for more (`Limits.slots`).
     """
     if isinstance(config.concurrency, int):
         return config.concurrency
@@ -109,10 +109,10 @@ def _complete(config: StudyConfig) -> StudyConfig:
     return apply_card(config, card)
 
 
-def described(bench: Laboratory, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Returns what the bench knows of device and workload; raises ConfigError where an option or its data are wrong."""
+def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns what the worker knows of device and workload; raises ConfigError where an option or data are wrong."""
     try:
-        facts = bench.describe(knobs)
+        facts = profiler.describe(knobs)
     except PreflightError as error:
         said = workload_said(error.__cause__)
         if not said:
@@ -124,10 +124,10 @@ def described(bench: Laboratory, options: Mapping[str, Any], knobs: Mapping[str,
     return facts
 
 
-def setting_of(config: StudyConfig) -> Setting:
+def setting_of(config: StudyConfig) -> WorkerConfig:
     """Returns what every process of the study must know."""
     device = config.card.device
-    return Setting(
+    return WorkerConfig(
         workload=config.workload.ref,
         options=dict(config.workload.options),
         device=device,
@@ -155,7 +155,7 @@ def _refuse_taken(config: StudyConfig, folder: Path) -> None:
         raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
 
 
-def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: Setting, run_id: str) -> dict[str, Any]:
+def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerConfig, run_id: str) -> dict[str, Any]:
     """Returns the fields of the `study` record: what is run, with which knobs, where, on what data and code."""
     card = config.card
     virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)

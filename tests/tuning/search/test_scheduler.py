@@ -1,4 +1,4 @@
-"""The desk: what it proposes, whom it stops, what it writes, and how it goes on after a crash."""
+"""The scheduler: what it proposes, whom it stops, what it writes, and how it goes on after a crash."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FormulaBench
+from tests.fakes import FormulaProfiler
 from trainables.knobs import Knobs
-from tuning.config.sections import ProbeSection
+from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.records import Journal, trials, unfinished
-from tuning.memory.footprints import EstimateStage, defaults
-from tuning.memory.frontier import Frontier
-from tuning.memory.needs import frontier, key_of, micro_batch_of
+from tuning.memory.groups import guard, key_of, micro_batch_of
+from tuning.memory.guard import MemoryGuard
+from tuning.memory.measure import MemoryStage, defaults
 from tuning.memory.oom import GROWING
-from tuning.search.bench import Assignment, Orders
 from tuning.search.foresight import Foresight, tries_of
 from tuning.search.probe import ProbeStage
-from tuning.search.search import SearchDesk, SearchTerms
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.scheduler import SearchTerms, TrialScheduler
 from tuning.search.throughput import Probed
 
 SPACE = Space.of(
@@ -35,11 +35,11 @@ SPACE = Space.of(
         "learning_rate": {"low": 1e-3, "high": 1.0, "log": True},
     }
 )
-ORDERS = Orders(samples=800, milestones=(200, 400, 800), shrink=True, concurrency=1, threads=1)
+ORDERS = TrialPlan(samples=800, milestones=(200, 400, 800), shrink=True, concurrency=1, threads=1)
 
 
 class Office:
-    """A desk over a journal in a folder, a bench of formulas, and a crew of one."""
+    """A scheduler over a journal in a folder, a profiler of formulas, and a executor of one."""
 
     def __init__(
         self,
@@ -50,38 +50,38 @@ class Office:
         cap_bytes: int | None = None,
         named: Any = None,
         space: Space = SPACE,
-        bench: FormulaBench | None = None,
+        profiler: FormulaProfiler | None = None,
         tries_frac: float = 0.0,
         probe_s: float = 0.3,
     ) -> None:
-        self.bench = bench or FormulaBench(cap_bytes)
+        self.profiler = profiler or FormulaProfiler(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
-        EstimateStage(self.bench, space, self.journal, cap_bytes).run()
-        learned = frontier(self.journal.records, cap_bytes)
+        MemoryStage(self.profiler, space, self.journal, cap_bytes).run()
+        learned = guard(self.journal.records, cap_bytes)
         if strategy == "staged":
             section = ProbeSection(max_time_s=probe_s, probe_time_s=1, spread_frac=0.03)
-            ProbeStage(self.bench, space, self.journal, learned, section, 0).run(named or {}, lambda r: None)
+            ProbeStage(self.profiler, space, self.journal, learned, section, 0).run(named or {}, lambda r: None)
         terms = SearchTerms(strategy, count, None, 0, 2, {"error": "min"}, tries_frac=tries_frac)
-        self.desk = SearchDesk(self.journal, space, learned, terms, ORDERS, lambda r: None)
+        self.scheduler = TrialScheduler(self.journal, space, learned, terms, ORDERS, lambda r: None)
 
-    def result(self, assignment: Assignment, samples: int) -> dict[str, Any]:
-        found = self.bench.train(assignment.knobs, samples, (samples,), 0)
-        return {**found, "samples": samples, "knobs": dict(assignment.knobs), "ooms": []}
+    def result(self, request: TrialRequest, samples: int) -> dict[str, Any]:
+        found = self.profiler.train(request.knobs, samples, (samples,), 0)
+        return {**found, "samples": samples, "knobs": dict(request.knobs), "ooms": []}
 
-    def work(self, limit: int = 1000) -> list[Assignment]:
-        """Runs trials until the desk has no more, or `limit` have begun."""
-        begun: list[Assignment] = []
-        while len(begun) < limit and (assignment := self.desk.next_trial()) is not None:
-            begun.append(assignment)
-            self.finish(assignment)
+    def work(self, limit: int = 1000) -> list[TrialRequest]:
+        """Runs trials until the scheduler has no more, or `limit` have begun."""
+        begun: list[TrialRequest] = []
+        while len(begun) < limit and (request := self.scheduler.next_trial()) is not None:
+            begun.append(request)
+            self.finish(request)
         return begun
 
-    def finish(self, assignment: Assignment) -> None:
+    def finish(self, request: TrialRequest) -> None:
         for milestone in ORDERS.milestones[:-1]:
-            if not self.desk.at_rung(assignment.trial, self.result(assignment, milestone)):
-                self.desk.ended(assignment.trial, self.result(assignment, milestone))
+            if not self.scheduler.at_rung(request.trial, self.result(request, milestone)):
+                self.scheduler.ended(request.trial, self.result(request, milestone))
                 return
-        self.desk.ended(assignment.trial, self.result(assignment, ORDERS.samples))
+        self.scheduler.ended(request.trial, self.result(request, ORDERS.samples))
 
 
 def test_finds_the_learning_rate_and_stops_the_hopeless(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_system_knobs_and_throughput_come_from_the_probes(tmp_path: Path) -> Non
     for trial in trials(office.journal.records):
         batch = trial.config["batch_size"]
         assert (trial.config["micro_batch_size"], trial.config["num_workers"]) == (batch, 2)
-        seconds = office.bench.micro_step_s(trial.config) + 0.001
+        seconds = office.profiler.micro_step_s(trial.config) + 0.001
         assert trial.samples_per_s == pytest.approx(batch / seconds)
 
 
@@ -116,25 +116,25 @@ def test_joint_proposes_every_knob_and_judges_memory_as_proposed(tmp_path: Path)
 
 def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> None:
     office = Office(tmp_path)
-    first, second = office.desk.next_trial(), office.desk.next_trial()
+    first, second = office.scheduler.next_trial(), office.scheduler.next_trial()
     assert first is not None
     assert second is not None
-    office.desk.ended(first.trial, None)
+    office.scheduler.ended(first.trial, None)
     oom = {"outcome": "oom", "values": {}, "message": "no room", "knobs": dict(second.knobs), "samples": 0, "ooms": []}
-    office.desk.ended(second.trial, oom)
+    office.scheduler.ended(second.trial, oom)
     assert [t.outcome for t in trials(office.journal.records)] == ["killed", "oom"]
-    states = [t.state.name for t in office.desk._searcher.trials]
+    states = [t.state.name for t in office.scheduler._sampler.trials]
     assert states == ["PRUNED", "PRUNED"]
 
 
 def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches(tmp_path: Path) -> None:
     office = Office(tmp_path, count=20)
-    first = office.desk.next_trial()
+    first = office.scheduler.next_trial()
     assert first is not None
     micro = Knobs.of(first.knobs).micro_batch_size
     found: Mapping[str, Any] = office.result(first, ORDERS.samples)
     shrunk = {**first.knobs, "micro_batch_size": micro // 2}
-    office.desk.ended(
+    office.scheduler.ended(
         first.trial, {**found, "knobs": shrunk, "ooms": [{"knobs": dict(first.knobs), "message": "full"}]}
     )
     assert [r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "oom"] == [micro]
@@ -144,9 +144,9 @@ def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches
 def test_a_crash_loses_no_finished_trial_and_runs_none_again(tmp_path: Path, after: int) -> None:
     office = Office(tmp_path)
     done = [a.trial for a in office.work(after)]
-    interrupted = office.desk.next_trial()
+    interrupted = office.scheduler.next_trial()
     assert interrupted is not None
-    office.desk.at_rung(interrupted.trial, office.result(interrupted, 200))
+    office.scheduler.at_rung(interrupted.trial, office.result(interrupted, 200))
     office.journal.close()
 
     resumed = Office(tmp_path)
@@ -159,7 +159,7 @@ def test_a_crash_loses_no_finished_trial_and_runs_none_again(tmp_path: Path, aft
 def test_trials_in_flight_at_a_crash_run_once_more_and_are_not_proposed_again(tmp_path: Path) -> None:
     office = Office(tmp_path)
     office.work(3)
-    flying = [office.desk.next_trial(), office.desk.next_trial()]
+    flying = [office.scheduler.next_trial(), office.scheduler.next_trial()]
     office.journal.close()
     begun = Office(tmp_path).work()
     assert [a.trial for a in begun[:2]] == [a.trial for a in flying if a is not None]
@@ -174,10 +174,10 @@ def test_trials_keep_to_the_space_whatever_is_measured_beside_it(tmp_path: Path)
 
 def test_a_trial_that_shrank_is_not_credited_with_the_speed_of_what_did_not_fit(tmp_path: Path) -> None:
     office = Office(tmp_path)
-    first = office.desk.next_trial()
+    first = office.scheduler.next_trial()
     assert first is not None
     shrunk = {**first.knobs, "micro_batch_size": 3}
-    office.desk.ended(first.trial, {**office.result(first, 800), "knobs": shrunk, "measured_samples_per_s": 7.0})
+    office.scheduler.ended(first.trial, {**office.result(first, 800), "knobs": shrunk, "measured_samples_per_s": 7.0})
     assert trials(office.journal.records)[0].samples_per_s == 7.0
 
 
@@ -199,11 +199,11 @@ def _made(folder: Path) -> Path:
 class Half(Office):
     """Where fp16 ends in NaN."""
 
-    def finish(self, assignment: Assignment) -> None:
-        if assignment.knobs["amp_dtype"] != "fp16":
-            return super().finish(assignment)
+    def finish(self, request: TrialRequest) -> None:
+        if request.knobs["amp_dtype"] != "fp16":
+            return super().finish(request)
         nan = {"outcome": "diverged", "message": "the mean training loss is nan", "values": {}}
-        self.desk.ended(assignment.trial, {**self.result(assignment, 100), **nan})
+        self.scheduler.ended(request.trial, {**self.result(request, 100), **nan})
         return None
 
 
@@ -228,7 +228,7 @@ def test_what_is_to_be_tried_instead_outlives_a_crash(tmp_path: Path) -> None:
     while (last := office.work(limit=1)[0]).knobs["amp_dtype"] != "fp16":
         pass
     terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"})
-    again = SearchDesk(office.journal, space, frontier(office.journal.records, None), terms, ORDERS, lambda r: None)
+    again = TrialScheduler(office.journal, space, guard(office.journal.records, None), terms, ORDERS, lambda r: None)
     then = again.next_trial()
     assert then is not None
     assert (then.knobs["amp_dtype"], then.knobs["learning_rate"]) == ("fp32", last.knobs["learning_rate"])
@@ -247,7 +247,7 @@ def test_every_decision_about_memory_is_written_with_its_reason_and_p_oom(tmp_pa
 
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_batch_kept(tmp_path: Path) -> None:
     office = Office(tmp_path, count=6)  # probed without a cap, as another card may have been
-    office.desk._frontier = Frontier(300_000_000, office.desk._frontier._footprints)
+    office.scheduler._guard = MemoryGuard(300_000_000, office.scheduler._guard._footprints)
     begun = office.work()
     halved = [r for r in office.journal.records if r.event == "trial_start" and r["decision"] == "halve"]
     assert halved
@@ -258,7 +258,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved_and_the_batch_kept(tmp_path: 
 
 def test_an_interrupted_trial_that_new_knowledge_rules_out_is_refused_and_its_place_taken(tmp_path: Path) -> None:
     office = Office(tmp_path, strategy="joint", count=5)
-    first = office.desk.next_trial()
+    first = office.scheduler.next_trial()
     assert first is not None
     micro = min(Knobs.of(first.knobs).micro_batch_size, Knobs.of(first.knobs).batch_size)
     office.journal.append("oom", trial="t999", config={**first.knobs, "micro_batch_size": micro}, message="full")
@@ -278,20 +278,20 @@ def test_a_resumed_search_knows_of_memory_what_the_unbroken_one_did_and_no_more(
     office = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
     office.work(6)
     key = key_of({})
-    said = [office.desk._frontier.p_oom(key, m) for m in (16, 28, 30, 32, 64)]
+    said = [office.scheduler._guard.p_oom(key, m) for m in (16, 28, 30, 32, 64)]
     office.journal.close()
     resumed = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
-    assert [resumed.desk._frontier.p_oom(key, m) for m in (16, 28, 30, 32, 64)] == pytest.approx(said)
+    assert [resumed.scheduler._guard.p_oom(key, m) for m in (16, 28, 30, 32, 64)] == pytest.approx(said)
 
 
 def test_what_the_backend_decided_and_why_a_trial_began_again_are_lines_of_the_records(tmp_path: Path) -> None:
     office = Office(tmp_path)
-    first = office.desk.next_trial()
+    first = office.scheduler.next_trial()
     assert first is not None
-    assert first.need_bytes is not None, "what the crew places it by"
-    office.desk.decided("retired", first.trial, "80.0 MiB were still held after the trial")
+    assert first.need_bytes is not None, "what the executor places it by"
+    office.scheduler.decided("retired", first.trial, "80.0 MiB were still held after the trial")
     again = {"knobs": dict(first.knobs), "outcome": "shm", "fault": "shared memory", "message": "Bus error"}
-    office.desk.ended(first.trial, {**office.result(first, ORDERS.samples), "restarts": [again], "held_bytes": 7})
+    office.scheduler.ended(first.trial, {**office.result(first, ORDERS.samples), "restarts": [again], "held_bytes": 7})
     retired, restart, trial = office.journal.records[-3:]
     assert (retired.event, retired["trial"], retired["reason"][:4]) == ("retired", first.trial, "80.0")
     assert (restart.event, restart["outcome"], restart["fault"]) == ("restart", "shm", "shared memory")
@@ -300,29 +300,29 @@ def test_what_the_backend_decided_and_why_a_trial_began_again_are_lines_of_the_r
 
 def test_a_leak_ends_a_trial_but_says_nothing_of_its_micro_batch(tmp_path: Path) -> None:
     office = Office(tmp_path, cap_bytes=10**9)
-    first = office.desk.next_trial()
+    first = office.scheduler.next_trial()
     assert first is not None
     leak = {"outcome": "oom", "fault": GROWING.name, "message": "live bytes grow", "values": {}, "ooms": []}
-    office.desk.ended(first.trial, {**leak, "knobs": dict(first.knobs), "samples": 0})
+    office.scheduler.ended(first.trial, {**leak, "knobs": dict(first.knobs), "samples": 0})
     assert trials(office.journal.records)[-1].outcome == "oom"
-    for learned in (office.desk._frontier, frontier(office.journal.records, 10**9)):
+    for learned in (office.scheduler._guard, guard(office.journal.records, 10**9)):
         assert learned.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
 
 
 @pytest.mark.parametrize("strategy", ["staged", "joint"])
 def test_a_running_trial_that_new_knowledge_rules_out_is_stopped(tmp_path: Path, strategy: str) -> None:
     office = Office(tmp_path, strategy=strategy, count=8)
-    office.desk._frontier = Frontier(None, office.desk._frontier._footprints)  # the probes' fits are not known
-    first, second = office.desk.next_trial(), office.desk.next_trial()
+    office.scheduler._guard = MemoryGuard(None, office.scheduler._guard._footprints)  # the probes' fits are not known
+    first, second = office.scheduler.next_trial(), office.scheduler.next_trial()
     assert first is not None
     assert second is not None
-    assert office.desk.goes_on(first.trial, {"samples": 100})
+    assert office.scheduler.goes_on(first.trial, {"samples": 100})
     oom = {"outcome": "oom", "values": {}, "message": "no room", "samples": 0, "knobs": dict(first.knobs)}
-    office.desk.ended(second.trial, oom)
-    assert office.desk.goes_on(first.trial, {"samples": 800})  # it has met every sample
+    office.scheduler.ended(second.trial, oom)
+    assert office.scheduler.goes_on(first.trial, {"samples": 800})  # it has met every sample
     paused = {**office.result(first, 100), "values": {}, "paused": True}
-    assert not office.desk.goes_on(first.trial, paused)
-    office.desk.ended(first.trial, paused)
+    assert not office.scheduler.goes_on(first.trial, paused)
+    office.scheduler.ended(first.trial, paused)
     record = next(r for r in office.journal.records if r.event == "trial" and r["trial"] == first.trial)
     assert record["outcome"] == "refused"
     assert record["reason"].startswith("ruled out by what was learned since it began: micro-batch")
@@ -334,14 +334,14 @@ def test_a_running_trial_that_new_knowledge_rules_out_is_stopped(tmp_path: Path,
 
 def test_what_was_ruled_out_is_not_learned_as_fitting_and_is_tried_once_after_a_crash(tmp_path: Path) -> None:
     office = Office(tmp_path, strategy="joint", count=8)
-    first, second = office.desk.next_trial(), office.desk.next_trial()
+    first, second = office.scheduler.next_trial(), office.scheduler.next_trial()
     assert first is not None
     assert second is not None
     oom = {"outcome": "oom", "values": {}, "message": "no room", "samples": 0, "knobs": dict(first.knobs)}
-    office.desk.ended(second.trial, oom)
-    assert not office.desk.goes_on(first.trial, {})
-    office.desk.ended(first.trial, {"outcome": "refused", "values": {}, "message": ""})
-    again = frontier(office.journal.records, None)
+    office.scheduler.ended(second.trial, oom)
+    assert not office.scheduler.goes_on(first.trial, {})
+    office.scheduler.ended(first.trial, {"outcome": "refused", "values": {}, "message": ""})
+    again = guard(office.journal.records, None)
     assert not again.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
     office.journal.close()
     begun = Office(tmp_path, strategy="joint", count=8).work()
@@ -363,16 +363,16 @@ def test_it_begins_with_the_defaults_and_the_fastest_and_trains_where_most_is_to
 class Curved(Office):
     """An office whose errors are as told: at the rungs and at the end of each trial."""
 
-    def course(self, *errors: float) -> Assignment:
+    def course(self, *errors: float) -> TrialRequest:
         """Runs the next trial through these errors, one a milestone, and returns it."""
-        assignment = self.desk.next_trial()
-        assert assignment is not None
+        request = self.scheduler.next_trial()
+        assert request is not None
         for milestone, error in zip(ORDERS.milestones, errors, strict=False):
-            found = {**self.result(assignment, milestone), "values": {"error": error}}
-            if milestone == ORDERS.samples or not self.desk.at_rung(assignment.trial, found):
-                self.desk.ended(assignment.trial, found)
+            found = {**self.result(request, milestone), "values": {"error": error}}
+            if milestone == ORDERS.samples or not self.scheduler.at_rung(request.trial, found):
+                self.scheduler.ended(request.trial, found)
                 break
-        return assignment
+        return request
 
 
 def test_a_trial_that_cannot_reach_the_front_any_more_is_stopped_with_a_reason(tmp_path: Path) -> None:
@@ -391,11 +391,11 @@ def test_a_trial_that_cannot_reach_the_front_any_more_is_stopped_with_a_reason(t
 class Restless(Office):
     """An office whose rungs say nothing: luck until the end, which is the learning rate's alone."""
 
-    def result(self, assignment: Assignment, samples: int) -> dict[str, Any]:
+    def result(self, request: TrialRequest, samples: int) -> dict[str, Any]:
         """Returns the formula's result; before the end its error is a draw of the trial and the rung."""
-        found = super().result(assignment, samples)
+        found = super().result(request, samples)
         if samples < ORDERS.samples:
-            found["values"] = {"error": zlib.crc32(f"{assignment.trial} {samples}".encode()) / 2**32}
+            found["values"] = {"error": zlib.crc32(f"{request.trial} {samples}".encode()) / 2**32}
         return found
 
 
@@ -418,7 +418,7 @@ def test_a_trial_goes_on_against_its_place_where_the_rest_is_worth_more_and_says
     assert all(ends[r["trial"]]["reason"] == r["reason"] for r in stopped)
     broken = Restless(_made(tmp_path / "b"), count=24)
     broken.work(begun.index(kept[0]["trial"]))
-    interrupted = broken.desk.next_trial()
+    interrupted = broken.scheduler.next_trial()
     assert interrupted is not None
     assert interrupted.trial == kept[0]["trial"]
     broken.journal.close()
@@ -427,8 +427,8 @@ def test_a_trial_goes_on_against_its_place_where_the_rest_is_worth_more_and_says
     assert _rungs(resumed) == _rungs(whole)
 
 
-class Phased(FormulaBench):
-    """A bench on which a phase for the encoder needs a gigabyte more, and whoever learns best has one."""
+class Phased(FormulaProfiler):
+    """A profiler on which a phase for the encoder needs a gigabyte more, and whoever learns best has one."""
 
     def peak_bytes(self, knobs: Mapping[str, Any], micro_batch: int) -> int:
         """Returns the formula's peak, and that."""
@@ -443,7 +443,7 @@ class Phased(FormulaBench):
 def test_what_does_not_fit_is_not_proposed_for_what_it_might_add(tmp_path: Path) -> None:
     shares = {"encoder_frac": [0.0, 0.25, 0.5], "learning_rate": {"low": 1e-3, "high": 1.0, "log": True}}
     space = Space.of({"batch_size": [16, 64], "micro_batch_size": [4, 16, 64], **shares})
-    office = Office(tmp_path, count=60, cap_bytes=500_000_000, space=space, bench=Phased(500_000_000))
+    office = Office(tmp_path, count=60, cap_bytes=500_000_000, space=space, profiler=Phased(500_000_000))
     office.work()
     modelled = [r for r in office.journal.records if r.event in ("trial_start", "refused")][20:]
     assert all(r["config"]["encoder_frac"] == 0.0 for r in modelled)
@@ -484,7 +484,7 @@ def test_a_trial_of_the_front_is_given_the_knobs_that_another_tried(tmp_path: Pa
         assert ended[record["trial"]].samples_per_s >= record["samples_per_s"]
     last = {r["trial"]: r for r in rated}
     for trial, record in last.items():
-        batch, seconds = record["config"]["batch_size"], office.bench.micro_step_s(record["config"]) + 0.001
+        batch, seconds = record["config"]["batch_size"], office.profiler.micro_step_s(record["config"]) + 0.001
         assert ended[trial].config == record["config"]
         assert ended[trial].values == ran[trial]["values"]
         assert record["samples_per_s"] == pytest.approx(batch / seconds, rel=0.02)
@@ -496,7 +496,7 @@ def test_a_resumed_search_tries_what_the_unbroken_one_does(tmp_path: Path, after
     expected = [dict(a.knobs) for a in whole.work()]
     broken = _trying(_made(tmp_path / "b"))
     first = [dict(a.knobs) for a in broken.work(after)]
-    interrupted = broken.desk.next_trial()
+    interrupted = broken.scheduler.next_trial()
     broken.journal.close()
     resumed = _trying(tmp_path / "b")
     rest = [dict(a.knobs) for a in resumed.work()]
@@ -530,17 +530,17 @@ def test_what_a_try_was_to_learn_is_trained_once_more_where_its_knobs_failed_it(
     while not (starts := [r for r in office.journal.records if r.event == "trial_start"]) or not starts[-1].get(
         "tries"
     ):
-        assignment = office.desk.next_trial()
-        assert assignment is not None
+        request = office.scheduler.next_trial()
+        assert request is not None
         if not office.journal.records[-1].get("tries"):
-            office.finish(assignment)
-    office.desk.ended(starts[-1]["trial"], None)
-    again = office.desk.next_trial()
+            office.finish(request)
+    office.scheduler.ended(starts[-1]["trial"], None)
+    again = office.scheduler.next_trial()
     assert again is not None
     learned = ("learning_rate", "batch_size")
     assert [again.knobs[n] for n in learned] == [starts[-1]["config"][n] for n in learned]
-    office.desk.ended(again.trial, None)
-    then = office.desk.next_trial()
+    office.scheduler.ended(again.trial, None)
+    then = office.scheduler.next_trial()
     assert then is not None
     assert then.knobs["learning_rate"] != again.knobs["learning_rate"]
 
@@ -549,10 +549,10 @@ def test_beside_neighbours_and_in_a_joint_search_nothing_is_tried(tmp_path: Path
     joint = Office(_made(tmp_path / "joint"), strategy="joint", space=WIDE, tries_frac=0.5)
     joint.work()
     packed = _trying(_made(tmp_path / "packed"))
-    orders = Orders(ORDERS.samples, ORDERS.milestones, shrink=True, concurrency=2, threads=1)
+    orders = TrialPlan(ORDERS.samples, ORDERS.milestones, shrink=True, concurrency=2, threads=1)
     terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"}, tries_frac=0.5)
-    packed.desk = SearchDesk(
-        packed.journal, WIDE, frontier(packed.journal.records, None), terms, orders, lambda r: None
+    packed.scheduler = TrialScheduler(
+        packed.journal, WIDE, guard(packed.journal.records, None), terms, orders, lambda r: None
     )
     packed.work()
     for office in (joint, packed):
@@ -563,9 +563,9 @@ def test_beside_neighbours_and_in_a_joint_search_nothing_is_tried(tmp_path: Path
 class Lucky(Office):
     """Where whatever is tried seems twice as fast as it is, the first time."""
 
-    def result(self, assignment: Assignment, samples: int) -> dict[str, Any]:
-        found = super().result(assignment, samples)
-        starts = (r for r in self.journal.records if r.event == "trial_start" and r["trial"] == assignment.trial)
+    def result(self, request: TrialRequest, samples: int) -> dict[str, Any]:
+        found = super().result(request, samples)
+        starts = (r for r in self.journal.records if r.event == "trial_start" and r["trial"] == request.trial)
         luck = 2.0 if any(r.get("tries") for r in starts) else 1.0
         return {**found, "measured_samples_per_s": luck * found["measured_samples_per_s"]}
 
@@ -580,19 +580,19 @@ def test_a_speed_that_was_luck_is_taken_back_where_it_was_said(tmp_path: Path) -
     assert any(then < before / 1.03 for rates in said.values() for before, then in itertools.pairwise(rates))
     for trial in trials(office.journal.records):
         if trial.outcome == "ok":
-            seconds = office.bench.micro_step_s(trial.config) + 0.001
+            seconds = office.profiler.micro_step_s(trial.config) + 0.001
             assert (trial.samples_per_s or 0.0) < 1.8 * trial.config["batch_size"] / seconds
 
 
 def test_a_rated_configuration_has_the_conditional_knobs_of_what_was_measured(tmp_path: Path) -> None:
     space = Space.of({**SPACE.as_raw(), "num_workers": 2, "prefetch_factor": [2, 8], "learning_rate": 0.1})
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    EstimateStage(FormulaBench(None), space, journal, None).run()
+    MemoryStage(FormulaProfiler(None), space, journal, None).run()
     plain = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}  # prefetch as it comes
     slow = Probed({**plain, "micro_batch_size": 16}, 0.01, 0.001, 1.0)
     fast = Probed(plain, 0.01, 0.001, 1.0)
     tries = tries_of(space, [slow, fast], [], 0.25, 0)
-    foresight = Foresight(space, ("batch_size",), tries, frontier(journal.records, None), {"error": "min"}, 800, 0)
+    foresight = Foresight(space, ("batch_size",), tries, guard(journal.records, None), {"error": "min"}, 800, 0)
     ran = {**plain, "micro_batch_size": 16, "prefetch_factor": 8}
     foresight.begun("t000", ran, tries=True)
     ended = {"trial": "t000", "config": ran, "outcome": "ok", "samples_per_s": 100.0, "values": {"error": 0.1}}
@@ -608,7 +608,7 @@ def test_a_trial_gets_the_knobs_that_are_fastest_at_what_fits(tmp_path: Path, fi
     """What was tuned at 64 samples is 4 times as fast as the plain start at 4, and at 16 of them still as fast."""
     tuned = Probed({"batch_size": 64, "micro_batch_size": 64, "num_workers": 4}, 0.064, 0.0, 1000.0)
     plain = Probed({"batch_size": 64, "micro_batch_size": 4, "num_workers": 0}, 0.016, 0.0, 249.0)
-    learned = Frontier(10**9, {})
+    learned = MemoryGuard(10**9, {})
     learned.observe_oom(key_of({}), fits + 1)
     tries = tries_of(SPACE, [tuned, plain], [], 0.0, 0)
     foresight = Foresight(SPACE, ("batch_size",), tries, learned, {"error": "min"}, 800, 0)
@@ -623,6 +623,6 @@ def test_of_two_qualities_it_is_not_said_what_a_trial_adds(
 ) -> None:
     probes = [Probed({"batch_size": 64, "micro_batch_size": 64, "num_workers": 2}, 0.01, 0.001, 1.0)]
     tries = tries_of(SPACE, probes, [], 0.0, 0)
-    foresight = Foresight(SPACE, ("batch_size",), tries, Frontier(10**9, {}), objectives, 800, 0)
+    foresight = Foresight(SPACE, ("batch_size",), tries, MemoryGuard(10**9, {}), objectives, 800, 0)
     foresight.recall({"offer": 1.0, "expected": [0.1, 0.01]})
     assert foresight.expected == ((0.1, 0.01) if known else None)

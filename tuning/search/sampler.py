@@ -72,7 +72,7 @@ class Proposal:
     values: dict[str, Scalar]
 
 
-class OptunaSearcher:
+class Sampler:
     """Proposes configurations of a space by TPE (multivariate, grouped, constrained), none of them twice.
 
     Optuna hears of `ok` as COMPLETE and of everything else as PRUNED: FAIL would teach it nothing. What did not fit

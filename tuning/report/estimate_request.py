@@ -12,8 +12,8 @@ from typing import Literal, cast
 from trainables.knobs import NAMES, Knobs, Scalar, domain_of
 from tuning.config import yaml_files
 from tuning.config.cards import Card, refuse
-from tuning.config.config import COMMAND_LINE, StudyConfig, with_workload_defaults
 from tuning.config.declared import declared
+from tuning.config.load import COMMAND_LINE, StudyConfig, with_workload_defaults
 from tuning.config.space import Choice, Range, Space
 from tuning.memory import calibration
 from tuning.memory.fitting import Kernels

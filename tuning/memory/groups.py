@@ -7,9 +7,9 @@ from typing import Any
 
 from trainables.knobs import PHASE_KNOB, Knobs, Scalar
 from tuning.journal.records import Record, last
-from tuning.memory.footprint import Footprint
-from tuning.memory.frontier import GRADIENTS_HELD, Coupling, Frontier
+from tuning.memory.guard import GRADIENTS_HELD, Coupling, MemoryGuard
 from tuning.memory.oom import GROWING
+from tuning.memory.profile import MemoryProfile
 
 MEMORY_KNOBS = (
     *("architecture", "hidden_size", "adapter", "adapter_rank", "optimizer", "sequence_packing"),
@@ -50,14 +50,14 @@ def need_of(knobs: Mapping[str, Scalar]) -> tuple[Coupling, int]:
     return key_of(knobs), micro_batch_of(knobs)
 
 
-def fits(learned: Frontier, knobs: Mapping[str, Scalar]) -> bool:
+def fits(learned: MemoryGuard, knobs: Mapping[str, Scalar]) -> bool:
     """Returns whether a trial of the configuration is expected to fit at its own micro-batch."""
     return learned.fitting(*need_of(knobs)) == micro_batch_of(knobs)
 
 
-def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
-    """Returns the frontier as the records have it: footprints, what fitted, what ran out of memory."""
-    learned = Frontier(cap_bytes, footprints(records))
+def guard(records: Sequence[Record], cap_bytes: int | None) -> MemoryGuard:
+    """Returns the guard as the records have it: footprints, what fitted, what ran out of memory."""
+    learned = MemoryGuard(cap_bytes, footprints(records))
     whole = peaks_are_whole(records)
     for record in records:
         if record.event == "known":
@@ -77,8 +77,10 @@ def frontier(records: Sequence[Record], cap_bytes: int | None) -> Frontier:
     return learned
 
 
-def learn(learned: Frontier, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int, whole: bool = False) -> None:
-    """Adds one observation to the frontier; `whole`: the peak is that of the run from its first step to its last."""
+def learn(
+    learned: MemoryGuard, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int, whole: bool = False
+) -> None:
+    """Adds one observation to the guard; `whole`: the peak is that of the run from its first step to its last."""
     if outcome == "oom":
         learned.observe_oom(*need_of(knobs))
     elif outcome in ("ok", "stopped") and peak_bytes > 0:
@@ -119,7 +121,7 @@ def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
     return found
 
 
-def _recall(learned: Frontier, fact: Mapping[str, Any]) -> None:
+def _recall(learned: MemoryGuard, fact: Mapping[str, Any]) -> None:
     key = key_of(fact["coupling"])
     if fact["kind"] == "footprint":
         _corrected(learned, fact)
@@ -130,7 +132,7 @@ def _recall(learned: Frontier, fact: Mapping[str, Any]) -> None:
         learned.observe_fit(key, int(fact["micro_batch"]), int(fact["peak_bytes"]), whole=whole)
 
 
-def _corrected(learned: Frontier, raw: Mapping[str, Any]) -> None:
+def _corrected(learned: MemoryGuard, raw: Mapping[str, Any]) -> None:
     """Holds what was predicted of a coupling to what was measured of it."""
     if raw.get("source", "measured") == "measured":
         return
@@ -140,16 +142,16 @@ def _corrected(learned: Frontier, raw: Mapping[str, Any]) -> None:
             learned.observe_peak(key, int(micro_batch), int(peak_bytes))
 
 
-def alone(raw: Mapping[str, Any]) -> Footprint | None:
+def alone(raw: Mapping[str, Any]) -> MemoryProfile | None:
     """Returns the footprint of batches of one micro-step, None where nothing is known of them."""
-    return Footprint.of({**raw, "points": raw["points_alone"]}) if raw.get("points_alone") else None
+    return MemoryProfile.of({**raw, "points": raw["points_alone"]}) if raw.get("points_alone") else None
 
 
-def footprints(records: Sequence[Record]) -> dict[tuple[tuple[str, Scalar], ...], Footprint]:
+def footprints(records: Sequence[Record]) -> dict[tuple[tuple[str, Scalar], ...], MemoryProfile]:
     """Returns the latest footprint of each coupling, this run's own before one that was known."""
     known = [f for r in records if r.event == "known" for f in r["facts"] if f["kind"] == "footprint"]
     own = [r.fields for r in records if r.event == "footprint"]
-    found = {key_of(raw["coupling"]): Footprint.of(raw) for raw in (*known, *own)}
+    found = {key_of(raw["coupling"]): MemoryProfile.of(raw) for raw in (*known, *own)}
     for raw in (*known, *own):
         own_alone = alone(raw)
         if own_alone is not None:

@@ -1,4 +1,4 @@
-"""The searcher: no configuration twice, every ending told, the same after a resume."""
+"""The sampler: no configuration twice, every ending told, the same after a resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from trainables.knobs import Scalar
 from tuning.config.space import Choice, Range, Space
 from tuning.search.history import MODELLED, RUNNING
-from tuning.search.searchers import Observation, OptunaSearcher, Proposal
+from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.stats.pareto import Mode
 
 BOTH: dict[str, Mode] = {"samples_per_s": "max", "accuracy": "max"}
@@ -35,8 +35,8 @@ SMALL = Space(
 )
 
 
-def proposed(searcher: OptunaSearcher) -> Proposal:
-    proposal = searcher.suggest()
+def proposed(sampler: Sampler) -> Proposal:
+    proposal = sampler.suggest()
     assert proposal is not None
     return proposal
 
@@ -50,63 +50,63 @@ def measured(values: Mapping[str, Scalar]) -> Observation:
     return Observation("ok", {"samples_per_s": 100 * micro / (micro + 8), "accuracy": accuracy})
 
 
-def facts(searcher: OptunaSearcher) -> list[tuple[Any, ...]]:
-    return [(t.state, t.values, t.params, t.distributions, t.constraints) for t in searcher.trials]
+def facts(sampler: Sampler) -> list[tuple[Any, ...]]:
+    return [(t.state, t.values, t.params, t.distributions, t.constraints) for t in sampler.trials]
 
 
 @pytest.mark.parametrize("objectives", [BOTH, ONE], ids=["two", "one"])
 def test_the_region_that_does_not_fit_is_entered_less_than_by_chance(objectives: dict[str, Mode]) -> None:
     entered = by_chance = 0
     for seed in range(3):
-        searcher, draw = OptunaSearcher(CARD, objectives, seed), np.random.default_rng(seed)
+        sampler, draw = Sampler(CARD, objectives, seed), np.random.default_rng(seed)
         for _ in range(60):
-            proposal = proposed(searcher)
+            proposal = proposed(sampler)
             seen = measured(proposal.values)
             entered += seen.outcome == "oom"
             by_chance += bool(draw.choice(MICRO) > 24)
-            searcher.observe(proposal.number, seen)
+            sampler.observe(proposal.number, seen)
     assert entered < 0.8 * by_chance
 
 
 def test_a_finite_space_is_proposed_whole_and_nothing_twice() -> None:
-    searcher = OptunaSearcher(SMALL, ONE, 0)
+    sampler = Sampler(SMALL, ONE, 0)
     seen = []
-    while (proposal := searcher.suggest()) is not None:
+    while (proposal := sampler.suggest()) is not None:
         seen.append(tuple(sorted(SMALL.complete(proposal.values).items())))
-        searcher.observe(proposal.number, Observation("ok", {"samples_per_s": 1.0}))
+        sampler.observe(proposal.number, Observation("ok", {"samples_per_s": 1.0}))
     # 3 of workers and prefetch, times (4, 4), (8, 4), (8, 8) of batch and micro-batch: larger ones are cut
     assert len(seen) == len(set(seen)) == 9
-    assert searcher.suggest() is None
+    assert sampler.suggest() is None
 
 
 def test_nothing_twice_while_trials_are_under_way() -> None:
-    searcher = OptunaSearcher(SMALL, BOTH, 1)
-    first = [proposed(searcher) for _ in range(9)]
+    sampler = Sampler(SMALL, BOTH, 1)
+    first = [proposed(sampler) for _ in range(9)]
     assert [p.number for p in first] == list(range(9))
     assert len({tuple(sorted(p.values.items())) for p in first}) == 9
-    assert searcher.suggest() is None
-    assert searcher.trials == ()
+    assert sampler.suggest() is None
+    assert sampler.trials == ()
 
 
 def test_a_large_finite_space_does_not_repeat_either() -> None:
     space = Space({"batch_size": Range(1, 30_000, integer=True)})
-    searcher = OptunaSearcher(space, ONE, 0)
+    sampler = Sampler(space, ONE, 0)
     for _ in range(30):
-        proposal = proposed(searcher)
-        searcher.observe(proposal.number, Observation("ok", {"samples_per_s": float(proposal.values["batch_size"])}))
-    assert len({t.params["batch_size"] for t in searcher.trials}) == 30
+        proposal = proposed(sampler)
+        sampler.observe(proposal.number, Observation("ok", {"samples_per_s": float(proposal.values["batch_size"])}))
+    assert len({t.params["batch_size"] for t in sampler.trials}) == 30
 
 
 def test_a_space_without_parameters_has_one_configuration() -> None:
-    searcher = OptunaSearcher(Space({}, {"batch_size": 8}), ONE, 0)
-    assert proposed(searcher).values == {}
-    assert searcher.suggest() is None
+    sampler = Sampler(Space({}, {"batch_size": 8}), ONE, 0)
+    assert proposed(sampler).values == {}
+    assert sampler.suggest() is None
 
 
 def test_proposals_hold_what_will_run() -> None:
-    searcher = OptunaSearcher(SMALL, ONE, 3)
+    sampler = Sampler(SMALL, ONE, 3)
     for _ in range(9):
-        values = proposed(searcher).values
+        values = proposed(sampler).values
         assert ("prefetch_factor" in values) is (values["num_workers"] != 0)
         assert values["micro_batch_size"] <= values["batch_size"]  # type: ignore[operator]
         assert SMALL.complete(values) == {**SMALL.fixed, **values}
@@ -134,29 +134,29 @@ ENDINGS = [
 def test_every_ending_is_told(
     seen: Observation, state: TrialState, values: list[float] | None, memory: float, failed: float
 ) -> None:
-    searcher = OptunaSearcher(CARD, BOTH, 0)
-    searcher.observe(proposed(searcher).number, seen)
-    [told] = searcher.trials
+    sampler = Sampler(CARD, BOTH, 0)
+    sampler.observe(proposed(sampler).number, seen)
+    [told] = sampler.trials
     assert (told.state, told.values) == (state, values)
     assert told.constraints == {"memory": memory, "failed": failed}
 
 
 def test_the_first_observation_stands() -> None:
-    searcher = OptunaSearcher(CARD, BOTH, 0)
-    first, second = proposed(searcher), proposed(searcher)
-    searcher.observe(second.number, Observation("ok", OK))
-    searcher.observe(second.number, Observation("oom", {}, GIB))
-    assert [t.state for t in searcher.trials] == [TrialState.COMPLETE]
-    searcher.observe(first.number, Observation("crash"))
-    searcher.observe(first.number, Observation("ok", OK))
-    assert [t.state for t in searcher.trials] == [TrialState.COMPLETE, TrialState.PRUNED]
+    sampler = Sampler(CARD, BOTH, 0)
+    first, second = proposed(sampler), proposed(sampler)
+    sampler.observe(second.number, Observation("ok", OK))
+    sampler.observe(second.number, Observation("oom", {}, GIB))
+    assert [t.state for t in sampler.trials] == [TrialState.COMPLETE]
+    sampler.observe(first.number, Observation("crash"))
+    sampler.observe(first.number, Observation("ok", OK))
+    assert [t.state for t in sampler.trials] == [TrialState.COMPLETE, TrialState.PRUNED]
     with pytest.raises(KeyError, match="proposal 2 was never made; there are 2"):
-        searcher.observe(2, Observation("ok", OK))
+        sampler.observe(2, Observation("ok", OK))
 
 
 @pytest.mark.parametrize("space", [CARD, SMALL], ids=["card", "small"])
 def test_a_search_rebuilt_from_the_records_goes_on_as_the_first(space: Space) -> None:
-    first, rebuilt = OptunaSearcher(space, BOTH, 7), OptunaSearcher(space, BOTH, 7)
+    first, rebuilt = Sampler(space, BOTH, 7), Sampler(space, BOTH, 7)
     for _ in range(9 if space is CARD else 7):
         proposal = proposed(first)
         seen = measured(proposal.values)
@@ -169,22 +169,22 @@ def test_a_search_rebuilt_from_the_records_goes_on_as_the_first(space: Space) ->
 
 
 def test_what_was_replayed_is_not_proposed() -> None:
-    searcher = OptunaSearcher(Space({"num_workers": Choice((0, 2, 4))}), ONE, 0, initial=[{"num_workers": 2}])
-    searcher.replay({"num_workers": 2}, Observation("ok", {"samples_per_s": 1.0}))
-    assert {proposed(searcher).values["num_workers"] for _ in range(2)} == {0, 4}
+    sampler = Sampler(Space({"num_workers": Choice((0, 2, 4))}), ONE, 0, initial=[{"num_workers": 2}])
+    sampler.replay({"num_workers": 2}, Observation("ok", {"samples_per_s": 1.0}))
+    assert {proposed(sampler).values["num_workers"] for _ in range(2)} == {0, 4}
 
 
 def test_a_replayed_value_that_the_space_lacks_is_left_out() -> None:
-    searcher = OptunaSearcher(CARD, ONE, 0)
-    searcher.replay({"num_workers": 8, "learning_rate": 1e-3}, Observation("ok", {"samples_per_s": 1.0}))
-    assert [t.params for t in searcher.trials] == [{"learning_rate": 1e-3}]
-    assert proposed(searcher).number == 1
+    sampler = Sampler(CARD, ONE, 0)
+    sampler.replay({"num_workers": 8, "learning_rate": 1e-3}, Observation("ok", {"samples_per_s": 1.0}))
+    assert [t.params for t in sampler.trials] == [{"learning_rate": 1e-3}]
+    assert proposed(sampler).number == 1
 
 
 def test_initial_proposals_come_first_and_are_filled_up() -> None:
     start: list[dict[str, Scalar]] = [{"num_workers": 2, "micro_batch_size": 4}, {"learning_rate": 1e-3}]
-    searcher = OptunaSearcher(CARD, BOTH, 0, initial=start)
-    first, second = proposed(searcher).values, proposed(searcher).values
+    sampler = Sampler(CARD, BOTH, 0, initial=start)
+    first, second = proposed(sampler).values, proposed(sampler).values
     assert (first["num_workers"], first["micro_batch_size"], second["learning_rate"]) == (2, 4, 1e-3)
     assert set(first) == set(second) == set(CARD.parameters)
 
@@ -199,13 +199,13 @@ def test_initial_proposals_come_first_and_are_filled_up() -> None:
 )
 def test_initial_values_outside_the_space_are_refused(initial: dict[str, Scalar], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        OptunaSearcher(CARD, BOTH, 0, initial=[initial])
+        Sampler(CARD, BOTH, 0, initial=[initial])
 
 
 def test_optuna_stays_as_it_was_and_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     optuna.logging.set_verbosity(optuna.logging.DEBUG)
     try:
-        proposed(OptunaSearcher(CARD, BOTH, 0))
+        proposed(Sampler(CARD, BOTH, 0))
         assert optuna.logging.get_verbosity() == optuna.logging.DEBUG
     finally:
         optuna.logging.set_verbosity(optuna.logging.INFO)
@@ -213,38 +213,38 @@ def test_optuna_stays_as_it_was_and_says_nothing(capfd: pytest.CaptureFixture[st
 
 
 def test_the_seed_decides() -> None:
-    a, b, c = (proposed(OptunaSearcher(CARD, BOTH, seed)) for seed in (4, 4, 5))
+    a, b, c = (proposed(Sampler(CARD, BOTH, seed)) for seed in (4, 4, 5))
     assert a == b
     assert a != c
 
 
-def _told(count: int, seed: int = 0) -> tuple[OptunaSearcher, list[float]]:
-    """Returns a searcher that heard of so many trials, every third stopped, and the qualities of the others."""
+def _told(count: int, seed: int = 0) -> tuple[Sampler, list[float]]:
+    """Returns a sampler that heard of so many trials, every third stopped, and the qualities of the others."""
     space = Space.of({"learning_rate": {"low": 1e-4, "high": 1.0, "log": True}})
-    searcher = OptunaSearcher(space, {"loss": "min"}, seed)
+    sampler = Sampler(space, {"loss": "min"}, seed)
     draw, losses = np.random.default_rng(seed), []
     for number in range(count):
         outcome, loss = ("stopped", None) if number % 3 == 0 else ("ok", float(draw.random()))
         losses += [] if loss is None else [loss]
-        searcher.replay({"learning_rate": float(10 ** draw.uniform(-4, 0))}, Observation(outcome, {"loss": loss}))
-    return searcher, losses
+        sampler.replay({"learning_rate": float(10 ** draw.uniform(-4, 0))}, Observation(outcome, {"loss": loss}))
+    return sampler, losses
 
 
-def _modelled(searcher: OptunaSearcher) -> list[FrozenTrial]:
-    return searcher._history.modelled(searcher._finished, list(searcher._live.values()))
+def _modelled(sampler: Sampler) -> list[FrozenTrial]:
+    return sampler._history.modelled(sampler._finished, list(sampler._live.values()))
 
 
 @pytest.mark.parametrize("count", [0, 1, 100, MODELLED])
 def test_up_to_the_limit_the_model_is_told_of_every_trial(count: int) -> None:
-    searcher, _ = _told(count)
-    assert _modelled(searcher) == list(searcher.trials)
+    sampler, _ = _told(count)
+    assert _modelled(sampler) == list(sampler.trials)
 
 
 @pytest.mark.parametrize("count", [MODELLED + 1, 1500])
 def test_beyond_the_limit_it_is_told_of_the_best_the_newest_and_some_of_all(count: int) -> None:
-    searcher, losses = _told(count)
-    told = _modelled(searcher)
-    numbers = [searcher.trials.index(trial) for trial in told]
+    sampler, losses = _told(count)
+    told = _modelled(sampler)
+    numbers = [sampler.trials.index(trial) for trial in told]
     assert len(told) == MODELLED
     assert numbers == sorted(set(numbers))
     assert set(sorted(losses)[:40]) <= {trial.value for trial in told if trial.values}
@@ -254,13 +254,13 @@ def test_beyond_the_limit_it_is_told_of_the_best_the_newest_and_some_of_all(coun
 
 
 def test_trials_under_way_have_a_part_of_the_model_that_does_not_grow() -> None:
-    searcher, _ = _told(400)
+    sampler, _ = _told(400)
     for number in range(300):
-        searcher.adopt({"learning_rate": 10 ** -(1 + number / 100)})
-    told = _modelled(searcher)
+        sampler.adopt({"learning_rate": 10 ** -(1 + number / 100)})
+    told = _modelled(sampler)
     assert len(told) <= MODELLED
     assert [t.state.name for t in told[-RUNNING:]] == ["RUNNING"] * RUNNING
-    assert searcher.suggest() is not None
+    assert sampler.suggest() is not None
 
 
 def test_a_searcher_that_is_told_again_proposes_the_same_after_thousands_of_trials() -> None:
@@ -275,20 +275,20 @@ def test_a_chooser_is_shown_the_models_proposal_first_and_only_what_nobody_propo
         shown.append(list(candidates))
         return len(candidates) - 1
 
-    searcher, plain = OptunaSearcher(CARD, BOTH, 3), OptunaSearcher(CARD, BOTH, 3)
+    sampler, plain = Sampler(CARD, BOTH, 3), Sampler(CARD, BOTH, 3)
     seen: list[Mapping[str, Scalar]] = []
     for _ in range(20):
         expected = plain.suggest()
-        proposal = searcher.suggest(last)
+        proposal = sampler.suggest(last)
         assert proposal is not None
         assert expected is not None
         if shown and shown[-1][-1] == proposal.values:
             assert shown[-1][0] == expected.values
         assert proposal.values not in seen
         seen.append(proposal.values)
-        searcher.observe(proposal.number, measured(proposal.values))
+        sampler.observe(proposal.number, measured(proposal.values))
         plain.observe(expected.number, Observation("refused", {}, 1))
-        plain = OptunaSearcher(CARD, BOTH, 3)
+        plain = Sampler(CARD, BOTH, 3)
         for values in seen:
             plain.replay(values, measured(values))
     assert shown, "asked once the model proposes"
@@ -301,10 +301,10 @@ def test_a_chooser_is_shown_the_models_proposal_first_and_only_what_nobody_propo
 
 def test_what_never_fitted_draws_no_proposals_to_its_place_while_trials_run() -> None:
     space = Space({"learning_rate": Range(1e-5, 1e-1, log=True)})
-    searcher = OptunaSearcher(space, {"loss": "min"}, seed=0)
-    searcher.adopt({"learning_rate": 1e-2})
+    sampler = Sampler(space, {"loss": "min"}, seed=0)
+    sampler.adopt({"learning_rate": 1e-2})
     for n in range(20):
-        searcher.replay({"learning_rate": 2e-5 + n * 1e-7}, Observation("refused", overshoot_bytes=2**30))
-    found = [searcher.suggest() for _ in range(20)]
+        sampler.replay({"learning_rate": 2e-5 + n * 1e-7}, Observation("refused", overshoot_bytes=2**30))
+    found = [sampler.suggest() for _ in range(20)]
     rates = [float(one.values["learning_rate"]) for one in found if one is not None]
     assert sum(rate > 1e-3 for rate in rates) >= 5  # drawn evenly in the logarithm: 10 to expect

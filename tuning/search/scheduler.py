@@ -1,4 +1,4 @@
-"""Stage 3: trials that train. The desk proposes, judges at rungs, and writes every ending before anyone is told."""
+"""Stage 3: trials that train. The scheduler proposes, judges at rungs, and writes each ending before anyone is told."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any, Literal
 from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trials, unfinished
-from tuning.memory.footprints import defaults
-from tuning.memory.frontier import Frontier, Verdict
-from tuning.memory.needs import fits, learn, need_of, peaks_are_whole
+from tuning.memory.groups import fits, learn, need_of, peaks_are_whole
+from tuning.memory.guard import MemoryGuard, Verdict
+from tuning.memory.measure import defaults
 from tuning.memory.oom import GROWING, Outcome, requested_bytes
 from tuning.search import reuse, throughput
 from tuning.search.beginning import beginning
-from tuning.search.bench import Assignment, Orders
 from tuning.search.ending import Ending
 from tuning.search.foresight import Foresight, Rated, tries_of
 from tuning.search.patience import Patience
 from tuning.search.probe import probed
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.pruner import Pruner
 from tuning.search.replacing import Replacing
-from tuning.search.rungs import Rungs
-from tuning.search.searchers import OVER_MEMORY, Observation, OptunaSearcher, Proposal
+from tuning.search.sampler import OVER_MEMORY, Observation, Proposal, Sampler
 
 SAMPLES_PER_S = "samples_per_s"
 THROUGHPUT_TOLERANCE = 0.03
@@ -53,7 +53,7 @@ class SearchTerms:
     clock: Callable[[], float] = time.monotonic
 
 
-class SearchDesk:
+class TrialScheduler:
     """Hands out trials, decides at rungs, records endings. Everything it knows it can read back from the records.
 
     Staged: only learning and "both" knobs are proposed, the system knobs come from the probes, and so does the
@@ -61,9 +61,9 @@ class SearchDesk:
     """
 
     def __init__(
-        self, journal: Journal, space: Space, frontier: Frontier, terms: SearchTerms, orders: Orders, told: Told
+        self, journal: Journal, space: Space, guard: MemoryGuard, terms: SearchTerms, orders: TrialPlan, told: Told
     ) -> None:
-        self._journal, self._space, self._frontier = journal, space, frontier
+        self._journal, self._space, self._guard = journal, space, guard
         self._terms, self._orders, self._told = terms, orders, told
         self._staged = terms.strategy == "staged"
         self._probed = [p for p in probed(journal.records) if throughput.inside(space, p)]
@@ -75,9 +75,9 @@ class SearchDesk:
         self._earlier, self._believed = earlier, bool(earlier)
         self._best_before = [self._searched(t["config"]) for t in reuse.best_of(earlier, objectives)]
         first = beginning(
-            space, self._names, start, self._probed if self._staged else [], functools.partial(fits, frontier)
+            space, self._names, start, self._probed if self._staged else [], functools.partial(fits, guard)
         )
-        self._searcher = OptunaSearcher(
+        self._sampler = Sampler(
             searched,
             objectives,
             terms.seed,
@@ -85,8 +85,8 @@ class SearchDesk:
             prior=[(self._searched(t["config"]), self._taken_over(t)) for t in earlier],
         )
         tolerances = {SAMPLES_PER_S: THROUGHPUT_TOLERANCE}
-        self._rungs = Rungs(orders.milestones[:-1], terms.eta, objectives, terms.seed, tolerances=tolerances)
-        self._again: list[Assignment] = []
+        self._rungs = Pruner(orders.milestones[:-1], terms.eta, objectives, terms.seed, tolerances=tolerances)
+        self._again: list[TrialRequest] = []
         self._replacing = Replacing(journal, space, self._names, lambda knobs: self._judged(knobs).fits, told)
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
@@ -94,7 +94,7 @@ class SearchDesk:
         known = self._probed if self._staged else []
         frac = terms.tries_frac if orders.concurrency == 1 else 0.0  # neighbours would be measured too
         tries = tries_of(space, known, journal.records, frac, terms.seed)
-        self._foresight = Foresight(space, self._names, tries, frontier, terms.objectives, orders.samples, terms.seed)
+        self._foresight = Foresight(space, self._names, tries, guard, terms.objectives, orders.samples, terms.seed)
         idle = Patience(objectives, [tolerances.get(name, 0.0) for name in objectives])
         self._ending = Ending(terms.trials, terms.deadline, orders.concurrency, idle, terms.patience)
         self._whole_peaks = peaks_are_whole(journal.records)
@@ -109,7 +109,7 @@ class SearchDesk:
 
     # -- what the backend calls --------------------------------------------------------------------------------------
 
-    def next_trial(self) -> Assignment | None:
+    def next_trial(self) -> TrialRequest | None:
         """Returns the next trial to run: an interrupted one first, else a new proposal that fits; None at the end.
 
         An interrupted one is judged again: what was learned since it began may rule it out.
@@ -118,9 +118,9 @@ class SearchDesk:
             pending = self._again.pop(0)
             verdict = self._judged(pending.knobs)
             if verdict.fits:
-                return self._begin(Assignment(pending.trial, verdict.applied(pending.knobs), pending.seed), verdict)
+                return self._begin(TrialRequest(pending.trial, verdict.applied(pending.knobs), pending.seed), verdict)
             refused = self._refusal(pending.knobs, verdict, trial=pending.trial)
-            self._searcher.observe(self._numbers.pop(pending.trial), self._observation(refused))
+            self._sampler.observe(self._numbers.pop(pending.trial), self._observation(refused))
             self._foresight.refused(pending.trial)
             self._told(refused)
         while not self._is_over():
@@ -133,7 +133,7 @@ class SearchDesk:
             verdict = self._judged(knobs)
             if not verdict.fits:
                 refused = self._refusal(knobs, verdict)
-                self._searcher.observe(proposal.number, self._observation(refused))
+                self._sampler.observe(proposal.number, self._observation(refused))
                 self._told(refused)
                 self._refused += 1
                 continue
@@ -142,7 +142,7 @@ class SearchDesk:
             tried = self._foresight.vary(verdict.applied(knobs)) if may_try else None
             if tried is not None:
                 knobs, verdict = tried, self._judged(tried)
-            return self._begin(Assignment(trial, verdict.applied(knobs), self._terms.seed), verdict, tries=tried)
+            return self._begin(TrialRequest(trial, verdict.applied(knobs), self._terms.seed), verdict, tries=tried)
         return None
 
     def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
@@ -177,12 +177,12 @@ class SearchDesk:
         return decision.go_on and self.goes_on(trial, result)
 
     def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Writes the ending, then teaches searcher and frontier. A lost process is the outcome `killed`."""
+        """Writes the ending, then teaches sampler and guard. A lost process is the outcome `killed`."""
         live = self._live.pop(trial, {})
         found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
         for failed in found.get("ooms", []):
             self._journal.append("oom", trial=trial, config=failed["knobs"], **_why(failed))
-            learn(self._frontier, failed["knobs"], str(Outcome.OOM), 0)
+            learn(self._guard, failed["knobs"], str(Outcome.OOM), 0)
         for failed in found.get("restarts", []):
             self._journal.append("restart", trial=trial, config=failed["knobs"], **_why(failed))
         outcome = str(found["outcome"])
@@ -224,16 +224,18 @@ class SearchDesk:
 
     # -- proposals ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, assignment: Assignment, verdict: Verdict, tries: Mapping[str, Scalar] | None = None) -> Assignment:
-        self._attempts[assignment.trial] += 1
-        self._foresight.begun(assignment.trial, assignment.knobs, tries=tries is not None)
-        self._replacing.begun(assignment.trial, tries=tries is not None)
-        self._live[assignment.trial] = {"knobs": dict(assignment.knobs)}
+    def _begin(
+        self, request: TrialRequest, verdict: Verdict, tries: Mapping[str, Scalar] | None = None
+    ) -> TrialRequest:
+        self._attempts[request.trial] += 1
+        self._foresight.begun(request.trial, request.knobs, tries=tries is not None)
+        self._replacing.begun(request.trial, tries=tries is not None)
+        self._live[request.trial] = {"knobs": dict(request.knobs)}
         self._journal.append(
             "trial_start",
-            trial=assignment.trial,
-            config=dict(assignment.knobs),
-            attempt=self._attempts[assignment.trial],
+            trial=request.trial,
+            config=dict(request.knobs),
+            attempt=self._attempts[request.trial],
             predicted_bytes=verdict.predicted_bytes,
             p_oom=verdict.p_oom,
             decision=verdict.action,
@@ -241,17 +243,17 @@ class SearchDesk:
             **({} if tries is None else {"tries": True}),
             **self._foresight.known(),
         )
-        return dataclasses.replace(assignment, need_bytes=verdict.predicted_bytes)
+        return dataclasses.replace(request, need_bytes=verdict.predicted_bytes)
 
     def _propose(self) -> tuple[Proposal | None, bool]:
-        """Returns what is trained in place of a trial that failed, else what the searcher suggests.
+        """Returns what is trained in place of a trial that failed, else what the sampler suggests.
 
         With it comes whether it may try system knobs: what failed once is not risked again.
         """
         values = self._replacing.next()
         if values is not None:
-            return Proposal(self._searcher.adopt(values), values), False
-        return self._searcher.suggest(self._foresight.choose if self._staged else None), True
+            return Proposal(self._sampler.adopt(values), values), False
+        return self._sampler.suggest(self._foresight.choose if self._staged else None), True
 
     def _is_over(self) -> bool:
         now = self._terms.clock()
@@ -267,7 +269,7 @@ class SearchDesk:
         if not self._staged:
             return asked
         system = self._foresight.system(asked)
-        if system is None:  # no probe of this coupling succeeded: the plain defaults, and the frontier's judgement
+        if system is None:  # no probe of this coupling succeeded: the plain defaults, and the guard's judgement
             return self._space.complete({**defaults(self._space), **values})
         return {**asked, **system}
 
@@ -276,14 +278,14 @@ class SearchDesk:
 
         In the joint strategy the micro-batch is what is searched, so it is judged as proposed and never halved.
         """
-        return self._frontier.judge(*need_of(knobs), shrink=self._staged)
+        return self._guard.judge(*need_of(knobs), shrink=self._staged)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: Verdict, trial: str | None = None) -> Record:
         return self._journal.append(
             "refused",
             config=dict(knobs),
             predicted_bytes=verdict.predicted_bytes,
-            cap_bytes=self._frontier.cap_bytes,
+            cap_bytes=self._guard.cap_bytes,
             p_oom=verdict.p_oom,
             reason=verdict.reason,
             stage="search",
@@ -295,11 +297,11 @@ class SearchDesk:
     def _learn(self, record: Record) -> None:
         peak = int(record.get("peak_allocated_bytes") or 0)
         if record.get("fault") != GROWING.name:  # a leak says nothing of the micro-batch
-            learn(self._frontier, record["config"], str(record["outcome"]), peak, self._whole_peaks)
+            learn(self._guard, record["config"], str(record["outcome"]), peak, self._whole_peaks)
         self._teach(record)
 
     def _teach(self, record: Record) -> None:
-        """Tells the searcher how a trial ended."""
+        """Tells the sampler how a trial ended."""
         if record["outcome"] == Outcome.OK:
             took = float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0)
             self._ending.took(took)
@@ -310,15 +312,15 @@ class SearchDesk:
             self._ending.ended(seen.values, whole=record["outcome"] == Outcome.OK)
         number = self._numbers.pop(record["trial"], None)
         if number is not None:
-            self._searcher.observe(number, seen)
+            self._sampler.observe(number, seen)
         else:
-            self._searcher.replay(self._searched(record["config"]), seen)
+            self._sampler.replay(self._searched(record["config"]), seen)
 
     def _taken_over(self, trial: Mapping[str, Any]) -> Observation:
         """Returns how a trial of an earlier run ended, at the speed that this run's probes give it."""
         config = self._space.complete(trial["config"])
         choices = throughput.ranked(self._probed, config) if self._staged else []
-        fitting = (c.samples_per_s for c in choices if fits(self._frontier, {**config, **c.system}))
+        fitting = (c.samples_per_s for c in choices if fits(self._guard, {**config, **c.system}))
         rate = next(fitting, trial["samples_per_s"])
         return Observation(trial["outcome"], {SAMPLES_PER_S: rate, **trial["values"]})
 
@@ -334,7 +336,7 @@ class SearchDesk:
         text = reuse.refuted(self._earlier, objective, mode, record["values"], before)
         if text:
             self._believed = False
-            self._searcher.forget_prior()
+            self._sampler.forget_prior()
             if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
                 self._told(self._journal.append("note", text=text))
 
@@ -349,13 +351,13 @@ class SearchDesk:
         values = {SAMPLES_PER_S: rate, **dict(record.get("values") or {})}
         if outcome not in OVER_MEMORY:  # a judgement of memory costs more than all else that an ending does
             return Observation(outcome, values)
-        verdict = self._frontier.judge(*need_of(record["config"]))
+        verdict = self._guard.judge(*need_of(record["config"]))
         # A launched OOM was predicted to fit: what it asked for last is the least it was over.
         asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
-        return Observation(outcome, values, max(asked_bytes, self._frontier.overshoot_bytes(verdict)))
+        return Observation(outcome, values, max(asked_bytes, self._guard.overshoot_bytes(verdict)))
 
     def _restore(self) -> None:
-        """Brings searcher, rungs and counters to where the records left them."""
+        """Brings sampler, rungs and counters to where the records left them."""
         records = self._journal.records
         self._attempts.update(r["trial"] for r in records if r.event == "trial_start")
         self._started = len(self._attempts)
@@ -379,17 +381,17 @@ class SearchDesk:
                 self._foresight.take(Rated(record["trial"], record["config"], record["samples_per_s"]))
                 unwritten = [one for one in unwritten if one.trial != record["trial"]]
             elif record.event == "trial":
-                self._teach(record)  # the frontier was made of these records
+                self._teach(record)  # the guard was made of these records
                 unwritten = self._foresight.rated()
                 self._replacing.ended(record)
             elif record.event == "refused" and record["stage"] == "search":
-                self._searcher.replay(self._searched(record["config"]), self._observation(record))
+                self._sampler.replay(self._searched(record["config"]), self._observation(record))
                 if record.get("trial"):
                     self._foresight.refused(record["trial"])
         self._rate_anew(unwritten)
         for trial, knobs in unfinished(records):
-            self._numbers[trial] = self._searcher.adopt(self._searched(knobs))
-            self._again.append(Assignment(trial, knobs, self._terms.seed))
+            self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
+            self._again.append(TrialRequest(trial, knobs, self._terms.seed))
 
 
 def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
