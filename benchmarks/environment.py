@@ -5,8 +5,8 @@
 
 Each training is `python -m tuning train` in a process of its own, as it is (with what --set adds) over the same with
 what --over adds; which goes first changes from pair to pair. MALLOC_PERTURB_=0 is one of glibc's own settings at its
-default, before which `tuning.workers.host_memory` stands back. The gain is the geometric mean of the pairs' ratios of
-samples/s with its 95 % interval. One JSON document a file; nothing is written unless --out names a file.
+default. The gain is the geometric mean of the pairs' ratios of samples/s with its 95 % interval. One JSON document a
+file; nothing is written unless --out names a file.
 """
 
 from __future__ import annotations

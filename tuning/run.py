@@ -35,7 +35,6 @@ settings (key=value, in any order), with what they are without you in brackets
   search.max_time=4m      most wall time of the whole study [budget's]
   search.patience=N|null  ends a search once N trials in a row have left the
                           front as it was, where little is expected of more [20]
-  search.reuse=true       begins from earlier runs of the workload [false]
   search.strategy=staged  staged: probe, then train; joint: one flat space
                           [staged]
   search.seed=N           seed of everything [0]

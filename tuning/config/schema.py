@@ -169,9 +169,9 @@ class BudgetSection(Section):
 class SearchSection(Section):
     """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed.
 
-    `reuse` begins from what earlier runs found. `patience` is how many trials in a row may leave the front as it is
-    before the search ends, null for any number; in a staged search for one quality it goes on while the next as many
-    are expected to add 1 % of the area under the front or more (`search.ending`).
+    `patience` is how many trials in a row may leave the front as it is before the search ends, null for any number; in
+    a staged search for one quality it goes on while the next as many are expected to add 1 % of the area under the
+    front or more (`search.ending`).
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)]
@@ -180,7 +180,6 @@ class SearchSection(Section):
     )
     strategy: Literal["staged", "joint"]
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
-    reuse: bool = False  # runs of earlier versions did not record it
     patience: Annotated[int, Field(ge=1, le=100_000)] | None = None
 
 
@@ -214,7 +213,6 @@ class StudyConfig(Section):
     claims_of: dict[str, str]
     source: str
     dashboard: bool
-    remember: bool = True  # runs of earlier versions did not record it
     runs_dir: Annotated[str, AfterValidator(_folder)]
     resume: Slug | None
     name: Slug | None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,12 @@ from tuning.config.errors import ConfigError, PreflightError
 from tuning.config.load import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults
 from tuning.config.resolve import option_fault, workload_said
 from tuning.config.space import Range
-from tuning.journal.records import Record, last, read
+from tuning.journal.records import last, read
 from tuning.journal.runs import JOURNAL, find_run, versions
 from tuning.search import packing
 from tuning.workers import doctor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
-
-MOST_READ = 30
-"""Earlier runs that are looked at for what can be taken over; a journal of 1,000 records takes 20 ms."""
 
 
 def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
@@ -43,13 +38,6 @@ def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
     if config.name is not None:
         _refuse_taken(config, _place(config, config.name))
     return None, _complete(config)
-
-
-def journals(folders: Iterable[Path]) -> Iterator[tuple[str, list[Record]]]:
-    """Yields runs by name with their records, at most the first `MOST_READ`; what cannot be read is passed over."""
-    for folder in itertools.islice(folders, MOST_READ):
-        with suppress(ConfigError):
-            yield folder.name, read(folder / JOURNAL)[0]
 
 
 def concurrency(config: StudyConfig) -> int:

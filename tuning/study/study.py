@@ -21,14 +21,13 @@ from tuning.config.errors import NoUsableTrial
 from tuning.config.load import StudyConfig, write_resolved
 from tuning.journal import timeline
 from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, trials
-from tuning.journal.runs import JOURNAL, known_runs
+from tuning.journal.runs import JOURNAL
 from tuning.memory import groups
 from tuning.memory import measure as estimate
-from tuning.memory.known import Key, Known
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, summary
-from tuning.search import confirm, reuse, runtime_check
+from tuning.search import confirm, runtime_check
 from tuning.search.challengers import Selection
 from tuning.search.confirm import Terms as ConfirmTerms
 from tuning.search.pick import Pick
@@ -36,7 +35,7 @@ from tuning.search.probe import ProbeStage
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.scheduler import TrialScheduler
 from tuning.study.limits import Limits
-from tuning.study.setup import checked, command_of, described, journals, new_folder, setting_of, study_fields
+from tuning.study.setup import checked, command_of, described, new_folder, setting_of, study_fields
 from tuning.workers import doctor, executors
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -114,8 +113,6 @@ class _Study:
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes = self._limits.cap_bytes()
-        self._recall()
-        self._reuse()
         with self._stage("estimate") as needed:
             if needed:
                 cuda = self._config.card.device == "cuda"
@@ -153,7 +150,6 @@ class _Study:
             self._share()
             with executors.executor(self._config, slots.count, profiler, setting) as executor:
                 executor.run(scheduler, self._limits.orders())
-            self._remember()
             self._note(f"the search ended: {scheduler.stop_reason}")
 
     def confirm(self, profiler: Worker) -> None:
@@ -267,48 +263,6 @@ class _Study:
             for knobs in configurations
         ]
         return predict_all(requests, timeout_s=PREDICT_S)
-
-    def _recall(self) -> None:
-        """Puts into the records, once, what earlier runs of this workload on this device learned about memory."""
-        if not self._config.remember or any(r.event in ("known", "footprint") for r in self._journal.records):
-            return
-        store = Known()
-        found = store.recall(self._memory_key())
-        if found:
-            self._journal.append("known", facts=found)
-        for text in store.warnings:
-            self._terminal.warning(text)
-
-    def _reuse(self) -> None:
-        """Puts into the records, once, what earlier runs in the same folder found, and says so."""
-        begun = any(r.event in ("reused", "footprint", "probe", "trial_start") for r in self._journal.records)
-        if not self._config.search.reuse or begun:
-            return
-        known = [f for f in reversed(known_runs(self._config.runs_dir)) if f.parent.name == self._folder.parent.name]
-        found = reuse.recall(journals(f for f in known if f.name != self._folder.name), self._facts.fields)
-        if found is not None:
-            self._journal.append("reused", **found)
-            self._note(reuse.sentence(found))
-
-    def _remember(self) -> None:
-        """Keeps what this run learned about memory for the next."""
-        if not self._config.remember:
-            return
-        store = Known()
-        store.remember(self._memory_key(), groups.facts(self._journal.records))
-        for text in store.warnings:
-            self._terminal.warning(text)
-
-    def _memory_key(self) -> Key:
-        start = estimate.defaults(self._config.space)
-        return Key(
-            device=str(self._facts["device"].get("name")),
-            cap_bytes=self._config.card.cap_bytes,
-            torch=self._facts["versions"]["torch"],
-            cardtune=self._facts["versions"]["cardtune"],
-            workload_sha256=str(self._facts["workload_sha256"]),
-            options_sha256=Key.digest({**self._config.workload.options, "knobs": estimate.lesser(start)}),
-        )
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[bool]:

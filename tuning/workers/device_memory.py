@@ -12,10 +12,11 @@ import torch
 
 from trainables.live_bytes import LiveBytes
 from tuning.memory.oom import requested_bytes
-from tuning.memory.watch import Reading
 
 ROOM_BYTES = 256 * 2**20
 """A process may always grow by this: with 20 MiB of room, Ray could not start a thread."""
+LEFT_FRAC, LEFT_BYTES = 0.02, 16 * 2**20
+"""A trial may leave behind that share of its limit, or those bytes where that is more: kernels' tables."""
 
 
 class DeviceMemory:
@@ -36,28 +37,27 @@ class DeviceMemory:
             torch.cuda.empty_cache()  # the limit is on what is reserved, which an earlier trial may have left
             torch.cuda.set_per_process_memory_fraction(fraction)
 
-    def reading(self) -> Reading:
-        """Returns memory at this moment; does not wait for the device."""
-        if not self._cuda:
-            return Reading(self._meter.live_bytes, self._meter.peak_bytes)
-        stats = torch.cuda.memory_stats()
-        return Reading(
-            stats.get("allocated_bytes.all.current", 0),
-            stats.get("allocated_bytes.all.peak", 0),
-            stats.get("reserved_bytes.all.current", 0),
-            stats.get("num_alloc_retries", 0),
-        )
-
     def held_bytes(self) -> int:
         """Returns the bytes of live tensors; those of a CPU are known as far as they were counted."""
         return torch.cuda.memory_allocated() if self._cuda else self._meter.live_bytes
 
     def reserved_bytes(self) -> int:
-        """Returns what other processes cannot have: on CUDA with the cache, once it is emptied."""
+        """Returns what other processes cannot have: on CUDA with the cache, once it is emptied.
+
+        cuBLAS keeps a workspace for each thread that multiplied matrices, 8 MiB each and 32 MiB on Hopper: they belong
+        to the process and not to the trial, and are cleared first. The next multiplication makes them again.
+        """
         if not self._cuda:
             return self._meter.live_bytes
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         return torch.cuda.memory_reserved()
+
+    def limit_bytes(self, cap_bytes: int | None) -> int:
+        """Returns what a trial may hold: its cap, else all of the card; 0 on a CPU without a cap."""
+        if cap_bytes is not None:
+            return cap_bytes
+        return torch.cuda.get_device_properties(0).total_memory if self._cuda else 0
 
     def wanted_bytes(self, message: str) -> int | None:
         """Returns the least that the step which has just failed would have needed, or None where it is not known.
@@ -92,6 +92,17 @@ class DeviceMemory:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def left_behind(before_bytes: int, after_bytes: int, limit_bytes: int) -> str:
+    """Returns why a process should run no other trial, or "": what its trials left is no small share of the limit.
+
+    `before_bytes` is what belongs to the process (its model), `after_bytes` what it holds when a trial is over.
+    """
+    left, allowed = after_bytes - before_bytes, max(LEFT_BYTES, round(limit_bytes * LEFT_FRAC))
+    if left <= allowed:
+        return ""
+    return f"{left / 2**20:.1f} MiB were still held after the trial, {allowed / 2**20:.1f} MiB are allowed"
 
 
 def data_bytes() -> int | None:

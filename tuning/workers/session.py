@@ -23,13 +23,12 @@ from trainables.live_bytes import parameter_bytes
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from tuning.memory import oom, watch
+from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.search import probing
 from tuning.workers import fingerprint
 from tuning.workers.device_facts import device_facts
-from tuning.workers.device_memory import DeviceMemory
-from tuning.workers.host_memory import keep_freed
+from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
 from tuning.workers.worker_config import Shrink, WorkerConfig
 
@@ -43,7 +42,6 @@ class Session:
 
     def __init__(self, setting: WorkerConfig) -> None:
         self.setting = setting
-        self.keeps_freed = setting.device == "cpu" and keep_freed()
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
@@ -76,7 +74,7 @@ class Session:
                 "total": sum(p.numel() for p in parameters),
                 "trainable": sum(p.numel() for p in parameters if p.requires_grad),
             },
-            "device": device_facts(self.setting.device) | {"keeps_freed": self.keeps_freed},
+            "device": device_facts(self.setting.device),
             "objectives": dict(self.resident.workload.objectives),
             "train_samples": size_of(self.resident.dataset(config, "train")),
             "val_samples": size_of(self.resident.dataset(config, "val")),
@@ -215,7 +213,11 @@ class Session:
         """
         own = self._clear()
         held = self.memory.reserved_bytes()
-        return {"own_bytes": own, "held_bytes": held, "retire": watch.left_behind(own, held, cap_bytes) or ""}
+        return {
+            "own_bytes": own,
+            "held_bytes": held,
+            "retire": left_behind(own, held, self.memory.limit_bytes(cap_bytes)),
+        }
 
     def _clear(self) -> int:
         """Returns the bytes of the model, after a collection where more is held.
@@ -237,14 +239,6 @@ class Session:
         return _Attempt(self, found, plan.cap_bytes)
 
 
-class Alarmed(Exception):
-    """A trial is stopped before it dies of what its memory does."""
-
-    def __init__(self, alarm: watch.Alarm) -> None:
-        super().__init__(alarm.reason)
-        self.fault = alarm.fault
-
-
 class _Attempt:
     """Sets `outcome` and `message` in a result; an error inside the block becomes its outcome."""
 
@@ -264,7 +258,7 @@ class _Attempt:
             return False
         if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
             return False
-        self.fault = fault = error.fault if isinstance(error, Alarmed) else oom.fault(error)
+        self.fault = fault = oom.fault(error)
         outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else fault.outcome
         message = f"{type(error).__name__}: {error}"[:500]
         self._found.update(outcome=str(outcome), message=message, failed_at=time.time(), fault=fault.name)
@@ -292,7 +286,6 @@ class Trial:
         self._events: Generator[Window | loop.Evaluation] | None = None
         self._state: loop.State | None = None
         self._windows: list[Window] = []
-        self._readings: list[watch.Reading] = []
         self._setup_s = self._evaluate_s = 0.0
 
     def advance(self, beat_s: float = math.inf) -> dict[str, Any]:
@@ -355,18 +348,9 @@ class Trial:
                 return {"values": event.values}
             self._windows.append(event)
             sampler.read()
-            self._readings.append(self._reading())
-            alarm = watch.alarm(self._readings, self._plan.cap_bytes)
-            if alarm is not None:
-                raise Alarmed(alarm)
             if time.perf_counter() > pause_at and self._state is not None and self._state.samples < self._plan.samples:
                 return {"values": {}, "paused": True}
         return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
-
-    def _reading(self) -> watch.Reading:
-        """Returns the memory at this moment, with the peak of the whole trial: evaluation begins torch's anew."""
-        reading = self._session.memory.reading()
-        return dataclasses.replace(reading, peak_bytes=self._state.peak_allocated_bytes) if self._state else reading
 
     def _facts(self) -> dict[str, Any]:
         state, windows = self._state, self._windows

@@ -343,25 +343,6 @@ def test_the_pick_is_better_than_the_workloads_baseline_by_one_seed_and_confirme
     journal.close()
 
 
-@pytest.mark.parametrize(("reuse", "probes"), [("true", 1), ("false", 0)])
-def test_a_study_begins_from_earlier_runs_of_its_workload_unless_told_not_to(
-    tmp_path: Path, reuse: str, probes: int
-) -> None:
-    (tmp_path / "runs" / "nli" / "old").mkdir(parents=True)
-    made, journal, _ = opened(tmp_path, f"search.reuse={reuse}", started=time.monotonic())
-    with Journal.open(tmp_path / "runs" / "nli" / "old" / "trials.jsonl", create=True) as old:
-        old.append("study", **journal.records[0].fields)
-        config = {"learning_rate": 0.1, "micro_batch_size": 8}
-        old.append("probe", name=None, config=config, outcome="ok", samples_per_s=5.0)
-    made._folder = tmp_path / "runs" / "nli" / "new"
-    made._reuse()
-    made._reuse()
-    taken = [r for r in journal.records if r.event == "reused"]
-    assert [len(r["probes"]) for r in taken] == [1] * probes
-    assert sum("begins from 1 probes" in r["text"] for r in journal.records if r.event == "note") == probes
-    journal.close()
-
-
 def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None = None, device: str = "cpu") -> Slots:
     """Returns how a study with these arguments, on four cores, would let its trials share the card."""
     loaded = load.load(["workload=nli", *arguments])
