@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from trainables.files import SHARED, write_whole
 from trainables.loop import State
 
 POINTER = "checkpoint.json"
@@ -33,7 +33,7 @@ def save(state: State, folder: Path, *, identity: str) -> Path:
     tensors = _tensors(state)
     payload = save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     path = folder / f"state-{state.samples}.safetensors"
-    write_atomic(path, payload)
+    write_whole(path, payload, mode=SHARED)
     pointer = {
         "file": path.name,
         "sha256": hashlib.sha256(payload).hexdigest(),
@@ -41,7 +41,7 @@ def save(state: State, folder: Path, *, identity: str) -> Path:
         "scaler": state.scaler.state_dict(),
         **{name: getattr(state, name) for name in _COUNTERS},
     }
-    write_atomic(folder / POINTER, json.dumps(pointer, indent=1).encode())
+    write_whole(folder / POINTER, json.dumps(pointer, indent=1).encode(), mode=SHARED)
     for old in folder.glob("state-*.safetensors"):
         if old != path:
             old.unlink(missing_ok=True)
@@ -77,19 +77,6 @@ def clear(folder: Path) -> None:
     (folder / POINTER).unlink(missing_ok=True)
     for state in folder.glob("state-*.safetensors"):
         state.unlink(missing_ok=True)
-
-
-def write_atomic(path: Path, payload: bytes) -> None:
-    """Writes the bytes beside the path, flushes them to the disk, then renames: the old file or the new, never half."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with beside.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def trained_tensors(state: State) -> dict[str, Tensor]:

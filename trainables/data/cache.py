@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from trainables.data.errors import DataError
+from trainables.files import cache_dir
 
 
 def written_once(name: str, write: Callable[[Path], None]) -> Path:
@@ -18,8 +18,7 @@ def written_once(name: str, write: Callable[[Path], None]) -> Path:
     under another name and renamed at the end. Two processes may do so at once: the first to finish gives it its name,
     the other's is dropped. Raises DataError where nothing can be written, and whatever `write` raises.
     """
-    own = os.environ.get("XDG_CACHE_HOME", "")
-    root = (Path(own) if Path(own).is_absolute() else Path.home() / ".cache") / "cardtune"
+    root = cache_dir()
     wanted = root / name
     if wanted.is_dir():
         return wanted

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainables.data import head_mesh
-from trainables.data.errors import DataError
+from trainables.data.cache import written_once
 from trainables.data.faces_biwi import SAME_PERSON
 from trainables.data.head_mesh import Camera, Floats, Head, draw, landmarks, random_head, rotation
 
@@ -44,27 +41,7 @@ def folder(count: int, layout: str) -> Path:
     Head number i is the same whatever the count. Two processes may do this at once: each draws into a folder of its
     own, and the first to finish gives it its name. Raises DataError where nothing can be written.
     """
-    own = os.environ.get("XDG_CACHE_HOME", "")
-    root = (Path(own) if Path(own).is_absolute() else Path.home() / ".cache") / "cardtune"
-    wanted = root / f"heads-{layout}-{count}-{_generator()}"
-    if wanted.is_dir():
-        return wanted
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=f".{wanted.name}-", dir=root))
-        try:
-            _write(unfinished, count, layout)
-            unfinished.rename(wanted)
-        except OSError:
-            if not wanted.is_dir():
-                raise
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    except OSError as error:
-        raise DataError(
-            f"{root}: found {error}; allowed: a folder to write to; set XDG_CACHE_HOME to another"
-        ) from None
-    return wanted
+    return written_once(f"heads-{layout}-{count}-{_generator()}", lambda root: _write(root, count, layout))
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from rich.live import Live
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from tuning.config.errors import reader_has_gone
+from tuning.config.errors import PreflightError, StoppedEarly, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.journal.records import Record
 from tuning.report import lines, wording
@@ -142,10 +142,12 @@ class Terminal:
                 self._say(line)
 
     def error(self, error: BaseException) -> None:
-        """Prints an error as it describes itself; the run's own log lines stay above it."""
+        """Prints an error as it describes itself, and how to go on with a run that can be resumed."""
         self._stop_live()
         for line in str(error).splitlines():
             self._print(self._err, wording.plain(line), "red" if line.startswith("error") else "")
+        if self._resume and isinstance(error, PreflightError | StoppedEarly):
+            self.resume_hint(self._resume)
 
     def traceback(self, error: BaseException) -> None:
         """Prints where an error came from, for -v and TUNING_DEBUG=1."""

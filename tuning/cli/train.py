@@ -23,6 +23,7 @@ from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop
 from trainables.batches import size_of
+from trainables.files import SHARED, write_whole
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
@@ -197,8 +198,8 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
     payload = save_tensors({n: t.detach().cpu().contiguous() for n, t in checkpoint.trained_tensors(state).items()})
     result["model_sha256"] = hashlib.sha256(payload).hexdigest()
     try:
-        checkpoint.write_atomic(job.out / MODEL, payload)
-        checkpoint.write_atomic(job.out / RESULT, json.dumps(result, indent=1).encode())
+        write_whole(job.out / MODEL, payload, mode=SHARED)
+        write_whole(job.out / RESULT, json.dumps(result, indent=1).encode(), mode=SHARED)
     except OSError as error:
         raise _ended(error, job) from error
     checkpoint.clear(job.out)

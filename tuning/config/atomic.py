@@ -1,21 +1,24 @@
-"""Writes a file whole or not at all, and never through a symbolic link; makes the folder for it, or leaves none."""
+"""Writes a file for a person, with their errors; makes the folder for it, or leaves none."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import errno
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuning.config.errors import ConfigError
+from trainables.files import write_whole
+from tuning.config.errors import ConfigError, StoppedEarly
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
-    """Returns `path`, which now holds `text` and was at no moment half written (draft, fsync, rename).
+    """Returns `path`, which now holds `text` and was at no moment half written.
 
-    Raises ConfigError where `path` is a symbolic link or a folder, cannot be written, or exists and is not to be
-    overwritten.
+    Raises ConfigError where `path` is a symbolic link or a folder, exists and is not to be overwritten, or cannot be
+    written; StoppedEarly where the disk is full.
     """
     if path.is_symlink():
         raise ConfigError(
@@ -26,22 +29,13 @@ def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists already", remedy="add --force, or name another file")
     try:
-        handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            Path(draft).replace(path)
-        finally:
-            with contextlib.suppress(OSError):  # renamed, as a rule
-                Path(draft).unlink()
+        return write_whole(path, text.encode())
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"{path} cannot be written: {reason}", remedy="name a file in a folder you may write"
-        ) from None
-    return path
+        what = f"{path} cannot be written: {error.strerror or error}"
+        if error.errno in _FULL:
+            remedy = f"make room in {path.parent}, and give the command again"
+            raise StoppedEarly(f"{what}; what it held is safe", remedy=remedy) from None
+        raise ConfigError(what, remedy="name a file in a folder you may write") from None
 
 
 def unwritable(folder: Path) -> str:

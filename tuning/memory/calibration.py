@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from trainables.files import cache_dir, write_whole
 
 NAMES: Mapping[str, str] = {
     "context_bytes": "what a process takes of the card beside torch's allocator",
@@ -56,24 +56,18 @@ class Calibration:
 
 
 def folder() -> Path | None:
-    """Returns $XDG_CACHE_HOME/cardtune/calibrations, or the like below ~/.cache; None where there is no home."""
-    own = os.environ.get("XDG_CACHE_HOME", "")
+    """Returns the user's folder of calibrations; None where there is no home."""
     try:
-        return (Path(own) if Path(own).is_absolute() else Path.home() / ".cache") / "cardtune" / "calibrations"
-    except RuntimeError:
+        return cache_dir() / "calibrations"
+    except OSError:
         return None
 
 
 def write(found: Calibration, where: Path) -> Path:
     """Writes the file of a device and torch whole, in the place of an earlier one, and returns its path."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{found.device} torch {found.torch}").strip("-")
-    path = where / f"{name}.json"
     where.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(dir=where)
-    with os.fdopen(handle, "w", encoding="utf-8") as out:
-        json.dump(asdict(found), out, indent=1)
-    Path(draft).replace(path)
-    return path
+    return write_whole(where / f"{name}.json", json.dumps(asdict(found), indent=1).encode())
 
 
 def known(where: Path | None) -> Iterator[Calibration]:

@@ -13,13 +13,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trainables.files import cache_dir, write_whole
 from trainables.knobs import NAMES, Knobs, Scalar
 from tuning.memory import calibration
 from tuning.memory.answers import fingerprint
@@ -54,11 +54,10 @@ class Request:
 
 
 def default_cache() -> Path | None:
-    """Returns $XDG_CACHE_HOME/cardtune/predictions, or the like below ~/.cache; None where there is no home."""
-    own = os.environ.get("XDG_CACHE_HOME", "")
+    """Returns the user's folder of predictions; None where there is no home."""
     try:
-        return (Path(own) if Path(own).is_absolute() else Path.home() / ".cache") / "cardtune" / "predictions"
-    except RuntimeError:
+        return cache_dir() / "predictions"
+    except OSError:
         return None
 
 
@@ -177,7 +176,4 @@ def _keep(cache: Path | None, key: str, text: str) -> None:
         return
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=cache)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        Path(draft).replace(cache / f"{key}.json")
+        write_whole(cache / f"{key}.json", text.encode())

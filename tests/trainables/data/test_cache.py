@@ -56,13 +56,6 @@ def test_what_is_interrupted_leaves_nothing(home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_without_a_variable_it_is_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for value in ("", "relative/folder"):  # the XDG specification has relative ones ignored
-        monkeypatch.setenv("XDG_CACHE_HOME", value)
-        assert written_once("set-1", lambda folder: None) == tmp_path / ".cache" / "cardtune" / "set-1"
-
-
 def test_says_where_it_cannot_write(tmp_path: Path, home: Path) -> None:
     home.parent.write_text("a file in the way")
     with pytest.raises(DataError, match=r"cardtune: found .*; allowed: a folder to write to; set XDG_CACHE_HOME"):

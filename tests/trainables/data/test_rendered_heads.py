@@ -96,16 +96,3 @@ def test_what_was_cut_off_is_not_taken_for_whole(cache: Path, monkeypatch: pytes
             rendered_heads.folder(2, "300w_lp")
     assert not list(cache.iterdir())
     assert len(face_sets.read(rendered_heads.folder(2, "300w_lp"))) == 2
-
-
-def test_a_relative_cache_home_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "here")  # the XDG specification: such a path is to be ignored
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert rendered_heads.folder(1, "300w_lp").parent == tmp_path / ".cache" / "cardtune"
-
-
-def test_says_where_it_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"file/cardtune: found .*; allowed: a folder to write to; set XDG_CACHE_HOME"):
-        rendered_heads.folder(1, "300w_lp")
