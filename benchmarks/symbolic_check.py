@@ -105,7 +105,7 @@ def compared(request: Mapping[str, Any]) -> dict[str, Any]:
     for trace in found.traces:
         if trace.micro_batch not in SOURCES:
             direct = peak_of(trace)
-            for kind in ("live_bytes", "allocated_bytes", "reserved_bytes", "expandable_bytes", "capacity_bytes"):
+            for kind in ("live_bytes", "allocated_bytes", "reserved_bytes", "capacity_bytes"):
                 errors.setdefault(kind, []).append(_error(peaks[trace.micro_batch], direct, kind))
     return {
         "sizes": len(next(iter(errors.values()))),

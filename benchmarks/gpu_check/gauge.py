@@ -16,7 +16,7 @@ from trainables import loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning.memory import oom
-from tuning.memory.native import STEP_BYTES
+from tuning.memory.allocator import STEP_BYTES
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 

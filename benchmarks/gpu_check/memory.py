@@ -17,8 +17,8 @@ from benchmarks.gpu_check.kinds import GEMMA, GEMMA_SAMPLES, SMALL_GEMMA
 from benchmarks.gpu_check.place import Kept, OutOfTime, Place
 from benchmarks.memory_models import KINDS
 from tuning.memory import calibration
+from tuning.memory.allocator import STEP_BYTES
 from tuning.memory.fitting import verdict
-from tuning.memory.native import STEP_BYTES
 
 ROW_S = 5.0
 """About what a row takes on a card; the model of 1 B parameters takes longer, and comes last."""

@@ -65,9 +65,9 @@ def recorded(snapshot: Mapping[str, Any], device: int = 0) -> Recorded:
     return Recorded(tuple(events), peak, begun, len(streams), strangers, ooms)
 
 
-def compared(found: Recorded, *, expandable: bool = False) -> dict[str, Any]:
+def compared(found: Recorded) -> dict[str, Any]:
     """Returns the reserved peak that the model of the allocator makes of the recording, beside the real one."""
-    model = replay(found.events, expandable=expandable)
+    model = replay(found.events)
     real = found.peak_reserved_bytes - found.begun_bytes
     return {
         "events": len(found.events),

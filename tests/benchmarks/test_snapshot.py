@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gpu_check.snapshot import compared, recorded
-from tuning.memory.allocator import replay
-from tuning.memory.native import CachingAllocator
+from tuning.memory.allocator import CachingAllocator, replay
 from tuning.memory.trace import Event
 
 MIB = 2**20

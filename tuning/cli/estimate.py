@@ -18,7 +18,6 @@ from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import option_fault
-from tuning.memory import answers
 from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.levers import Asked, levers
 from tuning.memory.prediction import Prediction
@@ -61,22 +60,15 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     """Returns the exit code; raises ConfigError for a wrong command line.
 
-    `predicts` stands in for the predictor's process, for tests; its answers are not kept.
+    `predicts` stands in for the predictor's process, for tests.
     """
     asked = parser().parse_intermixed_args(argv)
     if not 1 <= asked.timeout <= 3600:
         raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
     about = question(load(asked.settings), asked.kernels, doctor.gpus())
-    cache = None if asked.no_cache or predicts is not None else default_cache()
-    key = about.key() + answers.fingerprint(about.workload, about.options)[:16] if cache is not None else ""
-    answer = answers.kept(cache, key) if cache is not None else None
-    if answer is None:
-        answer = answered(
-            about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache))
-        )
-        if cache is not None and all(row["confidence"] != "none" for row in answer["rows"]):
-            answers.keep(cache, key, answer)  # what took too long may take less the next time
+    cache = None if asked.no_cache else default_cache()
+    answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))
     answer = {**answer, "seconds": time.monotonic() - began}
     if asked.json:
         print(json.dumps(answer))

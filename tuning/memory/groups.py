@@ -60,10 +60,7 @@ def guard(records: Sequence[Record], cap_bytes: int | None) -> MemoryGuard:
     learned = MemoryGuard(cap_bytes, footprints(records))
     whole = peaks_are_whole(records)
     for record in records:
-        if record.event == "known":
-            for fact in record["facts"]:
-                _recall(learned, fact)
-        elif record.event == "footprint":
+        if record.event == "footprint":
             if failed := record.get("failed"):
                 learned.observe_oom(key_of(record["coupling"]), int(failed["micro_batch"]), failed["cap_bytes"])
             _corrected(learned, record.fields)
@@ -95,43 +92,6 @@ def peaks_are_whole(records: Sequence[Record]) -> bool:
     return study["card"].get("cap_bytes") is not None or study["device"].get("type") == "cuda"
 
 
-def facts(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Returns what this run found out about memory, as `memory.known` keeps it for the next."""
-    whole = peaks_are_whole(records)
-    found: list[dict[str, Any]] = []
-    for record in records:
-        if record.event == "footprint":
-            kept = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "points", "source", "measured")
-            if all(n in record.fields for n in kept) and record["source"] != "bound":
-                coupling = dict(key_of(record["coupling"]))
-                alone = {n: record[n] for n in ("points_alone", "measured_alone") if n in record.fields}
-                found.append({"kind": "footprint", "coupling": coupling, **{n: record[n] for n in kept}, **alone})
-                if failed := record.get("failed"):
-                    found.append({"kind": "oom", "coupling": coupling, **failed})
-        elif record.event in ("oom", "probe", "trial") and record.get("fault") != GROWING.name:
-            knobs = record["config"]
-            outcome = "oom" if record.event == "oom" else str(record["outcome"])
-            peak_bytes = int(record.get("peak_allocated_bytes") or 0)
-            fact = {"coupling": dict(key_of(knobs)), "micro_batch": micro_batch_of(knobs)}
-            if outcome == "oom":
-                found.append({"kind": "oom", **fact, "cap_bytes": record.get("cap_bytes")})
-            elif outcome in ("ok", "stopped") and peak_bytes > 0:
-                is_whole = whole and outcome == "ok" and record.event == "trial"
-                found.append({"kind": "peak" if is_whole else "fit", **fact, "peak_bytes": peak_bytes})
-    return found
-
-
-def _recall(learned: MemoryGuard, fact: Mapping[str, Any]) -> None:
-    key = key_of(fact["coupling"])
-    if fact["kind"] == "footprint":
-        _corrected(learned, fact)
-    elif fact["kind"] == "oom":
-        learned.observe_oom(key, int(fact["micro_batch"]), fact.get("cap_bytes"))
-    elif fact["kind"] in ("peak", "fit") and GRADIENTS_HELD in fact["coupling"]:  # older facts do not say of which
-        whole = fact["kind"] == "peak"
-        learned.observe_fit(key, int(fact["micro_batch"]), int(fact["peak_bytes"]), whole=whole)
-
-
 def _corrected(learned: MemoryGuard, raw: Mapping[str, Any]) -> None:
     """Holds what was predicted of a coupling to what was measured of it."""
     if raw.get("source", "measured") == "measured":
@@ -147,12 +107,11 @@ def alone(raw: Mapping[str, Any]) -> MemoryProfile | None:
     return MemoryProfile.of({**raw, "points": raw["points_alone"]}) if raw.get("points_alone") else None
 
 
-def footprints(records: Sequence[Record]) -> dict[tuple[tuple[str, Scalar], ...], MemoryProfile]:
-    """Returns the latest footprint of each coupling, this run's own before one that was known."""
-    known = [f for r in records if r.event == "known" for f in r["facts"] if f["kind"] == "footprint"]
-    own = [r.fields for r in records if r.event == "footprint"]
-    found = {key_of(raw["coupling"]): MemoryProfile.of(raw) for raw in (*known, *own)}
-    for raw in (*known, *own):
+def footprints(records: Sequence[Record]) -> dict[Coupling, MemoryProfile]:
+    """Returns the latest footprint of each coupling."""
+    raws = [r.fields for r in records if r.event == "footprint"]
+    found = {key_of(raw["coupling"]): MemoryProfile.of(raw) for raw in raws}
+    for raw in raws:
         own_alone = alone(raw)
         if own_alone is not None:
             found[key_of({**raw["coupling"], GRADIENTS_HELD: False})] = own_alone

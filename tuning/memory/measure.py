@@ -16,10 +16,6 @@ from tuning.memory.groups import MEMORY_KNOBS, alone, footprints, key_of, peaks_
 from tuning.memory.prediction import Prediction
 from tuning.memory.profile import MemoryProfile, Sizes
 
-LESSER_KNOBS = (
-    *("fused_optimizer", "channels_last", "compile", "dropout", "augmentation"),
-    *("device_augmentation", "inplace_augmentation", "set_to_none"),
-)
 CHECKPOINTING = "activation_checkpointing"
 FIRST = (2, 8)
 """Two sizes give the line of peak over micro-batch; small ones, so that measuring never is what does not fit."""
@@ -95,12 +91,6 @@ def defaults(space: Space) -> dict[str, Scalar]:
             place = parameter.place(float(plain[name]))
             start[name] = plain[name] if EDGE <= place <= 1 - EDGE else parameter.at(0.5)
     return {n: v for n, v in start.items() if is_active(n, start)}
-
-
-def lesser(knobs: Mapping[str, Scalar]) -> dict[str, bool | str]:
-    """Returns what else of a configuration changes its memory a little, numbers as whether they are more than 0."""
-    full = Knobs.of(knobs).as_dict()
-    return {n: v if isinstance(v := full[n], bool | str) else v > 0 for n in LESSER_KNOBS}
 
 
 class MemoryStage:
@@ -180,8 +170,7 @@ class MemoryStage:
     def _bounded(self, coupling: Mapping[str, Scalar]) -> bool:
         """Writes what is known of a coupling with checkpointing where that is enough; returns whether it is.
 
-        It needs no more than without. Where that fits at every micro-batch nobody has to know how much less; in
-        another run somebody may, so it is kept from `facts`.
+        It needs no more than without. Where that fits at every micro-batch nobody has to know how much less.
         """
         if not coupling.get(CHECKPOINTING) or not isinstance(self._space.parameters.get(CHECKPOINTING), Choice):
             return False

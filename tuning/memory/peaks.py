@@ -31,7 +31,6 @@ def peak_of(trace: Trace) -> Peak:
         live_bytes=live_bytes,
         allocated_bytes=native.peak_allocated_bytes,
         reserved_bytes=native.peak_reserved_bytes,
-        expandable_bytes=replay(trace.events, expandable=True).peak_reserved_bytes,
         capacity_bytes=minimal_capacity(trace.events, unlimited=native, tolerance_frac=CAPACITY_TOLERANCE_FRAC),
         breakdown={name: size for name, size in breakdown.most_common() if size},
         phase=next((name for at, name in reversed(trace.marks) if at <= index), "setup"),

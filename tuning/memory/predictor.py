@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -14,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +24,6 @@ from typing import Any, Literal
 from trainables.files import cache_dir, write_whole
 from trainables.knobs import NAMES, Knobs, Scalar
 from tuning.memory import calibration
-from tuning.memory.answers import fingerprint
 from tuning.memory.prediction import Prediction
 
 WITHOUT_EFFECT = frozenset(
@@ -35,6 +36,7 @@ WITHOUT_EFFECT = frozenset(
 """Knobs that do not change the traced step: one prediction serves all their values."""
 ONLY_WHETHER = ("dropout", "encoder_frac", "augmentation")
 """Knobs that change the step by being above 0, not by how far."""
+_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -158,6 +160,40 @@ def _key(request: Request, line: str) -> str:
     compiler = os.environ.get("CXX", "") + str(any(map(shutil.which, ("g++", "c++", "clang++"))))
     depends = f"{line} {fingerprint(request.workload, request.options)} {compiler}"
     return hashlib.sha256(depends.encode()).hexdigest()
+
+
+def fingerprint(workload: str, options: Mapping[str, object]) -> str:
+    """Returns a hash of what a prediction depends on beside its request.
+
+    These are the packages' versions, our own sources, the workload's file, what was measured of CUDA's libraries, and
+    of files and folders that its options name the size and the time of the last change.
+    """
+    found = hashlib.sha256()
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.update(f"{name} {importlib.metadata.version(name)}\n".encode())
+    for path in _sources(workload):
+        found.update(path.name.encode() + path.read_bytes())
+    for measured in calibration.known(calibration.folder()):
+        found.update(json.dumps(asdict(measured), sort_keys=True).encode())
+    for value in options.values():
+        with contextlib.suppress(OSError, ValueError):
+            status = Path(str(value)).stat()
+            found.update(f"{value} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return found.hexdigest()
+
+
+def _sources(workload: str) -> Iterable[Path]:
+    ours = importlib.util.find_spec("trainables")
+    folders = [Path(place) for place in ours.submodule_search_locations or []] if ours is not None else []
+    found = (path for folder in [*folders, Path(__file__).parent] for path in folder.rglob("*"))
+    yield from sorted(path for path in found if path.suffix in (".py", ".cpp"))
+    if workload.endswith(".py"):
+        yield Path(workload)
+    elif "." in workload:
+        spec = importlib.util.find_spec(workload)
+        if spec is not None and spec.origin is not None:
+            yield Path(spec.origin)
 
 
 def _kept(cache: Path | None, key: str) -> Prediction | None:

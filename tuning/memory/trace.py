@@ -32,8 +32,8 @@ class Peak:
     """The peak of a step at one micro-batch size, in bytes.
 
     `live_bytes`: the sum of the storages. `allocated_bytes`, `reserved_bytes`: what torch.cuda.max_memory_allocated()
-    and max_memory_reserved() would say of the native allocator; `expandable_bytes`: reserved with expandable segments.
-    `capacity_bytes`: the smallest card, context not counted, on which the step does not run out of memory.
+    and max_memory_reserved() would say. `capacity_bytes`: the smallest card, context not counted, on which the step
+    does not run out of memory.
     `alone_bytes`: the sum of the storages where a batch is one micro-step, so that none holds gradients of others.
     `breakdown`: category -> bytes at the peak, which sum to `live_bytes`; `phase` and `operator`: where it is.
     """
@@ -42,7 +42,6 @@ class Peak:
     live_bytes: int
     allocated_bytes: int
     reserved_bytes: int
-    expandable_bytes: int
     capacity_bytes: int
     breakdown: Mapping[str, int]
     phase: str

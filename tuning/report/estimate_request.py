@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, cast
 
 from trainables.knobs import NAMES, Knobs, Scalar, domain_of
@@ -58,10 +56,6 @@ class Question:
     read: tuple[str, ...]
     searched: Mapping[str, tuple[Scalar, ...]]
     notes: tuple[str, ...]
-
-    def key(self) -> str:
-        """Returns a hash of all of it, for a cache."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:

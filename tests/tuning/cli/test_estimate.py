@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tuning.cli import estimate
 from tuning.config.declared import declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.memory import answers
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
 from tuning.report.estimate_request import Question, question
@@ -236,49 +234,3 @@ def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys
     assert f"error: workload={mine}" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no such module"):
         declared("nowhere_at_all")
-
-
-def test_an_answer_is_kept_and_what_could_not_be_predicted_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked: list[Request] = []
-    settings = [f"workload={MINE}", "card=t4", "--json"]
-
-    def late(requests: Sequence[Request], **how: Any) -> list[Prediction]:
-        asked.extend(requests)
-        return [Prediction("none", ("tracing took longer than 120 s",), (), 120.0) for _ in requests]
-
-    def known(requests: Sequence[Request], **how: Any) -> list[Prediction]:
-        asked.extend(requests)
-        return [formula(one) for one in requests]
-
-    counts, rows = [], []
-    for predict_all in (late, known, known):
-        monkeypatch.setattr(estimate, "predict_all", predict_all)
-        assert estimate.main(settings) == 0
-        counts.append(len(asked))
-        rows.append(json.loads(capsys.readouterr().out)["rows"])
-    assert counts[0] * 2 == counts[1] == counts[2]
-    assert rows[1] == rows[2] != rows[0]
-    assert estimate.main([*settings, "--no-cache"]) == 0
-    assert len(asked) > counts[2]
-
-
-def test_answers_are_kept_until_what_they_depend_on_changes(tmp_path: Path) -> None:
-    mine, data = tmp_path / "own.py", tmp_path / "data.csv"
-    mine.write_text("class WORKLOAD: pass\n")
-    data.write_text("a")
-    options: Mapping[str, object] = {"data": str(data), "size": 3, "none": None}
-    one = answers.fingerprint(str(mine), options)
-    assert answers.fingerprint(str(mine), options) == one
-    mine.write_text("class WORKLOAD: ...\n")
-    two = answers.fingerprint(str(mine), options)
-    os.utime(data, ns=(1, 1))
-    assert len({one, two, answers.fingerprint(str(mine), options)}) == 3
-    assert answers.kept(tmp_path, "k") is None
-    answers.keep(tmp_path, "k", {"rows": []})
-    assert answers.kept(tmp_path, "k") == {"rows": []}
-    (tmp_path / "answers" / "k.json").write_text("{")
-    assert answers.kept(tmp_path, "k") is None
-    answers.keep(Path("/proc/nowhere"), "k", {})

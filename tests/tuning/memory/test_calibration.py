@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tuning.memory import predictor
-from tuning.memory.answers import fingerprint
 from tuning.memory.calibration import Calibration, context_bytes, folder, known, of_card, write
-from tuning.memory.predictor import Request, predict_all
+from tuning.memory.predictor import Request, fingerprint, predict_all
 
 H100 = Calibration("NVIDIA H100", "2.11.0", (9, 0), {"cublas_bytes": 1024.0, "lstm_reserve": 8.0}, "2026-11-21")
 

@@ -1,4 +1,4 @@
-"""The estimate stage: measured or predicted once per coupling, within its time, and known from run to run."""
+"""The estimate stage: measured or predicted once per coupling, within its time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Journal
-from tuning.memory.groups import facts, guard, key_of
-from tuning.memory.guard import GRADIENTS_HELD
-from tuning.memory.measure import MemoryStage, couplings, lesser, micro_batches
+from tuning.memory.groups import guard, key_of
+from tuning.memory.measure import MemoryStage, couplings, micro_batches
 from tuning.memory.prediction import Prediction
 from tuning.memory.trace import Trace
 
@@ -101,8 +100,6 @@ def test_what_runs_out_of_memory_while_it_is_measured_is_known_not_to_fit(journa
     assert [sizes for _, sizes in profiler.asked[2:]] == [(64,), (32,)] * 2, "then the next smaller"
     learned = guard(journal.records, 720 * MB)
     assert [learned.judge(FP32, m).fits for m in (16, 64)] == [True, False]
-    known = {"kind": "oom", "coupling": dict(FP32), "micro_batch": 64, "cap_bytes": 720 * MB}
-    assert known in facts(journal.records)
     assert guard(journal.records, 10**9).judge(FP32, 64).fits, "it failed under less than this"
 
 
@@ -111,12 +108,6 @@ def test_on_a_plain_cpu_nothing_is_measured_that_may_not_fit(journal: Journal) -
     journal.append("study", card={"cap_bytes": None}, device={"type": "cpu"})
     MemoryStage(profiler, SPACE, journal, 720 * MB).run()
     assert [sizes for _, sizes in profiler.asked[2:]] == [(32,), (32,)]
-
-
-def test_an_older_fact_does_not_say_whether_gradients_were_held(journal: Journal) -> None:
-    old = {n: v for n, v in FP32 if n != GRADIENTS_HELD}
-    journal.append("known", facts=[{"kind": "fit", "coupling": old, "micro_batch": 64, "peak_bytes": 90 * MB}])
-    assert guard(journal.records, 100 * MB).predicted_bytes(FP32, 64) is None
 
 
 def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
@@ -185,23 +176,6 @@ def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Jo
     assert not learned.judge(FP32, 2).fits
 
 
-def test_what_a_run_learned_the_next_one_knows_without_measuring(tmp_path: Path, journal: Journal) -> None:
-    MemoryStage(CountingBench(), SPACE, journal, 10**9).run()
-    journal.append("study", card={"cap_bytes": 10**9}, device={"type": "cpu"})
-    config = {"amp_dtype": "fp32", "micro_batch_size": 16, "batch_size": 64}
-    journal.append("trial", trial="t000", config=config, outcome="ok", peak_allocated_bytes=300 * MB)
-    journal.append("oom", trial="t001", config={**config, "micro_batch_size": 64}, message="full")
-    before = guard(journal.records, 10**9)
-    later = Journal.open(tmp_path / "later.jsonl", create=True)
-    later.append("known", facts=facts(journal.records))
-    profiler = CountingBench()
-    MemoryStage(profiler, SPACE, later, 10**9).run()
-    assert profiler.asked == []
-    after = guard(later.records, 10**9)
-    for micro_batch in (1, 16, 32, 64):
-        assert after.judge(FP32, micro_batch) == before.judge(FP32, micro_batch)
-
-
 def test_of_a_range_its_ends_and_middle_are_measured() -> None:
     space = Space.of({**SPACE.as_raw(), "hidden_size": {"low": 64, "high": 256}})
     assert sorted({c["hidden_size"] for c in couplings(space)}) == [64, 128, 256]
@@ -214,7 +188,3 @@ def test_of_a_range_its_ends_and_middle_are_measured() -> None:
 def test_sizes_are_those_a_trial_can_come_to(given: Any, expected: list[int]) -> None:
     raw = {"micro_batch_size": given, "amp_dtype": ["fp32", "bf16"]}
     assert micro_batches(Space.of(raw)) == expected
-
-
-def test_lesser_knobs_are_told_apart_by_being_on() -> None:
-    assert lesser({"dropout": 0.3}) == lesser({"dropout": 0.1}) != lesser({"dropout": 0.0})

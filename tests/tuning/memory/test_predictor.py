@@ -1,6 +1,7 @@
 """The predictor: what it asks the tracing process for, what it keeps, and what it makes of a process that fails."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from tuning.memory import predictor
 from tuning.memory.prediction import Prediction
-from tuning.memory.predictor import Request, predict, predict_all
+from tuning.memory.predictor import Request, fingerprint, predict, predict_all
 from tuning.memory.trace import Trace
 
 TRACE = Trace(2, ((0, 512), (0, -1)), {0: "activation"}, ((0, "forward"),), ("aten.relu.default",))
@@ -62,16 +63,6 @@ def test_knobs_without_effect_share_an_answer_and_others_do_not(process: Process
     assert len(process.runs) == 3
 
 
-def test_a_changed_file_is_traced_again(process: Process, tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text(Path(MINE).read_text())
-    one = Request(str(own), {}, {}, "cpu")
-    predict(one, cache=tmp_path / "kept")
-    own.write_text(Path(MINE).read_text() + "\n# changed\n")
-    predict(one, cache=tmp_path / "kept")
-    assert len(process.runs) == 2
-
-
 def test_a_torn_answer_is_traced_again(process: Process, tmp_path: Path) -> None:
     predict(request(), cache=tmp_path)
     (file,) = tmp_path.glob("*.json")
@@ -103,3 +94,16 @@ def test_a_process_that_is_too_slow_is_killed(tmp_path: Path) -> None:
     assert found.confidence == "none"
     assert "was stopped" in found.notes[0]
     assert not (tmp_path / "kept").exists()
+
+
+def test_what_is_kept_holds_until_the_workload_or_its_data_change(tmp_path: Path) -> None:
+    mine, data = tmp_path / "own.py", tmp_path / "data.csv"
+    mine.write_text("class WORKLOAD: pass\n")
+    data.write_text("a")
+    options = {"data": str(data), "size": 3, "none": None}
+    one = fingerprint(str(mine), options)
+    assert fingerprint(str(mine), options) == one
+    mine.write_text("class WORKLOAD: ...\n")
+    two = fingerprint(str(mine), options)
+    os.utime(data, ns=(1, 1))
+    assert len({one, two, fingerprint(str(mine), options)}) == 3

@@ -101,7 +101,7 @@ def test_beyond_the_last_measured_point_it_is_extrapolated() -> None:
 
 def test_of_a_prediction_a_card_holds_capacity_and_a_cpu_live_bytes() -> None:
     held = {"parameter": 60, "optimizer": 20}
-    peaks = [Peak(m, 100 * m, 110 * m, 130 * m, 125 * m, 120 * m, held, "backward", "mm", 80 * m) for m in (1, 2)]
+    peaks = [Peak(m, 100 * m, 110 * m, 130 * m, 120 * m, held, "backward", "mm", 80 * m) for m in (1, 2)]
     card, cpu = (MemoryProfile.from_peaks(peaks, "traced", cuda=cuda) for cuda in (True, False))
     assert (card.peak(2).total_bytes, card.capacity(2).total_bytes, card.floor_bytes) == (220, 240, 80)
     assert (cpu.peak(2).total_bytes, cpu.capacity(2).total_bytes) == (200, 200)

@@ -83,7 +83,6 @@ def test_what_a_peak_holds_together(micro_batch: int, layers: int) -> None:
     peak = peak_of(step(micro_batch, layers))
     assert sum(peak.breakdown.values()) == peak.live_bytes <= peak.allocated_bytes <= peak.reserved_bytes
     assert peak.allocated_bytes <= peak.capacity_bytes <= peak.reserved_bytes
-    assert peak.live_bytes <= peak.expandable_bytes  # allocated may be more: native blocks keep up to 1 MiB over
 
 
 def test_a_trace_without_events_has_no_peak() -> None:
