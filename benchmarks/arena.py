@@ -34,7 +34,6 @@ TRAININGS = 40
 """The budget: so many whole trainings at the table's median speed."""
 PROBE_FRAC = 0.15
 """What of it the probes may take, at 1 s each."""
-TRIES_FRAC = 0.25
 FITS_FRAC = 2 / 3
 
 
@@ -145,7 +144,7 @@ def ours(
         )
         ProbeStage(profiler, table.space, journal, learned, section, seed, clock).run({}, lambda r: None)
     deadline = None if times is None else times * own.budget_s
-    terms = SearchTerms(strategy, trials, deadline, seed, ETA, table.objectives, tries_frac=TRIES_FRAC, clock=clock)
+    terms = SearchTerms(strategy, trials, deadline, seed, ETA, table.objectives, clock=clock)
     told = orders(table, shrink=strategy == "staged")
     scheduler = TrialScheduler(journal, table.space, learned, terms, told, lambda r: None)
     if mislead is not None:

@@ -33,10 +33,12 @@ settings (key=value, in any order), with what they are without you in brackets
                           log} a range
   search.trials=N         most trials [budget's]
   search.max_time=4m      most wall time of the whole study [budget's]
-  search.patience=N|null  ends a search once N trials in a row have left the
-                          front as it was, where little is expected of more [20]
   search.strategy=staged  staged: probe, then train; joint: one flat space
                           [staged]
+  search.sampler=NAME     model: a Gaussian process of the quality over known
+                          speeds; tpe, gp (Optuna's), random [model]
+  search.pruner=rungs     stops trials at the budget's rungs; none: no trial
+                          is stopped [rungs]
   search.seed=N           seed of everything [0]
   concurrency=auto|N      search trials at once [auto]
   pick.tolerance=X|X%     quality that the fastest configuration may give up, in

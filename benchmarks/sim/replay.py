@@ -71,7 +71,6 @@ def replayed(records: Sequence[Record]) -> list[Record]:
         config.search.seed,
         config.budget.rungs.eta,
         study["objectives"],
-        tries_frac=config.budget.probe.tries_frac,
         clock=clock,
     )
     learned = groups.guard(before, orders.slots.cap_bytes(orders.slots.count) or cap_bytes)

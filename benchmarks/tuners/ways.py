@@ -55,8 +55,8 @@ def ours(contest: Contest, strategy: Any) -> dict[str, Any]:
         if strategy == "staged":
             ProbeStage(profiler, space, journal, learned, section, contest.seed).run({}, lambda r: None)
             contest.wrote("probed", probes=[r["wall_s"] for r in journal.records if r.event == "probe"])
-        objectives, frac = dict(facts["objectives"]), section.tries_frac
-        terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, objectives, tries_frac=frac)
+        objectives = dict(facts["objectives"])
+        terms = SearchTerms(strategy, 10_000, until, contest.seed, ETA, objectives)
         steps = (*contest.milestones, contest.samples)
         orders = TrialPlan(contest.samples, steps, strategy == "staged", 1, 1, slot_bytes=cap_bytes)
         scheduler = _Written(contest, journal, space, learned, terms, orders, lambda r: None)

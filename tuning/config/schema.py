@@ -132,14 +132,12 @@ class RungsSection(Section):
 class ProbeSection(Section):
     """Seconds for all probes and for one that leads; one behind the best, or in a short sweep, has half of them.
 
-    A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more. Where
-    trials run one at a time, `tries_frac` of them try system knobs that nobody probed.
+    A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more.
     """
 
     max_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
     probe_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
     spread_frac: Annotated[float, Field(gt=0, lt=1)]
-    tries_frac: Annotated[float, Field(ge=0, le=1)] = 0.0  # runs of earlier versions did not record it
 
 
 class ConfirmSection(Section):
@@ -169,9 +167,9 @@ class BudgetSection(Section):
 class SearchSection(Section):
     """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed.
 
-    `patience` is how many trials in a row may leave the front as it is before the search ends, null for any number; in
-    a staged search for one quality it goes on while the next as many are expected to add 1 % of the area under the
-    front or more (`search.ending`).
+    `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
+    joint, every knob. `sampler` proposes: model (a Gaussian process of the quality over known speeds; TPE in a joint
+    search), tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs, or none does.
     """
 
     trials: Annotated[int, Field(ge=1, le=100_000)]
@@ -180,7 +178,8 @@ class SearchSection(Section):
     )
     strategy: Literal["staged", "joint"]
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
-    patience: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    sampler: Literal["model", "tpe", "gp", "random"] = "model"  # runs of earlier versions did not record these two
+    pruner: Literal["rungs", "none"] = "rungs"
 
 
 class PickSection(Section):

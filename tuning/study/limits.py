@@ -121,8 +121,6 @@ class Limits:
             seed=search.seed,
             eta=self._config.budget.rungs.eta,
             objectives=self._facts["objectives"],
-            patience=search.patience,
-            tries_frac=self._config.budget.probe.tries_frac,
         )
 
     def shortage(self) -> str:
