@@ -30,7 +30,7 @@ from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.placement import Placed, Placing, Share
 
 OOM_S = 0.3
-"""What an out-of-memory error costs: the step that failed and the collection after it (docs/log.md, `oom_recovery`)."""
+"""What an out-of-memory error costs: the step that failed and the collection after it (`oom_recovery`)."""
 
 
 REFUSAL_S = 0.03

@@ -74,7 +74,7 @@ class Named:
     def samples_per_s(self) -> float | None:
         """What a training of this configuration can be expected to show, as far as it is known.
 
-        Windows of a second and a half came out 5 to 30 % below trainings of 17 s (docs/log.md), so trainings go first.
+        Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md), so trainings go first.
         """
         found = self.trained or self.throughput
         return found.median if found else self.probed_samples_per_s
