@@ -1,22 +1,18 @@
 """The journal of a study: `trials.jsonl`, one JSON object a line, the only truth the parts of a run share.
 
-    {"seq": 7, "t": "2026-11-21T10:34:12.345Z", "event": "probe", ..., "crc": "89abcdef"}
-
-Every line ends with the CRC-32 of itself without that last key. A line is on disk before anyone is told of it, so after
-a power cut at most the line being written is lost; what opening finds damaged it leaves out, and says so.
+A line is on disk before anyone is told of it, so after a power cut at most the line being written is lost; what opening
+finds damaged it leaves out, and says so. `tuning.journal.format` says what a line looks like.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import itertools
-import json
-import math
 import os
-import re
+import tempfile
 import time
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -26,35 +22,15 @@ from typing import Any, Self
 
 import psutil
 
+from trainables.files import sync_folder, write_whole
 from tuning.config.errors import ConfigError, StoppedEarly
+from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
+from tuning.journal.format import Record as Record
 
 FAILPOINT = "TUNING_FAILPOINT"
 """Environment variable for crash tests: `after_write:probe:3` ends the process once its third probe is on disk."""
 
-_OWN_KEYS = ("seq", "t", "event", "crc")
-_MARK_LENGTH = len(b',"crc":"89abcdef"}')
-_WHOLE = re.compile(rb'\{"seq":.*?,"crc":"[0-9a-f]{8}"\}')
-
-
-@dataclass(frozen=True)
-class Record:
-    """One line: its number from 0, its UTC time in ISO 8601, its event, and the event's own fields by name."""
-
-    seq: int
-    t: str
-    event: str
-    fields: Mapping[str, Any]
-
-    def __getitem__(self, key: str) -> Any:
-        """Returns a field; raises KeyError that names the event and the fields it has."""
-        try:
-            return self.fields[key]
-        except KeyError:
-            raise KeyError(f"{key} (record {self.seq}, {self.event}, has {', '.join(self.fields)})") from None
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Returns a field, or `default` where the event has none of that name."""
-        return self.fields.get(key, default)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Journal:
@@ -62,38 +38,42 @@ class Journal:
 
     def __init__(self, path: Path, lock: int, records: list[Record], warnings: list[str]) -> None:
         self.path, self.warnings, self._lock = path, warnings, lock
-        self._begin(records)
+        self._records, self._counts = records, Counter[str]()
+        self._next = max((r.seq for r in records), default=-1) + 1
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._end = os.fstat(self._file).st_size
-
-    def _begin(self, records: list[Record]) -> None:
-        self._records = records
-        self._counts: Counter[str] = Counter()
-        self._next = max((r.seq for r in records), default=-1) + 1
+        self._opened = time.monotonic()
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Journal:
         """Returns the journal, locked for this process and healed; `warnings` says what was damaged.
 
         A damaged tail is moved to `trials.jsonl.corrupt-N`; damaged lines before the last good one are skipped.
-        Raises ConfigError where there is no journal and `create` is False, or where a live process holds it.
+        Raises ConfigError where there is no journal and `create` is False, where a live process holds it, and where it
+        is not ours to write; StoppedEarly where the disk refuses.
         """
         if not create and not path.is_file():
             raise ConfigError(f"{path}: no such file", remedy="start a new run, or name another with resume=ID")
-        lock = _lock(path)
         try:
-            if not path.exists():
-                path.touch()
-                _sync_folder(path)
-            found = _Scan(path.read_bytes())
-            _heal(path, found)
-            journal = cls(path, lock, found.records, found.warnings)
-            if found.lacks_newline:
-                journal._write(b"\n")
-            return journal
+            lock = _lock(path)
+            try:
+                if not path.exists():
+                    path.touch()
+                    sync_folder(path.parent)
+                found = Scan(path.read_bytes())
+                _heal(path, found)
+                journal = cls(path, lock, found.records, found.warnings)
+                if found.lacks_newline:
+                    journal._write(b"\n")
+            except BaseException:
+                os.close(lock)
+                raise
         except OSError as error:
-            os.close(lock)
+            if error.errno in _DENIED:
+                what = f"{path} cannot be written: {error.strerror}"
+                raise ConfigError(what, remedy="copy the run to a folder of yours, named by runs_dir=PATH") from error
             raise _unwritable(path, error) from error
+        return journal
 
     @property
     def records(self) -> list[Record]:
@@ -104,19 +84,30 @@ class Journal:
         """Returns the record once it is on disk (write, fsync).
 
         NaN and infinities become null, tuples lists, so that a record is what a reader of the file will see. Raises
-        StoppedEarly where the file cannot be written; the file then ends with the record before.
+        StoppedEarly where the file cannot be written, which then ends with the record before, and where it was deleted
+        or moved: all records are then in a file of their own, which the error names.
         """
-        taken = [key for key in fields if key in _OWN_KEYS]
+        taken = [key for key in fields if key in OWN_KEYS]
         if taken:
-            raise ValueError(f"{event}: a field cannot be called {taken[0]}; the journal writes {', '.join(_OWN_KEYS)}")
-        record = Record(self._next, self._stamp(), event, {k: _plain(v, f"{event}.{k}") for k, v in fields.items()})
-        self._keep(record)
+            raise ValueError(f"{event}: a field cannot be called {taken[0]}; the journal writes {', '.join(OWN_KEYS)}")
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        mono = round(time.monotonic() - self._opened, 3)
+        record = Record(self._next, stamp, event, {k: plain(v, f"{event}.{k}") for k, v in fields.items()}, mono)
+        if not self._is_in_place():
+            raise self._saved_elsewhere(record)
+        self._write(line_of(record))
         self._records.append(record)
         self._next += 1
         self._counts[event] += 1
         if os.environ.get(FAILPOINT) == f"after_write:{event}:{self._counts[event]}":
             os._exit(9)
         return record
+
+    def repeat(self, event: str) -> None:
+        """Writes the record of an event a second time, so that one damaged line does not lose it."""
+        own = [r for r in self._records if r.event == event]
+        if len(own) == 1:
+            self.append(event, **own[0].fields)
 
     def close(self) -> None:
         """Gives file and lock back; closing twice is no error."""
@@ -132,12 +123,6 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _stamp(self) -> str:
-        return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-    def _keep(self, record: Record) -> None:
-        self._write(_line(record))
-
     def _write(self, line: bytes) -> None:
         left = memoryview(line)
         try:
@@ -150,6 +135,27 @@ class Journal:
             raise _unwritable(self.path, error) from error
         self._end += len(line)
 
+    def _is_in_place(self) -> bool:
+        """Returns whether what is written will be found under the journal's name."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self.path.stat())
+        except OSError:
+            return False
+
+    def _saved_elsewhere(self, record: Record) -> StoppedEarly:
+        """Returns the error for a journal that is gone, with the file that holds every record now."""
+        run = self.path.parent
+        lines = b"".join(line_of(r) for r in [*self._records, record])
+        for folder in (Path.cwd(), Path("~").expanduser(), Path(tempfile.gettempdir())):
+            with contextlib.suppress(OSError):
+                kept = write_whole(folder / f"cardtune-{run.name}.jsonl", lines)
+                back = f"mkdir -p {run} && mv {kept} {self.path}"
+                return StoppedEarly(
+                    f"{self.path} was deleted or moved while the run went on; every record is in {kept}",
+                    remedy=f"{back}, then go on with resume={run.name}",
+                )
+        return StoppedEarly(f"{self.path} was deleted or moved, and its records found no other place")
+
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """Returns the good records of a journal and what was damaged, without locking or changing it.
@@ -157,87 +163,19 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
     For readers beside a live run: its last line may be half written. Raises ConfigError where the file cannot be read.
     """
     try:
-        found = _Scan(path.read_bytes())
+        found = Scan(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="name the folder of a run") from error
     tail = [f"{path.name}: the last {len(found.tail)} bytes are no whole record"] if found.tail else []
     return found.records, found.warnings + tail
 
 
-class _Scan:
-    """A journal's bytes taken apart: good records, warnings of damage inside, the bytes after the last good line."""
-
-    def __init__(self, data: bytes) -> None:
-        self.records: list[Record] = []
-        self.good_bytes = position = good_lines = 0
-        damage: list[tuple[int, str]] = []  # line number from 1, what became of it
-        for number, line in enumerate(data.split(b"\n"), start=1):
-            position += len(line) + 1
-            whole = _parse(line)
-            # A flipped newline joins two records to one line; both are still there.
-            kept = [whole] if whole else [r for m in _WHOLE.finditer(line) if (r := _parse(m[0]))]
-            if line and whole is None:
-                damage.append((number, "; its records were kept" if kept else " and was left out"))
-            if kept:
-                self.records += kept
-                self.good_bytes, good_lines = min(position, len(data)), number
-        self.warnings = [f"line {n} is damaged{fate}" for n, fate in damage if n <= good_lines]
-        self.tail = data[self.good_bytes :]
-        self.lacks_newline = self.good_bytes > 0 and data[self.good_bytes - 1 : self.good_bytes] != b"\n"
-
-
-def _parse(line: bytes) -> Record | None:
-    """Returns the record of a whole line, or None where bytes of it are missing or changed."""
-    body, mark = line[:-_MARK_LENGTH], line[-_MARK_LENGTH:]
-    if mark != _mark(body):
-        return None
-    try:
-        raw = json.loads(line)
-        seq, t, event, _ = (raw.pop(key) for key in _OWN_KEYS)
-    except (ValueError, KeyError, RecursionError):
-        return None
-    return Record(seq, t, event, raw)
-
-
-def _line(record: Record) -> bytes:
-    raw = {"seq": record.seq, "t": record.t, "event": record.event, **record.fields}
-    text = json.dumps(raw, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # Half of a surrogate pair, as in an undecodable file name, has no UTF-8; its escape is JSON's own.
-    body = text.encode("utf-8", "backslashreplace")[:-1]
-    return body + _mark(body) + b"\n"
-
-
-def _mark(body: bytes) -> bytes:
-    return b',"crc":"%08x"}' % zlib.crc32(body + b"}")
-
-
-def _plain(value: Any, where: str) -> Any:
-    """Returns the value as JSON has it; raises TypeError that names the field for what JSON has not."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, str | int):
-        return str(value) if isinstance(value, str) else int(value)  # of an enumeration, its value
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{where}.{k}") for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if hasattr(value, "item"):  # a NumPy scalar
-        return _plain(value.item(), where)
-    raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold: {value!r}")
-
-
-def _heal(path: Path, found: _Scan) -> None:
+def _heal(path: Path, found: Scan) -> None:
     """Cuts the file after its last good record; what came after is kept aside and named in the warnings."""
     if not found.tail:
         return
     aside = next(p for n in itertools.count() if not (p := path.with_name(f"{path.name}.corrupt-{n}")).exists())
-    with aside.open("xb") as file:
-        file.write(found.tail)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(path)  # kept aside for certain before it is cut off
+    write_whole(aside, found.tail)  # kept aside for certain before it is cut off
     with path.open("r+b") as file:
         file.truncate(found.good_bytes)
         os.fsync(file.fileno())
@@ -247,22 +185,18 @@ def _heal(path: Path, found: _Scan) -> None:
 
 def _lock(path: Path) -> int:
     """Returns the descriptor that holds `<path>.lock`, which names our process."""
-    name = path.with_name(f"{path.name}.lock")
+    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _holder(lock)
-            os.close(lock)
-            raise ConfigError(
-                f"{path} is in use by process {holder or '(just started)'}",
-                remedy="wait for it, or start another run: one process writes a run",
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-    except OSError as error:
-        raise _unwritable(name, error) from error
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(lock)
+        os.close(lock)
+        raise ConfigError(
+            f"{path} is in use by process {holder or '(just started)'}",
+            remedy="wait for it, or start another run: one process writes a run",
+        ) from None
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
     return lock
 
 
@@ -277,19 +211,11 @@ def _holder(lock: int) -> str:
     return ""
 
 
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _unwritable(path: Path, error: OSError) -> StoppedEarly:
     room = f"make room in {path.parent} (1 MB holds about 1000 records)"
     return StoppedEarly(
         f"{path} cannot be written: {error.strerror or error}; what it holds is safe",
-        remedy=f"{room}, then go on with resume={path.parent.name}",
+        remedy=f"let {path.parent} be written again" if error.errno in _DENIED else room,
     )
 
 

@@ -1,7 +1,8 @@
-"""Where the wall clock of a run went, from its records alone.
+"""Where the time of a run went, from its records alone.
 
 Every moment of the run is given to one activity. Where several overlap, as trials packed on one device do, measured
-work wins over preparation, so the parts add up to the wall time and nothing is counted twice.
+work wins over preparation, so the parts add up to the run's time and nothing is counted twice. Moments are seconds of
+the run: time between sessions does not count, and a clock that is set changes nothing (`Record.mono`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of wall clock by activity; they add up to `wall_s`, in which time between sessions does not count.
+    """Seconds of the run by activity; they add up to `wall_s`, in which time between sessions does not count.
 
     `training_s` is the union of the trials' intervals, so two trials side by side count once; `evaluating_s` is the
     share of that union which the trials spent on validation. `confirming_s` is windows and trainings of the confirm
@@ -52,40 +53,38 @@ class Times:
 
     @property
     def overhead_frac(self) -> float:
-        """The share of the wall clock in which nothing was trained, evaluated or measured, 0 to 1."""
+        """The share of the run in which nothing was trained, evaluated or measured, 0 to 1."""
         measured = self.probing_s + self.training_s + self.evaluating_s + self.confirming_s
         return max(0.0, 1 - measured / self.wall_s) if self.wall_s > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """A trial's first step, end of its last evaluation and end of its process's work; `session` counts from 0."""
+
+    first_s: float
+    last_s: float
+    returned_s: float
+    session: int
+
+
 def intervals(records: Sequence[Record]) -> list[Interval]:
     """Returns what happened when, in the order of the records; waiting is what is left between them."""
-    if not records:
-        return []
-    origin = _began(records[0])
-    found = [Interval("startup", 0.0, max(0.0, _first_stage(records) - origin), "start")]
-    for record in records:
-        end = _seconds(record) - origin
-        found += [i for i in _of_record(record, origin, end) if i.end_s > i.start_s]
-    return found + _crews(records, origin)
-
-
-def _crews(records: Sequence[Record], origin: float) -> list[Interval]:
-    """From the start of a search to the first step of its first trial: processes start, data and model are loaded."""
-    steps = sorted(_number(r, "first_step_at") for r in records if r.event == "trial" and _number(r, "first_step_at"))
-    begun = [_seconds(r) for r in records if r.event == "stage" and (r["stage"], r["state"]) == ("search", "start")]
-    firsts = [(start, next((t for t in steps if t > start), start)) for start in begun]
-    return [Interval("startup", a - origin, b - origin, "search") for a, b in firsts if b > a]
+    placed = _placed(records)
+    steps = _steps(placed)
+    first_stage = next((at for record, at, _ in placed if record.event == "stage"), placed[0][1] if placed else 0.0)
+    found = [Interval("startup", 0.0, first_stage, "start")]
+    for number, (record, at, _) in enumerate(placed):
+        found += _of_record(record, at, steps.get(number))
+    found += _until_first_step(placed, sorted(s.first_s for s in steps.values()))
+    return [i for i in found if i.end_s > i.start_s]
 
 
 def times(records: Sequence[Record]) -> Times:
     """Returns where the time went; all zero without records."""
-    if not records:
-        return Times(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None)
-    away = _away(records)
-    origin = _began(records[0])
-    end_s = max(_seconds(r) for r in records) - origin
-    painted = _paint(intervals(records), end_s, away)
-    wall_s = end_s - sum(b - a for a, b in away)
+    placed = _placed(records)
+    wall_s = max((at for _, at, _ in placed), default=0.0)
+    painted = _paint(intervals(records), wall_s)
     busy_s, evaluate_frac = painted["training"], _evaluate_frac(records)
     return Times(
         wall_s=wall_s,
@@ -95,67 +94,90 @@ def times(records: Sequence[Record]) -> Times:
         evaluating_s=busy_s * evaluate_frac,
         confirming_s=painted["confirming"],
         waiting_s=max(0.0, wall_s - sum(painted.values())),
-        gap_s=_median_gap(records, away, origin),
+        gap_s=_median_gap(list(_steps(placed).values())),
     )
 
 
-def _of_record(record: Record, origin: float, end: float) -> Iterator[Interval]:
+def _placed(records: Sequence[Record]) -> list[tuple[Record, float, int]]:
+    """Returns each record with the moment it was written, in seconds of the run, and its session's number."""
+    found: list[tuple[Record, float, int]] = []
+    origin = base = end = 0.0
+    session, before = -1, None
+    for record in records:
+        clock = _unix(record) if record.mono is None else record.mono
+        is_older = before is not None and (record.mono is None) == (before.mono is None)
+        set_back = is_older and record.mono is not None and before is not None and clock < (before.mono or 0.0)
+        if not is_older or set_back or record.event == "resume":  # the line of a `resume` may have been damaged
+            session, base, origin = session + 1, end, clock - _number(record, "startup_s")
+        at = base + max(0.0, clock - origin)
+        end, before = max(end, at), record
+        found.append((record, at, session))
+    return found
+
+
+def _steps(placed: Sequence[tuple[Record, float, int]]) -> dict[int, _Steps]:
+    """Returns the steps of each trial that had any, by the place of its record.
+
+    A worker stamps them by the clock, which may have been set since, or be another machine's: what cannot be is put
+    right by `train_s` and `evaluate_s`, which no clock changes, and by when the trial began and was written.
+    """
+    begun: dict[object, float] = {}
+    found: dict[int, _Steps] = {}
+    for number, (record, at, session) in enumerate(placed):
+        if record.event == "trial_start":
+            begun[record["trial"]] = at
+        first = _number(record, "first_step_at")
+        if record.event != "trial" or not first:
+            continue
+        room = max(0.0, at - begun.get(record["trial"], 0.0))
+        worked = _number(record, "train_s") + _number(record, "evaluate_s")
+        span = max(_number(record, "last_step_at") - first, worked)
+        span = span if span <= room else min(worked, room)
+        late = _unix(record) - first - span
+        late = late if 0 <= late <= room - span + 1e-6 else 0.0
+        returned = min(max(0.0, _number(record, "returned_at") - first - span), late)
+        found[number] = _Steps(at - late - span, at - late, at - late + returned, session)
+    return found
+
+
+def _of_record(record: Record, at: float, steps: _Steps | None) -> Iterator[Interval]:
     label = str(record.get("name") or record.get("trial") or "")
     if record.event == "resume":
-        yield Interval("startup", end - _number(record, "startup_s"), end, "resume")
+        yield Interval("startup", at - _number(record, "startup_s"), at, "resume")
     elif record.event == "probe":
-        yield Interval("probing", end - _number(record, "wall_s"), end, label)
+        yield Interval("probing", at - _number(record, "wall_s"), at, label)
     elif record.event == "window":
-        yield Interval("confirming", end - _number(record, "wall_s"), end, label)
+        yield Interval("confirming", at - _number(record, "wall_s"), at, label)
     elif record.event == "confirmed":
         spent = sum(_number(record, key) for key in ("setup_s", "train_s", "evaluate_s"))
-        yield Interval("confirming", end - spent, end, label)
-    elif record.event == "stage" and record.get("stage") == "estimate" and record.get("state") == "end":
-        yield Interval("startup", end - _number(record, "wall_s"), end, "estimate")
-    elif record.event == "trial":
-        first, last = _busy(record)
-        setup_s = _number(record, "setup_s")
-        if first:
-            yield Interval("startup", first - origin - setup_s, first - origin, label)
-            yield Interval("training", first - origin, last - origin, label)
-        else:  # it ended before its first step
-            yield Interval("startup", end - setup_s, end, label)
+        yield Interval("confirming", at - spent, at, label)
+    elif record.event == "stage" and (record["stage"], record["state"]) == ("estimate", "end"):
+        yield Interval("startup", at - _number(record, "wall_s"), at, "estimate")
+    elif record.event == "trial" and steps is not None:
+        yield Interval("startup", steps.first_s - _number(record, "setup_s"), steps.first_s, label)
+        yield Interval("training", steps.first_s, steps.last_s, label)
+    elif record.event == "trial":  # it ended before its first step
+        yield Interval("startup", at - _number(record, "setup_s"), at, label)
 
 
-def _busy(record: Record) -> tuple[float, float]:
-    """From the first step to the end of the last evaluation, which follows the last step; unix seconds, 0 for none."""
-    first, last = _number(record, "first_step_at"), _number(record, "last_step_at")
-    if not first:
-        return 0.0, 0.0
-    return first, max(first, last, first + _number(record, "train_s") + _number(record, "evaluate_s"))
+def _until_first_step(placed: Sequence[tuple[Record, float, int]], first_steps: Sequence[float]) -> Iterator[Interval]:
+    """From the start of a search to the first step of its first trial: processes start, data and model are loaded."""
+    for record, at, _ in placed:
+        if record.event == "stage" and (record["stage"], record["state"]) == ("search", "start"):
+            yield Interval("startup", at, next((step for step in first_steps if step > at), at), "search")
 
 
-def _paint(found: Sequence[Interval], end_s: float, away: Sequence[tuple[float, float]]) -> Mapping[Activity, float]:
+def _paint(found: Sequence[Interval], end_s: float) -> Mapping[Activity, float]:
     """Seconds of each activity when every moment goes to the first of `_PRIORITY` that is under way."""
-    edges = {0.0, end_s, *(t for span in away for t in span)}
-    edges |= {min(max(t, 0.0), end_s) for i in found for t in (i.start_s, i.end_s)}
-    cuts = sorted(edges)
+    cuts = sorted({0.0, end_s, *(min(max(t, 0.0), end_s) for i in found for t in (i.start_s, i.end_s))})
     total: dict[Activity, float] = dict.fromkeys(_PRIORITY, 0.0)
     for start, end in itertools.pairwise(cuts):
         middle = (start + end) / 2
-        if any(a <= middle < b for a, b in away):
-            continue
         under_way = {i.activity for i in found if i.start_s <= middle < i.end_s}
         activity = next((a for a in _PRIORITY if a in under_way), None)
         if activity is not None:
             total[activity] += end - start
     return total
-
-
-def _away(records: Sequence[Record]) -> list[tuple[float, float]]:
-    """The spans between a session's last record and the start of the next session, seconds since the run began."""
-    origin = _began(records[0])
-    pairs = itertools.pairwise(records)
-    return [(_seconds(a) - origin, max(_seconds(a), _began(b)) - origin) for a, b in pairs if b.event == "resume"]
-
-
-def _first_stage(records: Sequence[Record]) -> float:
-    return next((_seconds(r) for r in records if r.event == "stage"), _seconds(records[0]))
 
 
 def _evaluate_frac(records: Sequence[Record]) -> float:
@@ -165,24 +187,18 @@ def _evaluate_frac(records: Sequence[Record]) -> float:
     return evaluate_s / busy_s if busy_s else 0.0
 
 
-def _median_gap(records: Sequence[Record], away: Sequence[tuple[float, float]], origin: float) -> float | None:
-    spans = sorted(_busy_steps(r) for r in records if r.event == "trial" and _number(r, "first_step_at"))
-    ends: list[float] = []
+def _median_gap(steps: Sequence[_Steps]) -> float | None:
+    ends: list[tuple[float, int]] = []
     gaps: list[float] = []
-    for first, last in spans:
-        free = [end for end in ends if end <= first]
+    for one in sorted(steps, key=lambda s: s.first_s):
+        free = [end for end in ends if end[0] <= one.first_s]
         if free:
             latest = max(free)
             ends.remove(latest)
-            if not any(latest - origin <= a and b <= first - origin for a, b in away):
-                gaps.append(first - latest)
-        ends.append(last)
+            if latest[1] == one.session:
+                gaps.append(one.first_s - latest[0])
+        ends.append((one.returned_s, one.session))
     return statistics.median(gaps) if gaps else None
-
-
-def _busy_steps(record: Record) -> tuple[float, float]:
-    first = _number(record, "first_step_at")
-    return first, max(first, _number(record, "last_step_at"), _number(record, "returned_at"))
 
 
 def _number(record: Record, key: str) -> float:
@@ -191,10 +207,5 @@ def _number(record: Record, key: str) -> float:
     return float(value) if usable else 0.0
 
 
-def _began(record: Record) -> float:
-    """When the session began that opened with this record: it starts Ray and loads the workload before it writes."""
-    return _seconds(record) - _number(record, "startup_s")
-
-
-def _seconds(record: Record) -> float:
+def _unix(record: Record) -> float:
     return datetime.fromisoformat(record.t).timestamp()

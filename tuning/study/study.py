@@ -96,11 +96,12 @@ class _Study:
         if last(self._journal.records, "study") is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
             self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
-            write_resolved(self._config, self._folder / "config.yaml")
         else:
             startup_s = time.monotonic() - self._started
             self._journal.append("resume", command=command_of(self._config), startup_s=startup_s)
             self._same_code(facts)
+        if not (self._folder / "config.yaml").exists():
+            write_resolved(self._config, self._folder / "config.yaml")
         self._facts = self._opening()
         self._limits = Limits(self._config, self._facts, self._journal, self._began, free_bytes)
         for text in self._config.dropped:
@@ -118,6 +119,7 @@ class _Study:
                 cuda = self._config.card.device == "cuda"
                 first = estimate.MemoryStage(profiler, self._config.space, self._journal, cap_bytes, cuda=cuda)
                 first.run(self._predict if cuda else None)
+        self._journal.repeat("study")
         if self._config.search.strategy == "joint":
             return
         with self._stage("probe") as needed:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -39,7 +41,7 @@ def written(path: Path, count: int) -> bytes:
     """Fills a journal with `count` notes and returns its bytes."""
     with Journal.open(path, create=True) as journal:
         for n in range(count):
-            journal.append("note", text=f'note {n}: "quoted", naïve, {{"seq":1}}', number=n)
+            journal.append("step", text=f'note {n}: "quoted", naïve, {{"seq":1}}', number=n)
     return path.read_bytes()
 
 
@@ -54,7 +56,14 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
     odd = {"tuple": (1, 2.5), "nested": {"nan": math.nan}, 8: None, "flag": True, "numpy": np.int64(3)}
     with Journal.open(path, create=True) as journal:
         made = journal.append(
-            "probe", odd=odd, outcome=Word.OK, rate=math.inf, np=np.float32("nan"), raw="\udc80\n\x00"
+            "probe",
+            name=None,
+            config={},
+            odd=odd,
+            outcome=Word.OK,
+            rate=math.inf,
+            np=np.float32("nan"),
+            raw="\udc80\n\x00",
         )
     [seen], warnings = read(path)
     assert seen == made
@@ -67,7 +76,7 @@ def test_a_record_is_what_a_reader_sees(path: Path) -> None:
 def test_sequence_goes_on_after_reopening(path: Path) -> None:
     written(path, 2)
     with Journal.open(path) as journal:
-        assert journal.append("note", number=2).seq == 2
+        assert journal.append("step", number=2).seq == 2
         assert [r.seq for r in journal.records] == [0, 1, 2]
         assert journal.records[-1].t.endswith("Z")
 
@@ -77,13 +86,13 @@ def test_sequence_goes_on_after_reopening(path: Path) -> None:
 )
 def test_own_keys_are_not_fields(path: Path, fields: dict[str, Any], message: str) -> None:
     with Journal.open(path, create=True) as journal, pytest.raises(ValueError, match=message):
-        journal.append("note", **fields)
+        journal.append("step", **fields)
     assert not path.read_bytes()
 
 
 def test_what_json_cannot_hold_is_named_and_not_written(path: Path) -> None:
-    with Journal.open(path, create=True) as journal, pytest.raises(TypeError, match=r"note\.config\.a\[1\] is a set"):
-        journal.append("note", config={"a": [0, {1}]})
+    with Journal.open(path, create=True) as journal, pytest.raises(TypeError, match=r"step\.config\.a\[1\] is a set"):
+        journal.append("step", config={"a": [0, {1}]})
     assert not path.read_bytes()
 
 
@@ -111,7 +120,7 @@ def test_torn_at_every_byte_of_the_last_record(path: Path) -> None:
             kept = 4 if cut == len(whole) - 1 else 3  # only the newline is missing: the record is whole
             assert numbers(journal.records) == list(range(kept))
             assert len(journal.warnings) == (1 if start < cut < len(whole) - 1 else 0)
-            journal.append("note", number=kept)
+            journal.append("step", number=kept)
         again, warnings = read(path)
         assert numbers(again) == list(range(kept + 1))
         assert not warnings
@@ -160,13 +169,13 @@ def test_damage_in_the_middle_stays_in_the_file_and_is_skipped(path: Path) -> No
     with Journal.open(path) as journal:
         assert journal.warnings == ["line 2 is damaged and was left out"]
         assert numbers(journal.records) == [0, 2]
-        assert journal.append("note", number=3).seq == 3
+        assert journal.append("step", number=3).seq == 3
     assert path.read_bytes().startswith(broken)
 
 
 def test_reading_beside_a_live_writer_changes_nothing(path: Path) -> None:
     with Journal.open(path, create=True) as journal:
-        journal.append("note", number=0)
+        journal.append("step", number=0)
         with path.open("ab") as file:
             file.write(b'{"seq":1,"t"')
         before = path.read_bytes()
@@ -216,7 +225,7 @@ def test_the_lock_of_a_killed_driver_is_free_at_once(path: Path, holder: subproc
     holder.wait()
     assert path.with_name("trials.jsonl.lock").read_text() == str(holder.pid)
     with Journal.open(path) as journal:
-        journal.append("note", number=0)
+        journal.append("step", number=0)
         assert path.with_name("trials.jsonl.lock").read_text() == str(os.getpid())
     Journal.open(path).close()
 
@@ -235,13 +244,13 @@ def test_two_started_at_once_one_wins(path: Path) -> None:
 
 @pytest.mark.parametrize("nth", [1, 3])
 def test_failpoint_leaves_what_was_written(path: Path, nth: int) -> None:
-    code = OPEN + "[(j.append('probe', number=n), j.append('note', number=n)) for n in range(5)]"
-    process = python(code, path, **{FAILPOINT: f"after_write:note:{nth}"})
+    code = OPEN + "[(j.append('other', number=n), j.append('step', number=n)) for n in range(5)]"
+    process = python(code, path, **{FAILPOINT: f"after_write:step:{nth}"})
     process.communicate()
     assert process.returncode == 9
     with Journal.open(path) as journal:
         assert not journal.warnings
-        assert [r.event for r in journal.records] == ["probe", "note"] * nth
+        assert [r.event for r in journal.records] == ["other", "step"] * nth
 
 
 # -- a disk that refuses -----------------------------------------------------------------------------------------------
@@ -263,10 +272,10 @@ def test_a_full_disk_leaves_whole_records_and_says_what_to_do(path: Path, monkey
         with pytest.raises(
             StoppedEarly, match=rf"{path} cannot be written: No space left on device; [^\n]*\n  try: make room in"
         ):
-            journal.append("note", number=2)
+            journal.append("step", number=2)
         assert path.read_bytes() == whole
         room[0] = 10_000
-        assert journal.append("note", number=2).seq == 2
+        assert journal.append("step", number=2).seq == 2
     assert numbers(read(path)[0]) == [0, 1, 2]
 
 
@@ -277,14 +286,99 @@ def test_a_failed_sync_is_not_a_record(path: Path, monkeypatch: pytest.MonkeyPat
     with Journal.open(path, create=True) as journal:
         monkeypatch.setattr(os, "fsync", fsync)
         with pytest.raises(StoppedEarly, match="Input/output error"):
-            journal.append("note")
+            journal.append("step")
         assert journal.records == []
     assert path.read_bytes() == b""
 
 
 def test_a_folder_that_is_gone_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(StoppedEarly, match=r"gone/trials\.jsonl\.lock cannot be written: No such file"):
+    with pytest.raises(StoppedEarly, match=r"gone/trials\.jsonl cannot be written: No such file"):
         Journal.open(tmp_path / "gone" / "trials.jsonl", create=True)
+
+
+# -- what a run survives -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", ["deleted", "moved", "replaced"])
+def test_a_journal_that_is_gone_stops_the_run_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    path = tmp_path / "runs" / "mine" / "one" / "trials.jsonl"
+    path.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with Journal.open(path, create=True) as journal:
+        journal.append("step", number=0)
+        if gone == "moved":
+            path.parent.rename(tmp_path / "elsewhere")
+        else:
+            path.unlink()
+        if gone == "replaced":
+            path.write_text("another's\n")
+        for number in (1, 2):
+            with pytest.raises(StoppedEarly, match=r"every record is in .*cardtune-one\.jsonl") as caught:
+                journal.append("step", number=number)
+    assert caught.value.exit_code == 4
+    command = caught.value.remedy.partition(", then go on with resume=one")[0]
+    subprocess.run(["/bin/sh", "-c", command], check=True)
+    with Journal.open(path) as journal:
+        assert numbers(journal.records) == [0, 2]
+        assert not journal.warnings
+
+
+def test_no_single_bit_loses_the_study(path: Path) -> None:
+    study = {"id": "one", "config": {"search": {"trials": 2}}}
+    with Journal.open(path, create=True) as journal:
+        journal.append("study", **study)
+        for _ in range(2):
+            journal.repeat("study")
+    whole = path.read_bytes()
+    assert whole.count(b"\n") == 2
+    for at, bit in np.random.default_rng(7).integers((len(whole), 8), size=(200, 2)).tolist():
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        found = last(read(path)[0], "study")
+        assert found is not None
+        assert found.fields == study
+
+
+def test_lines_of_another_version_stay_in_the_file_and_are_left_out(path: Path) -> None:
+    odd: list[dict[str, Any]] = [
+        {"seq": "1", "t": "2027-01-01T00:00:00Z", "event": "step"},
+        {"seq": 2, "t": "yesterday", "event": "step"},
+        {"seq": 3, "t": "2027-01-01T00:00:00Z", "event": "trial", "trial": "t1", "configuration": {}},
+        {"seq": 4, "t": "2027-01-01T00:00:00Z", "event": "stage", "stage": 3, "state": "end"},
+        {"seq": 5, "t": "2027-01-01T00:00:00Z", "event": "rated", "trial": "t1"},
+        {"seq": 6, "t": "2027-01-01T00:00:00Z", "event": "of a plug-in", "anything": 1},
+    ]
+    whole = written(path, 1)
+    for fields in odd:
+        body = json.dumps(fields)[:-1].encode()
+        whole += body + b',"crc":"%08x"}\n' % zlib.crc32(body + b"}")
+    path.write_bytes(whole)
+    with Journal.open(path) as journal:
+        records = journal.records
+        assert [r.seq for r in records] == [0, 6]
+        assert len(journal.warnings) == 5
+        assert journal.warnings[2] == ("line 4 (trial) lacks config, outcome, as of another version, and was left out")
+        assert (trials(records), unfinished(records), stage_done(records, "search")) == ([], [], False)
+    assert path.read_bytes() == whole
+
+
+def test_a_run_of_somebody_else_is_said_to_be_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(path, 1)
+
+    def denied(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(ConfigError, match=r"trials\.jsonl cannot be written: Permission denied\n  try: copy the run"):
+        Journal.open(path)
+
+
+def test_seconds_since_the_opening_do_not_follow_the_clock(path: Path) -> None:
+    with Journal.open(path, create=True) as journal:
+        monos = [journal.append("step").mono for _ in range(3)]
+    assert all(mono is not None and 0 <= mono < 60 for mono in monos)
+    assert monos == [r.mono for r in read(path)[0]]
 
 
 # -- views -------------------------------------------------------------------------------------------------------------

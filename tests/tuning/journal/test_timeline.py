@@ -1,5 +1,6 @@
 """Where the wall clock went: every second once, whatever overlaps."""
 
+import dataclasses
 from datetime import UTC, datetime
 
 import pytest
@@ -91,6 +92,40 @@ def test_the_parts_add_up_to_the_whole(trials, probes):
     parts = found.startup_s + found.probing_s + found.training_s + found.evaluating_s + found.confirming_s
     assert parts + found.waiting_s == pytest.approx(found.wall_s)
     assert 0 <= found.overhead_frac <= 1
+
+
+def as_recorded(records, slips):
+    """Returns records of one session with `mono`, each stamped by a clock that is wrong by so many seconds."""
+    moments = [r.seq / 1000 for r in records]
+    slipped = [at(s + slip, r.event, **r.fields) for r, s, slip in zip(records, moments, slips, strict=True)]
+    return [dataclasses.replace(r, mono=s) for r, s in zip(slipped, moments, strict=True)]
+
+
+@given(st.lists(st.sampled_from([-3600.0, -1.0, 0.0, 3600.0]), min_size=8, max_size=8))
+def test_a_clock_that_is_set_changes_no_time(slips):
+    first = [
+        at(0, "study", startup_s=2.0),
+        at(4, "probe", wall_s=4.0),
+        at(5, "trial_start", trial="a"),
+        trial("a", 6, 10, train_s=3.0, evaluate_s=1.0),
+    ]
+    second = [
+        at(0, "resume", startup_s=1.0),
+        at(1, "trial_start", trial="b"),
+        trial("b", 2, 5, train_s=3.0),
+        at(7, "window", wall_s=2.0),
+    ]
+    right = timeline.times([*as_recorded(first, [0.0] * 4), *as_recorded(second, [0.0] * 4)])
+    assert (right.wall_s, right.startup_s, right.training_s) == (pytest.approx(20), pytest.approx(3), pytest.approx(6))
+    found = timeline.times([*as_recorded(first, slips[:4]), *as_recorded(second, slips[4:])])
+    assert found == dataclasses.replace(right, gap_s=found.gap_s)
+
+
+def test_a_damaged_resume_line_still_begins_a_session():
+    records = [*as_recorded([at(0, "study"), at(9, "probe", wall_s=9.0)], [0, 0])]
+    records += as_recorded([at(3, "probe", wall_s=3.0)], [50_000])
+    assert timeline.times(records).wall_s == pytest.approx(9)
+    assert timeline.times([*records, *as_recorded([at(5, "probe", wall_s=2.0)], [50_000])]).wall_s == pytest.approx(11)
 
 
 def test_the_sample_run_adds_up(records):
