@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainables.knobs import Knobs, Scalar
+from tuning.journal.format import plain
 from tuning.journal.records import Journal, Record
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
@@ -61,20 +62,20 @@ class VirtualJournal(Journal):
 
     def __init__(self, clock: VirtualClock, records: Sequence[Record] = ()) -> None:
         self.path, self.warnings = Path("virtual"), []
-        self._begin(list(records))
-        self._clock = clock
+        self._records, self._clock = list(records), clock
+
+    def append(self, event: str, /, **fields: Any) -> Record:
+        """Returns the record, stamped with virtual time; a refused configuration takes `REFUSAL_S`."""
+        now_s = self._clock()
+        stamp = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        record = Record(len(self._records), stamp, event, {k: plain(v, k) for k, v in fields.items()}, now_s)
+        self._records.append(record)
+        if event == "refused":
+            self._clock.spend(REFUSAL_S)
+        return record
 
     def close(self) -> None:
         """Has nothing to give back."""
-
-    def _stamp(self) -> str:
-        moment = datetime.fromtimestamp(self._clock(), UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-    def _keep(self, record: Record) -> None:
-        """Writes nothing."""
-        if record.event == "refused":
-            self._clock.spend(REFUSAL_S)
 
 
 class World(Protocol):
