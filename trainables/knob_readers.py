@@ -1,0 +1,185 @@
+"""How a knob is read back from the facts of a first step: (value asked, facts seen) -> what was seen, and whether it is
+what was asked.
+
+Words hold no measured figure, so that the same sentence comes whenever the same is seen. A reader may raise for facts
+of another version or damaged ones: who asks (`tuning.search.runtime_check`) leaves such a knob out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainables.knob_columns import Found, Reader, Seen
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def flag(key: str, on: str, off: str) -> Reader:
+    """Returns the reader of a fact that is as true as the knob; without that fact only True is an open claim."""
+
+    def read(asked: Any, seen: Seen) -> Found:
+        if key not in seen:
+            return (off, False) if asked is True else None
+        return (on if seen[key] else off), bool(seen[key]) == asked
+
+    return read
+
+
+def equal(key: str, words: str) -> Reader:
+    """Returns the reader of a fact that equals the knob."""
+    return lambda asked, seen: (f"{words} {seen[key]}", seen[key] == asked) if seen.get(key) is not None else None
+
+
+def listed(key: str, words: str) -> Reader:
+    """Returns the reader of a list of numbers, one of which should be the knob's; none for an empty one."""
+
+    def read(asked: Any, seen: Seen) -> Found:
+        numbers = [float(v) for v in seen.get(key, ())]
+        shown = f"{words} {', '.join(f'{v:g}' for v in numbers)}"
+        return (shown, any(abs(v - asked) < 1e-6 for v in numbers)) if numbers else None
+
+    return read
+
+
+def first_phase(read: Reader) -> Reader:
+    """Returns a reader that denies nothing where there are several phases: only the first was watched."""
+
+    def of_first(asked: Any, seen: Seen) -> Found:
+        found = read(asked, seen)
+        return (found[0], None) if found and found[1] is False and len(seen.get("phases", ())) > 1 else found
+
+    return of_first
+
+
+def micro_batch_size(asked: Any, seen: Seen) -> Found:
+    """Reads the largest micro-batch, which is never larger than its batch."""
+    largest = seen.get("micro_batch_size")
+    return (f"micro-batches of {largest}", largest == min(asked, seen["batch_size"])) if largest else None
+
+
+def non_blocking(asked: Any, seen: Seen) -> Found:
+    """Reads whether copies to the device waited; those on a stream of their own never do, whatever was asked."""
+    if "non_blocking" not in seen:
+        return ("no copy to a device", False) if asked else None
+    return ("copies without waiting" if seen["non_blocking"] else "copies that wait"), seen["non_blocking"] or not asked
+
+
+def device_augmentation(asked: Any, seen: Seen) -> Found:
+    """Reads where the augmentation ran."""
+    place = seen.get("augmented_on")
+    if place is None:
+        return ("no augmentation", False) if asked else None
+    return f"augmentation on the {place}", (place != "loader") == asked
+
+
+def inplace_augmentation(asked: Any, seen: Seen) -> Found:
+    """Reads whether the augmentation wrote into its batch."""
+    if "augmented_on" not in seen:
+        return ("no augmentation", False) if asked else None
+    if "augmented_in_place" not in seen:  # a worker's own process
+        return "augmentation out of sight, in the loader's workers", None
+    wrote = seen["augmented_in_place"]
+    # Of several phases one may have to make new tensors (signals joins two views of a sample), and be the one seen.
+    agrees = wrote == asked or (None if len(seen.get("phases", ())) > 1 else False)
+    return f"augmentation {'in place' if wrote else 'into new tensors'}", agrees
+
+
+def amp_dtype(asked: Any, seen: Seen) -> Found:
+    """Reads the types of products and convolutions."""
+    types = dict.fromkeys([*seen.get("matmul_dtypes", ()), *seen.get("conv_dtypes", ())])
+    if not types:
+        return None
+    # Autocast leaves some products in fp32; without it there is no other type.
+    as_asked = _DTYPES[asked] in types if asked in _DTYPES else types.keys().isdisjoint(_DTYPES.values())
+    return f"products of {', '.join(types)}", as_asked
+
+
+def cudnn_benchmark(asked: Any, seen: Seen) -> Found:
+    """Reads cuDNN's flag; without a convolution it has nothing to time."""
+    if asked and "conv_dtypes" not in seen:
+        return "no convolution", False
+    return flag("cudnn_benchmark", "cuDNN's own timing", "cuDNN's usual choice")(asked, seen)
+
+
+def channels_last(asked: Any, seen: Seen) -> Found:
+    """Reads the order of the weights of two-dimensional convolutions."""
+    weights = [layout for layout in seen.get("conv_weights", ()) if layout != "not an image"]
+    if not weights:
+        return ("no convolution of images", False) if asked else None
+    against = "contiguous" if asked else "channels_last"
+    return f"convolutions with weights {', '.join(weights)}", against not in weights
+
+
+def sdpa_backend(asked: Any, seen: Seen) -> Found:
+    """Reads the kernels of attention."""
+    kernels = sorted(seen.get("attention", {}))
+    if not kernels:
+        return None if asked == "auto" else ("no scaled_dot_product_attention", False)
+    return f"attention by {' and '.join(kernels)}", asked == "auto" or kernels == [asked]
+
+
+def compiled(asked: Any, seen: Seen) -> Found:
+    """Reads whether graphs were compiled, which only a second step shows."""
+    if "compiled_graphs" not in seen:
+        return None
+    return ("compiled graphs" if seen["compiled_graphs"] else "no compiled graph"), seen["compiled_graphs"] > 0
+
+
+def activation_checkpointing(asked: Any, seen: Seen) -> Found:
+    """Reads whether operators of the forward pass ran in the backward pass."""
+    again = seen.get("recomputed_frac", 0.0) > 0
+    return ("some operators twice" if again else "every operator once"), again == asked
+
+
+def optimizer(asked: Any, seen: Seen) -> Found:
+    """Reads the types of the optimiser's moments."""
+    types = seen.get("optimizer_state_dtypes")
+    if not types:
+        return None
+    return f"{seen['optimizer']} with moments of {', '.join(types)}", ("uint8" in types) == (asked == "adamw8bit")
+
+
+def fused_optimizer(asked: Any, seen: Seen) -> Found:
+    """Reads the optimiser's kernels; a step that the GradScaler skipped had none."""
+    kernels = seen.get("optimizer_ops")
+    return (", ".join(kernels), any("_fused_" in kernel for kernel in kernels) == asked) if kernels else None
+
+
+def set_to_none(asked: Any, seen: Seen) -> Found:
+    """Reads what became of the gradients."""
+    left = seen.get("grads_after_step")
+    return None if left is None else (f"gradients set to {left}", (left == "none") == asked)
+
+
+def architecture(asked: Any, seen: Seen) -> Found:
+    """Reads what kind of layers ran."""
+    ran = "lstm" if seen.get("recurrent") else "transformer" if seen.get("attention") else "mlp"
+    return f"a network like {ran}", ran == asked
+
+
+def hidden_size(asked: Any, seen: Seen) -> Found:
+    """Reads the sizes of the trained weights."""
+    there = asked in seen.get("widths", ())
+    return f"{'a' if there else 'no'} layer of that width", there
+
+
+def dropout(asked: Any, seen: Seen) -> Found:
+    """Reads the rates of the dropouts that ran; other layers may have their own."""
+    found = listed("dropouts", "dropout of")(asked, seen)
+    if asked == 0:
+        return (found[0], None) if found else ("no dropout", True)
+    return found or ("no dropout", False)
+
+
+def encoder_frac(asked: Any, seen: Seen) -> Found:
+    """Reads the share of the first of several phases."""
+    shares = list(seen.get("phases", {}).values())
+    first = shares[0] if len(shares) > 1 else 0.0
+    return f"a first phase of {first:g}", abs(first - asked) < 1e-6
+
+
+def augmentation(asked: Any, seen: Seen) -> Found:
+    """Reads whether there was an augmentation; how strong it was cannot be told."""
+    if asked == 0:
+        return None
+    return ("an augmentation", None) if "augmented_on" in seen else ("no augmentation", False)
