@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 from hatchling.build import build_wheel
 
-from trainables import knobs
-
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tuning", "trainables", "search_spaces")
 # Carried beside the modules; what a wheel lacks is found only by those who install it.
@@ -134,15 +132,6 @@ def test_no_path_of_a_developers_machine() -> None:
         if name not in NEED_A_HOME:
             found += [f"{name}: {match}" for match in DEVELOPER_PATH.findall(text)]
     assert not found
-
-
-@pytest.mark.parametrize("name", knobs.NAMES)
-def test_knob_says_what_it_does_and_which_module_acts(name: str) -> None:
-    doc = knobs.doc_of(name)
-    match = re.fullmatch(r"(?s)(\S.{15,}[.]) \[([a-z_, ]+)\]", doc)
-    assert match, f"{name}: want a sentence, then its modules in brackets, got {doc!r}"
-    modules = {path.stem for path in (ROOT / "trainables").glob("*.py")}
-    assert set(match[2].split(", ")) <= modules
 
 
 def test_constraints_are_names_and_versions_only() -> None:

@@ -1,27 +1,105 @@
-"""docs/knobs.md has every knob once, with its kind, and names tests that exist. No torch."""
+"""The knob table: every row has every column, docs/knobs.md is made from it, and it needs no torch."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any, get_args
 
-from trainables import knobs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainables import knob_columns, knob_page, knobs
+from trainables.knob_columns import Bound, Domain, Kind, Measured, Memory, Requires, Span, refusal
+from trainables.knobs import TABLE, Knobs
+from tuning.config.cards import Card
 
 ROOT = Path(__file__).parents[1]
-ROWS = [
-    [cell.strip() for cell in line.strip("|\n").split("|")]
-    for line in (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("| ") and not line.startswith("| knob")
-]
+names = pytest.mark.parametrize("name", knobs.NAMES)
 
 
-def test_every_knob_has_its_row_and_kind() -> None:
-    assert {row[0]: row[1] for row in ROWS} == {name: knobs.kind_of(name) for name in knobs.NAMES}
-    assert len(ROWS) == len(knobs.NAMES)
+@names
+def test_every_row_has_every_column(name: str) -> None:
+    row = TABLE[name]
+    assert re.fullmatch(r"(?s)\S.{15,}[.]", row.doc)
+    assert set(row.acts_in) <= {path.stem for path in (ROOT / "trainables").glob("*.py")}
+    assert row.acts_in
+    assert row.claimed
+    assert row.kind in get_args(Kind)
+    assert row.memory in get_args(Memory)
+    assert row.span in get_args(Span)
+    assert set(row.remedies) <= set(get_args(Bound))
+    assert row.domain.check(row.default) == getattr(Knobs(), name)
+    assert row.seen is not None or name in ("learning_rate", "warmup_frac", "empty_cache")
 
 
-def test_the_tests_it_names_exist_and_each_knob_has_one_that_shows_it_active() -> None:
-    for row in ROWS:
-        assert "::" in row[3], row[0]
-        for file, name in re.findall(r"`([\w.]+)::(\w+)`", " ".join(row)):
-            assert f"def {name}(" in (ROOT / "tests" / "trainables" / file).read_text(encoding="utf-8"), row[0]
+@names
+def test_values_of_other_columns_are_values_of_the_knobs(name: str) -> None:
+    row = TABLE[name]
+    for rule in row.rules:
+        assert rule.values == tuple(map(row.domain.check, rule.values))
+        assert row.default not in rule.values or name == "amp_dtype", "a default is honoured everywhere"
+    if row.requires:
+        assert not row.requires.met(TABLE[row.requires.knob].default) or name == "fused_optimizer"
+        assert row.requires.knob in row.requires.example
+    for measured in (Measured(True), Measured(False, cpu_frac=1.0, augment_frac=0.5)):
+        advised = [remedy(Knobs(), measured) for remedy in row.remedies.values()]
+        assert all(value is None or row.domain.check(value) == value for value in advised)
+
+
+def test_the_page_is_that_of_the_table() -> None:
+    assert (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8") == knob_page.page(), (
+        "make it anew: python -m trainables.knob_page > docs/knobs.md"
+    )
+
+
+def test_other_names_and_short_names_belong_to_one_knob_each() -> None:
+    own = [text for name, row in TABLE.items() for text in (name, *row.also)]
+    assert len(own) == len(set(own))
+    short = [row.short for row in TABLE.values() if row.short]
+    assert len(short) == len(set(short))
+
+
+def test_the_table_needs_no_torch() -> None:
+    code = "import sys; from trainables import knobs, knob_page; assert not {'torch', 'numpy'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@given(st.integers(-5, 5) | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=3) | st.none())
+def test_a_requirement_never_raises_and_takes_no_number_for_a_flag(value: Any) -> None:
+    assert Requires("a", above=0).met(value) == (isinstance(value, int | float) and value > 0)
+    assert Requires("a", equals=True).met(value) == (value is True)
+    assert Requires("a", equals="x").met(value) == (value == "x")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"avx2", "fma"}, "which lacks AVX-512"),
+        ({"avx2", "avx512bw"}, None),
+        ({"avx512bw", "avx512_bf16", "amx_bf16"}, None),
+        (set(), None),  # not Linux, or no x86: not known
+    ],
+)
+def test_bf16_on_a_cpu_depends_on_its_instruction_sets(
+    monkeypatch: pytest.MonkeyPatch, flags: set[str], reason: str | None
+) -> None:
+    monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset(flags))
+    found = refusal(TABLE["amp_dtype"], "bf16", Card("cpu", device="cpu"))
+    assert reason in found if reason and found else found is reason
+    assert refusal(TABLE["amp_dtype"], "fp32", Card("cpu", device="cpu")) is None
+    for elsewhere in (Card("auto"), Card("h200", capability=(9, 0), device="cuda")):
+        assert refusal(TABLE["amp_dtype"], "bf16", elsewhere) is None
+
+
+def test_flags_are_read_from_the_machine() -> None:
+    flags = knob_columns.flags_of_cpu()
+    assert not flags or all(re.fullmatch(r"\w+", flag) for flag in flags)
+
+
+def test_a_rule_is_of_its_values_alone() -> None:
+    assert refusal(TABLE["pin_memory"], 1, Card("cpu", device="cpu")) is None  # 1 is not True
+    assert Domain(int, low=0).describe() == "a whole number >= 0"

@@ -131,7 +131,8 @@ class Rule:
 
 def cuda(why: str, *values: Scalar) -> Rule:
     """Returns the rule of values that only a CUDA device honours; `why` begins the sentence about a CPU."""
-    return Rule(values or (True,), "a CUDA device", lambda on, _: f"{why}" if on.device == "cpu" else None)
+    sentence = f"{why}, and this runs on the cpu"
+    return Rule(values or (True,), "a CUDA device", lambda on, _: sentence if on.device == "cpu" else None)
 
 
 def capability(least: tuple[int, int], what: str, *values: Scalar) -> Rule:

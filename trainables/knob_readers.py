@@ -26,8 +26,8 @@ def flag(key: str, on: str, off: str) -> Reader:
 
 
 def equal(key: str, words: str) -> Reader:
-    """Returns the reader of a fact that equals the knob."""
-    return lambda asked, seen: (f"{words} {seen[key]}", seen[key] == asked) if seen.get(key) is not None else None
+    """Returns the reader of a fact that equals the knob; `words` hold a {} for it."""
+    return lambda asked, seen: (words.format(seen[key]), seen[key] == asked) if seen.get(key) is not None else None
 
 
 def listed(key: str, words: str) -> Reader:

@@ -34,6 +34,8 @@ from trainables.knob_columns import (
     turn,
 )
 
+__all__ = ["NAMES", "TABLE", "Knobs", "Scalar", "domain_of", "is_active", "kind_of", "with_memory", "with_span"]
+
 _VOLTA, _AMPERE = (7, 0), (8, 0)  # the first with Triton's code, and the first with bfloat16 and TensorFloat-32
 _DTYPES = ("fp32", "bf16", "fp16")
 _WORKERS = Requires("num_workers", above=0)
@@ -55,7 +57,7 @@ class Knobs:
     batch_size: int = _row(Knob(
         32, "learning", Domain(int, low=1, high=65_536), "Samples of one optimiser step.",
         acts_in=("batches", "loop"), memory="step", span="optimizer", claimed="A B C D E",
-        seen=read.equal("batch_size", "batches of"), short="batch", also=("bs", "batch"),
+        seen=read.equal("batch_size", "batches of {}"), short="batch", also=("bs", "batch"),
         remedies={"optimizer": lambda own, _: 2 * own.batch_size},  # fewer steps for the same samples
     ))
     micro_batch_size: int = _row(Knob(
@@ -81,14 +83,14 @@ class Knobs:
     num_workers: int = _row(Knob(
         0, "system", Domain(int, low=0, high=256), "DataLoader processes; 0 loads in the training process.",
         acts_in=("batches",), memory="none", span="loader", claimed="A B C D E",
-        seen=read.equal("workers", "live workers:"), also=("workers",),
+        seen=read.equal("workers", "with {} live workers"), also=("workers",),
         # More workers need cores to work on.
         remedies={"loader": lambda own, step: (2 * own.num_workers or 2) if step.cpu_frac < 0.9 else None},
     ))
     prefetch_factor: int = _row(Knob(
         2, "system", Domain(int, low=1, high=64), "Micro-batches each worker keeps ready.",
         acts_in=("batches",), memory="none", span="loader", claimed="A B C E", requires=_WORKERS,
-        seen=read.equal("prefetch_factor", "with a prefetch of"), also=("prefetch",),
+        seen=read.equal("prefetch_factor", "with a prefetch of {}"), also=("prefetch",),
         remedies={"loader": lambda own, _: max(4, own.prefetch_factor)},
     ))
     persistent_workers: bool = _row(Knob(
@@ -254,7 +256,7 @@ class Knobs:
     adapter: str = _row(Knob(
         "dora", "both", Domain(str, values=("none", "lora", "dora")),
         "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
-        acts_in=("workload",), memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter"),
+        acts_in=("workload",), memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
     ))
     adapter_rank: int = _row(Knob(
         16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
@@ -319,11 +321,6 @@ def with_memory(*moves: Memory) -> tuple[str, ...]:
 def with_span(*spans: Span) -> tuple[str, ...]:
     """Returns the knobs that can shorten one of these parts of a step."""
     return tuple(name for name, row in TABLE.items() if row.span in spans)
-
-
-def memory_value(name: str, value: Scalar) -> Scalar:
-    """Returns what of a value moves the memory: of a number with a fraction only whether it is above 0."""
-    return float(value) > 0 if TABLE[name].domain.type is float else value
 
 
 def is_active(name: str, values: Mapping[str, object]) -> bool:

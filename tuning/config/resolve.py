@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from trainables.knobs import NAMES, Scalar, doc_of
+from trainables.knobs import NAMES, TABLE, Scalar
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.errors import ConfigError
@@ -157,7 +157,7 @@ def parsed_space(raw: Mapping[str, object], origins: Mapping[str, str]) -> Space
 
 def refuse_unread(knobs: Tree, declared: Mapping[str, object], workload: str, origins: Mapping[str, str]) -> None:
     """Raises ConfigError for a knob that only a workload can act on, where this one's file does not name it."""
-    own = [n for n in NAMES if "workload" in doc_of(n).rpartition("[")[2]]
+    own = [n for n, row in TABLE.items() if "workload" in row.acts_in]
     for name in own:
         typed = name in knobs and origins.get(f"knobs.{name}") == COMMAND_LINE
         if typed and name not in declared:

@@ -11,31 +11,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainables.knobs import NAMES, REQUIRES, Kind, Knobs, Scalar, domain_of, is_active, kind_of, meets
+from trainables.knob_columns import Kind, Requires, Scalar
+from trainables.knobs import ALSO_CALLED, NAMES, TABLE, Knobs, domain_of, is_active, kind_of
 from tuning.config.errors import ConfigError
 
 MAX_CHOICES = 10_000
 
 _RANGE_KEYS = ("low", "high", "log", "integer")
 _DEFAULTS = Knobs().as_dict()
-
-# What people write, where the distance between the words does not lead to the knob's name.
-_ALSO_CALLED = {
-    "lr": "learning_rate",
-    "bs": "batch_size",
-    "batch": "batch_size",
-    "micro_batch": "micro_batch_size",
-    "workers": "num_workers",
-    "amp": "amp_dtype",
-    "dtype": "amp_dtype",
-    "precision": "amp_dtype",
-    "wd": "weight_decay",
-    "prefetch": "prefetch_factor",
-    "rank": "adapter_rank",
-    "warmup": "warmup_frac",
-    "checkpointing": "activation_checkpointing",
-    "fused": "fused_optimizer",
-}
+_REQUIRES: Mapping[str, Requires] = {n: row.requires for n, row in TABLE.items() if row.requires is not None}
 
 
 @dataclass(frozen=True)
@@ -112,17 +96,16 @@ class Space:
         """Returns the space of knob name -> raw parameter; raises ConfigError for a knob that can have no effect."""
         space = cls.parse(raw)
         for name in space.without_effect():
-            other, test = REQUIRES[name]
             raise ConfigError(
                 f"knobs.{name}={shown(raw[name])} has no effect: {space.unmet(name)}",
-                remedy=f"add {_MET_BY[test].format(other)}, or leave out knobs.{name}",
+                remedy=f"add {_REQUIRES[name].example}, or leave out knobs.{name}",
             )
         return space
 
     def without_effect(self) -> tuple[str, ...]:
         """Returns the knobs that were given a value or a search, and whose precondition no configuration here meets."""
-        asked = (n for n in REQUIRES if n in {**self.parameters, **self.fixed} and self.given(n) != _DEFAULTS[n])
-        return tuple(n for n in asked if not any(meets(n, v) for v in values_of(self.given(REQUIRES[n][0]))))
+        asked = (n for n in _REQUIRES if n in {**self.parameters, **self.fixed} and self.given(n) != _DEFAULTS[n])
+        return tuple(n for n in asked if not any(map(_REQUIRES[n].met, values_of(self.given(_REQUIRES[n].knob)))))
 
     def given(self, name: str) -> Parameter | Scalar:
         """Returns what the knob may be here: its parameter, its fixed value, or its default."""
@@ -130,9 +113,9 @@ class Space:
 
     def unmet(self, name: str) -> str:
         """Returns in words what a knob of `without_effect` needs, and what there is instead."""
-        other, test = REQUIRES[name]
-        values = " or ".join(shown(v) for v in values_of(self.given(other)))
-        return f"it needs {other} {test if test == '> 0' else '= ' + test}, which can only be {values} here"
+        requires = _REQUIRES[name]
+        values = " or ".join(shown(v) for v in values_of(self.given(requires.knob)))
+        return f"it needs {requires.words}, which can only be {values} here"
 
     def as_raw(self) -> dict[str, Any]:
         """Returns knob name -> scalar, list or mapping, as YAML has it; `Space.parse` reads it back."""
@@ -166,13 +149,13 @@ class Space:
 
         A knob without effect is not counted; configurations that differ only before the micro-batch is cut are.
         """
-        others = {other for other, _ in REQUIRES.values()}
-        free = math.prod(_count(p) for n, p in self.parameters.items() if n not in REQUIRES and n not in others)
+        others = {requires.knob for requires in _REQUIRES.values()}
+        free = math.prod(_count(p) for n, p in self.parameters.items() if n not in _REQUIRES and n not in others)
         for other in others:
-            needing = [n for n in self.parameters if n in REQUIRES and REQUIRES[n][0] == other]
+            needing = [n for n in self.parameters if n in _REQUIRES and _REQUIRES[n].knob == other]
             counts = {n: _count(self.parameters[n]) for n in needing}
             free *= sum(
-                math.prod(count for n, count in counts.items() if meets(n, value))
+                math.prod(count for n, count in counts.items() if _REQUIRES[n].met(value))
                 for value in values_of(self.given(other))
             )
         return free
@@ -194,7 +177,7 @@ def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
 
 def near_knob(name: str) -> str:
     """Returns a sentence with the knob most like `name`, or with all of them."""
-    near = _ALSO_CALLED.get(name) or next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=0.6)), None)
+    near = ALSO_CALLED.get(name) or next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=0.6)), None)
     return f"did you mean knobs.{near}?" if near else f"knobs are {', '.join(NAMES)}"
 
 
@@ -276,9 +259,6 @@ def _range_example(name: str) -> str:
     default, domain = float(_DEFAULTS[name]), domain_of(name)
     low, high = (max(default // 2, 1), default * 2 or 4) if domain.type is int else (default / 5, default * 5)
     return f"'knobs.{name}={{low: {low:g}, high: {min(high, domain.high):g}, log: true}}'"
-
-
-_MET_BY = {"> 0": "knobs.{}=[0,2,4]", "true": "knobs.{}=[false,true]", "adamw": "knobs.{}=adamw"}
 
 
 def values_of(parameter: Parameter | Scalar) -> Sequence[Any]:

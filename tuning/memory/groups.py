@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainables.knobs import PHASE_KNOB, Knobs, Scalar
+from trainables.knobs import PHASE_KNOB, Knobs, Scalar, with_memory
 from tuning.journal.records import Record, last
 from tuning.memory.guard import GRADIENTS_HELD, Coupling, MemoryGuard
 from tuning.memory.oom import GROWING
 from tuning.memory.profile import MemoryProfile
 
-MEMORY_KNOBS = (
-    *("architecture", "hidden_size", "adapter", "adapter_rank", "optimizer", "sequence_packing"),
-    *("amp_dtype", "activation_checkpointing", "sdpa_backend"),
-)
+MEMORY_KNOBS = tuple(name for name in with_memory("group") if name != PHASE_KNOB)
 """Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it.
 
 Others change it by a few per cent (fused_optimizer, channels_last, where augmentation runs), which the posterior's

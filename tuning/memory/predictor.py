@@ -22,20 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainables.files import cache_dir, write_whole
-from trainables.knobs import NAMES, Knobs, Scalar
+from trainables.knobs import NAMES, TABLE, Knobs, Scalar, with_memory
 from tuning.memory import calibration
 from tuning.memory.prediction import Prediction
 
-WITHOUT_EFFECT = frozenset(
-    {
-        *("micro_batch_size", "batch_size", "learning_rate", "weight_decay", "warmup_frac", "tf32", "set_to_none"),
-        *("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "non_blocking", "device_prefetch"),
-        *("length_bucketing", "ram_cache", "empty_cache", "sync_every_step", "cudnn_benchmark"),
-    }
-)
-"""Knobs that do not change the traced step: one prediction serves all their values."""
-ONLY_WHETHER = ("dropout", "encoder_frac", "augmentation")
-"""Knobs that change the step by being above 0, not by how far."""
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,9 +90,11 @@ def predict_all(
 
 def _wire(request: Request) -> str:
     """Returns the request as a line of JSON, less what does not change its answer."""
-    knobs: dict[str, Any] = {n: v for n, v in {**Knobs().as_dict(), **request.knobs}.items() if n not in WITHOUT_EFFECT}
-    for name in ONLY_WHETHER:
-        knobs[name] = 0.5 if knobs[name] else 0.0
+    whole = {**Knobs().as_dict(), **request.knobs}
+    knobs: dict[str, Any] = {n: whole[n] for n in with_memory("group", "minor")}
+    for name, value in knobs.items():  # all that matters of a rate is whether there is one
+        if TABLE[name].domain.type is float:
+            knobs[name] = 0.5 if value else 0.0
     knobs |= {name: request.knobs[name] for name in request.knobs if name not in NAMES}  # refused there, with words
     asked = {**asdict(request), "options": dict(request.options), "knobs": knobs}
     found = calibration.of_card(request.capability) if request.kernels == "cuda" else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from trainables.knobs import NAMES, Knobs, Scalar, domain_of
+from trainables.knobs import NAMES, TABLE, Knobs, Scalar, domain_of
 from tuning.config import yaml_files
 from tuning.config.cards import Card, refuse
 from tuning.config.declared import declared
@@ -23,13 +23,6 @@ AXES = ("amp_dtype", "activation_checkpointing", "adapter")
 MOST_SIZES = 6
 CAPABILITY = (8, 6)
 """Taken for a card that does not say its own."""
-
-_NO_BYTES = (
-    *("micro_batch_size", "learning_rate", "weight_decay", "warmup_frac", "tf32", "cudnn_benchmark", "empty_cache"),
-    *("num_workers", "prefetch_factor", "persistent_workers", "ram_cache", "pin_memory", "non_blocking"),
-    *("length_bucketing", "sync_every_step"),
-)
-"""Knobs that change nothing the tracer sees, left at their defaults so that they do not ask for another trace."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ def _representative(space: Space) -> tuple[dict[str, Scalar], dict[str, tuple[Sc
     defaults = Knobs().as_dict()
     for name in NAMES:
         given = space.given(name)
-        if name in _NO_BYTES:
+        if TABLE[name].memory == "none" or name == "micro_batch_size":
             chosen[name] = defaults[name]
         elif isinstance(given, Range):
             chosen[name] = domain_of(name).check(given.high)

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from trainables.knobs import TABLE
 from tuning.config import atomic
 from tuning.report import plots, wording
 from tuning.report.plots import Figure
@@ -22,7 +23,7 @@ from tuning.report.summary import PICKS, Named, Summary
 from tuning.report.trial_views import Candidate
 from tuning.search import runtime_check
 
-_SHORT = {"learning_rate": "rate", "batch_size": "batch", "micro_batch_size": "micro", "amp_dtype": "type"}
+_SHORT = {name: row.short for name, row in TABLE.items() if row.short}
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
 
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainables.knobs import Knobs
+from trainables.knob_columns import Bound, Measured, word
+from trainables.knobs import TABLE, Knobs, is_active, with_span
 
-Bound = Literal["loader", "transfer", "launch", "compute", "memory", "optimizer"]
 Band = Literal["good", "OK", "bad"]
 
 GOOD_FRAC, OK_FRAC = 0.80, 0.60
@@ -31,10 +31,6 @@ SHOWN_FRAC = 0.05
 IDLE_FRAC = 0.02
 """Knobs are frozen below this share: a probe's own 95 % interval is no narrower (spread_frac 0.03)."""
 
-LOADER_KNOBS = ("num_workers", "prefetch_factor", "persistent_workers", "ram_cache")
-AUGMENT_KNOBS = ("device_augmentation", "inplace_augmentation")
-TRANSFER_KNOBS = ("pin_memory", "non_blocking", "device_prefetch")
-OPTIMIZER_KNOBS = ("fused_optimizer",)
 LOADING = {"read": "reading", "collate": "collating", "augment": "augmentation"}
 """Parts of the waiting that spans tell of where no workers load, in words."""
 
@@ -135,8 +131,9 @@ def judge(
     except ValueError:  # knobs of another version: what would help them is not known
         return Verdict(bound, share, band, sentence, held=held)
     bounds: list[Bound] = ["loader", bound] if found.waited >= HELD_FRAC and bound != "loader" else [bound]
-    augmenting = (_number(spans.get("augment_s")) or 0.0) / spans["wall_s"]
-    known = (_remedies(each, own, found, telemetry, augmenting) for each in bounds)
+    augment_frac = (_number(spans.get("augment_s")) or 0.0) / spans["wall_s"]
+    measured = Measured(found.cuda, _number(telemetry.get("machine_cpu_frac")) or 0.0, augment_frac)
+    known = (_remedies(each, own, measured) for each in bounds)
     all_remedies = list(dict.fromkeys(remedy for each in known for remedy in each))
     left = tuple(r for r in all_remedies if r not in tried)
     return Verdict(bound, share, band, sentence, left, tuple(r for r in all_remedies if r in tried), held)
@@ -165,15 +162,15 @@ def frozen(
     crowded = not found.cuda or (_number(telemetry.get("machine_cpu_frac")) or 0.0) >= 0.9
     waited = found.waited + (_number(telemetry.get("children_cpu_frac")) or 0.0) * crowded
     # With augmentation on the device the loader is relieved of it, and switching it off would relieve the device.
-    loader = LOADER_KNOBS if own.device_augmentation else LOADER_KNOBS + AUGMENT_KNOBS
+    loader = with_span("loader") if own.device_augmentation else with_span("loader", "augment")
     groups: list[tuple[str, float, tuple[str, ...]]] = [("data-wait", waited, loader)]
     moved, stepped = ((_number(spans.get(f"{n}_s")) or 0.0) / spans["wall_s"] for n in ("transfer", "optimizer"))
     if not found.cuda:
-        groups.append(("transfer", moved, TRANSFER_KNOBS))
+        groups.append(("transfer", moved, with_span("transfer")))
     elif found.seen:
         # A copy that the host waits for also keeps it from launching ahead, which shows as a device standing still.
-        groups.append(("transfer and idle", moved + 1.0 - found.busy, TRANSFER_KNOBS))
-    groups.append(("optimiser", stepped, OPTIMIZER_KNOBS))
+        groups.append(("transfer and idle", moved + 1.0 - found.busy, with_span("transfer")))
+    groups.append(("optimiser", stepped, with_span("optimizer")))
     held = ((span, frac, tuple(n for n in names if n in searched)) for span, frac, names in groups if frac < IDLE_FRAC)
     return tuple(Frozen(*one) for one in held if one[2])
 
@@ -227,51 +224,14 @@ def _busy(found: Shares) -> str:
     return f"{percent(found.compute)} in forward and backward{stepping}"
 
 
-def _remedies(
-    bound: Bound, own: Knobs, found: Shares, telemetry: Mapping[str, Any], augmenting: float
-) -> Iterator[str]:
-    """Yields what the documents of `search_spaces/` advise, where it is not done already."""
-    if bound == "loader":
-        if not own.ram_cache:
-            yield "ram_cache=true"
-        if (_number(telemetry.get("machine_cpu_frac")) or 0.0) < 0.9:  # more workers need cores to work on
-            yield f"num_workers={2 * own.num_workers or 2}"
-        if own.num_workers and not own.persistent_workers:
-            yield "persistent_workers=true"
-        if own.num_workers and own.prefetch_factor < 4:
-            yield "prefetch_factor=4"
-        if found.cuda and not own.device_augmentation:
-            yield "device_augmentation=true"
-        if not found.cuda and not own.inplace_augmentation and augmenting >= IDLE_FRAC:
-            yield "inplace_augmentation=true"
-    elif bound == "transfer":
-        for name in TRANSFER_KNOBS:
-            if not getattr(own, name):
-                yield f"{name}=true"
-    elif bound == "launch":
-        if own.sync_every_step:
-            yield "sync_every_step=false"
-        if own.micro_batch_size < own.batch_size:
-            yield f"micro_batch_size={min(own.batch_size, 2 * own.micro_batch_size)}"
-        if found.cuda and own.compile == "off":
-            yield "compile=reduce-overhead"
-        if not own.fused_optimizer and own.optimizer == "adamw":
-            yield "fused_optimizer=true"
-    elif bound == "memory":
-        if not own.activation_checkpointing:
-            yield "activation_checkpointing=true"
-        if own.amp_dtype == "fp32":
-            yield "amp_dtype=bf16"
-        if own.optimizer == "adamw":
-            yield "optimizer=adamw8bit"
-    elif bound == "optimizer":
-        if not own.fused_optimizer and own.optimizer == "adamw":
-            yield "fused_optimizer=true"
-        yield f"batch_size={2 * own.batch_size}"  # fewer steps for the same samples
-    elif own.activation_checkpointing:
-        yield "activation_checkpointing=false"
-    elif found.cuda and own.amp_dtype == "fp32":
-        yield "amp_dtype=bf16"
+def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
+    """Yields what the knob table advises and is not done already; taking a setting back first, and system knobs."""
+    found = []
+    for name, row in TABLE.items():
+        value = row.remedies[bound](own, measured) if bound in row.remedies else None
+        if value is not None and value != getattr(own, name) and is_active(name, own.as_dict()):
+            found.append((value != row.default, row.kind != "system", f"{name}={word(value)}"))
+    return (text for *_, text in sorted(found, key=lambda one: one[:2]))
 
 
 def _number(value: Any) -> float | None:

@@ -27,7 +27,7 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from trainables.knobs import REQUIRES, Scalar, is_active
+from trainables.knobs import TABLE, Scalar, is_active
 from tuning.config.space import Choice, Parameter, Range, Space, values_of
 from tuning.search.history import History
 from tuning.stats.pareto import Mode
@@ -95,7 +95,7 @@ class Sampler:
         """
         self._space, self._objectives, self._seed = space, dict(objectives), seed
         # A knob that needs another comes after it.
-        self._names = sorted(space.parameters, key=lambda name: name in REQUIRES)
+        self._names = sorted(space.parameters, key=lambda name: TABLE[name].requires is not None)
         self._distributions = {name: _distribution(space.parameters[name]) for name in self._names}
         self._initial = [self._checked(values) for values in initial]
         self._finished: list[FrozenTrial] = []
@@ -215,7 +215,7 @@ class Sampler:
         """Returns `start` with those knobs, and what it lacks, drawn; numbers of ranges near where they were."""
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if name in REQUIRES and not is_active(name, {**self._space.fixed, **values}):
+            if not is_active(name, {**self._space.fixed, **values}):
                 continue
             parameter = self._space.parameters[name]
             if name not in start:
@@ -252,7 +252,7 @@ class Sampler:
         trial = study.ask()
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if name not in REQUIRES or is_active(name, {**self._space.fixed, **values}):
+            if is_active(name, {**self._space.fixed, **values}):
                 values[name] = _draw(trial, name, self._space.parameters[name])
         return self._settled(values)
 

@@ -155,7 +155,7 @@ def test_where_nothing_waits_the_loaders_knobs_stay_and_a_note_says_so(tmp_path:
     assert {k["fused_optimizer"] for k in profiler.probed} == {False, True}
     notes = [r["text"] for r in journal.records if r.event == "note"]
     assert len(notes) == 2  # one for each coupling
-    assert notes[0].startswith("amp_dtype=fp32: data-wait 0.4 %: num_workers, prefetch_factor, ram_cache are left as")
+    assert notes[0].startswith("amp_dtype=fp32: data-wait 0.4 %: ram_cache, num_workers, prefetch_factor are left as")
     assert "transfer 0 %: pin_memory is left as it is" in notes[0]
 
 

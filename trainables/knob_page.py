@@ -1,0 +1,68 @@
+"""docs/knobs.md, made from the table of knobs:
+
+python -m trainables.knob_page > docs/knobs.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trainables.knob_columns import Knob, word
+from trainables.knobs import TABLE
+
+_HEAD = """\
+# Knobs
+
+Every optimisation and what is known of it. This page is made from the table in `trainables/knobs.py`:
+`python -m trainables.knob_page > docs/knobs.md`.
+
+- **Kind**: system knobs change speed and memory only, learning knobs what is learned, both is both
+  ([design.md](design.md#3-knobs-have-kinds)). Tests hold the system ones to it: `tests/trainables/test_loop.py` and
+  `test_witness.py`.
+- **Values**: the default comes first.
+- **Needs**: what another knob, the device or the machine must have for it; values that the device cannot honour are
+  left out of a search, with a sentence why.
+- **Memory**: whether the peak of a step depends on it. *group*: each value is measured for itself. *minor*: by a few
+  per cent, which the memory guard's margin holds. *step*: through the samples of a micro-step and the gradients held
+  in it.
+- **Shortens**: the part of a step that it can make faster. Where that part takes less than 2 % of the time, probes
+  leave the knob as it is.
+- **Read back**: whether the first optimiser step of every run shows that the knob was honoured
+  (`trainables/witness.py`); a knob that was not becomes a note, such as "knobs.sdpa_backend=efficient was asked; the
+  first step showed attention by math".
+- **Claimed in**: a letter is one of the documents whose claims are measured here. A: GPU Optimization for RTX 3090 Ti.
+  B: GPU Optimization Guide - RTX 3090 (24GB). C: Complete Optimization Review - RTX 3090 24GB GPU. D: GPU Training
+  Optimization Guide. E: GPU Optimization Summary. A dash: ours alone.
+
+What single knobs bought on a CPU: [knob_receipts.jsonl](../benchmarks/results/knob_receipts.jsonl), measured by
+`python -m benchmarks.knob_receipts`.
+
+| knob | what it does | kind | values | needs | memory | shortens | read back | claimed in |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """Returns the page as Markdown."""
+    return _HEAD + "".join(f"| {' | '.join(_cells(name, row))} |\n" for name, row in TABLE.items())
+
+
+def _cells(name: str, row: Knob) -> Iterator[str]:
+    yield f"`{name}`"
+    yield f"{row.doc} ({', '.join(f'`{module}`' for module in row.acts_in)})"
+    yield row.kind
+    others = [word(v) for v in row.domain.values if v != row.default]
+    yield f"**{word(row.default)}**, {', '.join(others) if others else row.domain.describe()}"
+    own = [row.requires.words] if row.requires else []
+    for rule in row.rules:
+        whole = set(rule.values) >= {v for v in row.domain.values if v != row.default}
+        own.append(rule.needs if whole else f"{rule.needs} for {' and '.join(map(word, rule.values))}")
+    yield "; ".join(own) or "-"
+    yield row.memory
+    yield row.span
+    yield "no" if row.seen is None else "yes"
+    yield row.claimed
+
+
+if __name__ == "__main__":
+    print(page(), end="")
