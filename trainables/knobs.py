@@ -324,6 +324,9 @@ def with_span(*spans: Span) -> tuple[str, ...]:
 
 
 def is_active(name: str, values: Mapping[str, object]) -> bool:
-    """Returns False for a knob whose requirement `values` do not meet, such as a prefetch without workers."""
-    requires = TABLE[name].requires
+    """Returns False for a knob whose requirement `values` do not meet, such as a prefetch without workers.
+
+    True for a name that is no knob, as records of another version may hold.
+    """
+    requires = TABLE[name].requires if name in TABLE else None
     return requires is None or requires.met(values.get(requires.knob, TABLE[requires.knob].default))
