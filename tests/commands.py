@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MINE = ROOT / "tests" / "data" / "mine.py"
 
 
+@contextmanager
+def heard_interrupts() -> Iterator[None]:
+    """Processes started within hear SIGINT, though a shell's `make test &` has it ignored, which children inherit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def start(module: str, arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     """Returns the running command, its output in `folder`/out and /err, in a process group of its own."""
     # A cache of its own: what one test's run learns about memory is not to be known to another's.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "XDG_CACHE_HOME": str(folder / "cache")}
-    with (folder / "out").open("a") as out, (folder / "err").open("a") as err:
+    with heard_interrupts(), (folder / "out").open("a") as out, (folder / "err").open("a") as err:
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.Popen(
             command, cwd=folder, env=environment, stdout=out, stderr=err, text=True, start_new_session=True

@@ -1,0 +1,69 @@
+"""Two trials at a time: with Ray, its dashboard behind a token on loopback, in one flat space and with probes."""
+
+from __future__ import annotations
+
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.commands import MINE, start, wait_for
+from tests.golden.outputs import check_files, journal, of, study, tiny
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def status(url: str, token: str | None) -> int:
+    """Returns the code that a dashboard answers with."""
+    request = urllib.request.Request(url)  # noqa: S310  (our own dashboard on loopback)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def listening(process: psutil.Process) -> set[str]:
+    """Returns the addresses a process listens at; none where it has ended meanwhile."""
+    try:
+        return {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def test_two_trials_at_a_time(tmp_path: Path) -> None:
+    records = study(tmp_path, "concurrency=2", "search.trials=4")
+    assert of(records, "study")[0]["concurrency"] == 2
+    assert of(records, "probe")
+    assert len(of(records, "trial")) == 4
+
+
+def test_a_flat_search_with_a_dashboard_that_asks_for_its_token_on_loopback(tmp_path: Path) -> None:
+    asked = tiny(f"workload={MINE}", "search.strategy=joint", "concurrency=2", "dashboard=true")
+    process = start("tuning.run", asked, tmp_path)
+    err = tmp_path / "err"
+    assert wait_for(lambda: "log in with the token" in err.read_text(), process), err.read_text()[-2000:]
+    told = re.search(r"(http://\S+) +log in with the token: cat (\S+)", " ".join(err.read_text().split()))
+    assert told
+    url, token = told[1], Path(told[2])
+    assert re.match(r"http://(127\.0\.0\.1|localhost):\d+$", url)
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert [status(f"{url}/api/jobs/", t) for t in (None, token.read_text())] == [401, 200]
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    addresses = {address.removeprefix("::ffff:") for p in family for address in listening(p)}
+    assert addresses
+    assert addresses <= {"127.0.0.1", "::1"}
+
+    assert process.wait(120) == 0, err.read_text()[-2000:]
+    (made,) = (tmp_path / "runs").glob("*/one")
+    check_files(made)
+    records = journal(made)
+    assert not of(records, "probe")
+    assert len(of(records, "trial")) == 3
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert not left

@@ -1,0 +1,134 @@
+"""The command line from end to end, as a person and a program see it: a study, its files, and every verb on them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.commands import MINE, run, start, wait_for
+from tests.golden.outputs import answer, journal, of, study, tiny
+
+HUNGRY = """
+import torch
+from tests.data.mine import Moons
+
+class Hungry(Moons):
+    seen = 0
+
+    def loss(self, model, batch):
+        rows = len(batch[0])
+        type(self).seen += rows
+        late = torch.ones(64, 2**14) if rows == 64 and self.seen > 2000 else None  # 4 MiB that no estimate foresees
+        return super().loss(model, batch) + (0 if late is None else late.sum() * 0)
+
+WORKLOAD = Hungry()
+"""
+
+
+def test_a_study_in_one_process_and_every_verb_on_what_it_left(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
+    records = study(tmp_path, "concurrency=1")
+    assert {"study", "footprint", "probe", "trial_start", "trial", "confirmed", "window", "pick"} <= {
+        r["event"] for r in records
+    }
+    shown = (tmp_path / "out").read_text()
+    assert shown.startswith("best ")
+    assert "\x1b" not in shown + (tmp_path / "err").read_text()
+
+    (row,) = answer(tmp_path, "list")
+    assert (row["id"], row["workload"], row["state"], row["trials"]) == ("one", "mine", "finished", 3)
+    summary = answer(tmp_path, "show", "one")
+    assert summary["state"] == "finished"
+    assert {"best", "before"} <= summary["named"].keys()
+    assert sum(summary["trial_counts"].values()) == len(summary["trials"]) == 3
+    files = answer(tmp_path, "report", "one")
+    assert {"best.yaml", "front.csv", "report.html"} <= {Path(f).name for f in files}
+
+    made = tmp_path / "runs" / "mine" / "one"
+    trained = answer(tmp_path, "train", "--from", str(made / "best.yaml"))
+    assert trained["samples"] == 1024
+    assert {"values", "samples_per_s", "seed", "peak_allocated_bytes", "device", "model_sha256"} <= trained.keys()
+    assert 0 < trained["values"]["accuracy"] <= 1
+    assert {p.name for p in (made / "train").iterdir()} >= {"model.safetensors", "result.json"}
+
+    ablated = answer(tmp_path, "ablate", "one", "--rounds", "2", "--window", "0.05")
+    for result in ablated["receipts"]:
+        assert result["gain"]["low"] <= result["gain"]["ratio"] <= result["gain"]["high"]
+    assert ablated["receipts"]
+    assert run("tuning", ["show", "one"], tmp_path) == 0
+    assert "Traceback" not in (tmp_path / "err").read_text()
+
+
+def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "hungry.py").write_text(HUNGRY)
+    card = ["card=rtx4060", "card.memory_gib=0.003", "card.reserve_gib=0", "knobs.amp_dtype=fp32"]
+    records = study(tmp_path, "concurrency=1", "search.trials=8", *card, workload="hungry.py")
+    (first,) = of(records, "study")
+    cap = first["card"]["cap_bytes"]
+    assert first["card"]["virtual"]
+    assert cap < 0.004 * 2**30
+    ended = of(records, "trial")
+    assert len(ended) == 8
+    assert "lost" not in {r["outcome"] for r in ended}
+    failed = [r for r in [*of(records, "probe"), *ended] if r["outcome"] == "oom"]
+    assert failed, "at 64 a micro-batch needs 4 MiB more than was measured"
+    for r in failed:
+        assert "out of memory" in r["message"]
+        assert r["wanted_bytes"] > 4 * 2**20
+    assert all(r["config"]["micro_batch_size"] < 64 for r in of(records, "confirmed"))
+    assert max(r["peak_allocated_bytes"] for r in of(records, "confirmed")) <= cap
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["workloda=nli"], "workload=nli"),
+        (["workload=nli", "workload.data=nothing.jsonl"], "workload.data=nothing.jsonl"),
+        (["workload=nli", "workload.model=nowhere/at-all"], "workload.model=nowhere/at-all"),
+        (["workload=nli", "knobs.learning_rate=abc"], "knobs.learning_rate: abc"),
+        (["workload=broken.py"], "NameError: name 'undefined' is not defined"),
+        (["resume=none-such"], "none-such"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_error_with_code_2_and_writes_nothing(tmp_path: Path, arguments: list[str], says: str) -> None:
+    (tmp_path / "broken.py").write_text("WORKLOAD = undefined\n")
+    assert run("tuning.run", arguments, tmp_path) == 2
+    err = (tmp_path / "err").read_text()
+    assert err.startswith("error: ")
+    assert says in err
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) <= 8
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.fault
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_a_study_killed_twice_loses_nothing_and_repeats_nothing(tmp_path: Path, concurrency: int) -> None:
+    folder, count = tmp_path / "runs" / "mine" / "one", 6
+    fixed = ["batch_size=16", "micro_batch_size=8", "amp_dtype=fp32", "num_workers=0"]
+    slow = [f"concurrency={concurrency}", f"search.trials={count}", "budget.train_epochs=8", "search.max_time=20m"]
+
+    def ends() -> int:
+        path = folder / "trials.jsonl"
+        return path.read_bytes().count(b'"event":"trial",') if path.exists() else 0
+
+    finished: dict[str, object] = {}
+    for kill in range(2):
+        asked = tiny(f"workload={MINE}", *slow, *(f"knobs.{f}" for f in fixed)) if kill == 0 else ["resume=one"]
+        process, wanted = start("tuning.run", asked, tmp_path), ends() + 1
+        assert wait_for(lambda wanted=wanted: ends() >= wanted, process), (tmp_path / "err").read_text()[-2000:]  # type: ignore[misc]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        finished |= {r["trial"]: r["values"] for r in of(journal(folder, killed=True), "trial")}
+    assert len(finished) < count, "the study had ended before it was killed"
+    assert run("tuning.run", ["resume=one"], tmp_path) == 0, (tmp_path / "err").read_text()[-2000:]
+    records = journal(folder)
+    ended = {r["trial"]: r["values"] for r in of(records, "trial")}
+    assert len(of(records, "trial")) == len(ended) == count, "a finished trial was run again, or one was lost"
+    assert {t: ended[t] for t in finished} == finished
+    assert len(of(records, "resume")) == 2
+    assert (folder / "best.yaml").exists()

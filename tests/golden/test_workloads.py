@@ -1,0 +1,53 @@
+"""The five workloads that come along, at the smallest settings that still go through every stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden.outputs import answer, of, study
+
+pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
+SMALL = {
+    "nli": ["max_train_samples=64", "max_val_samples=16", "layers=1", "max_length=16"],
+    "pointer": ["nodes=6", "train_samples=64", "val_samples=16"],
+    "headpose": ["heads=40", "image_size=32", "max_train_samples=64"],
+    "temporal": ["val_frac=0.05"],
+    "signals": ["max_train_samples=64", "max_val_samples=32"],
+}
+SEARCHED = ["learning_rate=[1e-3,3e-3]", "batch_size=[16,32]", "micro_batch_size=[8,16]", "amp_dtype=fp32"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_study_of_a_built_in_workload(name: str, tmp_path: Path) -> None:
+    records = study(
+        tmp_path,
+        "concurrency=1",
+        "search.trials=2",
+        "budget.train_epochs=" + ("0.02" if name == "temporal" else "1"),
+        "budget.confirm.seeds=1",
+        *(f"workload.{option}" for option in SMALL[name]),
+        *(f"knobs.{knob}" for knob in SEARCHED),
+        workload=name,
+    )
+    assert of(records, "probe")
+    assert len(of(records, "trial")) == 2
+    assert {r["name"] for r in of(records, "window")} >= {"before", "after", "best"}
+
+
+@pytest.mark.parametrize("name", ["nli"])
+def test_an_estimate_for_a_card_that_is_not_here(name: str, tmp_path: Path) -> None:
+    found = answer(
+        tmp_path,
+        "estimate",
+        f"workload={name}",
+        "card=rtx4060",
+        *(f"workload.{option}" for option in SMALL[name]),
+        *(f"knobs.{knob}" for knob in SEARCHED),
+    )
+    assert {"workload", "card", "kernels", "knobs", "rows", "notes", "seconds"} <= found.keys()
+    assert found["card"]["name"] == "rtx4060"
+    assert 0 < found["card"]["usable_bytes"] < found["card"]["memory_bytes"]
+    assert found["rows"]
+    assert all({"knobs", "confidence", "cells", "largest"} <= row.keys() for row in found["rows"])
