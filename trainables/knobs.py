@@ -145,7 +145,8 @@ class Knobs:
         },
     ))
     tf32: bool = _row(Knob(
-        False, "both", FLAG, "TensorFloat-32 products on Ampere and later CUDA devices.",
+        False, "both", FLAG,
+        "TensorFloat-32 products of matrices on Ampere and later CUDA devices; torch allows it to convolutions anyway.",
         acts_in=("precision",), memory="none", span="compute", claimed="B C",
         seen=read.flag("tf32", "TensorFloat-32 allowed", "no TensorFloat-32"),
         rules=(cuda("TensorFloat-32 is arithmetic of CUDA devices"), capability(_AMPERE, "tf32", True)),
@@ -199,8 +200,9 @@ class Knobs:
         also=("fused",),
     ))
     set_to_none: bool = _row(Knob(
-        True, "system", FLAG, "Drop gradients after a step instead of filling them with zeros.",
-        acts_in=("loop",), memory="step", span="compute", claimed="B C E", seen=read.set_to_none,
+        True, "system", FLAG,
+        "Drop gradients after a step instead of filling them with zeros; not where CUDA graphs accumulate into them.",
+        acts_in=("loop", "precision"), memory="step", span="compute", claimed="B C E", seen=read.set_to_none,
     ))
     sync_every_step: bool = _row(Knob(
         False, "system", FLAG,

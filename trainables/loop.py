@@ -272,7 +272,7 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
     with watched(state, "optimizer"):
         state.scaler.step(state.optimizer)
         state.scaler.update()
-        state.optimizer.zero_grad(set_to_none=knobs.set_to_none)
+        state.optimizer.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
     if state.meter is not None:
         state.sparse.stepped(state.steps, state.meter.live_bytes)
 

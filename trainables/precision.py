@@ -16,7 +16,8 @@ from trainables.knobs import Knobs
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _SDPA = {
-    "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH],  # math where flash has no kernel, such as fp32 on CUDA
+    # What flash has no kernel for, fp32 or any mask on CUDA, efficient attention has; math keeps the whole matrix.
+    "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "efficient": [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
     "math": [SDPBackend.MATH],
 }
@@ -46,7 +47,8 @@ def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
 def _cuda_settings(tf32: bool, benchmark: bool) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
-    matmul.allow_tf32 = cudnn.allow_tf32 = tf32
+    matmul.allow_tf32 = tf32
+    cudnn.allow_tf32 = cudnn.allow_tf32 or tf32  # torch allows it by default, and so does the plain run
     cudnn.benchmark = benchmark
     try:
         yield
@@ -85,7 +87,17 @@ def compiled(model: nn.Module, knobs: Knobs) -> nn.Module:
     """Returns the model to call in the step: compiled in the knob's mode, or itself when the knob is off."""
     if knobs.compile == "off":
         return model
+    torch.compiler.reset()  # the limit of recompilations is the process's, and an earlier trial's count into it
     return cast(nn.Module, cast(Any, torch.compile)(model, mode=knobs.compile))
+
+
+def keeps_gradients(knobs: Knobs) -> bool:
+    """Returns whether gradients stay in place from step to step, whatever `set_to_none` says.
+
+    A gradient that is born inside a CUDA graph is overwritten by the graph's next run: accumulated over micro-batches
+    it would be wrong, and torch raises. Those of the first step, which is not compiled, are outside of any graph.
+    """
+    return knobs.compile == "reduce-overhead" and knobs.micro_batch_size < knobs.batch_size
 
 
 def compiled_graphs(loss: Tensor) -> int:
