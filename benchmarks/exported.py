@@ -33,10 +33,10 @@ from benchmarks.fresh import trained
 from trainables.workload import BUILT_IN
 from tuning.journal.records import Record, read
 from tuning.journal.runs import JOURNAL, known_runs
-from tuning.report import summary, wording
+from tuning.report import sentences, summary
 from tuning.report.export import Best, read_best
 from tuning.report.summary import Summary
-from tuning.report.trial_views import SAMPLES_PER_S
+from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import gain
 from tuning.workers import doctor
 from tuning.workers.worker import Worker
@@ -74,9 +74,9 @@ def repeats(folder: Path, found: Summary, times: int, measured_at: float) -> lis
     if place.cores not in (None, threads):
         raise RuntimeError(f"{folder.name} was measured on {place.cores} cores, and this process may use {threads}")
     setting = WorkerConfig(best.ref, dict(best.options), place.type or "cpu", threads, place.cap_bytes, best.seed)
-    recommended = shlex.split(wording.next_commands(found, folder)[0])[1:]
+    recommended = shlex.split(sentences.next_commands(found, folder)[0])[1:]
     ways = {
-        "trained": lambda: float(trained(recommended)[SAMPLES_PER_S]),
+        "trained": lambda: float(trained(recommended)[SPEED]),
         "confirmed": lambda: confirmed(best, setting),
     }
     rows = []

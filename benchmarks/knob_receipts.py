@@ -17,12 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from benchmarks.document import provenance, publish
 from benchmarks.knob_cases import BASES, CASES, pairs
 from tuning.journal.records import Journal
-from tuning.report import lines
-from tuning.report.ablation_results import receipts
+from tuning.report import text
+from tuning.report.ablation_results import ablation_results
 from tuning.search import ablate
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
@@ -42,12 +43,17 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder, Journal.open(Path(folder) / "r.jsonl", create=True) as journal:
             mine = pairs(workload, cuda=asked.device == "cuda")
             ablate.measure(
-                session, journal, mine, asked.rounds, asked.window, lambda r: print(lines.receipt(r), file=sys.stderr)
+                session,
+                journal,
+                mine,
+                asked.rounds,
+                asked.window,
+                lambda r: print(text.ablation_round(r), file=sys.stderr),
             )
-            found = receipts(journal.records, {})
+            found = ablation_results(journal.records, {})
         print(workload)
-        for line in lines.receipts(found)[1:]:
-            print(line)
+        for part in text.ablation(found):
+            Console(width=100).print(part)
         document = {
             **provenance("knob_receipts", asked.device),
             "workload": workload,

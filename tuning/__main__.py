@@ -17,7 +17,8 @@ from tuning.config.errors import TuningError, reader_has_gone
 from tuning.config.load import load
 from tuning.journal.records import Record, is_finished, last, read, trials
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
-from tuning.report import export, lines, report, summary, wording
+from tuning.report import export, report, sentences, summary
+from tuning.report.format import plain
 from tuning.report.summary import Summary
 from tuning.workers import doctor
 
@@ -117,7 +118,7 @@ def _list(arguments: Sequence[str]) -> int:
         print(f"no runs in {asked.runs_dir}; another place is named with --runs-dir PATH", file=sys.stderr)
     widths = {key: max(len(str(row[key])) for row in rows) for key in ("id", "workload", "state")} if rows else {}
     for row in rows:
-        cells = [f"{wording.plain(row[key]):<{width}}" for key, width in widths.items()]
+        cells = [f"{plain(row[key]):<{width}}" for key, width in widths.items()]
         print("  ".join([*cells, f"{row['trials']} trials"]))
     return 0
 
@@ -131,10 +132,8 @@ def _show(arguments: Sequence[str]) -> int:
         print(json.dumps(_as_json(found, folder, is_finished(records))))
         return 0
     terminal.summary(found, folder)
-    for line in lines.receipts(found.receipts):
-        print(line)
     if found.best is not None and not is_finished(records):  # without a best, the summary says it
-        terminal.resume_hint(wording.resume_command(folder))
+        terminal.resume_hint(sentences.resume_command(folder))
     return 0
 
 
@@ -149,7 +148,7 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
         "place": asdict(found.place),
         "named": named,
         "gains": [asdict(gain) for gain in found.gains],
-        "receipts": [asdict(one) for one in found.receipts],
+        "receipts": [asdict(one) for one in found.ablation],
         "trials": [asdict(trial) for trial in found.trials],
         "times": asdict(found.times),
     }

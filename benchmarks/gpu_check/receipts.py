@@ -19,7 +19,7 @@ from trainables.workload import BUILT_IN
 from tuning.config.cards import Card, refuse
 from tuning.config.errors import TuningError
 from tuning.journal.records import Journal, Record
-from tuning.report.ablation_results import receipts
+from tuning.report.ablation_results import ablation_results
 from tuning.search import ablate
 from tuning.search.ablation import Pair, pairs
 from tuning.workers.worker import Worker
@@ -89,4 +89,4 @@ def _within(
 
 def _raw(records: Sequence[Record], about: Described) -> list[dict[str, Any]]:
     """Returns the receipts as plain values, with the words of the verdict."""
-    return [{**asdict(one), "verdict": one.verdict} for one in receipts(records, about.claims_of)]
+    return [{**asdict(one), "verdict": one.verdict} for one in ablation_results(records, about.claims_of)]

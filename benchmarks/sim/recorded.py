@@ -122,7 +122,7 @@ class Table:
 
     def peak_bytes(self, knobs: Mapping[str, Scalar], micro_batch: int) -> int:
         """Returns what the footprint of the memory coupling says, that of the most alike where it was not recorded."""
-        return round(self._print(knobs).peak(micro_batch))
+        return round(self._print(knobs).peak(micro_batch).total_bytes)
 
     def sizes(self, knobs: Mapping[str, Scalar]) -> Sizes:
         """Returns the bytes of parameters, gradients and the optimiser's state."""

@@ -64,7 +64,8 @@ def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, err = answered(capsys, "show", OLDEST, "--runs-dir", runs_dir)
-    assert out.startswith("best    t007")
+    assert out.startswith("set  ")
+    assert "(trial t007)" in out
     assert err == f"resume with: python -m tuning.run resume={OLDEST} {shlex.quote(f'runs_dir={runs_dir}')}\n"
     assert answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[2] == ""
 
@@ -74,8 +75,8 @@ def test_show_before_a_pick_has_the_way_on_as_the_next_command(
 ) -> None:
     written(tmp_path / "nli" / "early", records[:20])
     _, out, err = answered(capsys, "show", "early", "--runs-dir", tmp_path)
-    assert out.startswith("no configuration was picked")
-    assert shlex.split(out[out.index("next") :].replace("\\\n", ""))[1:] == [
+    assert "No configuration was picked" in out
+    assert shlex.split(out[out.index("\nnext") :])[1:] == [
         *("python", "-m", "tuning.run", "resume=early", f"runs_dir={tmp_path}")
     ]
     assert err == ""
@@ -83,10 +84,10 @@ def test_show_before_a_pick_has_the_way_on_as_the_next_command(
 
 def test_every_printed_command_is_one_that_a_shell_takes(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[1]
-    commands = out[out.index("next") + 4 :].replace("\\\n", "").strip().splitlines()
+    commands = out[out.index("\nnext") + 5 :].strip().splitlines()
     assert shlex.split(commands[0])[-1] == str(runs_dir / "nli" / NEWEST / "best.yaml")
     assert [shlex.split(c)[3:] for c in commands[1:]] == [
-        [verb, NEWEST, "--runs-dir", str(runs_dir)] for verb in ("show", "report")
+        [verb, NEWEST, "--runs-dir", str(runs_dir)] for verb in ("ablate", "show")
     ]
 
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from trainables.knobs import Scalar
+from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.journal.records import Journal, Record, last, read
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run
-from tuning.report import export, lines, report, summary
+from tuning.report import export, report, summary, text
 from tuning.search import ablate, ablation
 from tuning.workers import doctor
 from tuning.workers.worker import Worker
@@ -57,34 +57,29 @@ def main(argv: Sequence[str]) -> int:
     before = found.named["before"].config if "before" in found.named else {}
     pairs, idle = ablation.pairs(found.best.config, before)
     pairs = _only(pairs, asked.only)
-    messages = Console(stderr=True, highlight=False)
+    messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
     setting = _setting(folder, records)
-    messages.print(
-        f"{len(pairs)} pairs, {asked.rounds} rounds, about {_minutes(len(pairs), asked.rounds, asked.window)} minutes",
-        markup=False,
-    )
+    minutes = max(1, round(len(pairs) * asked.rounds * 2 * (asked.window + 1.5) / 60))
+    line(messages, f"{len(pairs)} pairs, {asked.rounds} rounds, about {minutes} minutes")
     with Worker(setting) as profiler, Journal.open(folder / RECEIPTS, create=True) as journal:
         facts = profiler.describe(found.best.config)["device"]
         journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle)
-        ablate.measure(
-            profiler,
-            journal,
-            pairs,
-            asked.rounds,
-            asked.window,
-            lambda r: messages.print(lines.receipt(r), markup=False),
-        )
+
+        def told(record: Record) -> None:
+            line(messages, text.ablation_round(record))
+
+        ablate.measure(profiler, journal, pairs, asked.rounds, asked.window, told)
         whole = summary.from_records([*records, *journal.records])
     export.write_all(whole, folder)
     report.write_report(whole, folder / "report.html")
     if asked.json:
-        print(json.dumps({"device": facts, "receipts": [asdict(r) for r in whole.receipts], "idle": idle}))
+        print(json.dumps({"device": facts, "receipts": [asdict(r) for r in whole.ablation], "idle": idle}))
         return 0
-    print(f"receipts on {facts['name']}, {facts['cores']} cores, {facts['threads']} threads")
-    for line in lines.receipts(whole.receipts):
-        print(line)
+    line(result, f"ablation on {facts['name']}, {facts['cores']} cores, {facts['threads']} threads")
+    for part in text.ablation(whole.ablation):
+        show(result, part)
     for label, why in idle.items():
-        print(f"{label}: {why}", file=sys.stderr)
+        line(messages, f"{label}: {why}")
     return 0
 
 
@@ -110,7 +105,3 @@ def _only(pairs: list[ablation.Pair], names: str) -> list[ablation.Pair]:
             f"--only {name}: the best does not differ from before in it", allowed=", ".join(sorted(known))
         )
     return [pair for pair in pairs if not wanted or wanted & set(pair.knobs)]
-
-
-def _minutes(pairs: int, rounds: int, window_s: float) -> int:
-    return max(1, round(pairs * rounds * 2 * (window_s + 1.5) / 60))

@@ -9,16 +9,16 @@ import json
 import os
 import re
 import shlex
-import signal
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop
@@ -28,12 +28,13 @@ from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
-from tuning.cli.terminal import TrainingBar
+from tuning.cli.signals import Interrupted, StopSignals
+from tuning.cli.terminal import REFRESH_PER_S, console, line
 from tuning.config import atomic
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.config.resolve import checked_options, option_fault
 from tuning.memory import oom
-from tuning.report import lines
+from tuning.report import text
 from tuning.report.export import Best, read_best
 from tuning.search import runtime_check
 from tuning.workers import doctor
@@ -41,6 +42,8 @@ from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
 MODEL, RESULT = "model.safetensors", "result.json"
+PLAIN_LINE_S = 5.0
+"""Where there is no terminal to draw a training's bar on, a line this often."""
 
 
 @dataclass(frozen=True)
@@ -99,74 +102,34 @@ def main(argv: Sequence[str]) -> int:
     asked = parser().parse_args(argv)
     numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
     best = read_best(Path(asked.source))
-    messages = Console(stderr=True, highlight=False)
+    messages = console(sys.stderr, os.environ)
     for warning in best.warnings:
-        messages.print(f"warning: {warning}", markup=False, soft_wrap=True)
+        line(messages, f"warning: {warning}")
     out = asked.out if asked.out is not None else best.path.parent / "train"
     device = _device(asked.device)
     _check_folder(out, resume=asked.resume, force=asked.force)
     again = shlex.join(["python", "-m", "tuning", "train", *(a for a in argv if a not in ("--resume", "--force"))])
     try:
-        with Signals() as signals, atomic.folder(out, "--out"):
+        with StopSignals() as signals, atomic.folder(out, "--out"):
             session = _session(best, device)
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = Job(best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, doctor.cores(), again)
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
         typed = shlex.join(["python", "-m", "tuning", "train", *argv])
-        messages.print(f"interrupted by {interrupted}", markup=False, soft_wrap=True)
-        messages.print(interrupted.go_on or f"begin again with: {typed}", markup=False, soft_wrap=True)
+        line(messages, f"interrupted by {interrupted}")
+        line(messages, interrupted.go_on or f"begin again with: {typed}")
         return 128 + interrupted.signum
     if asked.json:
         print(json.dumps(result))
     else:
-        print("\n".join(lines.trained(result, best.measured, job.out / MODEL)))
+        result_on = console(sys.stdout, os.environ)
+        for said in (*text.trained(result, best.measured, best.samples), f"model   {job.out / MODEL}"):
+            line(result_on, said)
     return 0
 
 
-class Interrupted(KeyboardInterrupt):
-    """SIGINT, SIGTERM or SIGHUP ended the training: what became of it, and a line on how to go on, if it had begun."""
-
-    def __init__(self, signum: int, said: str, go_on: str = "") -> None:
-        super().__init__(f"{signal.Signals(signum).name}{said}")
-        self.signum, self.go_on = signum, go_on
-
-
-class Signals:
-    """Hears SIGINT, SIGTERM and SIGHUP: the first is kept in `signum`, a second ends the process at once.
-
-    While `at_once` holds, the first one raises Interrupted: before the first step there is nothing to save.
-    """
-
-    def __init__(self) -> None:
-        self.signum, self.at_once, self.go_on = 0, True, ""
-        self._process = os.getpid()
-
-    def __enter__(self) -> Signals:
-        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heard = [name for name in names if signal.getsignal(name) != signal.SIG_IGN]  # nohup has one of them ignored
-        self._before = {name: signal.signal(name, self._heard) for name in heard}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for name, handler in self._before.items():
-            signal.signal(name, handler)
-
-    def _heard(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
-            # A loader's worker, which inherits this. Ctrl-C reaches it too, and it must live until the checkpoint.
-            if signum != signal.SIGINT:
-                os._exit(128 + signum)
-        elif self.signum:
-            os.write(2, f"\nended at once{self.go_on and '; resume with: '}{self.go_on}\n".encode())
-            os._exit(128 + signum)
-        else:
-            self.signum = signum
-            if self.at_once:
-                raise Interrupted(signum, " before the first step")
-
-
-def train(job: Job, session: Session, messages: Console, signals: Signals, *, resume: bool) -> dict[str, Any]:
+def train(job: Job, session: Session, messages: Console, signals: StopSignals, *, resume: bool) -> dict[str, Any]:
     """Returns the result after training to the end, going on from a checkpoint if asked.
 
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
@@ -177,8 +140,8 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
         windows, values = _run(job, state, signals, bar)
     plain = Knobs().as_dict()  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
-    for text in runtime_check.disagreements(asked, state.active):
-        messages.print(f"note: {text}", markup=False)
+    for said in runtime_check.disagreements(asked, state.active):
+        line(messages, f"note: {said}")
     steady = windows[1:] or windows
     wall_s = sum(w.wall_s for w in steady)
     result = {
@@ -206,6 +169,34 @@ def train(job: Job, session: Session, messages: Console, signals: Signals, *, re
     return result
 
 
+class TrainingBar:
+    """A training on a person's terminal as a bar with speed, loss and time left; elsewhere a line every few seconds."""
+
+    def __init__(self, messages: Console, total: int, begun_at: int) -> None:
+        self._messages, self._total, self._said = messages, total, time.monotonic()
+        shown = "{task.percentage:>3.0f}%  {task.fields[rate]}  {task.fields[loss]}"
+        columns = (TextColumn("training"), BarColumn(bar_width=None), TextColumn(shown), TimeElapsedColumn())
+        left = (TextColumn("left"), TimeRemainingColumn())
+        options: dict[str, Any] = {"transient": True, "refresh_per_second": REFRESH_PER_S}
+        self._bar = Progress(*columns, *left, console=messages, disable=not messages.is_terminal, **options)
+        self._task = self._bar.add_task("", total=total, completed=begun_at, rate="", loss="")
+
+    def __enter__(self) -> TrainingBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def moved(self, samples: int, samples_per_s: float, loss: float) -> None:
+        """Shows how far it is."""
+        rate, said = f"{samples_per_s:.1f} samples/s", f"loss {loss:.3f}"
+        self._bar.update(self._task, completed=samples, rate=rate, loss=said)
+        if not self._messages.is_terminal and time.monotonic() - self._said >= PLAIN_LINE_S:
+            self._said = time.monotonic()
+            line(self._messages, f"{samples}/{self._total} samples  {rate}  {said}")
+
+
 def _prepared(job: Job, session: Session, *, resume: bool) -> loop.State:
     """Returns the run before its first step, or where its checkpoint left it."""
     plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
@@ -222,7 +213,7 @@ def _prepared(job: Job, session: Session, *, resume: bool) -> loop.State:
     return state
 
 
-def _run(job: Job, state: loop.State, signals: Signals, bar: TrainingBar) -> tuple[list[Window], dict[str, float]]:
+def _run(job: Job, state: loop.State, signals: StopSignals, bar: TrainingBar) -> tuple[list[Window], dict[str, float]]:
     """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
     windows: list[Window] = []
     values: dict[str, float] = {}

@@ -9,7 +9,7 @@ from typing import Any
 from trainables.knobs import kind_of
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.fitting import MOST
-from tuning.report import wording
+from tuning.report.format import percent, plain
 
 WIDTH = 80
 _HEAD = f"{'dtype':<6}{'ckpt':<5}{'adapter':<8}{'micro':>6}{'GiB':>8}{'card':>7}  {'':<6}of the peak"
@@ -45,7 +45,7 @@ def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
     kernels = "CUDA " + ".".join(map(str, card["capability"])) if answer["kernels"] == "cuda" else "the CPU"
     yield from _wrapped(f"{place}: {limit}; peak of one training step, kernels of {kernels}")
     chosen = [
-        f"{name}={wording.plain(answer['knobs'][name])} (searched too: {', '.join(map(wording.plain, others))})"
+        f"{name}={plain(answer['knobs'][name])} (searched too: {', '.join(map(plain, others))})"
         for name, others in answer["searched"].items()
         if others and kind_of(name) == "both"
     ]
@@ -55,7 +55,7 @@ def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _row(row: Mapping[str, Any]) -> Iterator[str]:
     knobs = row["knobs"]
-    adapter = wording.plain(knobs["adapter"]) if "adapter" in knobs else ""
+    adapter = plain(knobs["adapter"]) if "adapter" in knobs else ""
     label = f"{knobs['amp_dtype']:<6}{'on' if knobs['activation_checkpointing'] else 'off':<5}{adapter:<8}"
     cells = list(row["cells"])
     for cell in cells:
@@ -71,10 +71,10 @@ def _row(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell_line(label: str, micro_batch: str, cell: Mapping[str, Any]) -> str:
-    share = wording.percent(cell["share_frac"]) if cell["share_frac"] is not None else ""
+    share = percent(cell["share_frac"]) if cell["share_frac"] is not None else ""
     start = f"{label}{micro_batch:>6}{_gib(cell['needed_bytes']):>8}{share:>7}  {cell['verdict']:<6}"
     whole = max(1, cell["live_bytes"])
-    parts = [f"{name} {wording.percent(size / whole)}" for name, size in cell["breakdown"].items()]
+    parts = [f"{name} {percent(size / whole)}" for name, size in cell["breakdown"].items()]
     text = start
     for number, part in enumerate(parts[:3]):
         longer = text + (", " if number else "") + part
@@ -91,7 +91,7 @@ def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
     main = next(iter(last["breakdown"]), "")
     yield from _wrapped(
         f"The peak of {_name(rows[0])} at micro-batch {last['micro_batch']} is in the {last['phase']} phase, at "
-        f"{wording.plain(last['operator']) or 'no operator'}; most of it is {_WORDS.get(main, 'nothing')}."
+        f"{plain(last['operator']) or 'no operator'}; most of it is {_WORDS.get(main, 'nothing')}."
     )
     if answer["wanted"] is not None:
         yield from _lever_table(answer)
@@ -121,7 +121,7 @@ def _ways(rows: Sequence[Mapping[str, Any]], micro_batch: int) -> Iterator[str]:
         cell = next((cell for cell in row["cells"] if cell["micro_batch"] == micro_batch), None)
         if cell is not None and cell["verdict"] == "fits":
             changed = {n: v for n, v in row["knobs"].items() if v != first["knobs"][n]}
-            typed = " ".join(f"knobs.{n}={wording.plain(v)}" for n, v in changed.items())
+            typed = " ".join(f"knobs.{n}={plain(v)}" for n, v in changed.items())
             yield f"{typed}: {_gib(cell['needed_bytes'])} GiB"
 
 
@@ -139,7 +139,7 @@ def _lever_table(answer: Mapping[str, Any]) -> Iterator[str]:
             f"{lever['name']}: {amount} GiB, {lever['verdict'] or 'unknown'}; costs {lever['cost']}", "  "
         )
         if lever["knobs"]:
-            yield from _wrapped(" ".join(f"knobs.{n}={wording.plain(v)}" for n, v in lever["knobs"].items()), "    ")
+            yield from _wrapped(" ".join(f"knobs.{n}={plain(v)}" for n, v in lever["knobs"].items()), "    ")
 
 
 def _notes(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -180,4 +180,4 @@ def _gib(size: int) -> str:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(wording.plain(text), WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")
+    return textwrap.wrap(plain(text), WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")

@@ -20,9 +20,11 @@ import yaml
 from trainables.knobs import Knobs, Scalar
 from tuning.config import atomic, best_file, yaml_files
 from tuning.config.errors import ConfigError, NoUsableTrial
-from tuning.report import wording
+from tuning.report.format import plain
+from tuning.report.sentences import place_sentence
+from tuning.report.shareable import MASK, home_folder, is_secret, shareable
 from tuning.report.summary import Named, Summary
-from tuning.report.trial_views import SAMPLES_PER_S
+from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import Quality
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -61,7 +63,7 @@ def write_best(
         )
     body = _body(summary, named, created or datetime.now(UTC))
     best_file.check({**body, "sha256": ""}, str(path))  # what is written can be read
-    head = f"# The {name.replace('_', ' ')} configuration of run {wording.plain(summary.id)}; it trains as it stands:\n"
+    head = f"# The {name.replace('_', ' ')} configuration of run {plain(summary.id)}; it trains as it stands:\n"
     head += f"#   python -m tuning train --from {path.name}\n"
     text = yaml.safe_dump({**body, "sha256": fingerprint(body)}, sort_keys=False, allow_unicode=True, width=110)
     return atomic.write_text(path, head + text, overwrite=overwrite)
@@ -105,7 +107,7 @@ def read_best(path: Path) -> Best:
     if fingerprint({k: v for k, v in raw.items() if k != "sha256"}) != checked.sha256:
         warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
     options = {name: _at_home(value) for name, value in checked.workload.options.items()}
-    masked = sorted(name for name, value in options.items() if value == wording.MASK)
+    masked = sorted(name for name, value in options.items() if value == MASK)
     if masked:
         warnings.append(f"{path.name} does not hold the secrets {', '.join(masked)}: give them on the command line")
     return Best(
@@ -126,7 +128,7 @@ def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path
     knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
     picks = {named.trial: name for name, named in reversed(list(summary.named.items())) if named.trial}
     objectives = list(summary.objectives)
-    figures = (SAMPLES_PER_S, "measured_samples_per_s", "peak_allocated_bytes", "samples", "stopped_at", "seed")
+    figures = (SPEED, "measured_samples_per_s", "peak_allocated_bytes", "samples", "stopped_at", "seed")
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     header = ["trial", "outcome", "on_front", "pick", *objectives, *figures, *knobs, "message"]
@@ -191,7 +193,7 @@ def _every_knob(named: Named) -> dict[str, Scalar]:
 def _measured(summary: Summary, named: Named) -> dict[str, Any]:
     place, speed, windows = summary.place, named.trained or named.throughput, named.throughput
     return {
-        SAMPLES_PER_S: {
+        SPEED: {
             "median": _short(named.samples_per_s),
             "spread": _short(speed.half_width) if speed else None,
             "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],
@@ -204,7 +206,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
         "card": place.card,
         "virtual": place.virtual,
         "cap_bytes": place.cap_bytes,
-        "says": wording.place_sentence(place),
+        "says": place_sentence(place),
     }
 
 
@@ -220,7 +222,7 @@ def _quality(found: Quality) -> dict[str, Any]:
 
 def _masked(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options without their secrets; a number is none, and null says that none was set."""
-    return {k: wording.MASK if wording.is_secret(k) and isinstance(v, str) and v else v for k, v in options.items()}
+    return {k: MASK if is_secret(k) and isinstance(v, str) and v else v for k, v in options.items()}
 
 
 def _shown(value: Any) -> Any:
@@ -231,22 +233,18 @@ def _shown(value: Any) -> Any:
         return [_shown(v) for v in value]
     if not isinstance(value, str):
         return value
-    return wording.shareable(value).replace("${", "$ {")
+    return shareable(value).replace("${", "$ {")
 
 
 def _at_home(value: object) -> object:
-    return (
-        wording.home_folder() + value[1:]
-        if isinstance(value, str) and (value == "~" or value.startswith("~/"))
-        else value
-    )
+    return home_folder() + value[1:] if isinstance(value, str) and (value == "~" or value.startswith("~/")) else value
 
 
 def _cell(value: object) -> str:
     """A CSV cell that a spreadsheet takes as what it is: text that reads as a formula gets a quote before it."""
     if isinstance(value, float):
         return repr(value)
-    text = "" if value is None else wording.plain(value)
+    text = "" if value is None else plain(value)
     return f"'{text}" if isinstance(value, str) and value.startswith(_FORMULA) else text
 
 

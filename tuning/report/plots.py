@@ -8,14 +8,16 @@ from __future__ import annotations
 import html
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuning.config.cards import GIB_BYTES
 from tuning.journal.timeline import Interval
-from tuning.report import wording
+from tuning.report.format import duration, outcome, plain, size
+from tuning.report.sentences import baseline_sentence
 from tuning.report.summary import Named, Summary
-from tuning.report.trial_views import Candidate
+from tuning.report.trial_views import TrialView
 from tuning.search.rule import Baseline
 
 if TYPE_CHECKING:
@@ -48,13 +50,12 @@ def front(summary: Summary) -> Figure | None:
     points = [t for t in summary.trials if t.samples_per_s and t.values.get(objective) is not None]
     if len(points) < 2:
         return None
+    baseline = _baseline(summary, [t.values[objective] or 0.0 for t in points])
 
-    baseline = _baseline(summary, points)
+    def place(chosen: Sequence[TrialView]) -> tuple[list[float], list[float]]:
+        return [t.samples_per_s or 0.0 for t in chosen], [t.values[objective] or 0.0 for t in chosen]
 
     def draw(axes: Axes) -> None:
-        def place(chosen: Sequence[Candidate]) -> tuple[list[float], list[float]]:
-            return [t.samples_per_s or 0.0 for t in chosen], [t.values[objective] or 0.0 for t in chosen]
-
         stopped = [t for t in points if t.outcome == "stopped"]
         others = [t for t in points if t.outcome != "stopped" and not t.on_front]
         best = sorted((t for t in points if t.on_front), key=lambda t: t.samples_per_s or 0.0)
@@ -65,54 +66,79 @@ def front(summary: Summary) -> Figure | None:
         for row, named in enumerate([*summary.given(), *([summary.best] if summary.best else [])]):
             _mark(axes, named, objective, row)
         if baseline is not None:
-            axes.axhline(baseline.value, color=MUTED, linewidth=0.8, linestyle="--")
-            axes.annotate(wording.plain(baseline.name)[:24], (1, baseline.value), (0, 3), ha="right", color=MUTED,
-                          xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
+            _line_at(axes, baseline)
         axes.set_xlabel("samples a second (higher is better)")
-        axes.set_ylabel(
-            f"{wording.plain(objective)} ({'lower' if summary.objectives[objective] == 'min' else 'higher'} is better)"
-        )
+        axes.set_ylabel(_quality_label(summary))
         axes.margins(x=0.08, y=0.1)
 
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
     caption = (
-        f"{wording.plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and "
-        "stand at their last value; filled dots are what was confirmed, with the range of one new run."
+        f"{plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
+        "their last value; filled dots are what was confirmed in turns, with the range of one new run."
     ) + " The dashed line is a baseline." * (baseline is not None)
     return _figure("front", 3.3, draw, caption)
 
 
-def probes(summary: Summary) -> Figure | None:
-    """Returns throughput by micro-batch size, a mark for each number of workers; None where no probe succeeded."""
-    good = [p for p in summary.probes if p.samples_per_s and _micro(p)]
-    if not good:
+def curves(summary: Summary) -> Figure | None:
+    """Returns the learning curve of every trial, the best stressed; None where no trial was looked at twice."""
+    found = {trial: points for trial, points in summary.curves.items() if len(points) > 1}
+    if not found:
         return None
-    failed = [p for p in summary.probes if not p.samples_per_s and _micro(p)]
-    sizes = sorted({_micro(p) for p in [*good, *failed]})
-    workers = sorted({str(p.config.get("num_workers", 0)) for p in good}, key=lambda w: (len(w), w))
+    best = summary.best.trial if summary.best else ""
+    stopped = {t.trial for t in summary.trials if t.stopped_at}
+    baseline = _baseline(summary, [value for points in found.values() for _, value in points])
 
     def draw(axes: Axes) -> None:
-        offset = 0.5 / max(1, len(workers))
-        for number, count in enumerate(workers):
-            mine = [p for p in good if str(p.config.get("num_workers", 0)) == count]
-            xs = [sizes.index(_micro(p)) + (number - (len(workers) - 1) / 2) * offset for p in mine]
-            axes.scatter(xs, [p.samples_per_s or 0.0 for p in mine], s=30, color=ACCENT if number == 0 else MUTED,
-                         marker="osD^vP*X"[number % 8], label=_workers(count))  # fmt: skip
-            for x, probe in zip(xs, mine, strict=True):
-                if probe.trial:
-                    _label(axes, wording.plain(probe.trial), x, probe.samples_per_s or 0.0)
-        for probe in failed:
-            axes.scatter([sizes.index(_micro(probe))], [0], marker="x", s=28, color=INK, clip_on=False, zorder=4)
-            _label(axes, wording.OUTCOME_WORDS.get(probe.outcome, probe.outcome), sizes.index(_micro(probe)), 0)
-        axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
-        axes.set_xlim(-0.6, len(sizes) - 0.4)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("micro-batch size (samples)")
-        axes.set_ylabel("samples a second")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, frameon=False, labelcolor=MUTED)
+        for trial, points in found.items():
+            colour = ACCENT if trial == best else SOFT if trial in stopped else MUTED
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8 if trial == best else 1.0,
+                      marker="o", markersize=3, zorder=3 if trial == best else 2)  # fmt: skip
+            if trial == best:
+                _label(axes, plain(trial), *points[-1])
+        if baseline is not None:
+            _line_at(axes, baseline)
+        axes.set_xlabel("training samples seen")
+        axes.set_ylabel(_quality_label(summary))
+        axes.margins(x=0.06)
 
-    caption = f"Throughput of {len(good)} probes by micro-batch size and loading processes; crosses did not run."
-    return _figure("probes", 3.0, draw, caption)
+    caption = f"Learning curves of {len(found)} trials; faint ones were stopped at a rung, the pick is stressed."
+    return _figure("curves", 2.8, draw, caption)
+
+
+def probes(summary: Summary) -> Figure | None:
+    """Returns throughput by each knob that the probes varied, a dot for each probe; None where no probe succeeded."""
+    good = [p for p in summary.probes if p.samples_per_s]
+    rows = [
+        (name, value)
+        for name in dict.fromkeys(name for p in summary.probes for name in p.config)
+        if len(values := {plain(p.config.get(name)) for p in summary.probes}) > 1
+        for value in sorted(values, key=lambda v: (len(v), v))
+    ]
+    if not good or not rows:
+        return None
+
+    def draw(axes: Axes) -> None:
+        for y, (name, value) in enumerate(rows):
+            mine = [p for p in summary.probes if plain(p.config.get(name)) == value]
+            rates = [p.samples_per_s for p in mine if p.samples_per_s]
+            axes.scatter(rates, [y] * len(rates), s=20, facecolors=PAPER, edgecolors=MUTED, linewidths=0.9)
+            if rates:
+                axes.scatter([max(rates)], [y], s=24, color=ACCENT, zorder=3)
+            for failed in {p.outcome for p in mine if not p.samples_per_s}:
+                axes.scatter([0], [y], marker="x", s=24, color=INK, clip_on=False, zorder=4)
+                _label(axes, outcome(failed), 0, y)
+            if y and rows[y - 1][0] != name:
+                axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
+        axes.set_yticks(range(len(rows)), [f"{plain(name)[:26]}={value[:14]}" for name, value in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(left=0)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("samples a second")
+
+    caption = (
+        f"Throughput of {len(good)} probes by each knob; filled: the fastest with that value. Crosses did not run."
+    )
+    return _figure("probes", 0.7 + 0.19 * len(rows), draw, caption)
 
 
 def memory(summary: Summary) -> Figure | None:
@@ -124,25 +150,25 @@ def memory(summary: Summary) -> Figure | None:
     trials = sorted(sorted(trials, key=lambda t: -(t.peak_allocated_bytes or 0))[:_MAX_BARS], key=lambda t: t.trial)
     if not trials:
         return None
-    cap = summary.place.cap_bytes
+    cap, best = summary.place.cap_bytes, summary.best.trial if summary.best else ""
 
     def draw(axes: Axes) -> None:
-        peaks = [(t.peak_allocated_bytes or 0) / wording.GIB_BYTES for t in trials]
-        colours = [INK if t.outcome == "oom" else ACCENT if _is_best(summary, t) else SOFT for t in trials]
+        peaks = [(t.peak_allocated_bytes or 0) / GIB_BYTES for t in trials]
+        colours = [INK if t.outcome == "oom" else ACCENT if t.trial == best else SOFT for t in trials]
         axes.bar(range(len(trials)), peaks, width=0.62, color=colours)
         for x, (trial, peak) in enumerate(zip(trials, peaks, strict=True)):
-            if trial.outcome == "oom" or _is_best(summary, trial):
+            if trial.outcome == "oom" or trial.trial == best:
                 _label(axes, "oom" if trial.outcome == "oom" else "best", x, peak)
         if cap:
-            axes.axhline(cap / wording.GIB_BYTES, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-            where = (0, cap / wording.GIB_BYTES)
-            axes.annotate(f"cap {wording.size(cap)}", where, (0, 3), textcoords="offset points", color=INK)
-        axes.set_xticks(range(len(trials)), [wording.plain(t.trial)[:8] for t in trials] if len(trials) <= 16 else [])
+            axes.axhline(cap / GIB_BYTES, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+            where = (0, cap / GIB_BYTES)
+            axes.annotate(f"cap {size(cap)}", where, (0, 3), textcoords="offset points", color=INK)
+        axes.set_xticks(range(len(trials)), [plain(t.trial)[:8] for t in trials] if len(trials) <= 16 else [])
         axes.set_ylabel("peak allocated (GiB)")
         axes.grid(axis="x", visible=False)
-        axes.set_ylim(0, max([*peaks, (cap or 0) / wording.GIB_BYTES]) * 1.15)
+        axes.set_ylim(0, max([*peaks, (cap or 0) / GIB_BYTES]) * 1.15)
 
-    capped = f"; the card holds {wording.size(cap)}" if cap else ""
+    capped = f"; the card holds {size(cap)}" if cap else ""
     return _figure("memory", 2.5, draw, f"Peak memory of {len(trials)} trials{capped}.")
 
 
@@ -153,22 +179,29 @@ def timeline(summary: Summary) -> Figure | None:
     lanes = _lanes(summary.intervals)
 
     def draw(axes: Axes) -> None:
-        names = list(dict.fromkeys(name for name, _ in lanes))
-        rows = sorted({(names.index(name), lane) for name, lane in lanes})
-        for (name, lane), spans in lanes.items():
-            y = rows.index((names.index(name), lane))
+        for y, ((name, _), spans) in enumerate(lanes.items()):
             bars = [(s.start_s / 60, (s.end_s - s.start_s) / 60) for s in spans]
             colour = ACCENT if name == "training" else MUTED if name == "startup" else SOFT
             axes.broken_barh(bars, (y - 0.31, 0.62), facecolors=colour, edgecolors=PAPER, linewidths=0.6)
-        shown = {"startup": "start-up"}
-        axes.set_yticks(range(len(rows)), [shown.get(names[n], names[n]) if lane == 0 else "" for n, lane in rows])
+        shown = [name.replace("startup", "start-up") if lane == 0 else "" for name, lane in lanes]
+        axes.set_yticks(range(len(lanes)), shown)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("minutes since the run began")
 
-    caption = f"Where {wording.duration(summary.times.wall_s)} went; each bar is one probe, trial or window."
+    caption = f"Where {duration(summary.times.wall_s)} went; each bar is one probe, trial or window."
     return _figure("timeline", 0.55 + 0.27 * len(lanes), draw, caption)
+
+
+FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
+    "front": front,
+    "curves": curves,
+    "probes": probes,
+    "memory": memory,
+    "timeline": timeline,
+}
+"""Every figure by its name in the page."""
 
 
 def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], caption: str) -> Figure:
@@ -203,15 +236,26 @@ def _inline(svg: str, name: str, caption: str) -> str:
     )
 
 
-def _baseline(summary: Summary, points: Sequence[Candidate]) -> Baseline | None:
-    """Returns the baseline, None where it is far from all that the figure shows and nothing is to be said of it."""
+def _baseline(summary: Summary, values: Sequence[float]) -> Baseline | None:
+    """Returns the baseline, None where it is far from all `values` of the figure and nothing is to be said of it."""
     own = summary.best.quality.get(summary.objective) if summary.best else None
-    seen = [float(t.values[summary.objective] or 0.0) for t in points] + ([own.mean] if own else [])
+    seen = [*values, own.mean] if own else values
     reach = 0.5 * (max(seen) - min(seen))  # farther away it would take most of the figure
     found = summary.baseline
-    if found is None or wording.baseline_sentence(summary):
+    if found is None or baseline_sentence(summary):
         return found
     return found if min(seen) - reach <= found.value <= max(seen) + reach else None
+
+
+def _line_at(axes: Axes, baseline: Baseline) -> None:
+    axes.axhline(baseline.value, color=MUTED, linewidth=0.8, linestyle="--")
+    axes.annotate(plain(baseline.name)[:24], (1, baseline.value), (0, 3), ha="right", color=MUTED,
+                  xycoords=("axes fraction", "data"), textcoords="offset points")  # fmt: skip
+
+
+def _quality_label(summary: Summary) -> str:
+    better = "lower" if summary.objectives[summary.objective] == "min" else "higher"
+    return f"{plain(summary.objective)} ({better} is better)"
 
 
 def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
@@ -225,14 +269,14 @@ def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
     if quality is None:
         axes.axvline(speed, color=MUTED, linewidth=0.8, linestyle=(0, (2, 3)))
         where = (speed, 0.02 + 0.06 * row)
-        axes.annotate(wording.plain(named.name), where, (4, 0), xycoords=("data", "axes fraction"),
+        axes.annotate(plain(named.name), where, (4, 0), xycoords=("data", "axes fraction"),
                       textcoords="offset points", color=MUTED)  # fmt: skip
         return
     colour = ACCENT if named.name == "best" else INK
     if quality.low is not None and quality.high is not None:
         axes.plot([speed, speed], [quality.low, quality.high], color=colour, linewidth=0.9, alpha=0.6, zorder=3)
     axes.scatter([speed], [quality.mean], s=42, color=colour, zorder=4)
-    _label(axes, wording.plain(named.name), speed, quality.mean)
+    _label(axes, plain(named.name), speed, quality.mean)
 
 
 def _label(axes: Axes, text: str, x: float, y: float) -> None:
@@ -249,16 +293,3 @@ def _lanes(intervals: Sequence[Interval]) -> dict[tuple[str, int], list[Interval
                 lane += 1
             lanes.setdefault((name, lane), []).append(interval)
     return lanes
-
-
-def _is_best(summary: Summary, trial: Candidate) -> bool:
-    return summary.best is not None and summary.best.trial == trial.trial
-
-
-def _micro(probe: Candidate) -> int:
-    size = probe.config.get("micro_batch_size", 0)
-    return size if isinstance(size, int) else 0
-
-
-def _workers(count: str) -> str:
-    return "no workers" if count == "0" else f"{count} worker{'s' if count != '1' else ''}"

@@ -16,9 +16,8 @@ from tuning.config.lenient import finite, mapping, numbers, texts, whole
 from tuning.journal import timeline
 from tuning.journal.records import Record
 from tuning.journal.timeline import Interval, Times
-from tuning.report import ablation_results, trial_views
-from tuning.report.ablation_results import Receipt
-from tuning.report.trial_views import SAMPLES_PER_S, Candidate
+from tuning.report.ablation_results import AblationResult, ablation_results
+from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
 from tuning.search import bottleneck
 from tuning.search.bottleneck import Verdict
 from tuning.search.rule import Baseline, best_baseline
@@ -72,17 +71,17 @@ class Named:
 
     @property
     def samples_per_s(self) -> float | None:
-        """What a training of this configuration can be expected to show, as far as it is known.
+        """The mean of its trainings, else of its windows, else its probe: what a training is expected to show.
 
         Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md), so trainings go first.
         """
         found = self.trained or self.throughput
-        return found.median if found else self.probed_samples_per_s
+        return found.mean if found else self.probed_samples_per_s
 
     @property
     def beside_others(self) -> float | None:
         """What to compare with other configurations: windows measured in turns, else probes."""
-        return self.throughput.median if self.throughput else self.probed_samples_per_s
+        return self.throughput.mean if self.throughput else self.probed_samples_per_s
 
 
 @dataclass(frozen=True)
@@ -107,22 +106,23 @@ class Summary:
     place: Place
     objectives: Mapping[str, str]
     baselines: Mapping[str, Mapping[str, float]]
-    trials: tuple[Candidate, ...]
-    probes: tuple[Candidate, ...]
+    trials: tuple[TrialView, ...]
+    probes: tuple[TrialView, ...]
     trial_counts: Mapping[str, int]
     probe_counts: Mapping[str, int]
+    curves: Mapping[str, tuple[tuple[int, float], ...]]
+    """Of each trial: (samples seen, value of the first objective), at its rungs and its end."""
     named: Mapping[str, Named]
     confirmed: tuple[Named, ...]
     """What was trained again on fresh seeds to find the best, by its trial's name, the fastest first."""
     gains: tuple[Gain, ...]
     claim: Claim | None
-    receipts: tuple[Receipt, ...]
+    ablation: tuple[AblationResult, ...]
     rule: str
     times: Times
     intervals: tuple[Interval, ...]
     notes: tuple[str, ...]
     stop_reason: str
-    resumable: bool
 
     @property
     def best(self) -> Named | None:
@@ -149,31 +149,31 @@ class Summary:
 
     def alternatives(self) -> tuple[Named, ...]:
         """Returns the knee point and the most accurate, without those that are the best itself or each other."""
-        seen = {self.best.trial} if self.best else set()
-        found = []
-        for name in ("knee", "most_accurate"):
-            other = self.named.get(name)
-            if other is not None and other.trial not in seen:
-                seen.add(other.trial)
-                found.append(other)
-        return tuple(found)
+        others = [self.named[name] for name in ("knee", "most_accurate") if name in self.named]
+        by_trial = {other.trial: other for other in reversed(others)}
+        return tuple(o for o in others if by_trial[o.trial] is o and not (self.best and o.trial == self.best.trial))
+
+    def challengers(self) -> tuple[Named, ...]:
+        """Returns what was trained on the same fresh seeds as the best and was not picked, the fastest first."""
+        return tuple(one for one in self.confirmed if self.best is None or one.name != self.best.trial)
 
 
 def from_records(records: Sequence[Record]) -> Summary:
     """Returns the summary of a run, whole or cut off at any record; empty records give an empty summary."""
     ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
     records = [r for r in records if r.event not in ("ablation", "receipt")]
-    study = _last(records, "study")
-    pick, stop = _last(records, "pick"), _last(records, "stop")
-    objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SAMPLES_PER_S}
+    study, pick = _last(records, "study"), _last(records, "pick")
+    config, place = mapping(study.get("config")), _place(study)
+    workload, given = mapping(config.get("workload")), mapping(config.get("named"))
+    objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SPEED}
     front = {str(t) for t in pick.get("front") or ()}
-    trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views.trials(records, objectives))
-    probes = tuple(trial_views.candidate(r, objectives, "name") for r in records if r.event == "probe")
+    trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views(records, objectives))
+    probes = tuple(view(r, objectives, "name") for r in records if r.event == "probe")
     refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")
-    named = _named(records, pick, trials, probes, objectives, whole(study.get("val_samples")))
-    named = _judged(records, named, probes, _place(study))
-    running = not (pick or stop)
-    workload = mapping(mapping(study.get("config")).get("workload"))
+    confirming = _Confirming(records, objectives, whole(study.get("val_samples")))
+    named = _judged(records, _named(confirming, pick, trials, probes), probes, place)
+    names = {r.get("name") for r in records if r.event == "confirmed"}
+    confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
     return Summary(
         id=str(study.get("id", "")),
         workload=str(study.get("workload", "")),
@@ -181,126 +181,122 @@ def from_records(records: Sequence[Record]) -> Summary:
         options=mapping(workload.get("options")),
         horizon_samples=whole(study.get("horizon_samples")),
         study=study,
-        place=_place(study),
+        place=place,
         objectives=objectives,
         baselines={str(k): numbers(v) for k, v in mapping(study.get("baselines")).items()},
         trials=trials,
         probes=probes,
-        trial_counts=_counts(trials, refused["search"], 0 if running else _lost(records)),
+        trial_counts=_counts(trials, refused["search"], _lost(records)),
         probe_counts=_counts(probes, refused["probe"], 0),
+        curves=learning_curves(records, next(iter(objectives), "")),
         named=named,
-        confirmed=_confirmed(records, trials, objectives, whole(study.get("val_samples"))),
-        gains=_gains(records, named),
-        claim=_claim(study),
-        receipts=ablation_results.receipts(
-            ablated, texts(mapping(mapping(study.get("config")).get("named")).get("claims_of"))
-        ),
+        confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
+        gains=_gains(confirming, named),
+        claim=_claim(given),
+        ablation=ablation_results(ablated, texts(given.get("claims_of"))),
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
         notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
-        stop_reason=str(stop.get("reason", "")),
-        resumable=bool(stop.get("resumable", False)),
+        stop_reason=str(_last(records, "stop").get("reason", "")),
     )
+
+
+@dataclass(frozen=True)
+class _Confirming:
+    """The records of a run, asked for what the confirm stage measured of a configuration."""
+
+    records: Sequence[Record]
+    objectives: Mapping[str, str]
+    val_samples: int | None
+
+    def named(self, name: str, source: TrialView) -> Named:
+        """Returns what is known of the configuration that a trial or a probe ran, called `name`."""
+        windows = self.windows(name, source.config)
+        labels = {name, source.trial} if name in PICKS else {name}
+        confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
+        waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
+        peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
+        quality = {name: self._quality(name, confirmed, source) for name in self.objectives}
+        return Named(
+            name=name,
+            trial=source.trial if name in PICKS else "",
+            outcome=source.outcome,
+            config=source.config,
+            trained=uncertainty.throughput([x for r in confirmed if (x := finite(r.get(SPEED)))]),
+            throughput=uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))]),
+            probed_samples_per_s=source.samples_per_s,
+            data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
+            quality={name: found for name, found in quality.items() if found is not None},
+            peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
+            seed=source.seed,
+            active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
+        )
+
+    def windows(self, name: str, config: Mapping[str, Any]) -> list[Record]:
+        """Returns a name's windows; of the best's only its own: before it was confirmed, another may have been it."""
+        own = [r for r in self.records if r.event == "window" and r.get("name") == name]
+        return [r for r in own if name not in PICKS or r.get("config", config) == config]
+
+    def by_round(self, one: Named) -> dict[int, float]:
+        """Returns the median samples a second of a configuration in each round."""
+        rates: dict[int, list[float]] = {}
+        for record in self.windows(one.name, one.config):
+            if rate := finite(record.get(SPEED)):
+                rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
+        return {number: statistics.median(values) for number, values in rates.items()}
+
+    def _quality(self, objective: str, confirmed: Sequence[Record], source: TrialView) -> Quality | None:
+        values = [(whole(r.get("seed")) or 0, finite(mapping(r.get("values")).get(objective))) for r in confirmed]
+        by_seed = {seed: value for seed, value in values if value is not None}
+        share_of = self.val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
+        searched = source.values.get(objective)
+        if by_seed or searched is None:
+            return uncertainty.quality(by_seed, proportion_of=share_of) if by_seed else None
+        return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, confirmed=False)
 
 
 def _named(
-    records: Sequence[Record],
-    pick: Mapping[str, Any],
-    trials: Sequence[Candidate],
-    probes: Sequence[Candidate],
-    objectives: Mapping[str, str],
-    val_samples: int | None,
+    confirming: _Confirming, pick: Mapping[str, Any], trials: Sequence[TrialView], probes: Sequence[TrialView]
 ) -> dict[str, Named]:
     by_id = {t.trial: t for t in trials}
-    sources = {name: by_id.get(str(pick.get(name, ""))) for name in PICKS}
+    sources = {name: by_id[str(pick[name])] for name in PICKS if str(pick.get(name, "")) in by_id}
     # A joint search probes nothing: its named configurations are known from their windows alone.
-    windowed = [r for r in records if r.event == "window" and r.get("config") and r["name"] not in (*PICKS, *by_id)]
-    sources |= {r["name"]: Candidate(r["name"], "ok", r["config"]) for r in windowed}
+    windowed = [r for r in confirming.records if r.event == "window" and r.get("config")]
+    sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}
+    sources = {name: source for name, source in sources.items() if name not in by_id}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
-    return {
-        name: _one_named(name, source, records, objectives, val_samples)
-        for name, source in sources.items()
-        if source is not None
-    }
-
-
-def _confirmed(
-    records: Sequence[Record], trials: Sequence[Candidate], objectives: Mapping[str, str], val_samples: int | None
-) -> tuple[Named, ...]:
-    names = {r.get("name") for r in records if r.event == "confirmed"}
-    again = [_one_named(t.trial, t, records, objectives, val_samples) for t in trials if t.trial in names]
-    return tuple(sorted(again, key=lambda one: -(one.samples_per_s or 0.0)))
-
-
-def _one_named(
-    name: str, source: Candidate, records: Sequence[Record], objectives: Mapping[str, str], val_samples: int | None
-) -> Named:
-    windows = _windows(records, name, source.config)
-    labels = {name, source.trial} if name in PICKS else {name}
-    rates = [x for r in windows if (x := finite(r.get(SAMPLES_PER_S)))]
-    waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
-    confirmed = [r for r in records if r.event == "confirmed" and r.get("name") in labels]
-    peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
-    quality = {}
-    for objective in objectives:
-        by_seed = {
-            whole(r.get("seed")) or 0: value
-            for r in confirmed
-            if (value := finite(mapping(r.get("values")).get(objective))) is not None
-        }
-        searched = source.values.get(objective)
-        share_of = val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
-        if by_seed:
-            quality[objective] = uncertainty.quality(by_seed, proportion_of=share_of)
-        elif searched is not None:
-            quality[objective] = uncertainty.quality(
-                {source.seed or 0: searched}, proportion_of=share_of, confirmed=False
-            )
-    return Named(
-        name=name,
-        trial=source.trial if name in PICKS else "",
-        outcome=source.outcome,
-        config=source.config,
-        trained=uncertainty.throughput([x for r in confirmed if (x := finite(r.get(SAMPLES_PER_S)))]),
-        throughput=uncertainty.throughput(rates),
-        probed_samples_per_s=source.samples_per_s,
-        data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
-        quality=quality,
-        peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
-        seed=source.seed,
-        active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
-    )
+    return {name: confirming.named(name, source) for name, source in sources.items()}
 
 
 def _judged(
-    records: Sequence[Record], named: Mapping[str, Named], probes: Sequence[Candidate], place: Place
+    records: Sequence[Record], named: Mapping[str, Named], probes: Sequence[TrialView], place: Place
 ) -> dict[str, Named]:
     """The configurations with what holds them back: in their last whole training, else window, else trial or probe."""
     cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)
     tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
-    found = {}
+    found = dict(named)
     for name, one in named.items():
         labels = {name, one.trial} - {""}
         own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
         own = [r for r in own if r.event != "trial" or r.get("config") == one.config]  # else it was rated anew
         source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
-        if source is None:
-            continue
-        peak = one.peak_allocated_bytes
-        memory_frac = peak / cap_bytes if peak and cap_bytes else None
-        spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
-        found[name] = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
-    return {name: replace(one, verdict=found.get(name)) for name, one in named.items()}
+        if source is not None:
+            peak = one.peak_allocated_bytes
+            memory_frac = peak / cap_bytes if peak and cap_bytes else None
+            spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
+            verdict = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
+            found[name] = replace(one, verdict=verdict)
+    return found
 
 
-def _gains(records: Sequence[Record], named: Mapping[str, Named]) -> tuple[Gain, ...]:
+def _gains(confirming: _Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...]:
     """Gains from the rounds in which both were measured; from the two separate figures where there are none."""
     found = []
     for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
         if of not in named or over not in named:
             continue
-        ours, theirs = _by_round(records, named[of]), _by_round(records, named[over])
+        ours, theirs = confirming.by_round(named[of]), confirming.by_round(named[over])
         gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
         a, b = named[of].beside_others, named[over].beside_others
         if gain is None and a and b:
@@ -310,32 +306,19 @@ def _gains(records: Sequence[Record], named: Mapping[str, Named]) -> tuple[Gain,
     return tuple(found)
 
 
-def _windows(records: Sequence[Record], name: str, config: Mapping[str, Any]) -> list[Record]:
-    """The windows of a name; of the best's only its own: before it was confirmed, another may have been the best."""
-    own = [r for r in records if r.event == "window" and r.get("name") == name]
-    return [r for r in own if name not in PICKS or r.get("config", config) == config]
-
-
-def _by_round(records: Sequence[Record], of: Named) -> dict[int, float]:
-    rates: dict[int, list[float]] = {}
-    for record in _windows(records, of.name, of.config):
-        if rate := finite(record.get(SAMPLES_PER_S)):
-            rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
-    return {key: statistics.median(values) for key, values in rates.items()}
-
-
 def _lost(records: Sequence[Record]) -> int:
+    """Trials that began and have no end, of a run that is over."""
+    if not any(r.event in ("pick", "stop") for r in records):
+        return 0
     started = {str(r.get("trial", "")) for r in records if r.event == "trial_start"}
     return len(started - {str(r.get("trial", "")) for r in records if r.event == "trial"})
 
 
-def _counts(candidates: Sequence[Candidate], refused: int, lost: int) -> dict[str, int]:
+def _counts(views: Sequence[TrialView], refused: int, lost: int) -> dict[str, int]:
     """Outcomes with how many had each: the usual ones first, even at 0, then what else happened."""
-    counts = Counter({"ok": 0, "stopped": 0, "oom": 0, "refused": 0})
-    counts.update(c.outcome for c in candidates)
-    counts["refused"] += refused
-    counts["lost"] += lost
-    return dict(counts)
+    counts = Counter({"ok": 0, "stopped": 0, "oom": 0, "refused": refused})
+    counts.update(one.outcome for one in views)
+    return {**counts, "lost": lost}
 
 
 def _place(study: Mapping[str, Any]) -> Place:
@@ -352,13 +335,10 @@ def _place(study: Mapping[str, Any]) -> Place:
     )
 
 
-def _claim(study: Mapping[str, Any]) -> Claim | None:
-    named = mapping(mapping(study.get("config")).get("named"))
-    text = str(named.get("claims") or "")
-    if not text:
-        return None
+def _claim(given: Mapping[str, Any]) -> Claim | None:
+    text = str(given.get("claims") or "")
     factor = re.search(r"(\d+(?:\.\d+)?)x\b", text)
-    return Claim(text, float(factor[1]) if factor else None, str(named.get("source") or ""))
+    return Claim(text, float(factor[1]) if factor else None, str(given.get("source") or "")) if text else None
 
 
 def _last(records: Sequence[Record], event: str) -> Mapping[str, Any]:

@@ -9,11 +9,12 @@ from typing import Any
 from tuning.config.lenient import finite, mapping, whole
 from tuning.journal.records import Record, rated
 
-SAMPLES_PER_S = "samples_per_s"
+SPEED = "samples_per_s"
+"""The key of a record's throughput."""
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TrialView:
     """One trial that ended, or one probe (`trial` is then its name, if any); values are None where there is none."""
 
     trial: str
@@ -35,12 +36,12 @@ class Candidate:
     """It trained with other system knobs than `config` has, which are faster by what was probed and tried."""
 
 
-def trials(records: Sequence[Record], objectives: Mapping[str, str]) -> list[Candidate]:
+def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> list[TrialView]:
     """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one."""
-    last = {str(r.get("trial", "")): candidate(r, objectives, "trial") for r in records if r.event == "trial"}
+    last = {str(r.get("trial", "")): view(r, objectives, "trial") for r in records if r.event == "trial"}
     for trial, record in rated(records).items():
         own, config = last[trial], mapping(record.get("config"))
-        own = replace(own, samples_per_s=finite(record.get(SAMPLES_PER_S)))
+        own = replace(own, samples_per_s=finite(record.get(SPEED)))
         if config != own.config:  # what was measured of the configuration that ran does not hold for this one
             own = replace(own, config=config, measured_samples_per_s=None, data_wait_frac=None)
             own = replace(own, peak_allocated_bytes=None, active={}, is_overtaken=True)
@@ -48,17 +49,17 @@ def trials(records: Sequence[Record], objectives: Mapping[str, str]) -> list[Can
     return list(last.values())
 
 
-def candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candidate:
+def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:
     """Returns what the record of a trial or a probe says; `key` names the field that names it."""
     values = mapping(record.get("values"))
-    return Candidate(
+    return TrialView(
         trial=str(record.get(key) or ""),
         outcome=str(record.get("outcome", "")),
         config=mapping(record.get("config")),
         values={name: finite(values.get(name)) for name in objectives},
         samples=whole(record.get("samples")),
         stopped_at=whole(record.get("stopped_at")),
-        samples_per_s=finite(record.get(SAMPLES_PER_S)),
+        samples_per_s=finite(record.get(SPEED)),
         measured_samples_per_s=finite(record.get("measured_samples_per_s")),
         spread_frac=finite(record.get("spread_frac")),
         data_wait_frac=finite(record.get("data_wait_frac")),
@@ -67,3 +68,15 @@ def candidate(record: Record, objectives: Mapping[str, str], key: str) -> Candid
         message=str(record.get("message") or ""),
         active=mapping(record.get("active")),
     )
+
+
+def learning_curves(records: Sequence[Record], objective: str) -> dict[str, tuple[tuple[int, float], ...]]:
+    """Returns for each trial its (samples seen, value of `objective`) at every rung and at its end, in that order."""
+    found: dict[str, dict[int, float]] = {}
+    for record in records:
+        if record.event in ("rung", "trial"):
+            samples = whole(record.get("stopped_at")) or whole(record.get("samples"))
+            value = finite(mapping(record.get("values")).get(objective))
+            if samples and value is not None:
+                found.setdefault(str(record.get("trial", "")), {})[samples] = value
+    return {trial: tuple(sorted(points.items())) for trial, points in found.items()}

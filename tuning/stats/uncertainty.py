@@ -41,6 +41,11 @@ class Throughput:
     half_width: float | None
     windows: tuple[float, ...]
 
+    @property
+    def mean(self) -> float:
+        """Returns the mean, which the interval of `half_width` is of."""
+        return statistics.fmean(self.windows)
+
 
 @dataclass(frozen=True)
 class Quality:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import psutil
 from tuning.config.load import StudyConfig
 from tuning.journal.records import Journal, Record, stage_done
 from tuning.memory import calibration
-from tuning.report import wording
+from tuning.report.format import duration
 from tuning.search import confirm, packing
 from tuning.search.probe import probed
 from tuning.search.protocols import TrialPlan
@@ -129,12 +130,18 @@ class Limits:
         if limit_s is None or stage_done(done, "search"):
             return ""
         probing = self._config.search.strategy == "staged" and not stage_done(done, "probe")
-        return wording.too_little_time(
-            limit_s,
-            passed_s=self.passed_s(),
-            probing_s=budget.probe.max_time_s if probing else 0.0,
-            confirming_s=confirm.expected_s(budget.confirm, len(self._config.named) + 1, 0, 1.0),
-            trials=self.orders().concurrency,
+        probing_s, passed_s = budget.probe.max_time_s if probing else 0.0, self.passed_s()
+        confirming_s = confirm.expected_s(budget.confirm, len(self._config.named) + 1, 0, 1.0)
+        least_s, trials = passed_s + probing_s + confirming_s, self.orders().concurrency
+        if limit_s >= least_s:
+            return ""
+        probes = f", probes ({duration(probing_s)})" if probing else ""
+        return (
+            f"search.max_time={duration(limit_s)} is too short: start-up ({duration(passed_s)}){probes} and confirming "
+            f"(about {duration(confirming_s)}) alone take {duration(least_s)}, and {trials} "
+            f"trial{'s are' if trials > 1 else ' is'} searched whatever the limit; give it "
+            f"search.max_time={math.ceil(2 * least_s / 60)}m, or lower "
+            f"{'budget.probe.max_time_s and ' if probing else ''}budget.confirm.windows"
         )
 
     def left_for_rivals_s(self, first: str) -> float:

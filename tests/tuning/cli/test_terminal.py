@@ -2,17 +2,18 @@
 
 import dataclasses
 import io
+import shlex
 import signal
 from pathlib import Path
 
 import pytest
 
 from tests.tuning import hostile
-from tuning.cli.terminal import Progress, Terminal
+from tuning.cli.terminal import Status, Terminal
 from tuning.config import load
 from tuning.config.errors import ConfigError
 from tuning.journal.records import Record
-from tuning.report import lines, summary
+from tuning.report import summary
 from tuning.workers import doctor
 
 FOLDER = Path("runs/nli/20261121-103412-3f2a")
@@ -46,12 +47,20 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
 
 def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
     out, err = play(records, study)
-    assert out.startswith("best    t007   63.4 ± 0.9 samples/s   accuracy 0.906 (0.893 .. 0.919)   1.2 GiB\n")
-    assert "after over before: claimed 4.0x, measured 1.51x (1.50 to 1.53) here" in out
-    assert "trials  12: 5 ok, 4 stopped, 1 oom, 1 refused, 1 diverged, 0 lost" in out
-    assert "Throughput is that of Example CPU" in out
-    assert out.endswith("python -m tuning report 20261121-103412-3f2a\n")
-    assert "plan    probes for 24s" in err
+    told = " ".join(out.split())
+    answer = (
+        "set length_bucketing=true ram_cache=true amp_dtype=bf16 fused_optimizer=true learning_rate=6.1e-4 every other "
+        "knob at its default (trial t007) gain The pick is 1.85 (1.83 to 1.86) times as fast as before and 1.22 (1.20 "
+        "to 1.24) times as fast as after (95 % intervals of the mean ratio, 5 rounds side by side). "
+    )
+    assert told.startswith(answer)
+    assert "speed 63.4 ± 0.9 samples/s: mean of 3 whole trainings, ± 95 % interval of that mean" in told
+    assert "accuracy 0.906 (0.893 to 0.919): range of the next run, 95 %, from 3 seeds" in told
+    assert "after over before: claimed 4.0x, measured 1.51x (1.50 to 1.53) here" in told
+    assert "trials 12: 5 ok, 4 stopped, 1 oom, 1 refused, 1 diverged" in told
+    assert "Throughput is that of Example CPU" in told
+    assert out.endswith("python -m tuning show 20261121-103412-3f2a\n")
+    assert "plan      probes for 24s" in err
     assert err.count("\nprobe ") == 6
     assert err.count("\ntrial ") == 11
 
@@ -68,7 +77,7 @@ def test_no_escape_code_where_none_is_wanted(records, study, stream, env):
 
 def test_a_terminal_gets_one_live_line(records, study):
     out, err = play(records, study, Tty)
-    assert "\x1b[1mbest" in out
+    assert "\x1b[1mlength_bucketing=true" in out
     assert "\ntrial " not in err
 
 
@@ -79,7 +88,7 @@ def test_80_columns_with_twelve_knobs_and_long_values(records, study):
     ]
     out, err = play(widened, study, verbosity=1)
     assert max(map(len, (out + err).splitlines())) <= 80
-    assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in out
+    assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in "".join(out.split())
 
 
 def test_a_trial_that_was_overtaken_is_told_with_its_new_speed(records, study):
@@ -116,19 +125,19 @@ def test_hostile_text_is_printed_as_text(records, study):
 def test_quiet_says_little_and_still_warns(records, study):
     out, err = play(records, study, verbosity=-1)
     assert err == ""
-    assert "best    t007" in out
+    assert "(trial t007)" in out
     stream = io.StringIO()
     terminal = Terminal(-1, out=io.StringIO(), err=stream, env={})
     terminal.warning("the disk is [bold]nearly[/bold] full")
     terminal.warning("the disk is [bold]nearly[/bold] full")
-    assert stream.getvalue() == "warning the disk is [bold]nearly[/bold] full\n"
+    assert stream.getvalue() == "warning   the disk is [bold]nearly[/bold] full\n"
 
 
 def test_checks_are_told_when_something_is_wrong():
     stream = io.StringIO()
     checks = [doctor.Check("disk", "OK", "9 GiB free"), doctor.Check("shm", "WARN", "64 MiB", "--shm-size=1g")]
     Terminal(out=io.StringIO(), err=stream, env={}).checks(checks)
-    assert stream.getvalue() == "warning shm: 64 MiB; --shm-size=1g\n"
+    assert stream.getvalue() == "warning   shm: 64 MiB; --shm-size=1g\n"
 
 
 def test_an_interruption_says_how_to_go_on(records, study):
@@ -153,7 +162,7 @@ def ended(took_s, accuracy=0.5):
 
 
 def test_the_time_left_needs_three_trials_and_knows_the_slots():
-    progress = Progress({"objectives": {"accuracy": "max"}, "concurrency": 2}, trials=11)
+    progress = Status({"objectives": {"accuracy": "max"}, "concurrency": 2}, trials=11)
     progress.enter("search", 0.0)
     for took_s in (10.0, 30.0):
         progress.take(ended(took_s))
@@ -164,7 +173,7 @@ def test_the_time_left_needs_three_trials_and_knows_the_slots():
 
 
 def test_the_best_of_an_error_is_the_lowest():
-    progress = Progress({"objectives": {"error": "min"}}, trials=9)
+    progress = Status({"objectives": {"error": "min"}}, trials=9)
     progress.enter("search", 0.0)
     for value in (3.0, 1.0, 2.0):
         fields = {"values": {"error": value}, "outcome": "ok"}
@@ -174,16 +183,26 @@ def test_the_best_of_an_error_is_the_lowest():
 
 def test_a_run_cut_off_anywhere_has_a_result(records):
     for end in range(len(records)):
-        told = lines.summary(summary.from_records(records[:end]), FOLDER)
-        assert told[0] == "no configuration was picked" or any(r.event == "pick" for r in records[:end])
+        out = io.StringIO()
+        Terminal(out=out, err=io.StringIO(), env={}).summary(summary.from_records(records[:end]), FOLDER)
+        told = out.getvalue().splitlines()
+        assert "No configuration was picked" in told[0] or any(r.event == "pick" for r in records[:end])
         assert max(map(len, told)) <= 80
 
 
-def test_a_long_command_is_broken_where_a_shell_takes_it(records):
-    told = lines.summary(summary.from_records(records), Path("/a/rather/long/folder/for/runs") / FOLDER)
-    at = next(n for n, line in enumerate(told) if line.startswith("next"))
-    assert told[at] == "next    python -m tuning train --from \\"
-    assert told[at + 1].strip().endswith("/best.yaml")
+def test_a_command_is_one_line_however_long_it_is(records):
+    out = io.StringIO()
+    folder = Path("/a/rather/long/folder/for/runs/on/a/network/disk") / FOLDER
+    Terminal(out=out, err=io.StringIO(), env={}).summary(summary.from_records(records), folder)
+    line = next(line for line in out.getvalue().splitlines() if line.startswith("next"))
+    assert shlex.split(line)[1:] == ["python", "-m", "tuning", "train", "--from", str(folder / "best.yaml")]
+
+
+@pytest.mark.parametrize(("columns", "alone"), [(60, False), (200, True)])
+def test_tables_use_the_room_there_is(records, study, columns, alone):
+    out, _ = play(records, study, COLUMNS=str(columns))
+    row = next(line for line in out.splitlines() if line.startswith("best t007"))
+    assert ("0.906 (0.893 to 0.919)" in row) == alone
 
 
 def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
@@ -204,23 +223,24 @@ def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
         5, Record(5, "2026-11-21T10:34:12.000Z", "note", {"text": "data-wait 0.4 %: num_workers is left as it is"})
     )
     out, err = play(told, study)
-    assert "model   22,713,216 parameters, 123,456 of them trained" in err
-    assert "types   fp32, bf16" in err
-    assert "active  " in err
-    assert "note    data-wait 0.4 %: num_workers is left as it is" in err
-    assert "loader-bound: 60 % in forward and backward, 10 % in the optimiser, data-wait" in out
+    assert "model     22,713,216 parameters, 123,456 of them trained" in err
+    assert "types     fp32, bf16" in err
+    assert "active    " in err
+    assert "note      data-wait 0.4 %: num_workers is left as it is" in err
+    assert "loader-bound: 60 % in forward and backward, 10 % in the optimiser, data-wait" in " ".join(out.split())
     assert max(map(len, err.splitlines())) <= 80
 
 
-def test_rivals_of_the_pick_are_told_as_they_are_trained_and_at_the_end(records, study):
+def test_challengers_of_the_pick_are_told_as_they_are_trained_and_at_the_end(records, study):
     own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
     again = [changed(r, name="t003") for r in own if r.event == "confirmed" and r["name"] == "t007"]
     figures = {"trial": "t003", "chance": 0.45, "expected_s": 66.0, "left_s": 36.0}
     decided = [Record(900 + n, records[-1].t, "rival", {**figures, "decision": d}) for n, d in enumerate(DECISIONS)]
     out, err = play([*own, *decided, *again], study)
     for decision in DECISIONS.values():
-        assert f"rival   t003  {decision}\n" in err
-    assert "\nrival   t003   63.4 ± 0.9 samples/s   accuracy 0.906 (0.893 .. 0.919)\n" in out
+        assert f"challenger t003  {decision}\n" in err
+    rows = [line.split()[:8] for line in out.splitlines() if line.startswith("t003")]
+    assert rows == [["t003", "58.9", "(probed)", "63.4", "±", "0.9", "0.906", "(0.893"]]
     assert max(map(len, (out + err).splitlines())) <= 80
 
 

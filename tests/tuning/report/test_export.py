@@ -12,7 +12,8 @@ from tests.tuning import hostile
 from trainables.knobs import NAMES
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, NoUsableTrial
-from tuning.report import export, summary, wording
+from tuning.report import export, summary
+from tuning.report.shareable import is_secret
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -212,5 +213,5 @@ def test_front_csv_holds_no_formula_and_no_escape_code(records, tmp_path):
 
 
 def test_a_name_says_whether_it_holds_a_secret():
-    assert all(map(wording.is_secret, ("hf_token", "token.file", "API_KEY", "db_password", "client_secret")))
-    assert not any(map(wording.is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers")))
+    assert all(map(is_secret, ("hf_token", "token.file", "API_KEY", "db_password", "client_secret")))
+    assert not any(map(is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers")))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.fakes import FormulaProfiler
 from tuning.journal.records import Journal
-from tuning.report import lines
-from tuning.report.ablation_results import receipts
+from tuning.report import text
+from tuning.report.ablation_results import ablation_results
 from tuning.search.ablate import measure
 from tuning.search.ablation import pairs
 
@@ -28,10 +30,11 @@ class Drifting(FormulaProfiler):
 
 
 def measured(profiler: FormulaProfiler, folder: Path, rounds: int = 4):
-    """Returns the receipts of all pairs on that profiler."""
+    """Returns the results of all pairs on that profiler."""
     with Journal.open(folder / "receipts.jsonl", create=True) as journal:
         measure(profiler, journal, pairs(BEST, BEFORE)[0], rounds, 1.0, lambda record: None)
-        return {(r.base, r.knobs): r for r in receipts(journal.records, {"amp_dtype": "1.5-2x"})}, journal.records
+        results = ablation_results(journal.records, {"amp_dtype": "1.5-2x"})
+        return {(one.base, one.knobs): one for one in results}, journal.records
 
 
 def test_a_receipt_is_the_ratio_whatever_the_machine_does_meanwhile(tmp_path: Path) -> None:
@@ -60,8 +63,11 @@ def test_a_side_that_does_not_fit_is_said_and_not_compared(tmp_path: Path) -> No
 
 def test_lines_fit_the_terminal(tmp_path: Path) -> None:
     found, records = measured(Drifting(), tmp_path)
-    said = lines.receipts(receipts(records, {"amp_dtype": "1.5-2x"}))
-    assert all(len(line) <= 100 for line in said)
-    assert any("claimed 1.5-2x" in line for line in said)
-    assert "those knobs bought nothing here that can be told" in " ".join(said)
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(*text.ablation(ablation_results(records, {"amp_dtype": "1.5-2x"})), sep="\n")
+    said = captured.get()
+    assert all(len(line) <= 80 for line in said.splitlines())
+    assert "1.5-2x" in next(line for line in said.splitlines() if line.startswith("amp_dtype"))
+    assert "those knobs bought nothing here that can be told" in " ".join(said.split())
     assert len(found) == 6

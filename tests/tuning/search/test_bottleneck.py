@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainables.knobs import with_span
-from tuning.report.wording import verdict_sentence
+from tuning.report.sentences import verdict_sentence
 from tuning.search import bottleneck
 from tuning.search.bottleneck import IDLE_FRAC, judge, shares
 

@@ -1,12 +1,16 @@
 """Figures as people write them."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from tuning.report import lines, report, wording
+from tuning.report import format as fmt
+from tuning.report import report, sentences
 from tuning.report.summary import Place, Summary
+from tuning.report.text import summary as printed
 from tuning.stats.uncertainty import Gain
 
 
@@ -24,7 +28,7 @@ from tuning.stats.uncertainty import Gain
     ],
 )
 def test_duration(seconds, text):
-    assert wording.duration(seconds) == text
+    assert fmt.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def test_duration(seconds, text):
     [(6.1e-4, "6.1e-4"), (1e-5, "1e-5"), (0.01, "0.01"), (0.0, "0"), (12345.0, "12,345"), (float("nan"), "n/a")],
 )
 def test_number(value, text):
-    assert wording.number(value) == text
+    assert fmt.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -41,39 +45,43 @@ def test_number(value, text):
      (1500.0, None, "1,500"), (None, None, "-")],
 )  # fmt: skip
 def test_rate(value, half_width, text):
-    assert wording.rate(value, half_width) == text
+    assert fmt.rate(value, half_width) == text
 
 
 @pytest.mark.parametrize(
-    ("frac", "text"), [(0.0, "0 %"), (0.004, "<1 %"), (0.615, "62 %"), (1.0, "100 %"), (None, "-")]
+    ("frac", "text"), [(0.0, "0 %"), (0.004, "0.4 %"), (0.615, "62 %"), (1.0, "100 %"), (None, "-")]
 )
 def test_percent(frac, text):
-    assert wording.percent(frac) == text
+    assert fmt.percent(frac) == text
 
 
 def test_size():
-    assert (wording.size(50 * 2**20), wording.size(int(1.2 * 2**30)), wording.size(None)) == ("50 MiB", "1.2 GiB", "-")
+    assert (fmt.size(50 * 2**20), fmt.size(int(1.2 * 2**30)), fmt.size(None)) == ("50 MiB", "1.2 GiB", "-")
 
 
 @pytest.mark.parametrize(
     ("gain", "text"),
     [
-        (Gain("best", "before", 1.84, 1.79, 1.89, 5), "1.84 (1.79 to 1.89) times faster than before"),
+        (Gain("best", "before", 1.84, 1.79, 1.89, 5), "1.84 (1.79 to 1.89) times as fast as before"),
         (Gain("best", "after", 0.5, 0.4, 0.625, 5), "2.00 (1.60 to 2.50) times slower than after"),
         (
             Gain("best", "after", 1.01, 0.97, 1.05, 5),
-            "as fast as after, as far as the windows tell: 1.01 (0.97 to 1.05) times",
+            "as fast as after, as far as the rounds tell: 1.01 (0.97 to 1.05) times",
         ),
-        (Gain("best", "after", 1.5, None, None, 0), "1.50 times faster than after (from probes, not side by side)"),
+        (
+            Gain("best", "after", 1.5, None, None, 0),
+            "1.50 times as fast as after (from probes, not side by side: no interval)",
+        ),
+        (Gain("best", "after", 1.5, None, None, 1), "1.50 times as fast as after (from one round: no interval)"),
     ],
 )
 def test_a_gain_in_words(gain, text):
-    assert wording.gain_sentence(gain) == text
+    assert sentences.gain_sentence(gain) == text
 
 
 def test_knobs_without_effect_are_no_difference():
-    assert wording.differing({"num_workers": 0, "prefetch_factor": 4}, {"prefetch_factor": 2}) == {}
-    assert wording.differing({"num_workers": 2}, {}) == {
+    assert fmt.differing({"num_workers": 0, "prefetch_factor": 4}, {"prefetch_factor": 2}) == {}
+    assert fmt.differing({"num_workers": 2}, {}) == {
         "num_workers": 2,
         "prefetch_factor": 2,
         "persistent_workers": False,
@@ -81,8 +89,8 @@ def test_knobs_without_effect_are_no_difference():
 
 
 def test_a_text_is_one_line_without_control_characters():
-    assert wording.plain("a\nb\x1b[2J\u202e") == "a\\nb\\x1b[2J\\u202e"
-    assert (wording.plain(True), wording.plain(None), wording.plain(5e-4)) == ("true", "null", "5e-4")
+    assert fmt.plain("a\nb\x1b[2J\u202e") == "a\\nb\\x1b[2J\\u202e"
+    assert (fmt.plain(True), fmt.plain(None), fmt.plain(5e-4)) == ("true", "null", "5e-4")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +111,7 @@ def test_a_text_is_one_line_without_control_characters():
 )
 def test_only_a_card_that_is_not_here_was_emulated(card, virtual, cap_bytes, text):
     place = Place(device="Example CPU", cores=2, threads=2, card=card, virtual=virtual, cap_bytes=cap_bytes)
-    assert wording.place_sentence(place) == text
+    assert sentences.place_sentence(place) == text
 
 
 @pytest.mark.parametrize(
@@ -123,14 +131,16 @@ def test_a_best_that_learned_no_more_than_a_baseline_is_said(
     worse = {"max": 0.4, "min": 0.99}[mode]
     baselines = {"majority": {"accuracy": worse}, "copying": {"accuracy": baseline}}
     own = replace(found, objectives={"accuracy": mode}, baselines=baselines)
-    said = wording.baseline_sentence(own)
+    said = sentences.baseline_sentence(own)
     assert said.startswith(text)
     assert bool(said) == bool(text)
-    told = " ".join(" ".join(lines.summary(own, Path("runs/nli/x"))).split())
-    assert said in told
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(*printed(own, Path("runs/nli/x")))
+    assert said in " ".join(captured.get().split())
     assert ("But " in report.render(own)) == bool(text)
 
 
 def test_no_baseline_or_no_best_says_nothing(found: Summary) -> None:
-    assert wording.baseline_sentence(replace(found, baselines={})) == ""
-    assert wording.baseline_sentence(replace(found, named={})) == ""
+    assert sentences.baseline_sentence(replace(found, baselines={})) == ""
+    assert sentences.baseline_sentence(replace(found, named={})) == ""

@@ -1,0 +1,185 @@
+"""The one formatter: figures as people write them, text of records as one plain line, and tables for rich to lay out.
+
+rich gets `Text` alone, never a string to parse, so no value of a record is markup or an escape code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box, filesize
+from rich.columns import Columns
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from trainables.knobs import Knobs, is_active
+from tuning.search import bottleneck
+from tuning.stats.uncertainty import Gain, Quality, Throughput
+
+LABEL_WIDTH = 10
+"""Columns of "accuracy  ", "trials    " and the like."""
+_MAX_VALUE = 36
+_OUTCOMES = {
+    "host_oom": "host oom",
+    "shm": "out of shared memory",
+    "fd": "out of file descriptors",
+    "no_result": "without a result",
+    "crash": "crashed",
+    "timeout": "timed out",
+    "data": "data error",
+}
+
+
+def plain(value: object) -> str:
+    """Returns `value` as one line of text without control characters; those become their escapes, such as `\\x1b`."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return number(value)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value))
+
+
+def outcome(name: str) -> str:
+    """Returns how a trial ended, in words."""
+    return _OUTCOMES.get(name, plain(name))
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Returns a number in at most `digits` significant digits, as one would type it: 0.0006 is 6e-4."""
+    if not math.isfinite(value):
+        return "n/a"
+    if value and abs(value) < 1e-2:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:,.0f}"
+
+
+def rate(value: float | None, half_width: float | None = None) -> str:
+    """Returns samples a second, "61.2 ± 0.9" with the half-width of an interval, which sets the decimals."""
+    if value is None:
+        return "-"
+    if half_width is None:
+        return f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+    decimals = 0 if half_width >= 10 else 1 if half_width >= 0.1 or value >= 100 else 2
+    return f"{value:,.{decimals}f} ± {half_width:,.{decimals}f}"
+
+
+def speed(found: Throughput | None, probed: float | None = None) -> str:
+    """Returns the mean of measurements ± half of the 95 % interval of that mean; without any, a probe's speed."""
+    if found is None:
+        return f"{rate(probed)} (probed)" if probed else "-"
+    return rate(found.mean, found.half_width)
+
+
+def quality(found: Quality) -> str:
+    """Returns a quality: "0.906 (0.893 to 0.919)", the range of the next run, where several seeds say it."""
+    if found.low is None or found.high is None or len(found.by_seed) < 2:
+        return f"{found.mean:.3f}"
+    return f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def ratio(gain: Gain, sign: str = "") -> str:
+    """Returns a gain with its 95 % interval, "1.84 (1.79 to 1.89)"."""
+    if gain.low is None or gain.high is None:
+        return f"{gain.ratio:.2f}{sign}"
+    return f"{gain.ratio:.2f}{sign} ({gain.low:.2f} to {gain.high:.2f})"
+
+
+def size(bytes_count: float | None) -> str:
+    """Returns bytes as KiB, MiB or GiB, the last with one decimal."""
+    if bytes_count is None:
+        return "-"
+    unit, suffix = filesize.pick_unit_and_suffix(int(bytes_count), ["bytes", "KiB", "MiB", "GiB", "TiB"], 1024)
+    return f"{bytes_count / unit:.{1 if unit >= 2**30 else 0}f} {suffix}"
+
+
+def duration(seconds: float | None) -> str:
+    """Returns seconds as people say them: 17ms, 0.9s, 58s, 4m, 4m12s, 1h02m."""
+    if seconds is None:
+        return "-"
+    if 0 < seconds < 0.095:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m" + (f"{whole % 60:02d}s" if whole % 60 else "")
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def percent(frac: float | None) -> str:
+    """Returns a fraction as percent, with one decimal below 10 %."""
+    return "-" if frac is None else bottleneck.percent(frac)
+
+
+def counts(found: Mapping[str, int]) -> str:
+    """Returns "12: 5 ok, 4 stopped, ...": how many there are, and how each ended."""
+    return f"{sum(found.values())}: " + ", ".join(f"{n} {outcome(name)}" for name, n in found.items() if n)
+
+
+# -- knobs -------------------------------------------------------------------------------------------------------------
+
+
+def complete(config: Mapping[str, object]) -> dict[str, object]:
+    """Returns every knob of a configuration with the defaults filled in, less those without effect in it."""
+    try:
+        full: dict[str, object] = dict(Knobs.of(config).as_dict())
+    except ValueError:  # a run of another version: what it recorded is all there is to say
+        full = dict(config)
+    return {name: value for name, value in full.items() if is_active(name, full)}
+
+
+def differing(config: Mapping[str, object], other: Mapping[str, object] | None) -> dict[str, object]:
+    """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`."""
+    if other is None:
+        return dict(config)
+    ours, theirs = complete(config), complete(other)
+    return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
+
+
+def assignments(config: Mapping[str, object]) -> list[str]:
+    """Returns "name=value" for each knob, a long value cut in its middle."""
+    return [f"{plain(name)}={_cut(plain(value))}" for name, value in config.items()]
+
+
+def _cut(text: str) -> str:
+    half = (_MAX_VALUE - 1) // 2
+    return text if len(text) <= _MAX_VALUE else f"{text[:half]}…{text[-half:]}"
+
+
+# -- for rich ----------------------------------------------------------------------------------------------------------
+
+
+def labelled(rows: Iterable[tuple[str, RenderableType]]) -> Table:
+    """Returns rows of a label and what belongs to it, as rich lays them out; a string is plain text."""
+    made = Table.grid(padding=(0, 1, 0, 0))
+    made.add_column(min_width=LABEL_WIDTH - 1, overflow="fold")
+    made.add_column(overflow="fold")
+    for label, content in rows:
+        made.add_row(Text(plain(label)), Text(plain(content)) if isinstance(content, str) else content)
+    return made
+
+
+def side_by_side(texts: Sequence[str], style: str = "") -> Columns:
+    """Returns short texts in as many columns as there is room for."""
+    return Columns([Text(plain(text), style=style, overflow="fold") for text in texts], padding=(0, 2), equal=True)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Returns a table whose first column names its rows; cells that do not fit are folded."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in head:
+        made.add_column(Text(plain(column)), overflow="fold")
+    for row in rows:
+        made.add_row(*(Text("" if cell == "" else plain(cell)) for cell in row))
+    return made
+
+
+def fit(line: str, width: int) -> str:
+    """Returns `line`, cut to `width` columns."""
+    line = line.rstrip()
+    return line if len(line) <= width else f"{line[: max(1, width - 1)]}…"

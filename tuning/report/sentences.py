@@ -1,0 +1,159 @@
+"""Findings as sentences, the answer first; and the commands that are of use next. Plain text, for every medium."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tuning.config.cards import HERE
+from tuning.report.format import duration, percent, plain, quality, ratio, size
+from tuning.report.summary import Claim, Place, Summary
+from tuning.search.bottleneck import Verdict
+from tuning.stats.uncertainty import Gain
+
+
+def answer(found: Summary) -> str:
+    """Returns what the run found, in a sentence or two: what the pick gains, how sure that is, what to keep instead."""
+    best = found.best
+    if best is None:
+        return "No configuration was picked: the run ended before its pick, or no trial reached its end."
+    gains = [g for g in found.gains if g.of == "best"]
+    if not gains:
+        return f"Trial {plain(best.trial)} is the pick; nothing was measured beside it."
+    said = f"The pick is {' and '.join(map(gain_sentence, gains))}"
+    rounds = max(g.rounds for g in gains)
+    if rounds > 1:
+        said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
+    cautions = [f"keep {plain(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
+    cautions += [caution] if (caution := baseline_sentence(found)) else []
+    return ". But ".join([said, *cautions]) + "."
+
+
+def gain_sentence(gain: Gain) -> str:
+    """Returns what a gain means: faster, slower, or no difference that the rounds can tell."""
+    over = plain(gain.over)
+    if gain.rounds < 2:
+        grounds = "one round" if gain.rounds else "probes, not side by side"
+        return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"
+    if not gain.is_told:
+        return f"as fast as {over}, as far as the rounds tell: {ratio(gain)} times"
+    if gain.ratio < 1:
+        return f"{ratio(gain.inverse())} times slower than {over}"
+    return f"{ratio(gain)} times as fast as {over}"
+
+
+def _slower(gain: Gain) -> bool:
+    return gain.rounds > 1 and gain.is_told and gain.ratio < 1
+
+
+def _learned(found: Summary, name: str) -> str:
+    known = found.named[name].quality.get(found.objective)
+    return f"{plain(found.objective) or 'quality'} ({quality(known) if known else 'not trained here'})"
+
+
+def baseline_sentence(found: Summary) -> str:
+    """Returns that the best is, or the next run may be, no better than a baseline of the workload; else ""."""
+    best, baseline, objective = found.best, found.baseline, found.objective
+    own = best.quality.get(objective) if best else None
+    if own is None or baseline is None:
+        return ""
+    sign = 1.0 if found.objectives[objective] == "min" else -1.0
+    beside = f"no better than the baseline {plain(baseline.name)} ({baseline.value:.3f})"
+    if sign * own.mean >= sign * baseline.value:
+        remedy = "speed is worth little before more is learned: budget.train_epochs, or wider learning knobs"
+        return f"{plain(objective)} {own.mean:.3f} is {beside}; {remedy}"
+    worst = own.high if sign > 0 else own.low
+    if worst is not None and sign * worst >= sign * baseline.value:
+        whose = "the next run's" if len(own.by_seed) > 1 else "by so few validation samples,"
+        return f"{whose} {plain(objective)} may be {beside}"
+    return ""
+
+
+def claim_sentence(claim: Claim | None, measured: Gain | None) -> str:
+    """Returns "after over before: claimed 4.0x, measured 1.52x (1.50 to 1.54) here", "" where nothing was claimed."""
+    if claim is None or claim.ratio is None:
+        return ""
+    here = f"{ratio(measured, 'x')} here" if measured else "not measured here"
+    return f"after over before: claimed {claim.ratio:.1f}x, measured {here}"
+
+
+def bound(found: Verdict) -> str:
+    """Returns what holds a configuration back in a few words, "loader 31 % (bad)"."""
+    return f"{found.bound} {percent(found.share)} ({found.band})"
+
+
+def verdict_sentence(found: Verdict) -> str:
+    """Returns what holds a configuration back; where it holds back much, also what may help, tried or not."""
+    if not found.held:
+        return found.sentence
+    if found.remedies:
+        return f"{found.sentence}; not tried: {', '.join(found.remedies[:3])}"
+    return f"{found.sentence}; tried already: {', '.join(found.tried[:3])}" if found.tried else found.sentence
+
+
+def place_sentence(place: Place) -> str:
+    """Returns what it ran on, and whose throughput it is where the card was emulated."""
+    cores = f", {place.cores} cores" if place.cores else ""
+    threads = f", {place.threads} threads" if place.threads and place.threads != place.cores else ""
+    device = f"{plain(place.device)}{cores}{threads}"
+    if is_held(place):
+        return f"Measured on {device}; memory was held to {size(place.cap_bytes)}."
+    if not place.virtual or place.card in HERE:
+        return f"Measured on {device}."
+    cap = f"; memory was held to its {size(place.cap_bytes)}" if place.cap_bytes else ""
+    return f"Throughput is that of {device}, not of card {plain(place.card)}, which was emulated{cap}."
+
+
+def is_held(place: Place) -> bool:
+    """Returns whether this machine's own device was held to less memory than it has."""
+    return place.card in HERE and place.cap_bytes is not None
+
+
+def challenger_sentence(found: Mapping[str, Any]) -> str:
+    """Returns what was decided about a challenger of the pick, and the probability that it changes the pick."""
+    odds, needs = percent(found.get("chance")), duration(found.get("expected_s"))
+    if found.get("decision") == "confirm":
+        return f"may change the pick ({odds}): trained again, about {needs}"
+    if found.get("decision") == "too long":
+        left = duration(max(0.0, found.get("left_s") or 0.0))
+        return f"may change the pick ({odds}), but needs {needs}, and {left} are left"
+    return "can change the pick no more: no further seed"
+
+
+def shares(found: Summary) -> list[tuple[str, float]]:
+    """Returns the activities with their seconds, the longest first; what took no time is left out."""
+    times = found.times
+    parts = [
+        ("training", times.training_s),
+        ("evaluating", times.evaluating_s),
+        ("probing", times.probing_s),
+        ("confirming", times.confirming_s),
+        ("start-up", times.startup_s),
+        ("waiting", times.waiting_s),
+    ]
+    return sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])
+
+
+def next_commands(found: Summary, folder: Path) -> list[str]:
+    """Returns the commands that are of use next, to be pasted into a shell; `folder` is the run's."""
+    if found.best is None:
+        return [resume_command(folder)]
+    runs_dir = _runs_dir(folder)
+    named = [found.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
+    rest = (["train", "--from", str(folder / "best.yaml")], ["ablate", *named], ["show", *named])
+    return [shlex.join(["python", "-m", "tuning", *words]) for words in rest]
+
+
+def resume_command(folder: Path) -> str:
+    """Returns the command that goes on with the run in `folder`, to be pasted into a shell."""
+    runs_dir = _runs_dir(folder)
+    elsewhere = [f"runs_dir={runs_dir}"] if runs_dir else []
+    return shlex.join(["python", "-m", "tuning.run", f"resume={folder.name}", *elsewhere])
+
+
+def _runs_dir(folder: Path) -> str:
+    """Returns where the run's folder is looked for, "" where that is the default."""
+    runs_dir = folder.parent.parent
+    return "" if runs_dir == Path("runs") else str(runs_dir)

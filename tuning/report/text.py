@@ -1,0 +1,214 @@
+"""A run as text on a terminal or in a pipe: plan, events, and the result with the answer first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from trainables.knobs import Knobs, kind_of
+from tuning.config.schema import StudyConfig
+from tuning.config.space import Choice
+from tuning.journal.records import Record
+from tuning.report import format as fmt
+from tuning.report import sentences
+from tuning.report.ablation_results import AblationResult
+from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
+from tuning.report.summary import Named, Summary
+from tuning.report.trial_views import SPEED
+from tuning.search import runtime_check
+
+_COUNTED = {"total": "parameters", "trainable": "of them trained"}
+
+
+def planned(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """Returns the plan as labelled lines: what, on what, how much, until when, where to."""
+    device, card = facts.get("device") or {}, facts.get("card") or {}
+    emulated = ", emulated" if card.get("virtual") else ""
+    confirm, trials = config.budget.confirm, config.search.trials
+    limit = f"at most {duration(config.search.max_time_s)}" if config.search.max_time_s else "no time limit"
+    steps = f"{trials} trials ({facts.get('concurrency') or config.concurrency} at a time), "
+    steps += f"{confirm.windows} windows and {confirm.seeds} seeds to confirm"
+    if config.search.strategy == "staged":
+        steps = f"probes for {duration(config.budget.probe.max_time_s)}, {steps}"
+    horizon = facts.get("horizon_samples") or "?"
+    where = f"card {card.get('name') or config.card.name}{emulated}, device {device.get('name') or 'unknown'}"
+    return [
+        ("run", folder.name),
+        ("what", f"{config.workload.name} on {where}"),
+        ("plan", steps),
+        ("budget", f"{config.budget.name}, {limit}, {horizon} samples a trial, seed {config.search.seed}"),
+        ("writes", f"{folder}/trials.jsonl"),
+        *_trained_on(config, facts),
+    ]
+
+
+def _trained_on(config: StudyConfig, facts: Record | Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields device, parameters, precision, the optimisations that are on, and those tried."""
+    device, counted = facts.get("device") or {}, facts.get("parameters") or {}
+    cores, threads = device.get("cores"), facts.get("threads") or device.get("threads")
+    hardware = [str(device.get("name") or "unknown"), size(device.get("memory_bytes"))]
+    if device.get("capability"):
+        hardware.append(f"compute capability {'.'.join(map(str, device['capability']))}")
+    hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
+    space = config.space
+    dtypes = space.parameters.get("amp_dtype", space.fixed.get("amp_dtype", Knobs().amp_dtype))
+    fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
+    yield "device", ", ".join(hardware)
+    if counted:
+        yield "model", ", ".join(f"{counted[name]:,} {word}" for name, word in _COUNTED.items() if name in counted)
+    yield "types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))
+    yield "active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"
+    yield "tried", ", ".join(n for n in space.parameters if kind_of(n) != "learning")
+
+
+def event(record: Record, reference: Mapping[str, Any] | None, objective: str = "") -> str:
+    """Returns what happened in a line, "" for events that are not told; knobs are those unlike in `reference`.
+
+    Of the values that were measured it shows the objective's, where there is one of this name.
+    """
+    differing = fmt.differing(record.get("config") or {}, reference)
+    first: dict[str, object] = {k: differing[k] for k in ("learning_rate", "batch_size") if k in differing}
+    knobs = " ".join(fmt.assignments({**first, **differing}))
+    name, reason = plain(record.get("trial") or record.get("name") or ""), plain(record.get("reason") or "")
+    samples_per_s, outcome = record.get(SPEED), plain(record.get("outcome") or "ok")
+    fast = f"{rate(samples_per_s)} samples/s" if samples_per_s else ""
+    measured = record.get("values") or {}
+    shown = {objective: measured[objective]} if objective in measured else measured
+    values = " ".join(f"{plain(k)} {v:.3f}" for k, v in shown.items() if v is not None)
+    ended = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
+    # Of a trial that failed the speed is only what was expected.
+    trained = fast.replace(" samples", "") if values else ""
+    told = {
+        "probe": f"{name:<8}{fast or outcome:<17} {size(record.get('peak_allocated_bytes')):<9} {knobs}",
+        "trial": f"{name:<6}{ended:<16}{values:<15} {trained:<9} {knobs}",
+        "rated": f"{name:<6}{fast}  {knobs}",
+        "rung": f"{name:<6}{record.get('samples')} samples  {values}",
+        "refused": f"{reason}  {knobs}",
+        "retired": f"{name:<6}{reason}",
+        "widened": f"{name:<6}{reason}",
+        "lost": f"{name:<6}{reason}",
+        "rival": f"{name:<6}{sentences.challenger_sentence(record.fields)}",
+        "window": f"{name:<8}{fast or outcome}",
+        "confirmed": f"{name:<8}seed {record.get('seed')}  {values or outcome}  {fast}",
+    }
+    label = {"rival": "challenger", "confirmed": "again"}.get(record.event, record.event)
+    return f"{label:<{fmt.LABEL_WIDTH}} {told[record.event]}" if record.event in told else ""
+
+
+def summary(found: Summary, folder: Path) -> list[RenderableType]:
+    """Returns the result to be printed: what to set, what it gains and how sure, then the rest; for any width."""
+    best, times = found.best, found.times
+    rows: list[tuple[str, RenderableType]] = []
+    if best is not None:
+        chosen = fmt.assignments(fmt.differing(best.config, {}))
+        rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else "nothing: the defaults are best"))
+        rows.append(("", f"every other knob at its default (trial {plain(best.trial)})" if chosen else ""))
+    rows.append(("gain" if best else "", Text(sentences.answer(found), style="" if best else "bold")))
+    if best is not None:
+        rows += _of_best(found, best)
+    if found.place.virtual or sentences.is_held(found.place):
+        rows.append(("device", sentences.place_sentence(found.place)))
+    if found.baselines:
+        told = (f"{plain(n)} {', '.join(f'{v:.3f}' for v in own.values())}" for n, own in found.baselines.items())
+        rows.append(("baselines", ", ".join(told)))
+    rows.append(("trials", fmt.counts(found.trial_counts)))
+    if found.probes:
+        rows.append(("probes", fmt.counts(found.probe_counts)))
+    parts = ", ".join(f"{name} {percent(seconds / times.wall_s)}" for name, seconds in sentences.shares(found))
+    idle = f" ({percent(times.overhead_frac)} neither measured nor trained)" if parts else ""
+    rows.append(("time", f"{duration(times.wall_s)}{': ' if parts else ''}{parts}{idle}"))
+    if found.stop_reason and found.stop_reason != "finished":
+        rows.append(("ended", found.stop_reason))
+    return [labelled(rows), *_tables(found), Text("")]
+
+
+def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
+    ground = ""
+    if grounds := best.trained or best.throughput:
+        what = "whole training" if best.trained else "window"
+        count = len(grounds.windows)
+        ground = f": mean of {count} {what}s, ± 95 % interval of that mean" if count > 1 else f": one {what}"
+    yield "speed", f"{speed(grounds, best.probed_samples_per_s)} samples/s{ground}"
+    for name, own in best.quality.items():
+        seeds = (
+            f": range of the next run, 95 %, from {len(own.by_seed)} seeds" if len(own.by_seed) > 1 else ": one seed"
+        )
+        yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
+    if best.peak_allocated_bytes:
+        cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
+        yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak"
+    if best.verdict:
+        yield "held by", sentences.verdict_sentence(best.verdict)
+    claim = sentences.claim_sentence(found.claim, found.gain("after", "before"))
+    if claim:
+        yield "claims", claim
+    for text in runtime_check.disagreements(best.config, best.active):
+        yield "note", text
+
+
+def _tables(found: Summary) -> Iterator[RenderableType]:
+    """Yields what was measured beside the best, and what each optimisation bought."""
+    columns = [*([found.best] if found.best else []), *found.given(), *found.challengers(), *found.alternatives()]
+    if len(columns) > 1:
+        head = ["samples/s", "in turns", "trainings", *found.objectives, "peak", "held back by"]
+        width = len(head) - (not any(one.verdict for one in columns))
+        yield Text("")
+        yield fmt.table(head[:width], [_row(found, one)[:width] for one in columns])
+    if found.ablation:
+        yield Text("")
+        yield from ablation(found.ablation)
+
+
+def _row(found: Summary, one: Named) -> list[str]:
+    learned = [fmt.quality(one.quality[name]) if name in one.quality else "-" for name in found.objectives]
+    beside = speed(one.throughput, one.probed_samples_per_s)
+    held = sentences.bound(one.verdict) if one.verdict else "-"
+    name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
+    return [name, beside, speed(one.trained), *learned, size(one.peak_allocated_bytes), held]
+
+
+def ablation_round(record: Record) -> str:
+    """Returns one measured pair of an ablation as it is written."""
+    rates = {side: record.get(f"{side}_samples_per_s") for side in ("with", "without")}
+    on, off = (rate(found) if found else plain(record.get(f"{side}_outcome")) for side, found in rates.items())
+    what = f"{record['base']}, {record['knobs']}={record['value']}"
+    return f"round {int(record['round']) + 1}  {what}: {on} samples/s, with {record['instead_of']} {off}"
+
+
+def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
+    """Yields what each optimisation bought: speed with it over speed without it, memory likewise, the claim."""
+    for base, title in (
+        ("best", "the best with it, over the best without it"),
+        ("before", "before with it, over before"),
+    ):
+        own = [one for one in found if one.base == base]
+        if own:
+            claims = any(one.claim for one in own)
+            head = [title, "not", "speed", "memory", *(["claimed"] if claims else [])]
+            yield fmt.table(head, [_ablated(one)[: len(head)] for one in own])
+    untold = sum(1 for one in found if one.gain and not one.gain.is_told)
+    if untold:
+        yield Text(f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told.")
+
+
+def _ablated(one: AblationResult) -> list[str]:
+    bought = fmt.ratio(one.gain, "x") if one.gain else one.why
+    memory = f"{one.memory_ratio:.2f}x" if one.memory_ratio else "-"
+    return [f"{one.knobs}={one.value}", one.instead_of, bought, memory, one.claim or "-"]
+
+
+def trained(result: Mapping[str, Any], measured: Mapping[str, Any], samples: int | None) -> Iterator[str]:
+    """Yields the result of a training, each figure beside what best.yaml says was measured after `samples` samples."""
+    now, said = result[SPEED], measured[SPEED]["median"]
+    if now:  # None where a resumed run had nothing left to train
+        yield f"{now:.1f} samples/s" + (f"  (best.yaml: {said:.1f}, {now / said - 1:+.1%})" if said else "")
+    after = "" if samples in (None, result["samples"]) else f" after {samples} samples"
+    for name, value in result["values"].items():
+        known = measured["quality"].get(name)
+        interval = f", {known['interval'][0]:.4f} .. {known['interval'][1]:.4f}" if known and known["interval"] else ""
+        beside = f"  (best.yaml{after}: {known['mean']:.4f}{interval})" if known else ""
+        yield f"{name} {value:.4f}{beside}"
