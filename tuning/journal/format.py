@@ -118,6 +118,7 @@ def _parse(line: bytes) -> tuple[Record | None, str]:
 
 
 def line_of(record: Record) -> bytes:
+    """Returns the line of a record as it stands in `trials.jsonl`: JSON with its checksum, and a line feed."""
     own = {"seq": record.seq, "t": record.t, "mono": record.mono, "event": record.event}
     raw = {**{k: v for k, v in own.items() if v is not None}, **record.fields}
     text = json.dumps(raw, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
