@@ -19,7 +19,7 @@ TIERS    := workload or ray or fault$(if $(CHROMIUM), or browser)
 # Processes of tests; on two cores two run the Ray, fault and browser tiers in 389 s, one in 553.
 JOBS ?= 2
 
-.PHONY: help tune test check memory-check bench-tuners gpu-check clean
+.PHONY: help tune test check memory-check bench-samplers gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -43,8 +43,8 @@ check: $(VENV)/.installed-dev ## lint, format, types and import layers
 memory-check: $(VENV)/.installed-dev ## predicted peaks of twelve kinds of model against real ones: 3 minutes
 	$(PY) -m benchmarks.memory_check $(ARGS)
 
-bench-tuners: $(VENV)/.installed-dev ## ours against Ray Tune with OptunaSearch and ASHA, really trained: 80 minutes
-	$(PY) -m benchmarks.tuners $(ARGS)
+bench-samplers: $(VENV)/.installed-dev ## ways of searching as shipped, and Ray Tune with OptunaSearch and ASHA: hours
+	$(PY) -m benchmarks.samplers $(ARGS)
 
 # With PY=python3 an environment that is there is used as it is: a machine with a card may have no network.
 gpu-check: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed-dev) ## what holds on the card at hand; ARGS="--device cpu": here

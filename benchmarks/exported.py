@@ -16,6 +16,7 @@ document a workload; nothing is written unless --out names a file.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import statistics
 import subprocess
@@ -29,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import provenance, publish
-from benchmarks.fresh import trained
 from trainables.workload import BUILT_IN
 from tuning.journal.records import Record, read
 from tuning.journal.runs import JOURNAL, known_runs
@@ -55,6 +55,19 @@ def study(workload: str, runs: Path) -> Path:
     if done.returncode or len(made) != 1:
         raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
     return made[0]
+
+
+def trained(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the result of `python ARGUMENTS --out FOLDER --json`, the folder being temporary.
+
+    `arguments` begin with `-m tuning train`. Raises RuntimeError with the training's last words where it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *arguments, "--out", f"{folder}/train", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout))
 
 
 def confirmed(best: Best, setting: WorkerConfig) -> float:

@@ -1,10 +1,10 @@
-"""What is true on the card at hand: predicted memory, virtual cards, the five workloads, each knob, limits, searches.
+"""What is true on the card at hand: predicted memory, virtual cards, recovery from OOMs, whole studies.
 
     make gpu-check
     python -m benchmarks.gpu_check memory cap --out results
-    python -m benchmarks.gpu_check --device cpu          # the same code, small, in three minutes
+    python -m benchmarks.gpu_check --device cpu          # the same code, small, in two minutes
 
-Parts: memory cap workloads receipts limit search (which needs Ray and Optuna). Each runs in a process of its own, for
+Parts: memory, cap, and search (which needs Ray and Optuna). Each runs in a process of its own, for
 ten minutes at most, and writes one .json; what it has measured when its minutes are over is kept, and the next run goes
 on from there. A part whose .json is there for the same sources is not run again without --again. A table comes last.
 Exit code: 0 where all that was measured meets its bar, 1 where something does not, 2 where a part failed or is not
@@ -29,9 +29,6 @@ from benchmarks.gpu_check.verdicts import exit_code
 PARTS: Mapping[str, tuple[str, ...]] = {
     "memory": ("peft", "transformers"),
     "cap": ("peft", "transformers"),
-    "workloads": (),
-    "receipts": (),
-    "limit": (),
     "search": ("ray", "optuna", "hydra", "pydantic"),
 }
 """Every part in the order in which they run, and the packages without which it is skipped."""

@@ -14,7 +14,6 @@ MEAN_BAR, MOST_BAR = 0.03, 0.10
 """Of the errors of predicted bytes."""
 NEXT_BAR_S = 0.5
 """From an OOM to the first step of the next trial."""
-WAIT_BAR, RESIDENT_BAR = 0.02, 0.95
 OOM_BAR = 1
 """Launched trials of a study that ran out of memory."""
 Found = Mapping[str, Any]
@@ -105,67 +104,8 @@ def cap(found: Found, card: bool) -> Iterator[Line]:
         yield Line("cap", f"OOM in {name}: back, next in", figure, f"{NEXT_BAR_S} s", met, why)
 
 
-def workloads(found: Found, card: bool) -> Iterator[Line]:
-    """Yields a workload's speeds and its gain beside what is claimed for it."""
-    for row in found.get("rows", ()):
-        name = row["workload"]
-        if "why" in row:
-            yield Line("workloads", name, "", why=row["why"])
-            continue
-        best, gain = row["named"].get("best") or {}, row["gains"].get("best")
-        factor = row.get("claimed_factor")
-        bar = f">= {factor:g}x" if factor else ""
-        if gain is None:
-            failed = "; ".join(f"{k}: {v}" for k, v in row.get("failed", {}).items())
-            yield Line("workloads", name, "", bar, False if card else None, failed)
-            continue
-        met = None if factor is None or not card else gain["ratio"] >= factor
-        why = f"claimed: {row['claims']}. Here {best.get('verdict', '')}" if met is False else ""
-        yield Line("workloads", f"{name}: best over before", f"{gain['ratio']:.2f}x", bar, met, why)
-        yield Line("workloads", f"  {_did(best)}", f"{best['samples_per_s']:.0f}/s")
-        if best.get("not_honoured"):
-            yield Line("workloads", "  not as asked", "", why="; ".join(best["not_honoured"]))
-
-
-def receipts(found: Found, card: bool) -> Iterator[Line]:
-    """Yields, for each workload, how many knobs bought speed, and the one that bought most."""
-    for row in found.get("rows", ()):
-        name = row["workload"]
-        if "why" in row:
-            yield Line("receipts", name, "", why=row["why"])
-            continue
-        told = [r for r in row["receipts"] if r["gain"]]
-        faster = [r for r in told if r["verdict"] == "faster"]
-        slower = [r for r in told if r["verdict"] == "slower"]
-        what = f"{name}: faster, slower, even"
-        yield Line("receipts", what, f"{len(faster)}, {len(slower)}, {len(told) - len(faster) - len(slower)}")
-        if faster:
-            most = max(faster, key=lambda r: float(r["gain"]["ratio"]))
-            yield Line("receipts", f"  most: {most['knobs']}={most['value']}", f"{most['gain']['ratio']:.2f}x")
-
-
-def limit(found: Found, card: bool) -> Iterator[Line]:
-    """Yields the loop's data-wait, its share of the loop fed from memory, and both beside the device's ceilings."""
-    ceilings = found.get("ceilings", {})
-    for row in found.get("rows", ()):
-        name = row["workload"]
-        if "why" in row:
-            yield Line("limit", name, "", why=row["why"])
-            continue
-        wait, ratio = row["data_wait_frac"], row["resident"]["ratio"]
-        yield Line("limit", f"{name}: data-wait", f"{wait:.1%}", f"<= {WAIT_BAR:.0%}", _of_card(card, wait <= WAIT_BAR))
-        met = _of_card(card, ratio >= RESIDENT_BAR)
-        yield Line("limit", f"{name}: over one fed by memory", f"{ratio:.2f}", f">= {RESIDENT_BAR}", met)
-        peak = max((v for k, v in ceilings.items() if k != "copy"), default=0.0)
-        if peak:
-            share = row["achieved_flops_per_s"] / peak
-            yield Line("limit", f"{name}: FLOP/s, of a product", f"{share:.1%}")
-            yield Line("limit", f"{name}: bytes/s, of a copy", f"{row['achieved_bytes_per_s'] / ceilings['copy']:.1%}")
-        yield Line("limit", f"{name}: bound by the device", f"{row['roofline_frac']:.1%}")
-
-
 def search(found: Found, card: bool) -> Iterator[Line]:
-    """Yields how many launched trials ran out of memory, and whether the result trains."""
+    """Yields how many launched trials ran out of memory, whether the result trains, and its gain beside the claim."""
     for row in found.get("rows", ()):
         what = f"{row['workload']}, {row['card']}"
         if "launched" not in row:
@@ -175,6 +115,11 @@ def search(found: Found, card: bool) -> Iterator[Line]:
         yield Line("search", f"{what}: launched OOMs", f"{ooms} of {launched}", f"<= {OOM_BAR}", ooms <= OOM_BAR)
         why = "" if row["trains"] else row.get("train_said", "")
         yield Line("search", f"{what}: best trains", "yes" if row["trains"] else "no", "yes", row["trains"], why)
+        factor = row.get("claimed_factor")
+        if row.get("gain") is not None:
+            met = row["gain"] >= factor if card and factor else None
+            bar = f">= {factor:g}x" if factor else ""
+            yield Line("search", f"{what}: best over before", f"{row['gain']:.2f}x", bar, met)
 
 
 def exit_code(documents: Sequence[Found]) -> int:
@@ -182,10 +127,6 @@ def exit_code(documents: Sequence[Found]) -> int:
     if any(d.get("error") or not (d.get("finished", True) or d.get("skipped")) for d in documents):
         return 2
     return int(any(line.met is False for d in documents for line in lines(d)))
-
-
-def _of_card(card: bool, met: bool) -> bool | None:
-    return met if card else None
 
 
 def _error(row: Found, name: str) -> float:
@@ -198,23 +139,8 @@ def _first_failure(found: Found) -> str:
     return f"{missing[0]['coupling']}: {said}"
 
 
-def _did(best: Found) -> str:
-    """Returns the device's figures of a configuration in a few words; those that were not told are left out."""
-    said = [f"wait {best['data_wait_frac']:.0%}"]
-    if best.get("gpu_sm_frac") is not None:
-        said.insert(0, f"GPU {best['gpu_sm_frac']:.0%}")
-    if best.get("peak_allocated_bytes"):
-        said.append(f"{best['peak_allocated_bytes'] / 2**20:.0f} MiB")
-    if best.get("joules_per_sample") is not None:
-        said.append(f"{best['joules_per_sample']:.2g} J")
-    return ", ".join(said)
-
-
 _OF = {
     "memory": memory,
     "cap": cap,
-    "workloads": workloads,
-    "receipts": receipts,
-    "limit": limit,
     "search": search,
 }

@@ -1,1 +1,0 @@
-"""Searches in virtual time over recorded tables."""

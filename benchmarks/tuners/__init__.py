@@ -1,1 +1,0 @@
-"""Our search against the others, really trained, in one run (`python -m benchmarks.tuners`)."""
