@@ -47,7 +47,7 @@ def solved(points: NDArray[np.float64], distances: NDArray[np.float64]) -> Insta
 def scaled(instance: Instance) -> Instance:
     """Returns the instance in a square of side 1 around 0.
 
-    A metric of its own (GEO, ATT, EXPLICIT) has another unit than its points have: distances are scaled so that the
+    A metric of its own (GEO, ATT) has another unit than its points have: distances are scaled so that the
     longest is as long as that of the points. Euclidean ones are then those of the scaled points.
     """
     low, high = instance.points.min(axis=0), instance.points.max(axis=0)

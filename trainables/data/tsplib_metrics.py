@@ -1,11 +1,19 @@
-"""Distances as TSPLIB 95 defines them, and points on a plane for problems that have none."""
+"""Distances as TSPLIB 95 defines them.
+
+| EDGE_WEIGHT_TYPE | distance of two nodes                                                                    |
+|------------------|------------------------------------------------------------------------------------------|
+| EUC_2D, CEIL_2D  | Euclidean, to the nearest whole number, or the next above                                |
+| MAN_2D, MAX_2D   | sum, or the larger, of the differences along the axes, to the nearest whole number       |
+| ATT              | Euclidean divided by the root of 10, to the next whole number above ("pseudo-Euclidean") |
+| GEO              | kilometres on a sphere, from DDD.MM (degrees and minutes) of latitude and longitude      |
+"""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-PLANE = ("EUC_2D", "CEIL_2D", "MAN_2D", "MAX_2D", "ATT")
+KINDS = ("EUC_2D", "CEIL_2D", "MAN_2D", "MAX_2D", "ATT", "GEO")
 EARTH_KM = 6378.388
 PI = 3.141592  # TSPLIB's own, to be equal to the last kilometre
 
@@ -37,17 +45,6 @@ def projected(numbers: Floats) -> Floats:
     middle = np.degrees(np.arctan2(np.sin(turned).mean(), np.cos(turned).mean()))
     east = (longitude - middle + 180.0) % 360.0 - 180.0  # across the date line, too
     return np.stack([east * np.cos(np.radians(latitude.mean())), latitude], axis=1)
-
-
-def laid_out(matrix: Floats) -> Floats:
-    """Returns points whose distances come near the matrix: classical scaling (Torgerson, Psychometrika 1952)."""
-    centre = np.eye(len(matrix)) - 1.0 / len(matrix)
-    values, vectors = np.linalg.eigh(-0.5 * centre @ matrix**2 @ centre)
-    points = vectors[:, -2:] * np.sqrt(np.maximum(values[-2:], 0.0))
-    # An eigenvector is as good with the other sign; its largest number is made positive, on every machine.
-    signs = np.sign(points[np.abs(points).argmax(axis=0), [0, 1]])
-    turned: Floats = np.where(signs == 0.0, points, points * signs)
-    return turned
 
 
 def _nearest(x: Floats) -> Floats:
