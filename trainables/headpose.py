@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables.workload import Config, Split, WorkloadError
+from trainables.knob_columns import Domain
+from trainables.workload import Config, Split, WorkloadError, options_of
 
 try:
     from trainables.data import face_sets, rendered_heads
@@ -43,6 +44,15 @@ JITTER = (0.4, 0.4, 0.4, 0.05)
 
 IMAGES_AT_ONCE = 8
 """Recoloured together on a CPU: of 64 x 64 pixels 0.4 MB in float32."""
+
+_DOMAINS = {
+    "image_size": Domain(int, low=16),
+    "heads": Domain(int, low=2),
+    "max_train_samples": Domain(int, low=1),
+    "max_val_samples": Domain(int, low=1),
+    "layout": Domain(str, values=rendered_heads.LAYOUTS),
+    "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
+}
 
 
 class Sample(NamedTuple):
@@ -237,18 +247,7 @@ class HeadPose:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns the options, those not given at their defaults; raises WorkloadError for a value that means nothing."""
-    options = {**HeadPose.options, **config.options}
-    for name, least in {"image_size": 16, "heads": 2, "max_train_samples": 1, "max_val_samples": 1}.items():
-        value = options[name]
-        if value != HeadPose.options[name] and (not isinstance(value, int) or value < least):
-            raise WorkloadError(f"workload.{name}={value}: expected a whole number >= {least}")
-    if options["layout"] not in rendered_heads.LAYOUTS:
-        allowed = " or ".join(rendered_heads.LAYOUTS)
-        raise WorkloadError(f"workload.layout={options['layout']}: expected {allowed}")
-    if not isinstance(options["val_frac"], float) or not 0.0 < options["val_frac"] < 1.0:
-        raise WorkloadError(f"workload.val_frac={options['val_frac']}: expected a number > 0 and < 1")
-    return options
+    return options_of(config, HeadPose.options, _DOMAINS)
 
 
 def _some(faces: list[Face], limit: int | None) -> list[Face]:

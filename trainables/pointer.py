@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables.workload import Config, Split, WorkloadError
+from trainables.knob_columns import Domain
+from trainables.workload import Config, Split, WorkloadError, options_of
 
 try:
     from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, scaled
@@ -194,12 +195,12 @@ class PointerNet:
         "teacher_forcing": 1.0,  # share of the steps that go where the teacher goes; the others, where the model does
     }
 
-    _ranges: ClassVar[Mapping[str, tuple[int, int]]] = {
-        "nodes": (5, MOST_EXACT),
-        "train_samples": (1, 10_000_000),
-        "val_samples": (1, 10_000_000),
-        "layers": (1, 100),
-        "teacher_forcing": (0, 1),
+    _domains: ClassVar[Mapping[str, Domain]] = {
+        "nodes": Domain(int, low=5, high=MOST_EXACT),
+        "train_samples": Domain(int, low=1),
+        "val_samples": Domain(int, low=1),
+        "layers": Domain(int, low=1, high=100),
+        "teacher_forcing": Domain(float, low=0.0, high=1.0),
     }
 
     def __init__(self) -> None:
@@ -296,16 +297,7 @@ def _nearest_first(features: Tensor, distances: Tensor) -> Tensor:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns the options, those not given at their defaults; raises WorkloadError for one that means nothing."""
-    options = {**PointerNet.options, **config.options}
-    for name, (least, most) in PointerNet._ranges.items():
-        value, share = options[name], name == "teacher_forcing"
-        fits = isinstance(value, int | float) and least <= value <= most and (share or type(value) is int)
-        if not fits and not (name == "nodes" and value is None):
-            raise WorkloadError(
-                f"workload.{name}={value}: expected a {'' if share else 'whole '}number from {least} to {most:,}"
-            )
-    return options
+    return options_of(config, PointerNet.options, PointerNet._domains, nullable=("nodes",))
 
 
 WORKLOAD = PointerNet()

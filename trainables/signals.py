@@ -20,7 +20,7 @@ the same sample worse than no training.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -34,7 +34,8 @@ from torch.utils.data import Dataset
 from trainables import draws
 from trainables.data import npy_sequences, sequence_sets
 from trainables.data.npy_sequences import Recording
-from trainables.workload import Config, Split, WorkloadError
+from trainables.knob_columns import Domain
+from trainables.workload import Config, Split, options_of
 
 SPLIT_SEED = 0  # not the trial's: every seed is judged on the same samples
 TEMPERATURE = 0.2
@@ -44,6 +45,12 @@ the length, share of masked channels. A classifier's sample has `LIGHT` times as
 LIGHT = 0.3
 REFERENCES, CHOICES = 32, 4
 """Samples that views are told apart from, and the samples of like length that each is drawn from, epoch by epoch."""
+
+_DOMAINS = {
+    "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
+    "max_train_samples": Domain(int, low=2),
+    "max_val_samples": Domain(int, low=2),
+}
 
 Batch = dict[str, Any]
 
@@ -224,7 +231,7 @@ class Signals:
         "sequence_packing": [False, True],
     }
     options: ClassVar[Mapping[str, Any]] = {
-        "data": None,  # folder of .npy or .ts files, digits or japanese_vowels; None is digits
+        "data": None,  # folder of .npy files, digits or japanese_vowels; None is digits
         "val_frac": None,  # share of the training files to validate on; None is the folder's own val or test split
         "max_train_samples": None,
         "max_val_samples": None,
@@ -359,18 +366,7 @@ def _key(config: Config) -> tuple[Any, ...]:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns the options, those not given at their defaults; raises WorkloadError for what means nothing."""
-    options = {**Signals.options, **config.options}
-    allowed: dict[str, tuple[str, Callable[[Any], bool]]] = {
-        "data": ("a name or a path", lambda value: isinstance(value, str)),
-        "val_frac": ("a number > 0 and < 1", lambda value: isinstance(value, float) and 0.0 < value < 1.0),
-        "max_train_samples": ("a whole number >= 2", lambda value: isinstance(value, int) and value >= 2),
-        "max_val_samples": ("a whole number >= 2", lambda value: isinstance(value, int) and value >= 2),
-    }
-    for name, (words, holds) in allowed.items():
-        if options[name] is not None and not holds(options[name]):
-            raise WorkloadError(f"workload.{name}={options[name]}: expected {words}")
-    return options
+    return options_of(config, Signals.options, _DOMAINS)
 
 
 WORKLOAD = Signals()

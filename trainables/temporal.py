@@ -26,7 +26,8 @@ from torch.utils.data import Dataset
 from trainables.data import bar_baselines, timeframes
 from trainables.data.bar_windows import Part, parts
 from trainables.data.timeframes import DAY_US, FEATURES, HOUR_US, Timeframe
-from trainables.workload import Config, Split, WorkloadError
+from trainables.knob_columns import Domain
+from trainables.workload import Config, Split, WorkloadError, options_of
 
 try:
     from trainables.data import bars
@@ -36,6 +37,11 @@ except ImportError as error:
 SAMPLE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
 INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
 HEAD_SIZE = 16
+_DOMAINS = {
+    "label": Domain(str, values=("volatility", "direction")),
+    "horizon": Domain(int, low=2),
+    "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
+}
 
 
 class Sample(NamedTuple):
@@ -224,15 +230,7 @@ class Temporal:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """Returns the options, those not given at their defaults; raises WorkloadError for a value that means nothing."""
-    options = {**Temporal.options, **config.options}
-    if options["label"] not in ("volatility", "direction"):
-        raise WorkloadError(f"workload.label={options['label']}: expected volatility or direction")
-    if not isinstance(options["horizon"], int) or options["horizon"] < 2:
-        raise WorkloadError(f"workload.horizon={options['horizon']}: expected a whole number of bars >= 2")
-    if not 0.0 < options["val_frac"] < 1.0:
-        raise WorkloadError(f"workload.val_frac={options['val_frac']}: expected a number > 0 and < 1")
-    return options
+    return options_of(config, Temporal.options, _DOMAINS)
 
 
 def _default_data() -> Path:

@@ -11,11 +11,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
+from trainables.knob_columns import Domain
 from trainables.knobs import Knobs, Scalar
 
 if TYPE_CHECKING:  # who only looks a workload up does not wait for torch
@@ -159,6 +160,24 @@ def _module(ref: str) -> Any:
             known_names = ", ".join(BUILT_IN)
             raise WorkloadError(f"no workload {ref!r}; ours are {known_names}, or give a .py file") from None
         raise
+
+
+def options_of(
+    config: Config, defaults: Mapping[str, Any], domains: Mapping[str, Domain], nullable: Collection[str] = ()
+) -> dict[str, Any]:
+    """Returns a workload's options, those not given at their defaults; None only where it is that or `nullable`.
+
+    Raises WorkloadError for a value outside of its domain.
+    """
+    options = {**defaults, **config.options}
+    for name, domain in domains.items():
+        if options[name] is None and (defaults[name] is None or name in nullable):
+            continue
+        try:
+            options[name] = domain.check(options[name])
+        except ValueError:
+            raise WorkloadError(f"workload.{name}={options[name]}: expected {domain.describe()}") from None
+    return options
 
 
 def collate_of(workload: Workload) -> Callable[[list[Any]], Batch]:

@@ -324,8 +324,8 @@ def test_a_folder_of_one_s_own_and_another_to_validate_on() -> None:
         ({"image_size": 8}, r"image_size=8: expected a whole number >= 16"),
         ({"heads": "many"}, r"heads=many: expected a whole number >= 2"),
         ({"max_val_samples": 0}, r"max_val_samples=0: expected a whole number >= 1"),
-        ({"layout": "aflw"}, r"layout=aflw: expected 300w_lp or biwi"),
-        ({"val_frac": 1.0}, r"val_frac=1\.0: expected a number > 0 and < 1"),
+        ({"layout": "aflw"}, r"layout=aflw: expected one of 300w_lp, biwi"),
+        ({"val_frac": 1.0}, r"val_frac=1\.0: expected a number > 0 and <= 0.9"),
     ],
 )
 def test_refuses_options_that_mean_nothing(option: dict[str, Any], allowed: str) -> None:

@@ -400,12 +400,12 @@ def test_baselines_are_the_nearest_node_and_the_mean_over_all_tours(mixed: Confi
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"nodes": 21}, r"workload\.nodes=21: expected a whole number from 5 to 20"),
-        ({"nodes": 15.0}, r"workload\.nodes=15\.0: expected a whole number from 5 to 20"),
-        ({"train_samples": 0}, r"workload\.train_samples=0: expected a whole number from 1 to 10,000,000"),
-        ({"layers": True}, r"workload\.layers=True: expected a whole number from 1 to 100"),
-        ({"teacher_forcing": 1.5}, r"workload\.teacher_forcing=1\.5: expected a number from 0 to 1"),
-        ({"teacher_forcing": None}, r"workload\.teacher_forcing=None: expected a number from 0 to 1"),
+        ({"nodes": 21}, r"workload\.nodes=21: expected a whole number >= 5 and <= 20"),
+        ({"nodes": 15.5}, r"workload\.nodes=15\.5: expected a whole number >= 5 and <= 20"),
+        ({"train_samples": 0}, r"workload\.train_samples=0: expected a whole number >= 1"),
+        ({"layers": True}, r"workload\.layers=True: expected a whole number >= 1 and <= 100"),
+        ({"teacher_forcing": 1.5}, r"workload\.teacher_forcing=1\.5: expected a number >= 0 and <= 1"),
+        ({"teacher_forcing": None}, r"workload\.teacher_forcing=None: expected a number >= 0 and <= 1"),
     ],
 )
 def test_refuses_options_that_mean_nothing(option: dict[str, Any], message: str) -> None:

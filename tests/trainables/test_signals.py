@@ -344,8 +344,8 @@ def test_part_of_the_data_and_a_part_held_out(config: Config, folder: Path) -> N
 def test_says_what_is_wrong_with_an_option(tmp_path: Path) -> None:
     whole = "a whole number >= 2"
     wrong: list[tuple[str, object, str]] = [("max_val_samples", value, whole) for value in (1, "3", 2.5)]
-    wrong += [("val_frac", value, "a number > 0 and < 1") for value in (0.0, 1.0, "half")]
-    for name, value, words in (*wrong, ("data", 5, "a name or a path")):
+    wrong += [("val_frac", value, "a number > 0 and <= 0.9") for value in (0.0, 1.0, "half")]
+    for name, value, words in wrong:
         with pytest.raises(WorkloadError, match=rf"workload\.{name}={value}: expected {words}"):
             Signals().dataset(Config(options={name: value}), "val")
     with pytest.raises(DataError, match=r"found nothing; allowed: train/<label>/<id>\.npy"):

@@ -103,9 +103,9 @@ def test_frames_follow_the_data_unless_they_are_given(tmp_path: Path, options: d
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("label", "up", r"workload\.label=up: expected volatility or direction"),
-        ("horizon", 1, r"workload\.horizon=1: expected a whole number of bars >= 2"),
-        ("val_frac", 1.0, r"workload\.val_frac=1\.0: expected a number > 0 and < 1"),
+        ("label", "up", r"workload\.label=up: expected one of volatility, direction"),
+        ("horizon", 1, r"workload\.horizon=1: expected a whole number >= 2"),
+        ("val_frac", 1.0, r"workload\.val_frac=1\.0: expected a number > 0 and <= 0.9"),
     ],
 )
 def test_options_are_checked(option: str, value: object, message: str) -> None:

@@ -6,7 +6,6 @@
 |                 | coefficients (MFCC), 6 to 92 steps: Free Spoken Digit Dataset          | train, 60 to validate |
 | japanese_vowels | 640 vowels of 9 speakers to tell apart, 12 cepstral coefficients, 7 to | the published one,    |
 |                 | 29 steps (Kudo, Toyama and Shimbo 1999)                                | 270 and 370           |
-| a folder of .ts | NAME_TRAIN.ts and NAME_TEST.ts of the UEA archive                      | the published one     |
 
 The digits' source does not say who speaks, so both parts have the same six voices; a split by speaker is harder.
 """
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data import npy_sequences, uea_ts
+from trainables.data import npy_sequences
 from trainables.data.cache import written_once
 from trainables.data.errors import DataError
 
@@ -35,27 +34,19 @@ Sequences = Iterator[tuple[str, str, str, NDArray[np.floating]]]
 
 
 def tree(data: str | None) -> Path:
-    """Returns the folder of .npy files: of a set named above (None is digits), of .ts files, or the folder itself.
+    """Returns the folder of .npy files: of a set named above (None is digits), or the folder itself.
 
     What has to be written goes to the cache, under a name with a hash of its source: 3,000 files take 0.5 s, once.
     Raises DataError.
     """
-    name = data or "digits"
+    name = str(data or "digits")
     if name in EMBEDDED:
         source = EMBEDDED[name].read_bytes()
         return _cached(name, source, _digits() if name == "digits" else _vowels())
     folder = Path(name)
     if not folder.is_dir():
-        raise DataError(f"{name}: found no such folder; allowed: one of .npy or .ts files, or {', '.join(EMBEDDED)}")
-    files = sorted(folder.glob("*.ts"))
-    if not files:
-        return folder
-    parts = {split: [f for f in files if f.stem.lower().endswith(f"_{split}")] for split in ("train", "test")}
-    if any(len(found) != 1 for found in parts.values()):
-        found = ", ".join(file.name for file in files)
-        raise DataError(f"{folder}: found {found}; allowed: one file NAME_TRAIN.ts and one NAME_TEST.ts")
-    source = b"".join(parts[split][0].read_bytes() for split in parts)
-    return _cached(parts["train"][0].stem.lower(), source, _cases({split: parts[split][0] for split in parts}))
+        raise DataError(f"{name}: found no such folder; allowed: one of .npy files, or {', '.join(EMBEDDED)}")
+    return folder
 
 
 def _cached(name: str, source: bytes, sequences: Sequences) -> Path:
@@ -86,9 +77,3 @@ def _vowels() -> Sequences:
 
 def _cut(values: NDArray[np.floating], lengths: NDArray[np.integer]) -> list[NDArray[np.floating]]:
     return np.split(values, np.cumsum(lengths.astype(np.int64))[:-1])
-
-
-def _cases(files: dict[str, Path]) -> Sequences:
-    for split, file in files.items():
-        for index, case in enumerate(uea_ts.read(file)):
-            yield split, case.label, f"{index:05d}", case.values

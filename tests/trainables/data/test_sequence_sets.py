@@ -1,4 +1,4 @@
-"""The embedded sets and .ts folders become trees of .npy files with the numbers, classes and splits they had."""
+"""The embedded sets become trees of .npy files with the numbers, classes and splits they had."""
 
 from __future__ import annotations
 
@@ -46,30 +46,6 @@ def test_vowels_have_the_published_split() -> None:
     first = next(r for r in train if r.path.stem == "0000")
     with np.load(VOWELS) as source:
         np.testing.assert_array_equal(load(first), source["Xtr"][:20])
-
-
-def ts(path: Path, cases: str) -> None:
-    path.write_text(f"@univariate true\n@classLabel true a b\n@data\n{cases}")
-
-
-def test_a_folder_of_ts_files_is_converted_and_keyed_by_what_it_holds(tmp_path: Path) -> None:
-    ts(tmp_path / "X_TRAIN.ts", "1,2:a\n3:b\n")
-    ts(tmp_path / "X_TEST.ts", "4,5,6:b\n")
-    root = tree(str(tmp_path))
-    assert root == tree(str(tmp_path))
-    train, test = read_splits(root, None, 0)
-    assert [(load(r).tolist(), r.label) for r in train + test] == [
-        ([[1], [2]], "a"),
-        ([[3]], "b"),
-        ([[4], [5], [6]], "b"),
-    ]
-    ts(tmp_path / "X_TEST.ts", "4,5,7:b\n")
-    assert tree(str(tmp_path)) != root
-    ts(tmp_path / "Y_TEST.ts", "4,5,7:b\n")
-    with pytest.raises(
-        DataError, match=r"found X_TEST\.ts, X_TRAIN\.ts, Y_TEST\.ts; allowed: one file NAME_TRAIN\.ts and"
-    ):
-        tree(str(tmp_path))
 
 
 def test_a_folder_of_ones_own_is_read_where_it_lies(tmp_path: Path, cache: Path) -> None:
