@@ -198,7 +198,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Pair]:
     for number, text in lines:
         try:
-            record = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+            record = json.loads(text)
         except (ValueError, RecursionError) as error:
             why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             raise _wrong(path, f"{text[:60]!r} ({why})", "one whole JSON object a line", line=number) from None
@@ -235,23 +235,9 @@ def _pair(path: Path, number: int, record: Mapping[str, object]) -> Iterator[Pai
         value = record[field]
         if not isinstance(value, str):
             raise _wrong(path, f"{value!r:.60}", "text", line=number, field=field)
-        if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-            raise _wrong(path, "half of a surrogate pair", "Unicode text", line=number, field=field)
         values.append(value)
     if values[2] not in _LABELS:
         raise _wrong(path, f"{values[2]!r:.60}", ", ".join(_LABELS), line=number, field=str(field))
     entails = _LABELS[values[2]]
     if entails is not None:
         yield Pair(values[0], values[1], entails)
-
-
-def _unique(items: list[tuple[str, object]]) -> dict[str, object]:
-    record = dict(items)
-    if len(record) < len(items):
-        twice = next(key for key, count in Counter(key for key, _ in items).items() if count > 1)
-        raise ValueError(f"{twice!r} stands twice")
-    return record
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
