@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainables.knobs import NAMES, TABLE, Scalar
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.errors import ConfigError
+from tuning.config.masking import masked, masked_items
 from tuning.config.schema import CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
 from tuning.config.space import Space, parse_parameter, shown
 
@@ -93,9 +92,11 @@ def with_workload_defaults(
 
 
 def resolved(config: StudyConfig) -> Tree:
-    """Returns the configuration as plain scalars, lists and dicts, as a journal records it."""
-    tree: Tree = config.model_dump(exclude={"card", "space", "named", "claims", "claims_of", "source"}, by_alias=True)
-    tree["overrides"] = list(config.overrides)
+    """Returns the configuration as plain scalars, lists and dicts, as a journal records it: without secrets."""
+    left_out = {"card", "space", "named", "claims", "claims_of", "source", "secrets"}
+    tree: Tree = config.model_dump(exclude=left_out, by_alias=True)
+    tree["overrides"] = masked_items(config.overrides)
+    tree["workload"]["options"] = masked(config.workload.options)
     tree["card"] = card_as_raw(config.card)
     tree["knobs"] = config.space.as_raw()
     said = {"source": config.source, "claims": config.claims, "claims_of": config.claims_of}
@@ -287,5 +288,5 @@ def _yaml_lines(tree: Mapping[str, Any], prefix: str, origins: Mapping[str, str]
 
 
 def _yaml(value: object) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
+    text = yaml_files.dump(value, width=10**6, flow=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -197,7 +197,7 @@ class StudyConfig(Section):
     `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
     `claims_of` what is said of single knobs;
     `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
-    `overrides` is the command line as typed.
+    `overrides` is the command line as typed; `secrets` are options of the workload given again beside `resume`.
     """
 
     workload: WorkloadSection
@@ -215,6 +215,7 @@ class StudyConfig(Section):
     runs_dir: Annotated[str, AfterValidator(_folder)]
     resume: Slug | None
     name: Slug | None
+    secrets: dict[str, str] = {}
     origins: dict[str, str]
     dropped: list[str]
     overrides: tuple[str, ...]

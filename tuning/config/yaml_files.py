@@ -1,7 +1,7 @@
 """Reads YAML that somebody may have edited: plain data only, small, and every key once.
 
-Hydra and PyYAML let the last of two equal keys win or expand aliases without a limit (four levels of nine aliases
-are 72 KB and 2 s in OmegaConf), so a file passes here before either sees it.
+Words and numbers are those of YAML 1.2: `off`, `yes`, `010`, `1:30` and `2026-01-01` are text, 1e-4 is a number, and
+1e3 is the whole number 1000.
 """
 
 from __future__ import annotations
@@ -18,9 +18,22 @@ from tuning.config.errors import ConfigError
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
 
+_WORDS = (  # tag, pattern, first characters; the first that fits says what a word is
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9][0-9]*)(?:[eE]\+?[0-9]{1,2})?", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.inf|\.nan",
+        list("-+.0123456789"),
+    ),
+)
+
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe types, and 1e-4 read as the number it is to everybody but YAML 1.1."""
+    """YAML's safe types."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  (none of YAML 1.1's)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
@@ -34,9 +47,19 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    mantissa, _, exponent = str(node.value).lower().partition("e")
+    return int(f"{mantissa}{'0' * int(exponent or 0)}")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around text that either version of YAML would take for something else."""
+
+
+for _tag, _pattern, _first in _WORDS:
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 
 
 def available(group: str) -> tuple[str, ...]:
@@ -46,9 +69,9 @@ def available(group: str) -> tuple[str, ...]:
 
 
 def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields source and content of each file that is composed, a later one winning over an earlier.
+    """Yields source and content of each packaged file that is merged, a later one winning over an earlier.
 
-    A value of "null" chooses no file. What a card file holds is placed under `card`, as Hydra does.
+    A value of "null" chooses no file. What a card file holds is placed under `card`.
     """
     for name in ["config.yaml", *(f"{group}/{value}.yaml" for group, value in groups.items() if value != "null")]:
         source = f"search_spaces/{name}"
@@ -60,7 +83,7 @@ def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]
         yield source, {"card": tree} if name.startswith("card/") else tree
 
 
-class _Refused(Exception):
+class _Refused(ValueError):
     """Why a text is not read."""
 
 
@@ -74,46 +97,60 @@ def read(text: str, source: str) -> dict[str, Any]:
     if len(text.encode()) > MAX_BYTES:
         raise ConfigError(f"{source} has {len(text.encode())} bytes", allowed=f"at most {MAX_BYTES}", remedy=remedy)
     try:
-        _check_events(text)
-        tree = yaml.load(text, _Loader)  # noqa: S506  (a subclass of SafeLoader)
+        tree = value(text)
         if not isinstance(tree, dict):
             raise _Refused(f"expected a mapping at the top, got {type(tree).__name__}")
-        _refuse_code(tree)
-    except _Refused as refused:
+    except ValueError as refused:
         raise ConfigError(f"{source}: {refused}", remedy=remedy) from None
-    except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
-        raise ConfigError(f"{source}:{line} {error.problem}", remedy=remedy) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-45
-        raise ConfigError(f"{source}: {str(error).splitlines()[0]}", remedy=remedy) from None
     return tree
 
 
-def _refuse_code(value: object) -> None:
-    """Raises an error where `value` holds what Hydra would run or look up: `_target_` keys and `${...}`."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
+def value(text: str) -> Any:
+    """Returns the scalar, list or mapping that `text` holds; raises ValueError that says what is wrong with it."""
+    try:
+        _check_events(text)
+        found = yaml.load(text, _Loader)  # noqa: S506  (a subclass of SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise _Refused(f"{line}{error.problem}") from None
+    except yaml.YAMLError as error:
+        raise _Refused(str(error).splitlines()[0]) from None
+    _refuse_code(found)
+    return found
+
+
+def dump(tree: object, *, width: int = 110, flow: bool = False) -> str:
+    """Returns YAML that `read` and other readers take for the same plain data; `flow` puts it on one line."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=flow)
+
+
+def word(text: str) -> Any:
+    """Returns null, true, false or a number where the text is one of these, else the text as it is."""
+    return value(text) if any(re.fullmatch(pattern, text) for _, pattern, _ in _WORDS) else text
+
+
+def _refuse_code(found: object) -> None:
+    """Raises an error where a value looks like what other readers run or look up: `_target_` keys and `${...}`."""
+    if isinstance(found, Mapping):
+        for key, inner in found.items():
             if not isinstance(key, str):
                 raise _Refused(f"the key {key!r} is not text")
             if key == "_target_":
                 raise _Refused(f"_target_ is refused, as it names code to run: {inner!r}")
             _refuse_code(inner)
-    elif isinstance(value, list):
-        for inner in value:
+    elif isinstance(found, list):
+        for inner in found:
             _refuse_code(inner)
-    elif isinstance(value, str) and "${" in value:
-        raise _Refused(f"{value!r}: interpolation is refused, as it reads other keys or the environment")
+    elif isinstance(found, str) and "${" in found:
+        raise _Refused(f"{found!r}: interpolation is refused, as it reads other keys or the environment")
 
 
 def _check_events(text: str) -> None:
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 0
         if isinstance(event, yaml.AliasEvent):
-            raise _Refused(f"line {_line(event)}: the alias *{event.anchor} is refused; write it out")
+            raise _Refused(f"line {line}: the alias *{event.anchor} is refused; write it out")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise _Refused(f"line {_line(event)}: nested deeper than {MAX_DEPTH}")
-
-
-def _line(event: yaml.Event) -> int:
-    return event.start_mark.line + 1 if event.start_mark else 0
+            raise _Refused(f"line {line}: nested deeper than {MAX_DEPTH}")

@@ -11,7 +11,8 @@ from trainables.knobs import NAMES, TABLE, Knobs, Scalar, domain_of
 from tuning.config import yaml_files
 from tuning.config.cards import Card, refuse
 from tuning.config.declared import declared
-from tuning.config.load import COMMAND_LINE, StudyConfig, with_workload_defaults
+from tuning.config.resolve import COMMAND_LINE, with_workload_defaults
+from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.memory import calibration
 from tuning.memory.fitting import Kernels

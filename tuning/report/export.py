@@ -15,14 +15,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainables.knobs import Knobs, Scalar
 from tuning.config import atomic, best_file, yaml_files
 from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.config.masking import MASK, masked
 from tuning.report.format import plain
 from tuning.report.sentences import place_sentence
-from tuning.report.shareable import MASK, home_folder, is_secret, shareable
+from tuning.report.shareable import home_folder, shareable
 from tuning.report.summary import Named, Summary
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import Quality
@@ -65,7 +64,7 @@ def write_best(
     best_file.check({**body, "sha256": ""}, str(path))  # what is written can be read
     head = f"# The {name.replace('_', ' ')} configuration of run {plain(summary.id)}; it trains as it stands:\n"
     head += f"#   python -m tuning train --from {path.name}\n"
-    text = yaml.safe_dump({**body, "sha256": fingerprint(body)}, sort_keys=False, allow_unicode=True, width=110)
+    text = yaml_files.dump({**body, "sha256": fingerprint(body)})
     return atomic.write_text(path, head + text, overwrite=overwrite)
 
 
@@ -107,9 +106,9 @@ def read_best(path: Path) -> Best:
     if fingerprint({k: v for k, v in raw.items() if k != "sha256"}) != checked.sha256:
         warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
     options = {name: _at_home(value) for name, value in checked.workload.options.items()}
-    masked = sorted(name for name, value in options.items() if value == MASK)
-    if masked:
-        warnings.append(f"{path.name} does not hold the secrets {', '.join(masked)}: give them on the command line")
+    secrets = sorted(name for name, value in options.items() if value == MASK)
+    if secrets:
+        warnings.append(f"{path.name} does not hold the secrets {', '.join(secrets)}: give them on the command line")
     return Best(
         path=path,
         ref=str(_at_home(checked.workload.ref)),
@@ -151,7 +150,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     study = summary.study
     body = {
         "schema": best_file.SCHEMA,
-        "workload": {"ref": summary.ref, "options": _masked(summary.options)},
+        "workload": {"ref": summary.ref, "options": masked(summary.options)},
         "knobs": _every_knob(named),
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
         "measured": _measured(summary, named),
@@ -218,11 +217,6 @@ def _quality(found: Quality) -> dict[str, Any]:
         "status": "confirmed" if found.confirmed else "from the search",
         "method": found.method,
     }
-
-
-def _masked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without their secrets; a number is none, and null says that none was set."""
-    return {k: MASK if is_secret(k) and isinstance(v, str) and v else v for k, v in options.items()}
 
 
 def _shown(value: Any) -> Any:

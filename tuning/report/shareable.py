@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-MASK = "***"
-# "max_tokens" is no secret and "hf_token" is one: the word must end the name or stand before a separator.
-_SECRET = re.compile(r"tokens?($|[_.-])|secret|password|key$", re.IGNORECASE)
+from tuning.config.masking import MASK, is_secret
+
 _ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>\S+)")
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-
-
-def is_secret(name: str) -> bool:
-    """Returns whether an option of this name holds what must not be passed on."""
-    return _SECRET.search(name) is not None
 
 
 def shareable(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tuning.config.load import StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.journal.records import Journal, Record, stage_done
 from tuning.memory import calibration
 from tuning.report.format import duration

@@ -13,8 +13,16 @@ from trainables import workload
 from trainables.knobs import Scalar, kind_of
 from tuning.config import atomic
 from tuning.config.errors import ConfigError, PreflightError
-from tuning.config.load import StudyConfig, apply_card, from_resolved, resolved, with_workload_defaults
-from tuning.config.resolve import option_fault, workload_said
+from tuning.config.masking import MASK, is_secret, masked_items
+from tuning.config.resolve import (
+    apply_card,
+    from_resolved,
+    option_fault,
+    resolved,
+    with_workload_defaults,
+    workload_said,
+)
+from tuning.config.schema import StudyConfig
 from tuning.config.space import Range
 from tuning.journal.records import last, read
 from tuning.journal.runs import JOURNAL, find_run, versions
@@ -57,15 +65,22 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     if study is None:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
     before = from_resolved(study["config"])
-    asked = [o for o in config.overrides if o.split("=")[0] not in ("resume", "runs_dir", "dashboard")]
+    again = ("resume", "runs_dir", "dashboard", *(f"workload.{n}" for n in config.secrets))
+    asked = [o for o in config.overrides if o.split("=")[0] not in again]
     if asked:
         raise ConfigError(
             f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
             allowed="resume=ID with dashboard=true or runs_dir=PATH",
             remedy="leave it out, or start a new run",
         )
+    options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
+    lacking = [n for n, v in options.items() if v == MASK and is_secret(n)]
+    if lacking:
+        what = f"resume={config.resume}: workload.{lacking[0]} is a secret, which was not written down"
+        raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")
     changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "overrides")}
-    return folder, before.model_copy(update=changes)
+    workload = before.workload.model_copy(update={"options": options})
+    return folder, before.model_copy(update={**changes, "workload": workload})
 
 
 def _complete(config: StudyConfig) -> StudyConfig:
@@ -188,4 +203,4 @@ def _held_by(config: StudyConfig) -> str:
 
 def command_of(config: StudyConfig) -> str:
     """Returns the command that was typed, to be typed again."""
-    return shlex.join(["python", "-m", "tuning.run", *config.overrides])
+    return shlex.join(["python", "-m", "tuning.run", *masked_items(config.overrides)])

@@ -18,7 +18,8 @@ from typing import Any
 from trainables.knobs import Scalar
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import NoUsableTrial
-from tuning.config.load import StudyConfig, write_resolved
+from tuning.config.resolve import write_resolved
+from tuning.config.schema import StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.journal.runs import JOURNAL

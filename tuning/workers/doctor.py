@@ -15,7 +15,7 @@ import psutil
 
 from tuning.config import atomic
 from tuning.config.errors import PreflightError
-from tuning.config.load import StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.search.packing import CONTEXT_BYTES
 
 State = Literal["OK", "WARN", "FAIL"]

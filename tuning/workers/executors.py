@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tuning.config.load import StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.search import packing
 from tuning.search.protocols import Executor
 from tuning.workers import doctor

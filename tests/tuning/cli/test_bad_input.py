@@ -5,7 +5,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tuning.config.errors import MAX_LINES, ConfigError
-from tuning.config.load import StudyConfig, load
+from tuning.config.load import load
+from tuning.config.schema import StudyConfig
 
 # The command line, its items joined by AND; what the error must name besides the last item's key; a part of the remedy.
 TABLE = [
@@ -43,12 +44,12 @@ TABLE = [
     ("knobs.num_workers=1]", "closes nothing", "remove it"),
     ("knobs.amp_dtype='fp32", "never closed", "add a '"),
     ("knobs.num_workers=" + "[" * 500, "nested deeper than 10", "list of values"),
-    ("knobs.num_workers=a=b", "a=b", "add quotes"),
+    ("knobs.num_workers=a=b", "a=b", "knobs.num_workers=0"),
     ("knobs.num_workers={1: 2}", "the key 1", "{low: 8"),
     ("knobs.num_workers=１", "U+FF11 (FULLWIDTH DIGIT ONE)", "type it again"),  # noqa: RUF001
     ("\ufeffsearch.trials=1", "U+FEFF", "type it again"),
-    ("search.trials=1_6", "1_6 has _ among its digits", "search.trials=16"),
-    ("knobs.batch_size=[1_6,32]", "1_6 has _ among its digits", "knobs.batch_size=[16,32]"),
+    ("search.trials=1_6", "1_6 is not allowed", "search.trials=12"),
+    ("knobs.batch_size=[1_6,32]", "1_6 in [1_6,32] is not allowed", "knobs.batch_size=32"),
     ("workload.layers=1_0", "1_0", "workload.layers=3"),
     ("workload.layers=٣", "٣ is not allowed", "workload.layers=3"),
     ("search.max_time=1_0", "1_0", "search.max_time=4m"),
@@ -72,9 +73,14 @@ TABLE = [
     ("card@x=cpu", "cpu", "card=cpu"),
     ("--multirun", "--multirun", "--help"),
     ("search trials=3", "search trials", "search.trials=40"),
-    ("hydra.run.dir=/etc/x", "/etc/x", "runs_dir"),
-    ("hydra=x", "x", "runs_dir"),
+    ("hydra.run.dir=/etc/x", "/etc/x", "see --help"),
+    ("hydra=x", "x", "see --help"),
     ("workload.data=${oc.env:HOME}", "${oc.env:HOME}", "the value itself"),
+    ("knobs.adapter=!!python/object/apply:os.system [ls]", "could not determine a constructor", "add quotes"),
+    ("knobs.batch_size=[&a 8,*a]", "the alias *a is refused", "add quotes"),
+    ("knobs.tf32=yes", "yes is not allowed", "knobs.tf32=false"),
+    ("knobs.num_workers=010", "010 is not allowed", "knobs.num_workers=0"),
+    ("knobs.batch_size=1:30", "1:30 is not allowed", "knobs.batch_size=32"),
     ("search.trials=${search.trials}", "${search.trials}", "the value itself"),
     ("knobs.adapter={_target_: os.system}", "_target_: os.system", "leave it out"),
     ("search._target_=os.system", "os.system", "leave it out"),
@@ -169,7 +175,6 @@ def test_bad_command_line(line, named, remedy, empty_folder):
     assert len(text.splitlines()) <= MAX_LINES
     assert max(map(len, text.splitlines())) < 400
     assert "Traceback" not in text
-    assert "hydra.cc" not in text
     assert "http" not in text
     assert raised.value.exit_code == 2
     assert list(empty_folder.iterdir()) == [empty_folder / "folder.py"]

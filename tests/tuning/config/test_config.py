@@ -10,20 +10,13 @@ import yaml
 
 from trainables import knob_columns
 from trainables.knobs import Knobs
-from tuning.config import yaml_files
 from tuning.config.cards import GIB_BYTES, Card
 from tuning.config.errors import ConfigError
-from tuning.config.load import (
-    _DEFAULT_GROUPS,
-    apply_card,
-    available,
-    from_resolved,
-    load,
-    resolved,
-    with_workload_defaults,
-    write_resolved,
-)
+from tuning.config.load import load
+from tuning.config.masking import is_secret
+from tuning.config.resolve import apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
 from tuning.config.space import Choice, Range
+from tuning.config.yaml_files import available
 
 EXAMPLE = [
     *("workload=nli", "workload.model=/m", "card=rtx3090", "budget=full", "runs_dir=out", "dashboard=true"),
@@ -47,12 +40,6 @@ def test_no_argument_gives_the_packaged_study():
     assert (config.budget.name, config.budget.rungs.eta, config.budget.confirm.windows) == ("quick", 2, 5)
     assert config.concurrency == "auto"
     assert config.dropped == []
-
-
-def test_default_groups_are_those_of_the_file():
-    (_, content), *_ = yaml_files.of_groups({})
-    groups = {k: v for entry in content["defaults"] if isinstance(entry, dict) for k, v in entry.items()}
-    assert {k: v or "null" for k, v in groups.items()} == _DEFAULT_GROUPS
 
 
 def test_the_command_line_wins_over_every_file():
@@ -277,3 +264,21 @@ def test_a_knob_that_the_workload_does_not_read_is_refused_and_not_ignored():
     with pytest.raises(ConfigError, match="workload nli does not read architecture, so it would do nothing"):
         load(["knobs.architecture=mlp"])
     assert load(["knobs.sequence_packing=[false,true]"]).space.parameters["sequence_packing"].values == (False, True)
+
+
+def test_a_name_says_whether_it_holds_a_secret():
+    assert all(map(is_secret, ("hf_token", "token.file", "API_KEY", "db_password", "client_secret")))
+    assert not any(map(is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers")))
+
+
+def test_secrets_are_written_nowhere_and_are_given_again_to_a_resumed_run(own, tmp_path):
+    argv = [f"workload={own}", "workload.hub_token=hunter2", "workload.max_tokens=8"]
+    config = load(argv)
+    assert config.workload.options == {"hub_token": "hunter2", "max_tokens": 8}
+    write_resolved(config, tmp_path / "config.yaml")
+    for text in (json.dumps(resolved(config)), (tmp_path / "config.yaml").read_text()):
+        assert "hunter2" not in text
+        assert "max_tokens" in text
+    again = load(["resume=one", "workload.hub_token=hunter2"])
+    assert again.secrets == {"hub_token": "hunter2"}
+    assert "hunter2" not in json.dumps(resolved(again))

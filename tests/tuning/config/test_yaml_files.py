@@ -1,9 +1,34 @@
 """The YAML reader: plain data, once."""
 
+import json
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError
+
+
+def test_words_and_numbers_are_those_of_today():
+    read = yaml_files.read("a: [off, yes, 010, 1:30, 2026-01-01, 1_6]\nb: [true, null, 1e3, 0]\n", "x.yaml")
+    assert read == {"a": ["off", "yes", "010", "1:30", "2026-01-01", "1_6"], "b": [True, None, 1000, 0]}
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.text(st.characters(codec="ascii"), max_size=8)
+        | st.from_regex(r"[-+]?[0-9]{1,3}[.:_e][-+]?[0-9]{1,2}", fullmatch=True),
+        st.lists,
+        max_leaves=5,
+    )
+)
+def test_what_is_dumped_is_read_back(tree):
+    if "${" not in json.dumps(tree):
+        assert yaml_files.read(yaml_files.dump({"a": tree}), "x.yaml") == {"a": tree}
 
 
 def test_numbers_with_an_exponent_are_numbers():
@@ -23,7 +48,6 @@ def test_numbers_with_an_exponent_are_numbers():
         ("a: &x [1]\nb: *x\n", r"line 2: the alias \*x is refused"),
         ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("a: [1, 2\nb: 3", "line 2:"),
-        ("a: 2026-13-45", "month must be in"),
         ("a: \x00", "special characters"),
         ("1: 2", "the key 1 is not text"),
         ("? [a]\n: 1", "a key must be one word"),

@@ -13,7 +13,6 @@ from trainables.knobs import NAMES
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.report import export, summary
-from tuning.report.shareable import is_secret
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -210,8 +209,3 @@ def test_front_csv_holds_no_formula_and_no_escape_code(records, tmp_path):
         cells = [cell for row in csv.reader(file) for cell in row]
     assert any(cell.startswith("'=[/foo]") for cell in cells)
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@")) or not cell.isprintable()]
-
-
-def test_a_name_says_whether_it_holds_a_secret():
-    assert all(map(is_secret, ("hf_token", "token.file", "API_KEY", "db_password", "client_secret")))
-    assert not any(map(is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers")))

@@ -1,7 +1,6 @@
-"""What was typed: `key=value` texts, checked as text before any parser sees them.
+"""What was typed: `key=value` texts, checked as text before any parser sees them, and the value each one holds.
 
-Keys that choose a file (`workload=nli`) are told from keys that give a value (`knobs.num_workers=2`); values are still
-text here, and `tuning.config` reads them.
+Keys that choose a file (`workload=nli`) are told from keys that give a value (`knobs.num_workers=2`).
 """
 
 from __future__ import annotations
@@ -13,9 +12,12 @@ import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from trainables.knobs import NAMES, domain_of
+from tuning.config import yaml_files
 from tuning.config.errors import ConfigError
-from tuning.config.space import near_knob
+from tuning.config.space import near_knob, shown
 
 GROUPS = ("workload", "card", "budget", "preset")
 """Keys whose value names a file of `search_spaces/<key>/`."""
@@ -26,6 +28,7 @@ MAX_FILE_BYTES = 1_000_000
 
 # Their values are text whatever they look like: a run may be called 2026, and a path may hold spaces and brackets.
 TEXT_KEYS = ("name", "resume", "runs_dir", "search.max_time")
+_OPTIONAL_TEXT = ("name", "resume", "search.max_time")
 
 _SECTIONS = ("knobs", "named", "search", "pick", "budget")  # groups of settings, of which none is a value itself
 
@@ -127,40 +130,31 @@ def _split(item: str, workloads: Collection[str]) -> tuple[str, str]:
     """Returns key and value of one item of the command line, both as typed."""
     if not item.strip():
         raise ConfigError("an argument is empty", allowed="key=value", remedy="leave it out; an unset variable?")
-    shown = _short(item)
+    said = _short(item)
     if len(item) > MAX_CHARS:
-        raise ConfigError(f"{shown} has {len(item)} characters", allowed=f"at most {MAX_CHARS}", remedy="shorten it")
+        raise ConfigError(f"{said} has {len(item)} characters", allowed=f"at most {MAX_CHARS}", remedy="shorten it")
     _check_characters(item)
     if item.startswith("-"):
-        raise ConfigError(f"{shown} is not a setting", allowed="key=value", remedy="see --help for the flags")
+        raise ConfigError(f"{said} is not a setting", allowed="key=value", remedy="see --help for the flags")
     key, equals, text = item.partition("=")
     bare = key.lstrip("+~").partition("@")[0]
-    if bare != key:
-        whole = f"{bare}.<name>" if bare in _SECTIONS else bare
-        value = text or "<value>"
-        raise ConfigError(f"{shown}: Hydra's +, ~ and @ are not used here", remedy=f"{_short(whole)}={_short(value)}")
     if not equals:
         is_workload = item in workloads or item.endswith(".py")
-        remedy = f"workload={shown}" if is_workload else f"{shown}{'.<name>' * (item in _SECTIONS)}=<value>"
-        raise ConfigError(f"{shown} has no value", allowed="key=value", remedy=remedy)
+        remedy = f"workload={said}" if is_workload else f"{_short(bare)}{'.<name>' * (bare in _SECTIONS)}=<value>"
+        raise ConfigError(f"{said} has no value", allowed="key=value", remedy=remedy)
     if not _KEY.fullmatch(key):
-        raise ConfigError(
-            f"{shown}: {key!r} is not a key", allowed="names joined by dots", remedy="such as search.trials=40"
-        )
-    if key == "hydra" or key.startswith("hydra."):
-        raise ConfigError(
-            f"{shown}: Hydra's own settings are fixed", remedy=f"leave out {key}; runs_dir=<folder> sets where runs go"
-        )
+        example = f"{_short(bare)}={_short(text)}" if _KEY.fullmatch(bare) else "such as search.trials=40"
+        raise ConfigError(f"{said}: {_short(key)} is not a key", allowed="names joined by dots", remedy=example)
     if "${" in text:
         raise ConfigError(
-            f"{shown}: interpolation is refused, as it reads other keys or the environment",
+            f"{said}: interpolation is refused, as it reads other keys or the environment",
             remedy="write the value itself",
         )
     if "_target_" in item:
-        raise ConfigError(f"{shown}: _target_ is refused, as it names code to run", remedy="leave it out")
+        raise ConfigError(f"{said}: _target_ is refused, as it names code to run", remedy="leave it out")
     value = _unquoted(text.strip()) if is_text(key) else text
     if not value.strip():
-        raise ConfigError(f"{shown} has no value", remedy=f"{key}=<value>, or leave it out")
+        raise ConfigError(f"{said} has no value", remedy=f"{key}=<value>, or leave it out")
     if is_text(key):
         return key, value
     _check_brackets(item, len(key) + 1)
@@ -170,6 +164,46 @@ def _split(item: str, workloads: Collection[str]) -> tuple[str, str]:
 def is_text(key: str) -> bool:
     """Returns whether the key's value is text however it is written; a workload's options may be, and are not lists."""
     return key in TEXT_KEYS or key in GROUPS or key.startswith("workload.")
+
+
+def value_of(key: str, text: str) -> Any:
+    """Returns what was typed for a key: a scalar, list or mapping of YAML; an option of a workload is one scalar.
+
+    Raises ConfigError for what cannot be read, and for several values without brackets.
+    """
+    said = f"{key}={shown(text)}"
+    if key in TEXT_KEYS:
+        return None if text == "null" and key in _OPTIONAL_TEXT else text
+    if key.startswith("workload."):
+        if text[0] in "[{":
+            raise ConfigError(f"{said}: an option of a workload is one value", remedy=f"{key}=<value>")
+        return yaml_files.word(text)
+    try:  # {low:8,high:64} is meant as {low: 8, high: 64}
+        value = yaml_files.value(re.sub(r"(?<=\w):(?=[^\s:])", ": ", text) if "{" in text else text)
+    except ValueError as error:
+        allowed, remedy = (
+            "a value, [a,b], {low: 8, high: 64}",
+            f"such as {{low: 8, high: 64}}; for text, add quotes: '{key}=\"...\"'",
+        )
+        raise ConfigError(f"{said}: {error}", allowed=allowed, remedy=remedy) from None
+    if isinstance(value, str) and "," in value and text.strip()[0] not in "'\"":
+        raise _several(key, text)
+    return value
+
+
+def _several(key: str, text: str) -> ConfigError:
+    """Returns the error for a comma outside brackets: a decimal comma, or several values."""
+    point = text.replace(",", ".") if re.fullmatch(r"[-+]?[0-9]+,[0-9]+", text.strip()) else ""
+    what = f"{key}={shown(text)}: a comma parts several values"
+    if not key.startswith("knobs."):
+        return ConfigError(
+            f"{what}, and {key} has one", remedy=f"{key}={point if point.startswith('0.') else '<value>'}"
+        )
+    choices = "<value>,<value>" if "(" in text else shown(text)
+    name = key.removeprefix("knobs.")
+    is_decimal = point and name in NAMES and domain_of(name).type is float
+    remedy = f"{key}={point} with a decimal point, or {key}=[<value>,<value>] to search two values"
+    return ConfigError(f"{what}; one study searches a list", remedy=remedy if is_decimal else f"{key}=[{choices}]")
 
 
 def _check_characters(item: str) -> None:
