@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     flags = [a for a in arguments if a.startswith("-")]
     overrides = [a for a in arguments if not a.startswith("-")]
-    # Imported late, so that --help answers at once: these bring Hydra, pydantic and rich.
+    # Imported late, so that --help answers at once: these bring pydantic and rich.
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
 

@@ -29,7 +29,7 @@ from benchmarks.gpu_check.verdicts import exit_code
 PARTS: Mapping[str, tuple[str, ...]] = {
     "memory": ("peft", "transformers"),
     "cap": ("peft", "transformers"),
-    "search": ("ray", "optuna", "hydra", "pydantic"),
+    "search": ("ray", "optuna", "pydantic"),
 }
 """Every part in the order in which they run, and the packages without which it is skipped."""
 MINUTES = 9.0

@@ -171,10 +171,10 @@ def test_a_part_that_lacks_a_package_says_which(tmp_path: Path, monkeypatch: pyt
     assert main(["search", "--device", "cpu", "--out", str(tmp_path)]) == 0
     found = read(tmp_path / "search_cpu.json")
     assert found is not None
-    assert found["skipped"] == "not installed: ray, optuna, hydra, pydantic"
+    assert found["skipped"] == "not installed: ray, optuna, pydantic"
 
 
-BLOCKED = ("ray", "optuna", "hydra", "omegaconf", "pydantic")
+BLOCKED = ("ray", "optuna", "pydantic")
 NEEDED = [
     *(f"benchmarks.gpu_check.{name}" for name in ("__main__", "part", "table", *PARTS)),
     *("tuning.workers.session", "tuning.workers.worker", "tuning.memory.predictor", "tuning.memory.tracing.step"),
@@ -182,7 +182,7 @@ NEEDED = [
 
 
 @pytest.mark.workload  # twelve seconds of imports
-def test_a_machine_without_ray_optuna_hydra_and_pydantic_can_check_its_card() -> None:
+def test_a_machine_without_ray_optuna_and_pydantic_can_check_its_card() -> None:
     program = f"""
 import importlib, json, sys
 class Blocked:

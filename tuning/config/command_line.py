@@ -181,11 +181,8 @@ def value_of(key: str, text: str) -> Any:
     try:  # {low:8,high:64} is meant as {low: 8, high: 64}
         value = yaml_files.value(re.sub(r"(?<=\w):(?=[^\s:])", ": ", text) if "{" in text else text)
     except ValueError as error:
-        allowed, remedy = (
-            "a value, [a,b], {low: 8, high: 64}",
-            f"such as {{low: 8, high: 64}}; for text, add quotes: '{key}=\"...\"'",
-        )
-        raise ConfigError(f"{said}: {error}", allowed=allowed, remedy=remedy) from None
+        remedy = f"such as {{low: 8, high: 64}}; for text, add quotes: '{key}=\"...\"'"
+        raise ConfigError(f"{said}: {error}", allowed="a value, a list, a range", remedy=remedy) from None
     if isinstance(value, str) and "," in value and text.strip()[0] not in "'\"":
         raise _several(key, text)
     return value
