@@ -20,7 +20,7 @@ from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning import run
 from tuning.cli.terminal import Terminal
-from tuning.config import load
+from tuning.config import load, resolve
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.journal.records import Journal, Record
 from tuning.report import summary
@@ -51,7 +51,7 @@ def finished(tmp_path: Path, records: list[Record]) -> Path:
     folder = tmp_path / "my runs" / "nli" / FINISHED
     folder.mkdir(parents=True)
     typed = load.load(["knobs.dropout=0.2"])
-    opening = {**records[0].fields, "config": load.resolved(typed)}
+    opening = {**records[0].fields, "config": resolve.resolved(typed)}
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         journal.append("study", **opening)
         for record in records[1:]:
