@@ -289,7 +289,7 @@ def _hear(state: State, loading: Mapping[str, Any]) -> None:
     """Keeps what the witness saw, and how its step's batches were loaded, as `active`; lets the witness go."""
     if state.witness is not None:
         seen = phases(state.resident.workload, state.config)
-        state.active = {**state.witness.facts(state.scaler), **loading, "phases": seen}
+        state.active = {**state.witness.facts(), **loading, "phases": seen}
         state.witness = None
         if state.config.knobs.compile != "off" and state.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(state.device)  # the watched step was not compiled, and may take more

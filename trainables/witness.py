@@ -42,7 +42,7 @@ class Witness:
         self._counts: dict[str, Counter[str]] = {}
         self._flags: dict[str, Any] = {}
         self._micro_batches: list[int] = []
-        self._elements = self._rows = 0
+        self._rows = 0
         self._pinned = True
         self._augmented: dict[str, Any] = {}
 
@@ -58,7 +58,6 @@ class Witness:
         """Takes the size of a micro-batch and its tensors as the loader delivered them."""
         self._micro_batches.append(samples)
         self._rows = max((len(t) for t in host if t.dim() > 1), default=0)
-        self._elements += sum(t.numel() for t in host)
         if self._device.type == "cuda":
             self._pinned = self._pinned and all(t.is_pinned() for t in host)
 
@@ -68,24 +67,22 @@ class Witness:
         if in_place is not None:
             self._augmented["augmented_in_place"] = in_place
 
-    def facts(self, scaler: torch.amp.GradScaler) -> dict[str, Any]:
-        """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped."""
+    def facts(self) -> dict[str, Any]:
+        """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped.
+
+        `trainables.knob_readers` hold them against what was asked.
+        """
         operators, packing = self._of("operator"), self._of("packing")
         found: dict[str, Any] = {
             "device": self._device.type,
-            "threads": torch.get_num_threads(),
             "batch_size": sum(self._micro_batches),
             "micro_batch_size": max(self._micro_batches, default=0),
-            "micro_steps": len(self._micro_batches),
-            "batch_elements": self._elements,
             "matmul_dtypes": _names(self._of("product")),
             "attention": dict(self._of("attention")),
             "recurrent": dict(self._of("recurrent")),
             "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
-            "host_reads": self._of("read")["forward_backward"],
-            "loss_reads": self._of("read")["sync"],
+            "loss_reads": self._of("read")["loss"],
             "dropouts": sorted(float(p) for p in self._of("dropout")),
-            "loss_scale": scaler.get_scale() if scaler.is_enabled() else None,
             **self._augmented,
             **self._flags,
             **_model_facts(self._model),
@@ -96,7 +93,6 @@ class Witness:
         if self._of("convolution"):
             found["conv_dtypes"] = _names(self._of("convolution"))
             found["conv_weights"] = _names(self._of("conv_weight"))
-            found["conv_outputs"] = _names(self._of("conv_output"))
         if self._of("update"):  # none where the GradScaler skipped the step for gradients that overflowed
             found["optimizer_ops"] = _names(self._of("update"))
         if self._device.type == "cuda":
@@ -104,7 +100,7 @@ class Witness:
             found.update({name: self._of("copy")[name] > 0 for name in ("non_blocking", "side_stream")})
         return found
 
-    def operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Takes an operator that has run in the part being watched."""
         if self._part == "optimizer":
             if _OPTIMIZER_OP.match(name):
@@ -112,10 +108,11 @@ class Witness:
         elif self._part == "transfer":
             if name == "aten._to_copy":
                 self._copy(kwargs)
-        elif name == "aten._local_scalar_dense":
-            self._count("read", self._part)
-        elif self._part == "forward_backward":
-            self._forward_backward(name, args, result)
+        elif self._part == "sync":
+            if name == "aten._local_scalar_dense":
+                self._count("read", "loss")
+        else:
+            self._forward_backward(name, args)
 
     def function(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Takes a call of one of torch's functions in the part being watched."""
@@ -135,7 +132,7 @@ class Witness:
         if rate:
             self._count("dropout", str(float(rate)))
 
-    def _forward_backward(self, name: str, args: Sequence[Any], result: Any) -> None:
+    def _forward_backward(self, name: str, args: Sequence[Any]) -> None:
         if not self._flags and self._device.type == "cuda":
             able = torch.cuda.get_device_capability(self._device) >= _TF32_CAPABILITY
             self._flags["tf32"] = able and torch.backends.cuda.matmul.allow_tf32
@@ -149,7 +146,6 @@ class Witness:
         elif name == "aten.convolution":
             self._count("convolution", _dtype(args))
             self._count("conv_weight", _layout(args[1]))
-            self._count("conv_output", _layout(result))
         elif found := _FUSED_ATTENTION.match(name):
             self._count("product", _dtype(args))
             self._attention(found[1], args[0])
@@ -188,7 +184,7 @@ class _Operators(TorchDispatchMode):
     ) -> Any:
         """Runs the operator, then tells of it."""
         result = func(*args, **(kwargs or {}))
-        self._witness.operator(str(func.overloadpacket), args, kwargs or {}, result)
+        self._witness.operator(str(func.overloadpacket), args, kwargs or {})
         return result
 
 
@@ -208,13 +204,10 @@ class _Functions(TorchFunctionMode):
 
 
 def _model_facts(model: nn.Module) -> dict[str, Any]:
-    named = dict(model.named_parameters())
-    trainable = {n: p for n, p in named.items() if p.requires_grad}
+    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     ranks = {min(p.shape) for n, p in trainable.items() if "lora_A" in n and p.dim() == 2}
     dora = any("lora_magnitude_vector" in n for n in trainable)
     return {
-        "parameters": sum(p.numel() for p in named.values()),
-        "trainable_parameters": sum(p.numel() for p in trainable.values()),
         "adapter": "dora" if dora else "lora" if ranks else "none",
         "adapter_ranks": sorted(ranks),
         "widths": sorted({size for p in trainable.values() for size in p.shape}),

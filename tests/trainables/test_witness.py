@@ -116,8 +116,7 @@ def plain() -> dict[str, Any]:
 
 def test_batches_are_those_that_were_asked_for() -> None:
     found = active(Pictures(), batch_size=8, micro_batch_size=2)
-    assert (found["batch_size"], found["micro_batch_size"], found["micro_steps"]) == (8, 2, 4)
-    assert found["batch_elements"] == 8 * (3 * 4 * 4 + 1)
+    assert (found["batch_size"], found["micro_batch_size"]) == (8, 2)
     assert active(Pictures(), batch_size=32)["batch_size"] == 16  # there are no more
 
 
@@ -126,13 +125,7 @@ def test_the_type_of_autocast_is_the_type_of_the_products() -> None:
     assert plain()["matmul_dtypes"] == plain()["conv_dtypes"] == ["float32"]
     assert low["matmul_dtypes"][0] == "bfloat16"
     assert low["conv_dtypes"] == ["bfloat16"]
-    assert low["loss_scale"] is plain()["loss_scale"] is None
-
-
-def test_fp16_has_a_loss_scale_and_a_skipped_step_has_no_optimiser() -> None:
-    found = active(Pictures(), amp_dtype="fp16")
-    assert "float16" in found["matmul_dtypes"]
-    assert found["loss_scale"] > 1.0
+    assert "float16" in active(Pictures(), amp_dtype="fp16")["matmul_dtypes"]
 
 
 @pytest.mark.parametrize(("asked", "seen"), [("flash", "flash"), ("math", "math"), ("efficient", "math")])
@@ -161,9 +154,8 @@ def test_gradients_are_dropped_or_zeroed() -> None:
 
 
 def test_images_lie_in_the_order_that_was_asked_for() -> None:
-    assert (plain()["conv_weights"], plain()["conv_outputs"]) == (["contiguous"], ["contiguous"])
-    found = active(Pictures(), channels_last=True)
-    assert (found["conv_weights"], found["conv_outputs"]) == (["channels_last"], ["channels_last"])
+    assert plain()["conv_weights"] == ["contiguous"]
+    assert active(Pictures(), channels_last=True)["conv_weights"] == ["channels_last"]
 
 
 def test_a_checkpointed_block_is_computed_twice() -> None:
@@ -188,7 +180,7 @@ def test_rows_that_share_one_in_attention_are_packed() -> None:
         with seen.watching("forward_backward"):
             states = torch.randn(rows, 6, 8)
             model(states, states, states, need_weights=False)
-        assert seen.facts(torch.amp.GradScaler("cpu", enabled=False))["packed"] is packed
+        assert seen.facts()["packed"] is packed
 
 
 def test_dropout_is_that_of_the_layers_that_ran() -> None:
@@ -230,10 +222,9 @@ def test_a_cache_in_ram_reads_every_sample_once() -> None:
     assert reads == {False: 192, True: 64}  # three epochs
 
 
-def test_bucketing_sorts_a_batch_and_shrinks_its_padding() -> None:
+def test_bucketing_sorts_a_batch() -> None:
     apart, sorted_ = (active(Sums(), batch_size=32, micro_batch_size=4, length_bucketing=on) for on in (False, True))
     assert (apart["sorted_by_length"], sorted_["sorted_by_length"]) == (False, True)
-    assert sorted_["batch_elements"] < 0.9 * apart["batch_elements"]
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -260,9 +251,7 @@ def test_adapters_are_told_by_their_weights() -> None:
         state = prepare(Resident(_With(model)), Config(Knobs(batch_size=4, micro_batch_size=4)), Plan(samples=4))
         list(train(state))
         assert (state.active["adapter"], state.active["adapter_ranks"]) == ("dora" if use_dora else "lora", [4])
-        assert state.active["trainable_parameters"] < state.active["parameters"]
     assert plain()["adapter"] == "none"
-    assert plain()["trainable_parameters"] == plain()["parameters"]
 
 
 class _With(Pictures):
