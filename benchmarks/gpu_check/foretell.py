@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.gpu_check.place import Place
 from trainables.knobs import Scalar
-from tuning.memory.fitting import Kernels, largest_that_fits, needed_bytes, verdict
+from tuning.memory.fitting import Kernels, fit, needed_bytes
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 
@@ -106,16 +106,10 @@ def ladder(
     prediction = predict_all([coupling.request(kernels, capability)], timeout_s=TIMEOUT_S, cache=cache)[0]
     if not prediction.traces:
         return []
-    largest = largest_that_fits(prediction, cap_bytes, kernels) or 0
+    largest = fit({}, prediction, (1, 2), cap_bytes, kernels).largest or 0
     sizes = sorted({max(1, largest // 2), max(1, largest), largest + max(1, largest * 3 // 10), max(2, 2 * largest)})
-    found = []
-    for size in sizes:
-        peak = prediction.peak(size)
-        if peak is not None:
-            needed = needed_bytes(peak, kernels)
-            said = verdict(needed, cap_bytes, prediction.confidence)
-            found.append({"micro_batch": size, "needed_bytes": needed, "said": said})
-    return found
+    cells = fit({}, prediction, sizes, cap_bytes, kernels).cells
+    return [{"micro_batch": c.micro_batch, "needed_bytes": c.needed_bytes, "said": c.verdict} for c in cells]
 
 
 def answers(futures: Sequence[Future[dict[str, dict[str, Any]]]]) -> Mapping[str, dict[str, Any]]:

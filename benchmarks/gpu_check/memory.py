@@ -18,7 +18,9 @@ from benchmarks.gpu_check.place import Kept, OutOfTime, Place
 from benchmarks.memory_models import KINDS
 from tuning.memory import calibration
 from tuning.memory.allocator import STEP_BYTES
-from tuning.memory.fitting import verdict
+from tuning.memory.fitting import TIGHT
+from tuning.memory.guard import MemoryGuard
+from tuning.memory.profile import MemoryProfile, Point, Sizes
 
 ROW_S = 5.0
 """About what a row takes on a card; the model of 1 B parameters takes longer, and comes last."""
@@ -139,7 +141,10 @@ def joined(real: Mapping[str, Any], said: Mapping[str, Any] | None, small: bool)
         return row
     row |= {f"predicted_{name}": value for name, value in peak.items()}
     step = max(CPU_STEP_BYTES if small else STEP_BYTES, int(CAPACITY_TOLERANCE_FRAC * real["capacity_bytes"]))
-    row["wrong"] = verdict(peak["capacity_bytes"], real["capacity_bytes"] - step, row["confidence"]) == "fits"
+    point = Point(real["micro_batch"], peak["capacity_bytes"], peak["capacity_bytes"])
+    profile = MemoryProfile(Sizes(0, 0, 0), (point,), row["confidence"])
+    p_oom = MemoryGuard(real["capacity_bytes"] - step, {(): profile}).p_oom((), point.micro_batch) or 0.0
+    row["wrong"] = p_oom <= TIGHT
     return row
 
 

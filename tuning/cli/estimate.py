@@ -1,7 +1,7 @@
 """python -m tuning estimate: what a training step needs of a card's memory, before there is a card, and what fits.
 
-Nothing is trained. The step is traced in a process of its own (`tuning.memory.predictor`), once for each coupling of
-memory knobs; every micro-batch size follows from that.
+Nothing is trained. The step is traced in a process of its own (`tuning.memory.predictor`), once for each memory group;
+every micro-batch size follows from that.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from trainables.knobs import Scalar
+from rich.console import Console
+
+from trainables.knobs import Knobs, Scalar
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import option_fault
 from tuning.memory.fitting import Cell, Fit, fit
-from tuning.memory.levers import Asked, levers
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.report import estimate_lines
@@ -33,6 +34,8 @@ activation checkpointing and adapter.
   python -m tuning estimate workload=nli card=rtx4060
   python -m tuning estimate workload=mine.py card=rtx3090 knobs.micro_batch_size=[1,2,4,8] --json
 """
+LEAST_SAVING_FRAC = 0.01
+"""A remedy that saves less than a hundredth is not named. Each is tried on top of those before it."""
 
 Predict = Callable[[Sequence[Request]], list[Prediction]]
 
@@ -69,58 +72,71 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     about = question(load(asked.settings), asked.kernels, doctor.gpus())
     cache = None if asked.no_cache else default_cache()
     answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))
-    answer = {**answer, "seconds": time.monotonic() - began}
+    answer["seconds"] = time.monotonic() - began
     if asked.json:
         print(json.dumps(answer))
-        return 0
-    for line in estimate_lines.lines(answer):
-        print(line)
+    else:
+        console = Console(highlight=False)
+        console.print(*estimate_lines.shown(answer, console.width), sep="\n")
     return 0
 
 
 def answered(about: Question, predicts: Predict) -> dict[str, Any]:
-    """Returns the answer as plain values: a row for each coupling with a cell for each micro-batch size, and levers.
+    """Returns the answer as plain values: a row for each memory group with a cell for each micro-batch size.
 
-    Raises ConfigError where the workload refuses its options.
+    Where not one sample fits in any row, `remedies` are what makes the smallest row smaller. Raises ConfigError where
+    the workload refuses its options.
     """
-    known: dict[str, Prediction] = {}
-
-    def of(knobs: Mapping[str, Scalar]) -> Prediction:
-        key = json.dumps(dict(knobs), sort_keys=True)
-        if key not in known:
-            known[key] = predicts([_request(about, knobs)])[0]
-        return known[key]
-
-    couplings = [{**about.knobs, **coupling} for coupling in about.couplings]
-    predictions = _side_by_side([_request(about, knobs) for knobs in couplings], predicts)
-    known |= {json.dumps(knobs, sort_keys=True): one for knobs, one in zip(couplings, predictions, strict=True)}
+    predictions = _side_by_side([_request(about, {**about.knobs, **row}) for row in about.couplings], predicts)
     _refuse_what_the_workload_refuses(about, predictions)
     fits = [
-        fit(coupling, found, about.micro_batches, about.usable_bytes, about.kernels)
-        for coupling, found in zip(about.couplings, predictions, strict=True)
+        fit(row, found, about.micro_batches, about.usable_bytes, about.kernels)
+        for row, found in zip(about.couplings, predictions, strict=True)
     ]
-    wanted = about.micro_batches[0] if about.asked else 1
-    none_fits = about.usable_bytes is not None and any(p.traces for p in predictions)
-    none_fits = none_fits and not any((one.largest or 0) >= wanted for one in fits)
-    helping = []
-    if none_fits and about.usable_bytes is not None and predictions[0].peak(wanted) is not None:
-        helping = levers(Asked(couplings[0], wanted, about.usable_bytes, about.kernels, about.read), of)
+    known = [one for one in fits if one.cells]
+    fitting = about.usable_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
+    card = {"name": about.card, "memory_bytes": about.memory_bytes, "usable_bytes": about.usable_bytes}
     return {
         "workload": about.name,
-        "card": {
-            "name": about.card,
-            "memory_bytes": about.memory_bytes,
-            "usable_bytes": about.usable_bytes,
-            "capability": list(about.capability),
-        },
+        "card": {**card, "capability": list(about.capability)},
         "kernels": about.kernels,
         "knobs": dict(about.knobs),
         "searched": {name: list(values) for name, values in about.searched.items()},
         "notes": list(about.notes),
-        "rows": [_row(one) for one in fits],
-        "wanted": wanted if none_fits else None,
-        "levers": [asdict(lever) for lever in helping],
+        "rows": [{**asdict(one), "cells": [_flat(c) for c in one.cells], **_largest(one)} for one in fits],
+        "remedies": [] if fitting or not known else list(_remedies(about, known, predicts)),
     }
+
+
+def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterator[dict[str, Any]]:
+    """Yields changes of the smallest row that save memory at one sample, those that change least first."""
+    smallest = min(fits, key=lambda one: one.cells[0].needed_bytes)
+    base = {**about.knobs, **smallest.knobs}
+    together: dict[str, Scalar] = {}
+    least = smallest.cells[0].needed_bytes
+    for changes, cost in _cheaper(base, about.read):
+        knobs = {**base, **together, **changes}
+        cells = fit(knobs, predicts([_request(about, knobs)])[0], [1], about.usable_bytes, about.kernels).cells
+        if cells and cells[0].needed_bytes < least * (1 - LEAST_SAVING_FRAC):
+            least, together = cells[0].needed_bytes, {**together, **changes}
+            yield {"knobs": together, "cost": cost, "needed_bytes": least, "verdict": cells[0].verdict}
+            if cells[0].verdict != "no":
+                return
+
+
+def _cheaper(base: Mapping[str, Scalar], read: Sequence[str]) -> Iterator[tuple[dict[str, Scalar], str]]:
+    """Yields changes that need less memory with what each costs."""
+    own = Knobs.of(base)
+    if not own.activation_checkpointing:
+        yield {"activation_checkpointing": True}, "about a third more compute"
+    if own.amp_dtype == "fp32":
+        yield {"amp_dtype": "bf16"}, "some precision; faster where the card has bf16"
+    if own.optimizer == "adamw":
+        yield {"optimizer": "adamw8bit", "fused_optimizer": False}, "moments of 8 bits; needs bitsandbytes"
+    if "adapter" in read and own.adapter != "lora":
+        yield {"adapter": "lora"}, "fewer weights are trained"
+    if "hidden_size" in read and own.hidden_size >= 8:
+        yield {"hidden_size": own.hidden_size // 2}, "a smaller model"
 
 
 def _request(about: Question, knobs: Mapping[str, Scalar]) -> Request:
@@ -144,17 +160,10 @@ def _refuse_what_the_workload_refuses(about: Question, predictions: Sequence[Pre
                 raise option_fault(note.partition(": ")[2], about.options)
 
 
-def _row(one: Fit) -> dict[str, Any]:
-    return {
-        "knobs": dict(one.knobs),
-        "confidence": one.confidence,
-        "notes": list(one.notes),
-        "cells": [_cell(c) for c in one.cells],
-        "largest": one.largest,
-        "largest_cell": None if one.largest_cell is None else _cell(one.largest_cell),
-    }
+def _largest(one: Fit) -> dict[str, Any]:
+    return {"largest_cell": None if one.largest_cell is None else _flat(one.largest_cell)}
 
 
-def _cell(one: Cell) -> dict[str, Any]:
-    own = {"needed_bytes": one.needed_bytes, "share_frac": one.share_frac, "verdict": one.verdict}
-    return {**own, **asdict(one.peak)}
+def _flat(one: Cell) -> dict[str, Any]:
+    own = asdict(one)
+    return {**own.pop("peak"), **own}

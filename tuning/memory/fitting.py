@@ -1,7 +1,4 @@
-"""Which micro-batches fit a card: predicted peaks, with a margin for their error, against what tensors may take.
-
-Pure arithmetic over predictions; `tuning.estimate` shows it, `levers` asks it what would fit.
-"""
+"""Which micro-batches fit a card, before there is one: predictions that the memory guard judges as in a study."""
 
 from __future__ import annotations
 
@@ -11,19 +8,20 @@ from typing import Literal
 
 from trainables.knobs import Scalar
 from tuning.memory.allocator import replay
+from tuning.memory.guard import MemoryGuard
 from tuning.memory.peaks import highest
 from tuning.memory.prediction import Confidence, Peak, Prediction
-from tuning.memory.trace import Trace
+from tuning.memory.profile import MemoryProfile
 
 Kernels = Literal["cuda", "cpu"]
-Verdict = Literal["fits", "tight", "no", ""]
-"""tight: it fits as predicted, and not with the margin. "": there is no limit to judge by."""
+Word = Literal["fits", "tight", "no", ""]
+"""fits, tight: a study would launch it; tight with P(OOM) over `TIGHT`. no: it would refuse it. "": without a limit."""
 
-MARGIN_FRAC: Mapping[Confidence, float] = {"traced": 0.05, "workspaces unseen": 0.15, "fallback": 0.3, "none": 0.3}
-"""How far a step may need more than was predicted, by confidence."""
-
+TIGHT = 0.05
 MOST = 65_536
 """The largest micro-batch that is looked at: the knob's own limit."""
+_ONE = ()
+"""The memory group: a prediction is of one, so it needs no knobs."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,14 @@ class Cell:
     micro_batch: int
     needed_bytes: int
     share_frac: float | None
-    verdict: Verdict
+    p_oom: float | None
+    verdict: Word
     peak: Peak
 
 
 @dataclass(frozen=True)
 class Fit:
-    """One coupling of memory knobs: a cell for each micro-batch size asked, and the largest that fits.
+    """One memory group: a cell for each micro-batch size asked, and the largest that a study would launch.
 
     `largest` is 0 where not one sample fits, and None where that cannot be said: no limit, or a prediction that holds
     for its own sizes only; `largest_cell` is its cell. `cells` leaves out the sizes that cannot be predicted.
@@ -58,15 +57,6 @@ def needed_bytes(peak: Peak, kernels: Kernels) -> int:
     return peak.capacity_bytes if kernels == "cuda" else peak.live_bytes
 
 
-def verdict(needed: int, usable_bytes: int | None, confidence: Confidence) -> Verdict:
-    """Returns whether a peak of `needed` bytes fits in `usable_bytes`, what a card has less its context."""
-    if usable_bytes is None:
-        return ""
-    if needed <= _limit(usable_bytes, confidence):
-        return "fits"
-    return "tight" if needed <= usable_bytes else "no"
-
-
 def fit(
     knobs: Mapping[str, Scalar],
     prediction: Prediction,
@@ -74,38 +64,36 @@ def fit(
     usable_bytes: int | None,
     kernels: Kernels,
 ) -> Fit:
-    """Returns how the micro-batch sizes fit, and the largest of all that does."""
-    cells = [cell(prediction, m, usable_bytes, kernels) for m in micro_batches]
-    largest = None if usable_bytes is None else largest_that_fits(prediction, usable_bytes, kernels)
-    largest_cell = cell(prediction, largest, usable_bytes, kernels) if largest else None
-    if largest_cell is not None:  # its capacity is known to half a percent, which may be more than the limit
-        largest_cell = replace(largest_cell, verdict="fits")
-    known = tuple(c for c in cells if c is not None)
-    return Fit(knobs, prediction.confidence, prediction.notes, known, largest, largest_cell)
+    """Returns how the micro-batch sizes fit in `usable_bytes`, what a card has less its context, and the largest."""
+    peaks = [peak for m in micro_batches if (peak := prediction.peak(m)) is not None]
+    if not peaks:
+        return Fit(knobs, prediction.confidence, prediction.notes, (), None, None)
+    guard = _guard(peaks, prediction.confidence, usable_bytes, kernels)
+    largest = None if usable_bytes is None else largest_that_fits(prediction, guard, kernels)
+    cells = tuple(_cell(peak, guard, kernels) for peak in peaks)
+    most = prediction.peak(largest) if largest else None
+    largest_cell = None
+    if most is not None:  # its capacity is known to half a percent, and that the limit is enough
+        limit = guard.limit_bytes(_ONE) or 0
+        most = replace(most, capacity_bytes=min(most.capacity_bytes, limit))
+        largest_cell = _cell(most, _guard([most], prediction.confidence, usable_bytes, kernels, peaks[0]), kernels)
+    return Fit(knobs, prediction.confidence, prediction.notes, cells, largest, largest_cell)
 
 
-def cell(prediction: Prediction, micro_batch: int, usable_bytes: int | None, kernels: Kernels) -> Cell | None:
-    """Returns one micro-batch size's cell, None where it cannot be predicted."""
-    peak = prediction.peak(micro_batch)
-    if peak is None:
-        return None
-    needed = needed_bytes(peak, kernels)
-    share = None if usable_bytes is None else needed / usable_bytes
-    return Cell(micro_batch, needed, share, verdict(needed, usable_bytes, prediction.confidence), peak)
-
-
-def largest_that_fits(prediction: Prediction, usable_bytes: int, kernels: Kernels) -> int | None:
-    """Returns the largest micro-batch that fits with its margin, 0 for none, None where not every size is known.
+def largest_that_fits(prediction: Prediction, guard: MemoryGuard, kernels: Kernels) -> int | None:
+    """Returns the largest micro-batch that the guard lets run, 0 for none, None where not every size is known.
 
     By doubling and halving, so it assumes that what fits also fits with fewer samples.
     """
-    limit = _limit(usable_bytes, prediction.confidence)
-    if prediction.trace(MOST) is None:
+    limit = guard.limit_bytes(_ONE)
+    if limit is None or prediction.trace(MOST) is None:
         return None
 
     def fits(micro_batch: int) -> bool:
         trace = prediction.trace(micro_batch)
-        return trace is not None and _fits(trace, limit, kernels)
+        if trace is None or highest(trace)[1] > limit:
+            return False
+        return kernels == "cpu" or replay(trace.events, capacity_bytes=limit).failed_at is None
 
     low, high = 0, 1
     while high <= MOST and fits(high):
@@ -117,12 +105,25 @@ def largest_that_fits(prediction: Prediction, usable_bytes: int, kernels: Kernel
     return low
 
 
-def _fits(trace: Trace, limit_bytes: int, kernels: Kernels) -> bool:
-    live_bytes = highest(trace)[1]
-    if live_bytes > limit_bytes or kernels == "cpu":
-        return live_bytes <= limit_bytes
-    return replay(trace.events, capacity_bytes=limit_bytes).failed_at is None
+def _guard(
+    peaks: Sequence[Peak],
+    confidence: Confidence,
+    usable_bytes: int | None,
+    kernels: Kernels,
+    sizes_of: Peak | None = None,
+) -> MemoryGuard:
+    """Returns a guard that knows the peaks of one memory group; what never dies is as in `sizes_of`, or the first."""
+    profile = MemoryProfile.from_peaks(peaks, confidence, cuda=kernels == "cuda")
+    if sizes_of is not None:
+        profile = profile.with_sizes(MemoryProfile.from_peaks([sizes_of], confidence, cuda=kernels == "cuda").sizes)
+    return MemoryGuard(usable_bytes, {_ONE: profile})
 
 
-def _limit(usable_bytes: int, confidence: Confidence) -> int:
-    return int(usable_bytes / (1 + MARGIN_FRAC[confidence]))
+def _cell(peak: Peak, guard: MemoryGuard, kernels: Kernels) -> Cell:
+    needed, usable_bytes = needed_bytes(peak, kernels), guard.cap_bytes
+    if usable_bytes is None:
+        return Cell(peak.micro_batch, needed, None, None, "", peak)
+    judged = guard.judge(_ONE, peak.micro_batch)
+    p_oom = judged.p_oom or 0.0
+    word: Word = "no" if not judged.fits else "tight" if p_oom > TIGHT else "fits"
+    return Cell(peak.micro_batch, needed, needed / usable_bytes if usable_bytes else None, p_oom, word, peak)

@@ -122,7 +122,7 @@ def test_the_table_fits_80_columns_and_has_no_escapes(capsys: pytest.CaptureFixt
         text = told(settings, capsys)
         assert max(map(len, text.splitlines())) <= 80
         assert "\x1b" not in text
-    assert "dtype ckpt adapter  micro     GiB   card        of the peak" in text
+    assert "dtype  ckpt  adapter" in text
 
 
 def test_rows_say_what_fits_and_the_largest_that_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,18 +169,19 @@ def test_what_does_not_fit_is_followed_by_what_would(capsys: pytest.CaptureFixtu
     assert "All of these sizes fit" in told("workload=nli card=h200", capsys)
 
 
-def test_where_nothing_fits_there_are_levers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_fits_there_are_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     def wide(request: Request) -> Prediction:
         return formula(request, 40 if request.knobs["adapter"] == "lora" else 400)
 
     found = answer("workload=nli card=rtx4060", capsys, wide)
-    assert found["wanted"] == 1
-    assert [lever["name"] for lever in found["levers"]] == ["lora adapters"]
+    assert [(one["knobs"], one["verdict"]) for one in found["remedies"]] == [({"adapter": "lora"}, "fits")]
     text = told("workload=nli card=rtx4060", capsys, wide)
-    assert "Not one sample fits. Levers, the cheapest first:" in text
-    assert "lora adapters: 1." in text
+    assert "Not one sample fits." in text
+    assert "knobs.adapter=lora: 1." in text
     asked = told("workload=nli card=rtx4060 knobs.micro_batch_size=64 knobs.amp_dtype=fp32", capsys)
-    assert "activation_checkpointing=true" in asked or "micro-batch of" in asked
+    assert "these fit:\n  knobs.micro_batch_size=12: " in asked
+    vast = told("workload=nli card=rtx4060", capsys, lambda request: formula(request, 4000))
+    assert "no knob saves anything" in vast
 
 
 def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) -> None:
