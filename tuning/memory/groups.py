@@ -1,4 +1,4 @@
-"""Which memory coupling a configuration belongs to, and what the records say of what it needs."""
+"""Which memory group a configuration belongs to, and what the records say of what it needs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from typing import Any
 
 from trainables.knobs import PHASE_KNOB, Knobs, Scalar, with_memory
 from tuning.journal.records import Record, last
-from tuning.memory.guard import GRADIENTS_HELD, Coupling, MemoryGuard
+from tuning.memory.guard import GRADIENTS_HELD, MINOR_KNOBS, MemoryGroup, MemoryGuard
 from tuning.memory.oom import GROWING
 from tuning.memory.profile import MemoryProfile
 
 MEMORY_KNOBS = tuple(name for name in with_memory("group") if name != PHASE_KNOB)
-"""Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it.
+"""Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it. Each value is measured.
 
-Others change it by a few per cent (fused_optimizer, channels_last, where augmentation runs), which the posterior's
-sigma has to hold: with all of them a space of nine knobs would have hundreds of couplings to measure. Of `PHASE_KNOB`
+`MINOR_KNOBS` change it by a few per cent: with all of them a space of nine knobs would have hundreds of groups to
+measure. They are in the key, so that what ran is known of them alone, and the profile may be another's. Of `PHASE_KNOB`
 all that counts is whether there is a phase for the encoder: with one `signals` needs 2.0 to 10.5 times as much, most at
 the smallest micro-batch.
 """
 _DEFAULTS = Knobs().as_dict()
 
 
-def key_of(knobs: Mapping[str, Scalar]) -> Coupling:
-    """Returns the memory coupling of a configuration, defaults filled in; the key of a coupling is the same again."""
-    has_phase = float(knobs.get(PHASE_KNOB, _DEFAULTS[PHASE_KNOB])) > 0
-    own = ((name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS)
-    return (*own, (PHASE_KNOB, has_phase), (GRADIENTS_HELD, bool(knobs.get(GRADIENTS_HELD, _holds_gradients(knobs)))))
+def key_of(knobs: Mapping[str, Scalar]) -> MemoryGroup:
+    """Returns the memory group of a configuration, defaults filled in; the key of a group is the same again."""
+    own = [(name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS]
+    own += [(name, _whether(knobs.get(name, _DEFAULTS[name]))) for name in (*MINOR_KNOBS, PHASE_KNOB)]
+    return (*own, (GRADIENTS_HELD, bool(knobs.get(GRADIENTS_HELD, _holds_gradients(knobs)))))
+
+
+def _whether(value: Scalar) -> Scalar:
+    """Returns a number as whether it is more than 0: a dropout of 0.3 needs what one of 0.1 does."""
+    return value if isinstance(value, bool | str) else value > 0
 
 
 def _holds_gradients(knobs: Mapping[str, Scalar]) -> bool:
-    """Returns whether gradients of earlier micro-steps are alive in a micro-step; of a mere coupling, that they are."""
+    """Returns whether gradients of earlier micro-steps are alive in a micro-step; of a mere group, that they are."""
     full = {**_DEFAULTS, **knobs}
     if not full["set_to_none"] or not {"batch_size", "micro_batch_size"} & knobs.keys():
         return True
@@ -42,8 +47,8 @@ def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
     return min(int(knobs.get(name, _DEFAULTS[name])) for name in ("micro_batch_size", "batch_size"))
 
 
-def need_of(knobs: Mapping[str, Scalar]) -> tuple[Coupling, int]:
-    """Returns the memory coupling and the micro-batch: all that the need of a configuration depends on."""
+def need_of(knobs: Mapping[str, Scalar]) -> tuple[MemoryGroup, int]:
+    """Returns the memory group and the micro-batch: all that the need of a configuration depends on."""
     return key_of(knobs), micro_batch_of(knobs)
 
 
@@ -90,7 +95,7 @@ def peaks_are_whole(records: Sequence[Record]) -> bool:
 
 
 def _corrected(learned: MemoryGuard, raw: Mapping[str, Any]) -> None:
-    """Holds what was predicted of a coupling to what was measured of it."""
+    """Holds what was predicted of a group to what was measured of it."""
     if raw.get("source", "measured") == "measured":
         return
     for name, held in (("measured", True), ("measured_alone", False)):
@@ -104,8 +109,8 @@ def alone(raw: Mapping[str, Any]) -> MemoryProfile | None:
     return MemoryProfile.of({**raw, "points": raw["points_alone"]}) if raw.get("points_alone") else None
 
 
-def footprints(records: Sequence[Record]) -> dict[Coupling, MemoryProfile]:
-    """Returns the latest footprint of each coupling."""
+def footprints(records: Sequence[Record]) -> dict[MemoryGroup, MemoryProfile]:
+    """Returns the latest footprint of each group."""
     raws = [r.fields for r in records if r.event == "footprint"]
     found = {key_of(raw["coupling"]): MemoryProfile.of(raw) for raw in raws}
     for raw in raws:

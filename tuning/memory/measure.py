@@ -13,6 +13,7 @@ from trainables.knobs import PHASE_KNOB, Knobs, Scalar, is_active
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import MEMORY_KNOBS, alone, footprints, key_of, peaks_are_whole
+from tuning.memory.guard import MINOR_KNOBS
 from tuning.memory.prediction import Prediction
 from tuning.memory.profile import MemoryProfile, Sizes
 
@@ -54,15 +55,17 @@ class Footprints(Protocol):
 def couplings(space: Space) -> list[dict[str, Scalar]]:
     """Returns every combination of memory knobs the space can ask for; of a range its ends and its middle.
 
-    Those with a phase for the encoder come after those without, where the space has both.
+    Minor knobs are as the space starts. Those with a phase for the encoder come after those without, where the space
+    has both.
     """
-    names = (PHASE_KNOB, *MEMORY_KNOBS)
+    names, start = (PHASE_KNOB, *MEMORY_KNOBS), defaults(space)
+    minor = {n: start[n] for n in MINOR_KNOBS if n in start}
     phases = {None if v is None else float(v) > 0: v for v in reversed(_values(space, PHASE_KNOB))}
     values = [sorted(phases.values(), key=lambda v: v or 0), *(_values(space, name) for name in MEMORY_KNOBS)]
     combined = []
     for combination in itertools.product(*values):
         asked = {n: v for n, v in zip(names, combination, strict=True) if v is not None}
-        combined.append({**{n: space.fixed[n] for n in names if n in space.fixed}, **asked})
+        combined.append({**minor, **{n: space.fixed[n] for n in names if n in space.fixed}, **asked})
     return combined
 
 
@@ -150,7 +153,7 @@ class MemoryStage:
         if self._cap_bytes is None:
             return True
         prints = footprints(self._journal.records).values()
-        return all(p.capacity(self._sizes[-1]).total_bytes * ROOMY < self._cap_bytes for p in prints)
+        return all(p.capacity(self._sizes[-1]) * ROOMY < self._cap_bytes for p in prints)
 
     def _predicted(self, coupling: Mapping[str, Scalar], prediction: Prediction) -> bool:
         """Writes the footprint of a prediction and one measurement beside it; returns False where it has no peaks."""
@@ -178,7 +181,7 @@ class MemoryStage:
         if record is None:
             return False
         print_ = MemoryProfile.of(record.fields)
-        if self._cap_bytes is not None and print_.capacity(self._sizes[-1]).total_bytes * REACH > self._cap_bytes:
+        if self._cap_bytes is not None and print_.capacity(self._sizes[-1]) * REACH > self._cap_bytes:
             return False
         bound = dataclasses.replace(print_, source="bound")
         self._write(coupling, bound, {"measured": [], "message": ""}, alone(record.fields))
@@ -218,7 +221,7 @@ class MemoryStage:
         done = max(m for m, _ in record["measured"])
         failed = (record.get("failed") or {"micro_batch": math.inf})["micro_batch"]
         return max(
-            (m for m in self._sizes if done < m < failed and print_.capacity(m).total_bytes < cap_bytes),
+            (m for m in self._sizes if done < m < failed and print_.capacity(m) < cap_bytes),
             default=None,
         )
 

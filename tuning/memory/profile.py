@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuning.memory.posterior import PRIORS, Predicted
+import numpy as np
+
 from tuning.memory.trace import Peak
 
 EXTRAPOLATED, INTERPOLATED, MEASURED = "extrapolated", "interpolated", "measured"
+SOURCES = ("traced", "workspaces unseen", "fallback", MEASURED, INTERPOLATED, "bound", "none")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Sizes:
 class MemoryProfile:
     """Bytes of one memory coupling (dtype, checkpointing, adapter ...), by micro-batch size.
 
-    `points` rise with the micro-batch and never fall; `source` says how they were found, a key of `posterior.PRIORS`.
+    `points` rise with the micro-batch and never fall; `source` says how they were found, one of `SOURCES`.
     """
 
     sizes: Sizes
@@ -57,8 +59,8 @@ class MemoryProfile:
             raise ValueError(
                 f"expected points of micro-batch >= 1 and peak bytes >= 0, at least one, got {self.points}"
             )
-        if self.source not in PRIORS:
-            raise ValueError(f"expected a source of {', '.join(PRIORS)}, got {self.source!r}")
+        if self.source not in SOURCES:
+            raise ValueError(f"expected a source of {', '.join(SOURCES)}, got {self.source!r}")
         rising: list[Point] = []
         for point in sorted(self.points, key=lambda p: p.micro_batch):
             before = rising[-1] if rising else Point(0, 0, 0)
@@ -126,20 +128,22 @@ class MemoryProfile:
         """Returns what is alive at every moment of training: parameters and the optimiser's state."""
         return self.sizes.parameter_bytes + self.sizes.optimizer_bytes
 
-    def prior_of(self, micro_batch: int) -> str:
-        """Returns the prior of a prediction at this size: measured lines know less beyond their last point."""
-        beyond = micro_batch > self.points[-1].micro_batch
-        return EXTRAPOLATED if beyond and self.source == MEASURED else self.source
-
-    def capacity(self, micro_batch: int) -> Predicted:
-        """Returns what a card must hold for a step of `micro_batch` samples."""
+    def capacity(self, micro_batch: int) -> float:
+        """Returns the bytes that a card must hold for a step of `micro_batch` samples."""
         return self._at(micro_batch, lambda p: p.capacity_bytes)
 
-    def peak(self, micro_batch: int) -> Predicted:
-        """Returns what such a step would report as its peak."""
+    def peak(self, micro_batch: int) -> float:
+        """Returns the bytes that such a step would report as its peak."""
         return self._at(micro_batch, lambda p: p.peak_bytes)
 
-    def _at(self, micro_batch: int, value: Callable[[Point], int]) -> Predicted:
+    def scaled(self, ratios: Mapping[int, float]) -> MemoryProfile:
+        """Returns the profile with a point at each of `ratios`, micro-batch -> factor, which hold between them too."""
+        sizes = sorted({*ratios, *(p.micro_batch for p in self.points)})
+        factors = {m: interpolated(ratios, m) for m in sizes}
+        points = [Point(m, round(r * self.peak(m)), round(r * self.capacity(m))) for m, r in factors.items()]
+        return dataclasses.replace(self, points=tuple(points))
+
+    def _at(self, micro_batch: int, value: Callable[[Point], int]) -> float:
         """Returns the value on the line between two points; beyond the last on the line through the last two.
 
         A peak is the largest of several lines, so it lies below the first and above the second. For what is below the
@@ -148,14 +152,11 @@ class MemoryProfile:
         # A card must hold no less than the peak, also where the capacities of the first two points say less.
         line = [(0, max(self._at_zero(value), self._at_zero(lambda p: p.peak_bytes)))]
         line += [(p.micro_batch, value(p)) for p in self.points]
-        (m0, b0), (m1, b1) = line[-2:]
-        if micro_batch > m1:
-            return Predicted(b1, (b1 - b0) / (m1 - m0) * (micro_batch - m1)).reaching(self.floor_bytes)
-        right = bisect_left(line, micro_batch, key=lambda p: p[0])
-        (m0, b0), (m1, b1) = line[max(0, right - 1)], line[right]
-        total = b1 if m1 == micro_batch else b0 + (b1 - b0) / (m1 - m0) * (micro_batch - m0)
-        base = min(self.floor_bytes, total)
-        return Predicted(base, total - base)
+        right = min(max(1, bisect_left(line, micro_batch, key=lambda p: p[0])), len(line) - 1)
+        (m0, b0), (m1, b1) = line[right - 1], line[right]
+        if m1 == micro_batch:
+            return b1
+        return b0 + (b1 - b0) / (m1 - m0) * (micro_batch - m0)
 
     def _at_zero(self, value: Callable[[Point], int]) -> float:
         """Returns where the line from the first point down meets micro-batch 0, in bytes, at most the first's value.
@@ -176,6 +177,14 @@ class MemoryProfile:
         return max(floor, value(first) - slope * first.micro_batch)
 
 
+def interpolated(values: Mapping[int, float], micro_batch: int) -> float:
+    """Returns the value at a micro-batch: on the line between two, that of the nearest beyond them, 1 without any."""
+    if not values:
+        return 1.0
+    sizes = sorted(values)
+    return float(np.interp(micro_batch, sizes, [values[m] for m in sizes]))
+
+
 def between(low: tuple[float, MemoryProfile], high: tuple[float, MemoryProfile], value: float) -> MemoryProfile:
     """Returns the footprint at a knob's value between two others, as powers of it: bytes ~ value ** exponent."""
     (x0, a), (x1, b) = low, high
@@ -189,8 +198,8 @@ def between(low: tuple[float, MemoryProfile], high: tuple[float, MemoryProfile],
     points = [
         Point(
             m,
-            mean(a.peak(m).total_bytes, b.peak(m).total_bytes),
-            mean(a.capacity(m).total_bytes, b.capacity(m).total_bytes),
+            mean(a.peak(m), b.peak(m)),
+            mean(a.capacity(m), b.capacity(m)),
         )
         for m in sizes
     ]

@@ -12,7 +12,7 @@ from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import fits, learn, micro_batch_of, need_of
-from tuning.memory.guard import PROBE_COSTS, MemoryGuard, Verdict
+from tuning.memory.guard import PROBE_COSTS, FitVerdict, MemoryGuard
 from tuning.memory.measure import defaults
 from tuning.search import reuse
 from tuning.search.bottleneck import frozen, frozen_sentence, judge
@@ -195,7 +195,7 @@ class ProbeStage:
         """Returns whether a probe ran out of memory that is to be made again as a batch of one micro-step."""
         return bool(record.get("outcome") == "oom" and self._fitting(record["config"]) != record["config"])
 
-    def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
+    def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         return self._guard.judge(*need_of(knobs), costs=PROBE_COSTS)
 
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:

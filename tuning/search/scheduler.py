@@ -14,7 +14,7 @@ from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trials, unfinished
 from tuning.memory.groups import fits, learn, need_of, peaks_are_whole
-from tuning.memory.guard import MemoryGuard, Verdict
+from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.measure import defaults
 from tuning.memory.oom import GROWING, Outcome, requested_bytes
 from tuning.search import reuse, throughput
@@ -225,7 +225,7 @@ class TrialScheduler:
     # -- proposals ---------------------------------------------------------------------------------------------------
 
     def _begin(
-        self, request: TrialRequest, verdict: Verdict, tries: Mapping[str, Scalar] | None = None
+        self, request: TrialRequest, verdict: FitVerdict, tries: Mapping[str, Scalar] | None = None
     ) -> TrialRequest:
         self._attempts[request.trial] += 1
         self._foresight.begun(request.trial, request.knobs, tries=tries is not None)
@@ -273,14 +273,14 @@ class TrialScheduler:
             return self._space.complete({**defaults(self._space), **values})
         return {**asked, **system}
 
-    def _judged(self, knobs: Mapping[str, Scalar]) -> Verdict:
+    def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         """Returns what to do with a configuration.
 
         In the joint strategy the micro-batch is what is searched, so it is judged as proposed and never halved.
         """
         return self._guard.judge(*need_of(knobs), shrink=self._staged)
 
-    def _refusal(self, knobs: Mapping[str, Scalar], verdict: Verdict, trial: str | None = None) -> Record:
+    def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, trial: str | None = None) -> Record:
         return self._journal.append(
             "refused",
             config=dict(knobs),

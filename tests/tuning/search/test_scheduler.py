@@ -247,7 +247,7 @@ def test_every_decision_about_memory_is_written_with_its_reason_and_p_oom(tmp_pa
 
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_batch_kept(tmp_path: Path) -> None:
     office = Office(tmp_path, count=6)  # probed without a cap, as another card may have been
-    office.scheduler._guard = MemoryGuard(300_000_000, office.scheduler._guard._footprints)
+    office.scheduler._guard = MemoryGuard(300_000_000, office.scheduler._guard._profiles)
     begun = office.work()
     halved = [r for r in office.journal.records if r.event == "trial_start" and r["decision"] == "halve"]
     assert halved
@@ -312,7 +312,7 @@ def test_a_leak_ends_a_trial_but_says_nothing_of_its_micro_batch(tmp_path: Path)
 @pytest.mark.parametrize("strategy", ["staged", "joint"])
 def test_a_running_trial_that_new_knowledge_rules_out_is_stopped(tmp_path: Path, strategy: str) -> None:
     office = Office(tmp_path, strategy=strategy, count=8)
-    office.scheduler._guard = MemoryGuard(None, office.scheduler._guard._footprints)  # the probes' fits are not known
+    office.scheduler._guard = MemoryGuard(None, office.scheduler._guard._profiles)
     first, second = office.scheduler.next_trial(), office.scheduler.next_trial()
     assert first is not None
     assert second is not None
