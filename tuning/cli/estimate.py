@@ -77,7 +77,9 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
         print(json.dumps(answer))
     else:
         console = Console(highlight=False)
-        console.print(*estimate_lines.shown(answer, console.width), sep="\n")
+        with console.capture() as captured:
+            console.print(*estimate_lines.shown(answer, console.width), sep="\n")
+        print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
     return 0
 
 

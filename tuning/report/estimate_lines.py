@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -47,8 +46,7 @@ def shown(answer: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
 
 
 def _paragraph(text: str) -> RenderableType:
-    indent = len(text) - len(text.lstrip())
-    return Padding(Text(plain(text.strip())), (0, 0, 0, indent), expand=False)
+    return Text(plain(text))
 
 
 def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -74,7 +72,8 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
     """Returns the table; of each peak the `parts` largest categories."""
     limited = answer["card"]["usable_bytes"] is not None
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    for name in ("dtype", "ckpt", "adapter"):
+    axes = ("dtype", "ckpt", *(("adapter",) if "adapter" in answer["rows"][0]["knobs"] else ()))
+    for name in axes:
         made.add_column(name, no_wrap=True)
     for name in ("micro", "GiB", *(("card",) if limited else ())):
         made.add_column(name, justify="right", no_wrap=True)
@@ -82,7 +81,8 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
         made.add_column(name, no_wrap=True, overflow="ellipsis")
     for row in answer["rows"]:
         knobs, largest = row["knobs"], row["largest"]
-        label = (knobs["amp_dtype"], "on" if knobs["activation_checkpointing"] else "off", knobs.get("adapter", ""))
+        label = [knobs["amp_dtype"], "on" if knobs["activation_checkpointing"] else "off", knobs.get("adapter")]
+        label = label[: len(axes)]
         cells = [(f"{cell['micro_batch']}", cell) for cell in row["cells"]]
         if row["largest_cell"] is not None and largest not in [cell["micro_batch"] for cell in row["cells"]]:
             sign = ">=" if largest >= MOST else "<="  # no further is looked than MOST
@@ -91,7 +91,7 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
             figures = [size, _gib(cell["needed_bytes"])]
             figures += [percent(cell["share_frac"]), cell["verdict"]] if limited else []
             made.add_row(*(Text(plain(v)) for v in (*label, *figures, _parts(cell, parts))))
-            label = ("", "", "")
+            label = [""] * len(axes)
         if not cells or largest == 0:
             text = "cannot be predicted" if not cells else "not one sample fits"
             made.add_row(*(Text(plain(v)) for v in label), *[""] * (2 + 2 * limited), text)
@@ -154,7 +154,7 @@ def _way(knobs: Mapping[str, Any], cell: Mapping[str, Any], more: str = "") -> s
 def _notes(answer: Mapping[str, Any]) -> Iterator[str]:
     kinds = {row["confidence"] for row in answer["rows"]}
     trust = [
-        f"{text}: {MARGINS[kind].more_frac:.0%} more than was traced is expected for each sample"
+        f"{text}: {percent(MARGINS[kind].more_frac)} more than was traced is expected for each sample"
         for kind, text in _TRUST.items()
         if kind in kinds
     ]
