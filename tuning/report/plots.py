@@ -74,7 +74,7 @@ def front(summary: Summary) -> Figure | None:
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
     caption = (
         f"{plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
-        "their last value; filled dots are what was confirmed in turns, with the range of one new run."
+        "their last value; filled dots are what was confirmed in turns, with the range of the next run if several seeds say it."
     ) + " The dashed line is a baseline." * (baseline is not None)
     return _figure("front", 3.3, draw, caption)
 
@@ -124,9 +124,9 @@ def probes(summary: Summary) -> Figure | None:
             axes.scatter(rates, [y] * len(rates), s=20, facecolors=PAPER, edgecolors=MUTED, linewidths=0.9)
             if rates:
                 axes.scatter([max(rates)], [y], s=24, color=ACCENT, zorder=3)
-            for failed in {p.outcome for p in mine if not p.samples_per_s}:
+            else:
                 axes.scatter([0], [y], marker="x", s=24, color=INK, clip_on=False, zorder=4)
-                _label(axes, outcome(failed), 0, y)
+                axes.annotate(outcome(mine[0].outcome), (0, y), (8, -3), textcoords="offset points", color=INK)
             if y and rows[y - 1][0] != name:
                 axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
         axes.set_yticks(range(len(rows)), [f"{plain(name)[:26]}={value[:14]}" for name, value in rows])
@@ -135,9 +135,7 @@ def probes(summary: Summary) -> Figure | None:
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("samples a second")
 
-    caption = (
-        f"Throughput of {len(good)} probes by each knob; filled: the fastest with that value. Crosses did not run."
-    )
+    caption = f"Throughput of {len(good)} probes by each knob; filled: the fastest with that value. Crosses never ran."
     return _figure("probes", 0.7 + 0.19 * len(rows), draw, caption)
 
 
@@ -273,7 +271,7 @@ def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
                       textcoords="offset points", color=MUTED)  # fmt: skip
         return
     colour = ACCENT if named.name == "best" else INK
-    if quality.low is not None and quality.high is not None:
+    if quality.low is not None and quality.high is not None and len(quality.by_seed) > 1:
         axes.plot([speed, speed], [quality.low, quality.high], color=colour, linewidth=0.9, alpha=0.6, zorder=3)
     axes.scatter([speed], [quality.mean], s=42, color=colour, zorder=4)
     _label(axes, plain(named.name), speed, quality.mean)
