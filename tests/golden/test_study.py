@@ -34,7 +34,7 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(tmp_path: Path) -
         r["event"] for r in records
     }
     shown = (tmp_path / "out").read_text()
-    assert shown.startswith("best ")
+    assert shown.startswith("set ")
     assert "\x1b" not in shown + (tmp_path / "err").read_text()
 
     (row,) = answer(tmp_path, "list")

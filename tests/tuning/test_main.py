@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import subprocess
@@ -123,6 +124,34 @@ def test_an_unknown_run_is_named_as_it_was_typed(
 
 def test_an_unknown_command_has_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no command 'shwo'; did you mean show?" in answered(capsys, "shwo")[2]
+
+
+def test_a_run_of_a_later_version_or_without_a_journal_is_a_sentence(
+    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study = dataclasses.replace(records[0], fields={**records[0].fields, "schema": 2})
+    written(runs_dir / "nli" / "later", [study, *records[1:]])
+    (runs_dir / "nli" / "odd" / "trials.jsonl").mkdir(parents=True)
+    (runs_dir / "nli" / "torn").mkdir()
+    (runs_dir / "nli" / "torn" / "trials.jsonl").write_bytes(b'{"seq":0,\xff\n' * 3)
+    states = {
+        row["id"]: row["state"] for row in json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])
+    }
+    assert (states["later"], states["odd"], states[NEWEST]) == ("newer version", "unreadable", "finished")
+    for verb in ("show", "report"):
+        code, out, err = answered(capsys, verb, "later", "--runs-dir", runs_dir)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: run later was written by a later version of cardtune (schema 2)\n")
+        assert answered(capsys, verb, "odd", "--runs-dir", runs_dir)[0] == 2
+    code, out, err = answered(capsys, "show", "torn", "--runs-dir", runs_dir)
+    assert (code, "No configuration was picked" in out) == (0, True)
+    assert "damaged" in err or "no whole record" in err
+
+
+def test_help_loads_nothing_that_takes_long() -> None:
+    heavy = "{'torch', 'ray', 'matplotlib', 'pydantic', 'omegaconf', 'optuna'}"
+    code = f"import sys; from tuning.__main__ import main; main(['-h']); sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [["tuning", "list", "--json"], ["tuning", "--help"], ["tuning.run", "--help"]])

@@ -47,7 +47,7 @@ PLAIN_LINE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """What to train: the configuration, how far, where to, and how often to write it down (seconds)."""
 
     best: Best
@@ -113,7 +113,9 @@ def main(argv: Sequence[str]) -> int:
         with StopSignals() as signals, atomic.folder(out, "--out"):
             session = _session(best, device)
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
-            job = Job(best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, doctor.cores(), again)
+            job = TrainingJob(
+                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, doctor.cores(), again
+            )
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
         typed = shlex.join(["python", "-m", "tuning", "train", *argv])
@@ -129,7 +131,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def train(job: Job, session: Session, messages: Console, signals: StopSignals, *, resume: bool) -> dict[str, Any]:
+def train(
+    job: TrainingJob, session: Session, messages: Console, signals: StopSignals, *, resume: bool
+) -> dict[str, Any]:
     """Returns the result after training to the end, going on from a checkpoint if asked.
 
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
@@ -197,7 +201,7 @@ class TrainingBar:
             line(self._messages, f"{samples}/{self._total} samples  {rate}  {said}")
 
 
-def _prepared(job: Job, session: Session, *, resume: bool) -> loop.State:
+def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> loop.State:
     """Returns the run before its first step, or where its checkpoint left it."""
     plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
     with _telling(job.best):
@@ -213,7 +217,9 @@ def _prepared(job: Job, session: Session, *, resume: bool) -> loop.State:
     return state
 
 
-def _run(job: Job, state: loop.State, signals: StopSignals, bar: TrainingBar) -> tuple[list[Window], dict[str, float]]:
+def _run(
+    job: TrainingJob, state: loop.State, signals: StopSignals, bar: TrainingBar
+) -> tuple[list[Window], dict[str, float]]:
     """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
     windows: list[Window] = []
     values: dict[str, float] = {}
@@ -340,7 +346,7 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
         raise ConfigError(f"{out} holds a finished run", remedy="--out another folder, or --force to train again")
 
 
-def _ended(error: BaseException, job: Job) -> TuningError:
+def _ended(error: BaseException, job: TrainingJob) -> TuningError:
     outcome = oom.Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
     if outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM):
         micro = int(job.best.knobs["micro_batch_size"])

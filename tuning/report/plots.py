@@ -74,7 +74,7 @@ def front(summary: Summary) -> Figure | None:
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
     caption = (
         f"{plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
-        "their last value; filled dots are what was confirmed in turns, with the range of the next run if several seeds say it."
+        "their last value; filled dots are what was confirmed in turns, a bar the range of the next run."
     ) + " The dashed line is a baseline." * (baseline is not None)
     return _figure("front", 3.3, draw, caption)
 

@@ -166,7 +166,7 @@ def from_records(records: Sequence[Record]) -> Summary:
     config, place = mapping(study.get("config")), _place(study)
     workload, given = mapping(config.get("workload")), mapping(config.get("named"))
     objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SPEED}
-    front = {str(t) for t in pick.get("front") or ()}
+    front = [*pick["front"]] if isinstance(pick.get("front"), list) else []
     trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views(records, objectives))
     probes = tuple(view(r, objectives, "name") for r in records if r.event == "probe")
     refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")

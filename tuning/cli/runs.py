@@ -1,0 +1,137 @@
+"""The verbs that read runs and the machine: list, show, report, doctor. None of them loads torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tuning.cli.terminal import Terminal
+from tuning.config.errors import ConfigError
+from tuning.config.load import load
+from tuning.journal.records import Record, is_finished, last, read, trials
+from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
+from tuning.report import export, report, sentences, summary
+from tuning.report.format import plain
+from tuning.report.summary import Summary
+from tuning.workers import doctor
+
+NEWEST_SCHEMA = 1
+"""Of the study record; a higher one is of a later version."""
+
+
+def list_runs(arguments: Sequence[str]) -> int:
+    """Prints the runs, newest last, and returns the exit code."""
+    asked = _parser("list", "Lists the runs, newest last.").parse_args(arguments)
+    rows = [row for folder in known_runs(asked.runs_dir) if (row := _row(folder))]
+    if asked.json:
+        print(json.dumps(rows))
+        return 0
+    if not rows:
+        print(f"no runs in {asked.runs_dir}; another place is named with --runs-dir PATH", file=sys.stderr)
+    widths = {key: max(len(plain(row[key])) for row in rows) for key in ("id", "workload", "state")} if rows else {}
+    for row in rows:
+        cells = [f"{plain(row[key]):<{width}}" for key, width in widths.items()]
+        print("  ".join([*cells, f"{row['trials']} trials"]))
+    return 0
+
+
+def _row(folder: Path) -> dict[str, Any] | None:
+    """Returns a run's line of the list; None without a study record."""
+    row = {"id": folder.name, "workload": folder.parent.name, "state": "unreadable", "trials": 0, "began": ""}
+    try:
+        records, _ = read(folder / JOURNAL)
+    except ConfigError:
+        return row
+    study = last(records, "study")
+    if study is None:
+        return None
+    state = "newer version" if _is_newer(study) else "finished" if is_finished(records) else "unfinished"
+    return {**row, "state": state, "trials": len(trials(records)), "began": study.t}
+
+
+def _is_newer(study: Record) -> bool:
+    schema = study.get("schema")
+    return isinstance(schema, int) and schema > NEWEST_SCHEMA
+
+
+def _asked_run(asked: argparse.Namespace) -> tuple[Path, list[Record]]:
+    """Returns folder and records of a run, those of its ablation too; raises ConfigError for a later version's."""
+    folder = find_run(asked.runs_dir, asked.id)
+    records, warnings = read(folder / JOURNAL)
+    study = last(records, "study")
+    if study is not None and _is_newer(study):
+        what = f"run {asked.id} was written by a later version of cardtune (schema {study['schema']})"
+        raise ConfigError(what, allowed=f"schema {NEWEST_SCHEMA}", remedy="pip install --upgrade cardtune")
+    for said in warnings:
+        Terminal().warning(said)
+    return folder, records + (read(folder / RECEIPTS)[0] if (folder / RECEIPTS).is_file() else [])
+
+
+def show_run(arguments: Sequence[str]) -> int:
+    """Prints the summary of a run and returns the exit code."""
+    asked = _with_id("show", "Prints the summary of a run.").parse_args(arguments)
+    folder, records = _asked_run(asked)
+    found = summary.from_records(records)
+    if asked.json:
+        print(json.dumps(_as_json(found, folder, is_finished(records))))
+        return 0
+    terminal = Terminal()
+    terminal.summary(found, folder)
+    if found.best is not None and not is_finished(records):  # without a best, the summary says it
+        terminal.resume_hint(sentences.resume_command(folder))
+    return 0
+
+
+def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
+    """Returns what `show` prints, and each trial, as plain values in the units of the records."""
+    kept = ("id", "workload", "objectives", "baselines", "trial_counts", "probe_counts", "rule", "notes")
+    return {
+        **{name: getattr(found, name) for name in kept},
+        "state": "finished" if finished else "unfinished",
+        "folder": str(folder),
+        "place": asdict(found.place),
+        "named": {n.name: {**asdict(n), "samples_per_s": n.samples_per_s} for n in found.named.values()},
+        "gains": [asdict(gain) for gain in found.gains],
+        "receipts": [asdict(one) for one in found.ablation],
+        "trials": [asdict(trial) for trial in found.trials],
+        "times": asdict(found.times),
+    }
+
+
+def write_again(arguments: Sequence[str]) -> int:
+    """Writes what a run exports once more and returns the exit code."""
+    asked = _with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
+    folder, records = _asked_run(asked)
+    found = summary.from_records(records)
+    paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
+    print(json.dumps([str(path) for path in paths]) if asked.json else "\n".join(map(str, paths)))
+    return 0
+
+
+def check_machine(arguments: Sequence[str]) -> int:
+    """Prints what this machine has and returns the exit code: 3 where something is missing."""
+    asked = _parser("doctor", "Says what this machine has.").parse_args(arguments)
+    checks = doctor.preflight(load([f"runs_dir={asked.runs_dir}"]), "cuda" if doctor.gpus() else "cpu")
+    if asked.json:
+        print(json.dumps([vars(check) for check in checks]))
+    for check in [] if asked.json else checks:
+        print(f"{check.state:<5}{check.name}: {check.detail}" + (f"; {check.remedy}" if check.remedy else ""))
+    return 3 if any(check.state == "FAIL" for check in checks) else 0
+
+
+def _parser(verb: str, description: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog=f"python -m tuning {verb}", description=description)
+    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
+    made.add_argument("--json", action="store_true", help="JSON on stdout")
+    return made
+
+
+def _with_id(verb: str, description: str) -> argparse.ArgumentParser:
+    made = _parser(verb, description)
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it")
+    return made
