@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from trainables.knobs import Knobs
 from trainables.workload import WorkloadError
+
+LEAST_NUMBERS, BLOCK_NUMBERS, MAP_NUMBERS = 4096, 256, 256
+"""Of AdamW of 8 bits: smaller tensors keep moments of 32 bits; each block has a scale; a map is shared."""
 
 
 def adamw(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimizer:
@@ -27,6 +31,21 @@ def adamw(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimizer:
             ) from None
         return cast(torch.optim.Optimizer, bitsandbytes.optim.AdamW8bit(ready, lr=0.0))
     return torch.optim.AdamW(ready, lr=0.0, fused=True if knobs.fused_optimizer else None)
+
+
+def state_bytes(model: nn.Module, optimizer: str) -> int:
+    """Returns the bytes of the optimiser's state once it has stepped: of AdamW two moments of each trained number.
+
+    Those of `adamw8bit` have 8 bits and a scale of 4 bytes for each block, but in tensors below 4,096 numbers 32 bits;
+    a map of 256 numbers for each moment is shared.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if optimizer != "adamw8bit":
+        return 2 * sum(p.nbytes for p in trained)
+    sizes = [p.numel() for p in trained]
+    blocks = sum(-(-n // BLOCK_NUMBERS) for n in sizes if n >= LEAST_NUMBERS)
+    maps = 2 * 4 * MAP_NUMBERS if blocks else 0
+    return maps + 2 * 4 * blocks + 2 * sum(n if n >= LEAST_NUMBERS else 4 * n for n in sizes)
 
 
 def schedule(progress: float, warmup_frac: float) -> float:

@@ -37,3 +37,18 @@ def test_eight_bit_moments_take_a_quarter_of_the_bytes_and_descend_as_far() -> N
 
 def test_fused_and_unfused_take_the_same_steps() -> None:
     assert descend(fused_optimizer=True)[1] == pytest.approx(descend()[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw8bit"])
+def test_the_bytes_of_the_state_are_those_of_the_optimiser(name: str) -> None:
+    """A floor of memory above what is needed refuses what fits: AdamW of 8 bits was charged for moments of 32."""
+    if name == "adamw8bit":
+        pytest.importorskip("bitsandbytes")
+    model = torch.nn.Sequential(torch.nn.Linear(100, 90), torch.nn.Linear(90, 10))
+    model[1].bias.requires_grad_(False)
+    own = optim.adamw([{"params": [p for p in model.parameters() if p.requires_grad]}], Knobs.of({"optimizer": name}))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) if p.requires_grad else None
+    own.step()
+    tensors = {id(s): s for state in own.state.values() for s in state.values() if isinstance(s, torch.Tensor)}
+    assert optim.state_bytes(model, name) == sum(s.nbytes for s in tensors.values() if s.dim() > 0)

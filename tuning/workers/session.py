@@ -20,6 +20,7 @@ from trainables import loop, workload
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
+from trainables.optim import state_bytes
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
@@ -110,7 +111,7 @@ class Session:
         return {
             "parameter_bytes": parameter_bytes(model),
             "gradient_bytes": trainable,
-            "optimizer_bytes": 2 * trainable,  # AdamW: two moments
+            "optimizer_bytes": state_bytes(model, config.knobs.optimizer),
             "measured": measured,
             "measured_alone": alone,
             "message": message,

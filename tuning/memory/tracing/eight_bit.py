@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-LEAST_NUMEL, BLOCK, MAP_NUMEL = 4096, 256, 256
-"""Smaller tensors keep moments of 32 bits; each block has a scale; a map of 256 numbers is shared (bitsandbytes)."""
+from trainables.optim import BLOCK_NUMBERS, LEAST_NUMBERS, MAP_NUMBERS
 
 
 class AdamW8bit(torch.optim.Optimizer):
@@ -25,12 +24,12 @@ class AdamW8bit(torch.optim.Optimizer):
         for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
             if parameter in self.state:
                 continue
-            if parameter.numel() < LEAST_NUMEL:
+            if parameter.numel() < LEAST_NUMBERS:
                 new = {f"state{i}": torch.zeros_like(parameter, dtype=torch.float32) for i in (1, 2)}
             else:
-                blocks = -(-parameter.numel() // BLOCK)
+                blocks = -(-parameter.numel() // BLOCK_NUMBERS)
                 if not self._maps:
-                    self._maps = [torch.zeros(MAP_NUMEL, device=parameter.device) for _ in range(2)]
+                    self._maps = [torch.zeros(MAP_NUMBERS, device=parameter.device) for _ in range(2)]
                 new = {f"state{i}": torch.zeros_like(parameter, dtype=torch.uint8) for i in (1, 2)}
                 new |= {f"absmax{i}": torch.zeros(blocks, device=parameter.device) for i in (1, 2)}
                 new |= {f"qmap{i + 1}": each for i, each in enumerate(self._maps)}
