@@ -172,7 +172,6 @@ def test_own_packages_are_imported_at_the_top() -> None:
         *("tuning/run.py", "tuning/__main__.py"),  # so that --help needs neither torch nor Ray
         "tuning/memory/tracing/__main__.py",  # a library is loaded before torch
         "tuning/workers/executors.py",  # Ray is imported where it may be needed, while the worker imports torch
-        "tuning/workers/ray_worker.py",  # the study defines the class and needs no torch, its processes do
     )
     hidden = []
     for name, tree in sources():

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from trainables.knobs import Scalar
 from tuning.journal.records import Record
 from tuning.memory.measure import Footprints
-from tuning.search.packing import Slots
 
 Told = Callable[[Record], None]
 """Hears each record as it is written."""
@@ -80,7 +79,9 @@ class TrialPlan:
     """How every trial of a search stage is run.
 
     `milestones` are samples seen, the last of them the horizon `samples`; `shrink` halves the micro-batch on an OOM.
-    `concurrency` and `threads` are slots and torch's threads in each; the rest is what a slot holds (`packing.Slots`).
+    `concurrency` trials run at once, each in an equal slot of one of the `devices`, with `threads` of torch's and under
+    `cap_bytes`; with a device to itself a trial is under `alone_bytes`. None: it is held to nothing but the worker's
+    own cap. A trial that still runs at `deadline`, in seconds of the monotonic clock, is cut there; None: never.
     """
 
     samples: int
@@ -88,14 +89,10 @@ class TrialPlan:
     shrink: bool
     concurrency: int
     threads: int
-    slot_bytes: int | None = None
-    idle_bytes: int = 0
-    enforced: bool = True
-
-    @property
-    def slots(self) -> Slots:
-        """Returns how the trials share the card and the cores."""
-        return Slots(self.concurrency, self.threads, self.slot_bytes, self.idle_bytes, self.enforced)
+    devices: int = 1
+    cap_bytes: int | None = None
+    alone_bytes: int | None = None
+    deadline: float | None = None
 
 
 class Executor(Protocol):

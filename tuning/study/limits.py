@@ -13,22 +13,24 @@ from tuning.config.schema import StudyConfig
 from tuning.journal.records import Journal, Record, stage_done
 from tuning.memory import calibration
 from tuning.report.format import duration
-from tuning.search import confirm, packing
+from tuning.search import confirm
 from tuning.search.probe import probed
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
 from tuning.search.scheduler import SearchTerms
-from tuning.workers import doctor
+from tuning.workers import doctor, slots
 
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
+CONFIRM_FRAC = 0.3
+"""The most of search.max_time that is kept for confirming, from trials that run."""
 
 
 class Limits:
     """Bytes, cores, samples and seconds, from the configuration and what the records say so far.
 
     `facts` is the `study` record; `began` the monotonic time at which the study would have begun in one go, without
-    the hours between its sessions; `free_bytes` what others left of a CUDA card, None where that is not known.
+    the hours between its sessions; `free_bytes` what others left of each of the `devices`, None where that is unknown.
     """
 
     def __init__(
@@ -38,10 +40,17 @@ class Limits:
         journal: Journal,
         began: float,
         free_bytes: int | None = None,
+        devices: int = 1,
     ) -> None:
         self._config, self._facts, self._journal = config, facts, journal
-        self._began, self._free_bytes = began, free_bytes
+        self._began, self._free_bytes, self._devices = began, free_bytes, devices
         self._ram_bytes: int | None = None
+
+    @property
+    def ends_at(self) -> float | None:
+        """Returns when search.max_time is over, on the monotonic clock; None without a limit."""
+        limit_s = self._config.search.max_time_s
+        return None if limit_s is None else self._began + limit_s
 
     def passed_s(self) -> float:
         """Returns the seconds that the study has taken, earlier sessions included."""
@@ -61,48 +70,56 @@ class Limits:
             self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
         return self._ram_bytes
 
-    def orders(self) -> TrialPlan:
-        """Returns how every trial is run: its samples, rungs, and share of the card."""
-        budget = self._config.budget
+    def plan(self) -> TrialPlan:
+        """Returns how every trial is run: its samples, rungs, and its slot. On a card it takes the probes to say."""
+        config, budget, cores = self._config, self._config.budget, doctor.cores()
         samples = max(1, round(budget.train_epochs * int(self._facts["train_samples"])))
         first = max(1, round(samples * budget.rungs.first_frac))
-        slots = self.slots()
+        asked = config.concurrency if isinstance(config.concurrency, int) else None
+        card_bytes, cuda = self.cap_bytes(), config.card.device == "cuda"
+        a_device = math.ceil(asked / self._devices) if asked is not None else self._slots_a_card(cores)
+        count = (asked or self._devices * a_device) if cuda else slots.on_cpu(cores, asked)
+        cap_bytes, alone_bytes = None, None
+        if cuda and (a_device > 1 or config.card.cap_bytes is not None):
+            model_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)
+            cap_bytes = slots.share_bytes(card_bytes, a_device)
+            alone_bytes = slots.alone_bytes(card_bytes, a_device, model_bytes)
+        elif not cuda and config.card.cap_bytes is not None:  # else trials share the machine's own memory
+            cap_bytes, alone_bytes = card_bytes // count, card_bytes
         return TrialPlan(
             samples=samples,
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
-            shrink=self._config.search.strategy == "staged",
-            concurrency=slots.count,
-            threads=slots.threads,
-            slot_bytes=slots.slot_bytes,
-            idle_bytes=slots.idle_bytes,
-            enforced=slots.enforced,
+            shrink=config.search.strategy == "staged",
+            concurrency=count,
+            threads=max(1, cores // count),
+            devices=self._devices,
+            cap_bytes=cap_bytes,
+            alone_bytes=alone_bytes,
+            deadline=self._cut_at(),
         )
 
-    def slots(self) -> packing.Slots:
-        """Returns how the search trials share the card and the cores; on a card it takes the probes to say."""
-        config, card_bytes, cores = self._config, self.cap_bytes(), doctor.cores()
-        asked = config.concurrency if isinstance(config.concurrency, int) else None
-        if config.card.device != "cuda":
-            count = packing.on_cpu(cores, asked)
-            enforced = config.card.cap_bytes is not None  # else it is the machine's own memory that is shared
-            return packing.Slots(count, max(1, cores // count), card_bytes // count, enforced=enforced)
-        fastest = max(
-            (r for r in self._journal.records if r.event == "probe" and r["outcome"] == "ok"),
-            key=lambda r: float(r["samples_per_s"]),
-            default=None,
-        )
+    def _slots_a_card(self, cores: int) -> int:
+        """Returns how many trials share a card, by what the probes say of the fastest configuration."""
         # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
-        busy, needs, workers = None, list[int](), 0
-        if fastest is not None and config.search.strategy == "staged":
-            busy = (fastest.get("telemetry") or {}).get("gpu_sm_frac")
-            needs = [int(r.get("peak_allocated_bytes") or 0) for r in self._journal.records if r.event == "probe"]
-            workers = int(fastest["config"].get("num_workers") or 0)
-        count = packing.on_card(card_bytes, [n for n in needs if n], busy, cores, workers, asked)
-        idle_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)  # a process keeps its model
-        enforced = count > 1 or config.card.cap_bytes is not None
-        return packing.Slots(
-            count, max(1, cores // count), packing.share_bytes(card_bytes, count), idle_bytes, enforced
-        )
+        if self._config.card.device != "cuda" or self._config.search.strategy != "staged":
+            return 1
+        probes = [r for r in self._journal.records if r.event == "probe"]
+        fast = [r for r in probes if r["outcome"] == "ok"]
+        if not fast:
+            return 1
+        fastest = max(fast, key=lambda r: float(r["samples_per_s"]))
+        needs = [n for r in probes if (n := int(r.get("peak_allocated_bytes") or 0))]
+        busy_frac = (fastest.get("telemetry") or {}).get("gpu_sm_frac")
+        workers = int(fastest["config"].get("num_workers") or 0)
+        return slots.on_card(self.cap_bytes(), needs, busy_frac, cores // self._devices, workers)
+
+    def _cut_at(self) -> float | None:
+        """Returns when trials that still run are cut: the windows of confirming are to come before max_time is over."""
+        limit_s = self._config.search.max_time_s
+        if limit_s is None:
+            return None
+        windows_s = confirm.windows_s(self._config.budget.confirm, len(self._config.named) + 1)
+        return self._began + limit_s - min(windows_s, CONFIRM_FRAC * limit_s)
 
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
@@ -113,7 +130,7 @@ class Limits:
             reserve_s = 0.0
             if rate:
                 named = len(self._config.named) + 1
-                reserve_s = confirm.expected_s(self._config.budget.confirm, named, self.orders().samples, rate)
+                reserve_s = confirm.expected_s(self._config.budget.confirm, named, self.plan().samples, rate)
             deadline = self._began + search.max_time_s - reserve_s
         return SearchTerms(
             strategy=search.strategy,
@@ -132,7 +149,7 @@ class Limits:
         probing = self._config.search.strategy == "staged" and not stage_done(done, "probe")
         probing_s, passed_s = budget.probe.max_time_s if probing else 0.0, self.passed_s()
         confirming_s = confirm.expected_s(budget.confirm, len(self._config.named) + 1, 0, 1.0)
-        least_s, trials = passed_s + probing_s + confirming_s, self.orders().concurrency
+        least_s, trials = passed_s + probing_s + confirming_s, self.plan().concurrency
         if limit_s >= least_s:
             return ""
         probes = f", probes ({duration(probing_s)})" if probing else ""

@@ -26,8 +26,7 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import Range
 from tuning.journal.records import last, read
 from tuning.journal.runs import JOURNAL, find_run, versions
-from tuning.search import packing
-from tuning.workers import doctor
+from tuning.workers import doctor, executors, slots
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -51,11 +50,11 @@ def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
 def concurrency(config: StudyConfig) -> int:
     """Returns how many search trials run at once: as asked, else one a core up to four.
 
-    On a card it is one as far as can be known before the probes, which may show room for more (`Limits.slots`).
+    On cards it is one each as far as can be known before the probes, which may show room for more (`Limits.plan`).
     """
     if isinstance(config.concurrency, int):
         return config.concurrency
-    return 1 if config.card.device == "cuda" else packing.on_cpu(doctor.cores())
+    return executors.devices(config) if config.card.device == "cuda" else slots.on_cpu(doctor.cores())
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:

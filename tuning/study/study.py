@@ -33,6 +33,7 @@ from tuning.search.challengers import Selection
 from tuning.search.confirm import Terms as ConfirmTerms
 from tuning.search.pick import Pick
 from tuning.search.probe import ProbeStage
+from tuning.search.protocols import TrialPlan
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.scheduler import TrialScheduler
 from tuning.study.limits import Limits
@@ -61,9 +62,10 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     terminal.checks(checks)
     doctor.require(checks)
     setting = setting_of(config)
-    free_bytes = doctor.free_bytes(doctor.gpus()[0]) if cuda else None  # before any process of ours has a context
+    # Before any process of ours has a context; of the card that has least, where there are several.
+    free_bytes = min(map(doctor.free_bytes, doctor.gpus())) if cuda else None
     with ExitStack() as stack:
-        profiler = stack.enter_context(Worker(setting))
+        profiler = stack.enter_context(Worker(setting, terminal.warning))
         profiler.start()
         executors.prepare(config)
         if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
@@ -104,7 +106,9 @@ class _Study:
         if not (self._folder / "config.yaml").exists():
             write_resolved(self._config, self._folder / "config.yaml")
         self._facts = self._opening()
-        self._limits = Limits(self._config, self._facts, self._journal, self._began, free_bytes)
+        self._limits = Limits(
+            self._config, self._facts, self._journal, self._began, free_bytes, executors.devices(self._config)
+        )
         for text in self._config.dropped:
             self._note(text)
         self._terminal.plan(self._config, self._facts, self._folder)
@@ -114,7 +118,7 @@ class _Study:
 
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
-        cap_bytes = self._limits.cap_bytes()
+        cap_bytes, profiler.deadline = self._limits.cap_bytes(), self._limits.ends_at
         with self._stage("estimate") as needed:
             if needed:
                 cuda = self._config.card.device == "cuda"
@@ -141,22 +145,23 @@ class _Study:
         with self._stage("search") as needed:
             if not needed:
                 return
-            slots = self._limits.slots()
+            plan = self._limits.plan()
             scheduler = TrialScheduler(
                 self._journal,
                 self._config.space,
-                groups.guard(self._journal.records, slots.cap_bytes(slots.count) or self._limits.cap_bytes()),
+                groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
                 self._limits.terms(),
-                self._limits.orders(),
+                plan,
                 self._told,
             )
-            self._share()
-            with executors.executor(self._config, slots.count, profiler, setting) as executor:
-                executor.run(scheduler, self._limits.orders())
+            self._share(plan)
+            with executors.executor(self._config, plan, profiler, setting) as executor:
+                executor.run(scheduler, plan)
             self._note(f"the search ended: {scheduler.stop_reason}")
 
     def confirm(self, profiler: Worker) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
+        profiler.deadline = self._limits.ends_at
         picked = self._pick()
         if picked is None:
             failed = [t for t in trials(self._journal.records) if t.message]
@@ -176,7 +181,7 @@ class _Study:
             while True:
                 first = self._fastest(profiler, picked, configs)
                 selection = confirm.settle(
-                    profiler, self._journal, first, self._limits.orders(), self._confirm_terms(first), told
+                    profiler, self._journal, first, self._limits.plan(), self._confirm_terms(first), told
                 )
                 another = self._pick()
                 if selection is not None or another is None or self._failed(another.best):
@@ -279,12 +284,11 @@ class _Study:
         yield True
         self._journal.append("stage", stage=name, state="end", wall_s=time.monotonic() - begun)
 
-    def _share(self) -> None:
+    def _share(self, plan: TrialPlan) -> None:
         """Says how the trials share the card, where they do and it limits them."""
-        slots = self._limits.slots()
-        if slots.count > 1 and slots.enforced and slots.slot_bytes is not None:
-            gib = slots.slot_bytes / 2**30
-            self._note(f"{slots.count} trials share the card, {gib:.2f} GiB each; a trial that needs more takes more")
+        if plan.cap_bytes is not None and plan.concurrency > plan.devices:
+            gib = plan.cap_bytes / 2**30
+            self._note(f"{plan.concurrency} trials run at once, {gib:.2f} GiB each; one that needs more runs alone")
 
     def _pick(self) -> Pick | None:
         asked = self._config.pick.tolerance

@@ -16,7 +16,7 @@ import psutil
 from tuning.config import atomic
 from tuning.config.errors import PreflightError
 from tuning.config.schema import StudyConfig
-from tuning.search.packing import CONTEXT_BYTES
+from tuning.workers.slots import CONTEXT_BYTES
 
 State = Literal["OK", "WARN", "FAIL"]
 SAME_CARD_FRAC = 0.9

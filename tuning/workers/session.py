@@ -31,7 +31,7 @@ from tuning.workers import fingerprint
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
-from tuning.workers.worker_config import Shrink, WorkerConfig
+from tuning.workers.worker_config import Shrink, TrialOrder, WorkerConfig
 
 WINDOW_S = 0.4
 """The length of a probe's window: after each it is asked whether another is worth its time."""
@@ -46,6 +46,7 @@ class Session:
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
+        self._trial: Trial | None = None
         self.sampler = sampler_of(setting.device)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
         self.memory.limit(setting.cap_bytes)
@@ -174,6 +175,28 @@ class Session:
             found["telemetry"] = self.sampler.summary()
         found["wall_s"] = time.perf_counter() - start
         return found
+
+    def begin(self, order: TrialOrder) -> dict[str, Any]:
+        """Takes the next trial, for one who is in another process and cannot hold it."""
+        self._clear()
+        if self.setting.device == "cuda":
+            torch.cuda.empty_cache()
+        self.use_threads(order.threads)
+        self._trial = self.trial(order.knobs, order.plan, order.seed, shrink=order.shrink)
+        return {}
+
+    def advance(self, beat_s: float) -> dict[str, Any]:
+        """Returns `Trial.advance` of the trial that was begun."""
+        return self._begun().advance(beat_s)
+
+    def finish(self) -> dict[str, Any]:
+        """Returns `Trial.end` of the trial that was begun."""
+        return self._begun().end()
+
+    def _begun(self) -> Trial:
+        if self._trial is None:
+            raise RuntimeError("no trial was begun")
+        return self._trial
 
     def trial(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, *, shrink: Shrink = "all") -> Trial:
         """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.

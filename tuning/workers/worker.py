@@ -1,6 +1,7 @@
-"""The worker: a warm process beside the study, which has the machine to itself while it measures. No Ray here.
+"""The worker: one warm process with one device, or a share of it. Needs neither torch nor Ray.
 
-What runs in it is `measuring.py`. A training from best.yaml, `python -m tuning train`, runs in such a process too.
+Whoever needs work done, a stage or an executor, asks it of a `Worker` and waits; `serve.py` answers in the process. The
+process ends with the one who started it.
 """
 
 from __future__ import annotations
@@ -10,133 +11,145 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, cast
+
+import psutil
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning.config.errors import PreflightError
-from tuning.workers.lending import Borrowed, Door, Failed
-from tuning.workers.worker_config import WorkerConfig
+from tuning.memory import oom
+from tuning.memory.oom import Fault, Outcome
+from tuning.workers.worker_config import Failed, TrialOrder, WorkerConfig
+
+HUNG = Fault("process hung", Outcome.TIMEOUT)
+BEAT_S = 5.0
+"""So often a training answers, at the end of a window; the time that takes is inside no window."""
+HANG_TIMES = 10
+"""A process may take so many times its longest answer so far, and so many times `hang_s` to load the workload."""
+BUSY_FRAC = 0.5
+"""A process that has used that share of a core computes, and hangs only after `HANG_TIMES` as long."""
+LAST_S = 10.0
+"""What an answer may take at least, also after the deadline: `search.max_time` is passed by no more."""
+_ENDED_S = 10.0
+"""How long a killed process is waited for; one that a driver holds cannot be killed, and is left behind."""
+_LIBRARY = f"{os.sep}lib{os.sep}python"
+"""In the path of every module that is Python's or installed, and in none of a user's own."""
+_SUITE = "run the workload contract suite on it, see README.md"
+_PROBED: dict[str, Any] = {"windows": [], "samples_per_s": None}
+_FOOTPRINT = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0, "measured": [], "measured_alone": []}
+_TRAINED: dict[str, Any] = {
+    **{"values": {}, "samples": 0, "measured_samples_per_s": None, "window_samples_per_s": []},
+    **{"train_s": 0.0, "evaluate_s": 0.0, "setup_s": 0.0, "peak_allocated_bytes": 0, "done": True},
+}
+
+
+class WorkerLost(Exception):
+    """The process ended, hung, or failed beside its work; `fault` says which. A new one can be asked."""
+
+    def __init__(self, fault: Fault, said: str) -> None:
+        last = said.strip().rpartition("\n")[2]
+        begin = "the process was lost" if fault is oom.PROCESS_LOST else fault.name
+        super().__init__((f"{begin}: {last}" if begin and last else begin or last)[:500])
+        self.fault = fault
+
+    def result(self) -> dict[str, Any]:
+        """Returns what this is for a trial or a measurement: its outcome."""
+        return {"outcome": str(self.fault.outcome), "fault": self.fault.name, "message": str(self)}
+
+
+class WorkerFailed(WorkerLost):
+    """The process answered with an exception that is no outcome; its cause has the traceback."""
 
 
 class Worker:
-    """The process as a stage sees it (`search.protocols.Profiler`): started by `start` or the first call, or anew.
+    """The handle of a process that is started by `start` or the first call, and anew after it was lost or ended.
 
-    Every method raises PreflightError where the workload fails in a way that is no result, or the process is lost.
+    As a profiler (`search.protocols.Profiler`) it measures once more what its process was lost over; lost again, that
+    is the measurement's outcome. As an executor's worker (`begin`, `advance`, `finish`) it raises WorkerLost. Either
+    way PreflightError says that a process cannot load the workload. `warn` hears of what was lost. After `deadline`, in
+    seconds of the monotonic clock, no answer is waited for longer than `LAST_S`, or twice the longest so far.
     """
 
-    def __init__(self, setting: WorkerConfig, *, start_timeout_s: float = 180.0) -> None:
-        self._setting, self._timeout_s = setting, start_timeout_s
+    def __init__(self, config: WorkerConfig, warn: Callable[[str], None] = lambda text: None) -> None:
+        self.config, self.deadline = config, cast(float | None, None)
+        self._warn = warn
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
         self._is_ready = False
-        self._lent: tuple[subprocess.Popen[bytes], Door] | None = None
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by end)
+        self._longest_s = 0.0
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by __exit__)
 
-    @property
-    def cap_bytes(self) -> int | None:
-        """What a trial may take that has the device to itself."""
-        return self._setting.cap_bytes
+    # -- measurements --------------------------------------------------------------------------------------------------
 
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
-        return self._ask("describe", dict(knobs))
+        found = self._measured({}, "describe", dict(knobs))
+        if "fault" in found:
+            remedy = "mend what it names, or give it more time: search.hang_time=10m"
+            raise PreflightError(f"the measuring process failed twice: {found['message']}", remedy=remedy)
+        return found
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns `Session.footprint`."""
-        return self._ask("footprint", dict(knobs), list(micro_batches))
+        return self._measured(_FOOTPRINT, "footprint", dict(knobs), list(micro_batches))
 
     def probe(
         self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
     ) -> dict[str, Any]:
         """Returns `Session.probe`."""
-        return self._ask("probe", dict(knobs), time_s, spread_frac, best_samples_per_s)
+        arguments = (dict(knobs), time_s, spread_frac, best_samples_per_s)
+        return self._measured(_PROBED, "probe", *arguments, expected_s=time_s)
 
     def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
         """Returns `Session.window`."""
-        return self._ask("window", dict(knobs), window_s, seed)
+        return self._measured(_PROBED, "window", dict(knobs), window_s, seed, expected_s=window_s)
 
     def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
-        """Returns `Session.train`."""
-        plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self._setting.cap_bytes)
-        return self._ask("train", dict(knobs), plan, seed)
+        """Returns the result of a whole training, with everything the device has."""
+        plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self.config.cap_bytes)
+        order = TrialOrder("", knobs, seed, plan, self.config.threads, "all")
+        return self._twice(_TRAINED, lambda: self._trained(order))
 
-    def trainer(self) -> Borrowed:
-        """Returns the process for trials, a new one where there is none: until `end`, or a measurement asked for here.
+    def _trained(self, order: TrialOrder) -> dict[str, Any]:
+        self.begin(order)
+        found = self.advance()
+        while not found["done"]:
+            found = self.advance()
+        return found
 
-        It gives back what measuring has left, and is from then on the first to go where the machine's memory ends.
-        """
-        had_one = self._process is not None
-        try:
-            self._ask("make_way")
-        except PreflightError:
-            if not had_one:
-                raise
-            self._ask("make_way")  # it was lost since it measured
-        return Borrowed(self._connection)
+    # -- trials --------------------------------------------------------------------------------------------------------
 
-    def last_words(self) -> str:
-        """Returns how a process that was lost has ended, and the last line it wrote; the next call starts another.
+    @property
+    def is_running(self) -> bool:
+        """Returns whether there is a process, as far as is known before it is asked."""
+        return self._process is not None
 
-        Raises RuntimeError where there was none.
-        """
-        if self._process is None:
-            raise RuntimeError("nothing was started that could be lost")
-        code = self._process.wait()
-        self.end()
-        self._said.seek(0)
-        last = self._said.read().decode(errors="replace").strip().rpartition("\n")[2]
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-        return f"{how}; {last}" if last else how
+    def begin(self, order: TrialOrder) -> None:
+        """Takes the next trial."""
+        self._ask("begin", order)
 
-    def lend(self) -> Door | None:
-        """Returns where the process is to be had by another, once; None where there is none.
+    def advance(self) -> dict[str, Any]:
+        """Returns the trial's state at its next milestone or beat, or its result: then `done` is true."""
+        return self._ask("advance", BEAT_S)
 
-        It ends with the one who takes it, at the latest with the next call here, which starts a new one.
-        """
-        if self._process is None or not self._is_ready:
-            self.end()
-            return None
-        door = Door()
-        try:
-            self._ask("lend", door)
-        except PreflightError:  # it was lost, and is ended: who would have had it loads for itself
-            door.close()
-            return None
-        except BaseException:
-            door.close()
-            raise
-        self._lent, self._process = (self._process, door), None
-        self._connection.close()
-        return door
+    def finish(self) -> dict[str, Any]:
+        """Ends the trial where it is; returns `Session.settled`."""
+        return self._ask("finish")
 
-    def end(self) -> None:
-        """Ends the process, and leaves its memory, on a card its context too, to whoever measures next."""
-        if self._lent is not None:
-            process, door = self._lent
-            _end(process)
-            door.close()
-            self._lent = None
-        if self._process is not None:
-            _end(self._process)
-            self._connection.close()
-            self._process = None
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-        self._said.close()
+    # -- the process ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Starts the process where there is none, and does not wait until it has loaded torch, data and model."""
         if self._process is not None:
             return
-        self.end()
         ours, theirs = Pipe()
-        self._said.truncate(0)
+        self._said.seek(0)
+        self._said.truncate()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tuning.workers.serve", str(theirs.fileno())],
             stdin=subprocess.PIPE,  # never written to: its end tells the process that we are gone
@@ -146,52 +159,151 @@ class Worker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         theirs.close()
-        self._connection = ours
-        self._connection.send(self._setting)
-        self._is_ready = False
+        self._connection, self._is_ready = ours, False
+        ours.send(self.config)
 
-    def _await(self) -> None:
-        if not self._connection.poll(self._timeout_s):
-            self.end()
-            raise PreflightError(
-                f"the measuring process was not ready after {self._timeout_s:.0f} s",
-                remedy="look at the machine's load",
-            )
-        self._answer("the measuring process cannot start")
-        self._is_ready = True
+    def end(self) -> None:
+        """Ends the process, and leaves its memory, on a card its context too, to whoever measures next."""
+        self._killed()
 
-    def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
-        self.start()
-        if not self._is_ready:
-            self._await()
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._said.close()
+
+    def _measured(
+        self, nothing: Mapping[str, Any], method: str, *arguments: Any, expected_s: float = 0.0
+    ) -> dict[str, Any]:
+        return self._twice(nothing, lambda: self._ask(method, *arguments, expected_s=expected_s))
+
+    def _twice(self, nothing: Mapping[str, Any], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns what the work comes to; where its process is lost two times, `nothing` with that as its outcome."""
+        begun = time.monotonic()
         try:
-            self._connection.send((method, arguments))
-        except OSError:
-            self._lost()
-        answer = self._answer("the workload failed while it was measured")
+            try:
+                return work()
+            except WorkerFailed:
+                raise
+            except WorkerLost as lost:
+                self._warn(f"{lost}; what it measured is measured once more")
+                return work()
+        except WorkerFailed as failed:
+            raise PreflightError(f"the workload failed while it was measured: {failed}", remedy=_SUITE) from (
+                failed.__cause__
+            )
+        except WorkerLost as lost:
+            return {**nothing, **lost.result(), "wall_s": time.monotonic() - begun}
+
+    def _ask(self, method: str, *arguments: Any, expected_s: float = 0.0) -> dict[str, Any]:
+        if not self._is_ready:
+            self._load()
+        try:
+            self._pipe.send((method, arguments))
+        except OSError as error:
+            raise self._lost() from error
+        answer = self._answer(expected_s + self._limit_s())
+        if isinstance(answer, Failed):
+            self.end()
+            said = f"{answer.kind}: {answer.text}"
+            raise WorkerFailed(oom.fault(RuntimeError(said)), said) from RuntimeError(answer.traceback)
         if answer.get("retire"):  # its device context is lost, or memory: the next call starts another
             self.end()
-        return answer
+        return cast(dict[str, Any], answer)
 
-    def _answer(self, failed: str) -> dict[str, Any]:
-        try:
-            answer = self._connection.recv()
-        except (EOFError, OSError):
-            self._lost()
+    def _load(self) -> None:
+        """Waits until the process has loaded the workload; raises PreflightError where it says that it cannot."""
+        self.start()
+        answer = self._answer(self._limit_s(HANG_TIMES))
         if isinstance(answer, Failed):
             self.end()
             raise PreflightError(
-                f"{failed}: {answer.kind}: {answer.text}", remedy="run the workload contract suite on it, see README.md"
+                f"the measuring process cannot start: {answer.kind}: {answer.text}",
+                remedy=_SUITE,
             ) from RuntimeError(answer.traceback)
-        return cast(dict[str, Any], answer)
+        self._is_ready = True
 
-    def _lost(self) -> None:
-        killed = self._process is not None and self._process.wait() == -signal.SIGKILL
-        remedy = "less memory: a smaller micro_batch_size" if killed else "mend what it names"
-        raise PreflightError(f"the measuring process was lost: {self.last_words()}", remedy=remedy)
+    def _limit_s(self, times: int = 1) -> float:
+        """Returns how long the next answer may take."""
+        limit_s = max(times * self.config.hang_s, HANG_TIMES * self._longest_s)
+        if self.deadline is None:
+            return limit_s
+        return min(limit_s, max(self.deadline - time.monotonic(), times * LAST_S, 2 * self._longest_s))
 
+    def _answer(self, limit_s: float) -> Any:
+        """Returns the next answer; raises WorkerLost where the process ends before, or takes longer than it may."""
+        begun, spent_s = time.monotonic(), self._spent_s()
+        try:
+            while not self._pipe.poll(limit_s):
+                waited_s = time.monotonic() - begun
+                if self._spent_s() - spent_s > BUSY_FRAC * waited_s and waited_s < HANG_TIMES * self.config.hang_s:
+                    limit_s = self._limit_s(HANG_TIMES) - waited_s  # it computes: a step may take a minute
+                    continue
+                said = f"no answer for {waited_s:.0f} s{self._where()}; search.hang_time gives it more time"
+                self.end()
+                raise WorkerLost(HUNG, said)
+            answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._lost() from error
+        self._longest_s = max(self._longest_s, time.monotonic() - begun)
+        return answer
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    cast(Any, process.stdin).close()
+    def _spent_s(self) -> float:
+        """Returns the processor seconds that the process has used, 0 where it is gone."""
+        if self._process is None:
+            return 0.0
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+    @property
+    def _pipe(self) -> Connection:
+        if self._connection is None:
+            raise RuntimeError("the worker was not started")
+        return self._connection
+
+    def _lost(self) -> WorkerLost:
+        """Returns how the process has ended, and the last line it wrote; the next call starts another."""
+        code = self._killed(is_lost=True)
+        last = self._written().rpartition("\n")[2]
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        return WorkerLost(oom.PROCESS_LOST, f"{how}; {last}" if last else how)
+
+    def _where(self) -> str:
+        """Returns the line of code in which the process stands, as it tells it on a signal (`serve.main`), or ""."""
+        process = self._process
+        if process is None or not self._is_ready:
+            return ""
+        process.send_signal(signal.SIGUSR1)
+        for _ in range(20):
+            time.sleep(0.05)
+            if places := [line.strip() for line in self._written().splitlines() if line.lstrip().startswith("File ")]:
+                return f" in {next((p for p in places if _LIBRARY not in p), places[0])}"
+        return ""
+
+    def _written(self) -> str:
+        self._said.seek(0)
+        return self._said.read().decode(errors="replace").strip()
+
+    def _killed(self, *, is_lost: bool = False) -> int:
+        """Ends the process and returns its exit code, 0 where there was none; one that is lost may still be ending."""
+        process, self._process, self._is_ready = self._process, None, False
+        if process is None:
+            return 0
+        try:
+            if is_lost:
+                process.wait(_ENDED_S)
+        except subprocess.TimeoutExpired:
+            pass
+        process.kill()
+        try:
+            process.wait(_ENDED_S)
+        except subprocess.TimeoutExpired:
+            self._warn(f"process {process.pid} cannot be ended: it waits inside the system")
+        cast(Any, process.stdin).close()
+        self._pipe.close()
+        self._connection = None
+        return process.returncode or 0

@@ -1,4 +1,4 @@
-"""What a process of a study is told before it does anything. No torch: the study that says it has no use for it."""
+"""What a worker's process is told and asked. No torch: the study that says it has no use for it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainables.knobs import Scalar
+from trainables.plan import Plan
+
 Shrink = Literal["", "loader", "all"]
 """What a trial that ran out of memory may change to begin again: nothing, the loader's knobs, the micro-batch too."""
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a process must know to do any work of a study.
+    """What a worker must know to do any work of a study.
 
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
+    A process that has not answered for `hang_s` seconds counts as hung.
     """
 
     workload: str
@@ -23,3 +27,26 @@ class WorkerConfig:
     threads: int = 1
     cap_bytes: int | None = None
     seed: int = 0
+    hang_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """A trial as a worker runs it; `left_s` are the seconds after which it is cut, None for no limit."""
+
+    trial: str
+    knobs: Mapping[str, Scalar]
+    seed: int
+    plan: Plan
+    threads: int
+    shrink: Shrink
+    left_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception of the worker's process, in words: what a user's file defines cannot be loaded elsewhere."""
+
+    kind: str
+    text: str
+    traceback: str

@@ -24,7 +24,7 @@ from tuning.config import load, resolve
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.journal.records import Journal, Record
 from tuning.report import summary
-from tuning.search.packing import Slots
+from tuning.search.protocols import TrialPlan
 from tuning.study import setup, study
 from tuning.study.limits import Limits
 from tuning.workers import executors
@@ -213,27 +213,19 @@ def test_enough_time_is_no_word_worth(tmp_path: Path, typed: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "slots", "dashboard", "executor", "profiler"),
-    [
-        ("cpu", 0, 1, False, "LocalExecutor", "kept"),
-        ("cpu", 0, 2, False, "ray", "lent"),
-        ("cpu", 0, 1, True, "ray", "ended"),
-        ("cuda", 1, 1, False, "LocalExecutor", "kept"),
-        ("cuda", 1, 2, False, "ray", "lent"),
-        ("cuda", 2, 1, False, "ray", "ended"),
-    ],
+    ("slots", "dashboard", "executor", "profiler"),
+    [(1, False, "LocalExecutor", "kept"), (2, False, "ray", "ended"), (1, True, "ray", "ended")],
 )
-def test_ray_runs_the_trials_where_there_is_something_to_share_or_a_dashboard_to_show_it(
-    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, slots: int, dashboard: bool, executor: str, profiler: str
+def test_ray_runs_the_trials_where_there_are_several_slots_or_a_dashboard_to_show_them(
+    monkeypatch: pytest.MonkeyPatch, slots: int, dashboard: bool, executor: str, profiler: str
 ) -> None:
     done: list[str] = []
-    there = SimpleNamespace(lend=lambda: done.append("lent") or "door", end=lambda: done.append("ended"))  # type: ignore[func-returns-value]
+    there = SimpleNamespace(end=lambda: done.append("ended"))
     ray = SimpleNamespace(RayCluster=lambda **_: nullcontext(), RayExecutor=lambda *_: "ray")
     monkeypatch.setattr(executors, "_ray", lambda: ray)
-    monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
-    loaded = load.load(["workload=nli", f"dashboard={str(dashboard).lower()}"])
-    loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
-    with executors.executor(loaded, slots, there, WorkerConfig("nli")) as chosen:  # type: ignore[arg-type]
+    loaded = load.load(["workload=nli", "card=cpu", f"dashboard={str(dashboard).lower()}"])
+    plan = TrialPlan(64, (64,), False, slots, 1)
+    with executors.executor(loaded, plan, there, WorkerConfig("nli")) as chosen:  # type: ignore[arg-type]
         assert (chosen if chosen == "ray" else type(chosen).__name__) == executor
     assert (done or ["kept"]) == [profiler]
 
@@ -247,7 +239,8 @@ def test_ray_runs_the_trials_where_there_is_something_to_share_or_a_dashboard_to
         ("cuda", 1, ["concurrency=1"], True),
         ("cuda", 1, ["search.strategy=joint"], True),
         ("cuda", 1, ["search.strategy=joint", "concurrency=2"], False),
-        ("cuda", 2, ["concurrency=1"], False),
+        ("cuda", 2, ["search.strategy=joint"], False),
+        ("cuda", 2, ["concurrency=1"], True),
     ],
 )
 def test_whether_ray_may_be_needed_is_known_before_anything_is_measured(
@@ -343,51 +336,73 @@ def test_the_pick_is_better_than_the_workloads_baseline_by_one_seed_and_confirme
     journal.close()
 
 
-def slots_of(folder: Path, arguments: list[str], probe: dict[str, object] | None = None, device: str = "cpu") -> Slots:
-    """Returns how a study with these arguments, on four cores, would let its trials share the card."""
+def plan_of(
+    folder: Path, arguments: list[str], probe: dict[str, object] | None = None, device: str = "cpu", devices: int = 1
+) -> TrialPlan:
+    """Returns how a study with these arguments would run its trials."""
     loaded = load.load(["workload=nli", *arguments])
     loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
     with Journal.open(folder / "trials.jsonl", create=True) as journal:
         if probe is not None:
             journal.append("probe", outcome="ok", samples_per_s=10.0, **probe)
-        facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}}
-        return Limits(loaded, facts, journal, time.monotonic()).slots()
+        facts = {"device": {"memory_bytes": 24 * 2**30}, "parameters": {"total": 10**6}, "train_samples": 100}
+        return Limits(loaded, facts, journal, 1000.0, devices=devices).plan()
 
 
 def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(study.doctor, "cores", lambda: 4)
-    found = slots_of(tmp_path, ["card=rtx4060"])
+    found = plan_of(tmp_path, ["card=rtx4060"])
     cap = load.load(["card=rtx4060"]).card.cap_bytes
     assert cap is not None
-    assert (found.count, found.threads) == (4, 1)
-    assert cap - 4 < 4 * (found.cap_bytes(1) or 0) <= cap
-    assert found.cap_bytes(4) == found.count * (found.slot_bytes or 0)
+    assert (found.concurrency, found.threads, found.cap_bytes, found.alone_bytes) == (4, 1, cap // 4, cap)
 
 
-def test_without_a_card_trials_are_placed_by_free_memory_and_held_to_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_card_trials_are_held_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study.doctor, "cores", lambda: 4)
-    found = slots_of(tmp_path, ["card=cpu", "concurrency=2"])
-    assert (found.count, found.threads, found.cap_bytes(1)) == (2, 2, None)
-    assert found.slot_bytes is not None
-    assert found.width(found.slot_bytes) == 2
+    found = plan_of(tmp_path, ["card=cpu", "concurrency=2"])
+    assert (found.concurrency, found.threads, found.cap_bytes, found.alone_bytes) == (2, 2, None, None)
 
 
-def test_a_card_is_shared_where_the_probes_found_it_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+IDLE = {"config": {"num_workers": 2}, "telemetry": {"gpu_sm_frac": 0.4}, "peak_allocated_bytes": 3 * 2**30}
+BUSY = {**IDLE, "telemetry": {"gpu_sm_frac": 0.97}}
+
+
+@pytest.mark.parametrize(
+    ("probe", "typed", "devices", "count"),
+    [
+        (IDLE, [], 1, 2),
+        (BUSY, [], 1, 1),
+        (IDLE, ["search.strategy=joint"], 1, 1),
+        (BUSY, [], 4, 4),
+        (IDLE, [], 2, 4),
+        (IDLE, ["search.strategy=joint"], 2, 2),
+        (None, [], 2, 2),
+        (BUSY, ["concurrency=1"], 4, 1),
+        (BUSY, ["concurrency=3"], 2, 3),
+        (BUSY, ["concurrency=4"], 2, 4),
+    ],
+)
+def test_every_card_is_used_and_shared_where_the_probes_found_it_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: Any, typed: list[str], devices: int, count: int
+) -> None:
     monkeypatch.setattr(study.doctor, "cores", lambda: 16)
-    idle = {"config": {"num_workers": 2}, "telemetry": {"gpu_sm_frac": 0.4}, "peak_allocated_bytes": 3 * 2**30}
-    busy = {**idle, "telemetry": {"gpu_sm_frac": 0.97}}
-    counts = {}
-    for name, probe, more in (("idle", idle, []), ("busy", busy, []), ("joint", idle, ["search.strategy=joint"])):
-        (tmp_path / name).mkdir()
-        found = slots_of(tmp_path / name, ["card=rtx3090", *more], probe, "cuda")
-        counts[name] = found.count
-        assert sum([found.cap_bytes(1) or 0] * found.count) <= 24 * 2**30
-        assert found.enforced
-    assert counts == {"idle": 2, "busy": 1, "joint": 1}
+    found = plan_of(tmp_path, ["card=rtx3090", *typed], probe, "cuda", devices)
+    card_bytes = load.load(["card=rtx3090"]).card.cap_bytes
+    assert card_bytes is not None
+    assert found.concurrency == count
+    a_card = -(-count // devices)
+    assert found.cap_bytes is not None
+    assert found.cap_bytes == pytest.approx((card_bytes - (a_card - 1) * 600 * 2**20) / a_card, abs=1)
+
+
+def test_running_trials_are_cut_where_the_windows_of_confirming_begin(tmp_path: Path) -> None:
+    limit = plan_of(tmp_path, ["card=cpu", "search.max_time=1000s"]).deadline
+    assert limit is not None
+    assert 1000 + 0.7 * 1000 <= limit < 1000 + 1000
+    (tmp_path / "none").mkdir()
+    assert plan_of(tmp_path / "none", ["card=cpu", "search.max_time=null"]).deadline is None
 
 
 def test_what_others_hold_of_a_card_is_not_the_trials(tmp_path: Path) -> None:

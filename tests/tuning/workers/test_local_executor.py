@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,8 +13,7 @@ from tests.data.greedy import CAP_BYTES
 from tests.queues import GREEDY, NOWHERE, Choosy, Killing, Queue
 from tuning.config.errors import StoppedEarly
 from tuning.search.protocols import TrialPlan
-from tuning.workers import local_executor
-from tuning.workers.lending import LostError
+from tuning.workers import worker as worker_module
 from tuning.workers.local_executor import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -122,108 +121,7 @@ def test_where_no_new_process_can_load_the_search_ends_with_what_it_says_and_can
     assert [e for e, _, _ in scheduler.decisions] == ["lost"]
 
 
-class Scripted:
-    """A worker whose processes answer what they are told to, an exception by raising it; then it is done."""
-
-    cap_bytes = None
-
-    def __init__(self, *answers: Any) -> None:
-        self._answers = list(answers)
-        self.started = self.ended = 0
-
-    def trainer(self) -> Scripted:
-        """Starts a process."""
-        self.started += 1
-        return self
-
-    def use_threads(self, count: int) -> None:
-        """Takes any."""
-
-    def trial(self, *_: Any, shrink: str) -> Scripted:
-        """Begins one."""
-        return self
-
-    def advance(self, beat_s: float) -> dict[str, Any]:
-        """Returns the next answer."""
-        return self._next({"samples": 64, "done": True, "outcome": "ok"})
-
-    def end(self) -> dict[str, Any]:
-        """Ends a trial, or the process."""
-        self.ended += 1
-        return self._next({"retire": ""}) if self._answers and self._answers[0] == "end" else {}
-
-    def last_words(self) -> str:
-        """Returns how it ended."""
-        return "signal 11 (SIGSEGV)"
-
-    def _next(self, usual: dict[str, Any]) -> dict[str, Any]:
-        answer = self._answers.pop(0) if self._answers else usual
-        if answer == "end":
-            answer = self._answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return dict(answer)
-
-
-RUNG = {"samples": 32, "done": False, "outcome": "ok", "values": {"error": 1.0}}
-
-
-def run_with(profiler: Scripted, scheduler: Queue) -> None:
-    LocalExecutor(cast(Worker, profiler)).run(scheduler, ORDERS)
-
-
-class Stopping(Queue):
-    """A scheduler that stops every trial at its first rung, and counts what it judged."""
-
-    judged = 0
-
-    def at_rung(self, trial: str, result: Any) -> bool:
-        """Stops it."""
-        self.judged += 1
-        return False
-
-
-def test_what_was_judged_stands_though_its_process_is_lost_while_it_ends() -> None:
-    scheduler, profiler = Stopping([("nowhere", None)] * 2), Scripted(RUNG, "end", LostError())
-    run_with(profiler, scheduler)
-    assert (scheduler.found["t0"]["samples"], scheduler.judged, profiler.started) == (32, 1, 2)
-    said = "the process was lost: signal 11 (SIGSEGV); the trial runs in a new process"
-    assert scheduler.decisions == [("lost", "t1", said)]
-
-
-def test_a_trial_beside_which_its_process_fails_is_run_once_more_in_another() -> None:
-    scheduler, profiler = Queue([("nowhere", None)]), Scripted(RuntimeError("TypeError: cannot pickle\na lock"))
-    run_with(profiler, scheduler)
-    assert scheduler.found["t0"]["outcome"] == "ok"
-    assert scheduler.decisions == [("lost", "t0", "a lock; it is run once more")]
-    assert profiler.started == 2
-
-
-def test_why_a_process_was_given_up_is_said_once() -> None:
-    retiring = {"samples": 64, "done": True, "outcome": "ok", "retire": "1 MiB were still held"}
-    scheduler, profiler = Queue([("nowhere", None)] * 3), Scripted(retiring, LostError(), LostError())
-    run_with(profiler, scheduler)
-    assert [(e, t) for e, t, _ in scheduler.decisions] == [("retired", "t1"), ("lost", "t1")]
-    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok", "killed", "ok"]
-
-
-@pytest.mark.parametrize("error", [RecursionError("a fault of ours"), StoppedEarly("the disk is full")])
-def test_what_the_desk_raises_is_no_result_of_a_trial(error: Exception) -> None:
-    class Faulty(Queue):
-        """A scheduler that fails at a rung."""
-
-        def at_rung(self, trial: str, result: Any) -> bool:
-            """Raises."""
-            raise error
-
-    scheduler = Faulty([("nowhere", None)])
-    with pytest.raises(type(error)) as raised:
-        run_with(Scripted(RUNG), scheduler)
-    assert raised.value is error
-    assert (scheduler.found, scheduler.decisions) == ({}, [])
-
-
-def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wants_it_no_more(
+def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_scheduler_wants_it_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Choosier(Choosy):
@@ -233,7 +131,7 @@ def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wan
             """Says so."""
             return trial != "t3"
 
-    monkeypatch.setattr(local_executor, "BEAT_S", 0.0)
+    monkeypatch.setattr(worker_module, "BEAT_S", 0.0)
     scheduler = Choosier([("nowhere", None)] * 5)
     with Worker(SETTING) as worker:
         LocalExecutor(worker).run(scheduler, ORDERS)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 
 from tests.commands import MINE
 from tuning.config.errors import PreflightError
+from tuning.workers import worker as worker_module
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -57,13 +59,76 @@ def test_what_a_workload_raises_comes_back_in_words_whatever_its_class(tmp_path:
     assert "broken.py" in str(raised.value.__cause__)  # its traceback, for -v
 
 
-def test_a_process_that_is_killed_is_an_error_with_its_signal(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
-    with (
-        Worker(WorkerConfig(str(tmp_path / "broken.py"))) as worker,
-        pytest.raises(PreflightError, match=r"was lost: signal 9 \(SIGKILL\)"),
-    ):
-        worker.train(KNOBS, 32, (32,), seed=1)
+def test_a_measurement_that_kills_its_process_is_made_once_more_and_then_an_outcome(tmp_path: Path) -> None:
+    words = BROKEN.replace("import os, signal", "import os, signal; print('so long', flush=True)")
+    (tmp_path / "broken.py").write_text(words, encoding="utf-8")
+    said: list[str] = []
+    lost = "the process was lost: signal 9 (SIGKILL); so long"
+    with Worker(WorkerConfig(str(tmp_path / "broken.py")), said.append) as worker:
+        found = [worker.probe(KNOBS, 0.5, 0.1, 0.0), worker.train(KNOBS, 32, (32,), seed=1)]
+        assert worker.describe({})["train_samples"] == 1024
+    assert [(f["outcome"], f["message"]) for f in found] == [("killed", lost)] * 2
+    assert said == [f"{lost}; what it measured is measured once more"] * 2
+    assert (found[0]["samples_per_s"], found[1]["values"]) == (None, {})
+
+
+HANGING = """
+import threading
+from pathlib import Path
+from tests.data.mine import Moons
+
+class Hanging(Moons):
+    options = {**Moons.options, "once": ""}
+
+    def loss(self, model, batch):
+        once = Path(self.once)
+        if self.once == "always" or once.exists():
+            once.unlink(missing_ok=True)
+            threading.Event().wait()
+        return super().loss(model, batch)
+
+    def model(self, config):
+        self.once = config.options["once"]
+        return super().model(config)
+
+WORKLOAD = Hanging()
+"""
+
+
+def test_a_process_that_hangs_is_ended_and_says_where_it_stood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "HANG_TIMES", 1)  # of its longest answer: loading torch
+    (tmp_path / "hanging.py").write_text(HANGING, encoding="utf-8")
+    said: list[str] = []
+    config = WorkerConfig(str(tmp_path / "hanging.py"), {"once": "always"}, hang_s=8.0)
+    with Worker(config, said.append) as worker:
+        found = worker.window(KNOBS, 0.1, 0)
+    assert (found["outcome"], found["fault"]) == ("timeout", "process hung")
+    assert "hanging.py" in found["message"]
+    assert "search.hang_time gives it more time" in found["message"]
+    assert len(said) == 1
+
+
+def test_one_that_hung_once_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "HANG_TIMES", 1)
+    (tmp_path / "hanging.py").write_text(HANGING, encoding="utf-8")
+    (tmp_path / "once").touch()
+    config = WorkerConfig(str(tmp_path / "hanging.py"), {"once": str(tmp_path / "once")}, hang_s=8.0)
+    with Worker(config) as worker:
+        assert worker.train(KNOBS, 64, (64,), seed=0)["outcome"] == "ok"
+
+
+def test_an_answer_may_take_a_minute_or_ten_times_the_longest_and_never_long_past_the_deadline() -> None:
+    with Worker(WorkerConfig("mine")) as worker:
+        pass
+    assert (worker._limit_s(), worker._limit_s(10)) == (60.0, 600.0)
+    worker._longest_s = 20.0
+    assert worker._limit_s() == 200.0
+    worker.deadline = time.monotonic() + 50
+    assert worker._limit_s() == pytest.approx(50.0, abs=1.0)
+    worker.deadline = time.monotonic() - 50
+    assert worker._limit_s() == 40.0
+    worker._longest_s = 0.1
+    assert worker._limit_s() == 10.0
 
 
 @pytest.mark.fault

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.data.greedy import CAP_BYTES
-from tests.queues import GREEDY, NOWHERE, Choosy, Killing, Queue
+from tests.queues import GREEDY, Killing, Queue
 from tuning.search.protocols import TrialPlan
-from tuning.workers import ray_tune
 from tuning.workers.ray_tune import RayCluster, RayExecutor
-from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -46,24 +45,23 @@ def test_the_same_actor_trains_the_next_trial_within_half_a_second_of_any_oom() 
     assert scheduler.decisions == []
 
 
-def test_trials_share_a_card_and_one_that_needs_more_than_its_share_gets_more() -> None:
+def test_trials_share_a_card_and_one_that_needs_more_than_its_slot_runs_alone() -> None:
     share = CAP_BYTES
     trials: list[tuple[str, int | None]] = [("nowhere", share // 2)] * 3 + [("forward", share // 2), ("nowhere", None)]
     trials += [("nowhere", share // 2), ("nowhere", 2 * share), ("nowhere", share // 2)]
     scheduler = Queue(trials)
     RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=2 * share), "greedy_trials").run(
-        scheduler, orders(2, slot_bytes=share)
+        scheduler, orders(2, cap_bytes=share, alone_bytes=2 * share)
     )
-    assert {f["outcome"] for f in scheduler.found.values()} == {"ok"}, "4 MiB of greed fit two shares"
-    caps = {name: f["cap_bytes"] // share for name, f in scheduler.found.items()}
-    assert {caps.pop(t) for t in ("t0", "t1", "t2")} == {1}
-    assert {caps.pop(t) for t in ("t3", "t4", "t6")} == {2}
-    assert set(caps.values()) <= {1, 2}, "t5 and t7 need what t3 was thought to: one share, or two once that is known"
+    assert {f["outcome"] for f in scheduler.found.values()} == {"ok"}, "4 MiB of greed fit two slots"
+    assert {t for t, f in scheduler.found.items() if f["cap_bytes"] == 2 * share} == {"t3", "t6"}
+    assert {f["cap_bytes"] for f in scheduler.found.values()} == {share, 2 * share}
     assert [(e, t) for e, t, _ in scheduler.decisions] == [("widened", "t3")]
-    assert "more than its share of 4 MiB, and begins again in 2 of 2 slots" in scheduler.decisions[0][2]
+    assert "more than its slot of 4 MiB, and begins alone" in scheduler.decisions[0][2]
     spans = [(f["first_step_at"], f["returned_at"], f["cap_bytes"]) for f in scheduler.found.values()]
     for moment, _, _ in spans:
         assert sum(cap for begin, end, cap in spans if begin <= moment <= end) <= 2 * share
+    assert len({f["pid"] for f in scheduler.found.values()}) == 2
 
 
 def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lost() -> None:
@@ -80,36 +78,27 @@ def test_a_trial_whose_process_was_killed_is_run_in_another_and_it_is_said() -> 
     scheduler = Killing([("nowhere", None)] * 2)
     RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(scheduler, orders(1))
     assert [f["outcome"] for f in scheduler.found.values()] == ["ok", "ok"]
-    # Tune may give the dead process to the trial a second time before it starts another.
-    assert {(e, t) for e, t, _ in scheduler.decisions} == {("lost", "t1")}
+    assert [(e, t) for e, t, _ in scheduler.decisions] == [("lost", "t1")]
 
 
-def test_trials_train_in_the_process_that_was_lent_and_in_another_once_it_is_killed() -> None:
-    setting = WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES)
-    with Worker(setting) as worker:
-        lent = worker.train(NOWHERE, 64, (64,), seed=0)
-        scheduler = Killing([("nowhere", None), ("forward", None), ("nowhere", None)])
-        RayExecutor(setting, "greedy_trials", worker.lend()).run(scheduler, orders(1))
-    pids = [scheduler.found[f"t{n}"]["pid"] for n in range(3)]
-    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(3)] == ["ok", "oom", "ok"]
-    assert pids[0] == lent["pid"]
-    assert pids[1] == pids[2] != pids[0]
-    assert scheduler.decisions == []  # nothing had begun
-    assert scheduler.found["t0"]["values"] == lent["values"]
+def test_a_trial_whose_actor_was_killed_is_run_in_another_and_the_worker_of_the_first_ends() -> None:
+    class Beheading(Queue):
+        """A scheduler that kills the actor of its first trial at its first rung."""
 
+        killed: psutil.Process | None = None
 
-def test_a_trial_is_stopped_while_it_runs_or_before_it_begins_where_the_desk_wants_it_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ray_tune, "BEAT_S", 0.0)
-    scheduler = Choosy([("nowhere", None)] * 4)
-    RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(scheduler, orders(1))
-    assert {t: f["outcome"] for t, f in scheduler.found.items()} == {
-        "t0": "ok",
-        "t1": "refused",
-        "t2": "ok",
-        "t3": "ok",
-    }
-    assert [scheduler.found[t]["samples"] for t in ("t0", "t3")] == [64, 64]
-    assert 0 < scheduler.found["t2"]["samples"] < 64
-    assert len({scheduler.found[t]["pid"] for t in ("t0", "t2", "t3")}) == 1
+        def at_rung(self, trial: str, result: Any) -> bool:
+            """Kills the parent of the process that trains."""
+            if self.killed is None:
+                self.killed = psutil.Process(result["pid"])
+                self.killed.parent().kill()
+            return True
+
+    scheduler = Beheading([("nowhere", None)] * 2)
+    plan = TrialPlan(64, (32, 64), False, 1, 1)
+    RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(scheduler, plan)
+    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(2)] == ["ok", "ok"]
+    assert [(e, t) for e, t, _ in scheduler.decisions] == [("lost", "t0")]
+    assert scheduler.killed is not None
+    psutil.wait_procs([scheduler.killed], timeout=10)
+    assert not scheduler.killed.is_running()

@@ -1,0 +1,154 @@
+"""What every executor asks: which trial runs where, what its states mean, and how it ended; with results as told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.queues import Choosy, Queue
+from tuning.config.errors import StoppedEarly
+from tuning.search.protocols import TrialPlan
+from tuning.workers.dispatch import Dispatcher, Placed
+
+SHARED = TrialPlan(64, (32, 64), True, 3, 2, 1, 100, 300)
+OK = {"outcome": "ok", "done": True, "samples": 64, "values": {}, "message": ""}
+OOM = {**OK, "outcome": "oom"}
+RUNG = {**OK, "done": False, "samples": 32}
+BEAT = {**RUNG, "paused": True}
+
+
+def taken(dispatcher: Dispatcher) -> Placed:
+    """Returns what runs next."""
+    placed = dispatcher.take()
+    assert placed is not None
+    return placed
+
+
+def test_slots_are_equal_and_nothing_is_asked_for_while_none_is_free() -> None:
+    scheduler = Queue([("nowhere", 50)] * 4)
+    dispatcher = Dispatcher(scheduler, SHARED, None)
+    three = [taken(dispatcher) for _ in range(3)]
+    assert dispatcher.take() is None
+    orders = [dispatcher.order(p) for p in three]
+    assert {(o.plan.cap_bytes, o.threads, o.shrink) for o in orders} == {(100, 2, "loader")}
+    dispatcher.ended(three[1], OK)
+    assert taken(dispatcher).request.trial == "t3"
+
+
+@pytest.mark.parametrize("need_bytes", [50, None])
+def test_a_trial_that_runs_out_of_memory_in_its_slot_runs_once_more_alone_with_all(need_bytes: int | None) -> None:
+    scheduler = Queue([("nowhere", need_bytes), ("nowhere", None), ("nowhere", None)])
+    dispatcher = Dispatcher(scheduler, SHARED, None)
+    large, small, last = (taken(dispatcher) for _ in range(3))
+    dispatcher.ended(large, OOM)
+    assert [d[:2] for d in scheduler.decisions] == [("widened", "t0")]
+    assert dispatcher.take() is None, "others still run"
+    dispatcher.ended(small, OK)
+    dispatcher.ended(last, OK)
+    again = taken(dispatcher)
+    order = dispatcher.order(again)
+    assert (again.request.trial, order.plan.cap_bytes, order.threads, order.shrink) == ("t0", 300, 6, "all")
+    dispatcher.ended(again, OOM)
+    assert scheduler.found["t0"]["outcome"] == "oom", "once"
+    assert dispatcher.take() is None
+
+
+def test_a_trial_predicted_to_need_more_than_a_slot_runs_alone_at_once_and_nothing_beside_it() -> None:
+    dispatcher = Dispatcher(Queue([("nowhere", 200), ("nowhere", 10)]), SHARED, None)
+    large = taken(dispatcher)
+    assert (large.alone, dispatcher.take()) == (True, None)
+    dispatcher.ended(large, OK)
+    assert taken(dispatcher).alone is False
+
+
+def test_without_shares_a_trial_has_the_workers_own_cap_and_an_oom_is_its_end() -> None:
+    scheduler = Queue([("nowhere", 10**9)])
+    dispatcher = Dispatcher(scheduler, TrialPlan(64, (64,), False, 1, 1), 500)
+    placed = taken(dispatcher)
+    assert (dispatcher.order(placed).plan.cap_bytes, dispatcher.order(placed).shrink) == (500, "")
+    dispatcher.ended(placed, OOM)
+    assert scheduler.found["t0"]["outcome"] == "oom"
+
+
+def test_a_trial_that_runs_when_the_time_is_over_is_cut_at_its_next_beat_and_says_so() -> None:
+    scheduler = Queue([("nowhere", None)] * 2)
+    late = TrialPlan(64, (32, 64), False, 2, 1, deadline=time.monotonic() - 1)
+    dispatcher = Dispatcher(scheduler, late, None)
+    first, second = taken(dispatcher), taken(dispatcher)
+    left_s = dispatcher.order(first).left_s
+    assert left_s is not None
+    assert left_s < 0
+    for placed, state in ((first, BEAT), (second, RUNG)):
+        assert not dispatcher.goes_on(placed, state)
+        dispatcher.ended(placed, state)
+    assert {f["outcome"] for f in scheduler.found.values()} == {"timeout"}
+    assert {f["message"] for f in scheduler.found.values()} == {"search.max_time was over"}
+
+
+def test_an_hour_is_left_of_an_hour() -> None:
+    plan = TrialPlan(64, (32, 64), False, 1, 1, deadline=time.monotonic() + 3600)
+    dispatcher = Dispatcher(Queue([("nowhere", None)]), plan, None)
+    placed = taken(dispatcher)
+    assert dispatcher.order(placed).left_s == pytest.approx(3600, abs=10)
+    assert dispatcher.goes_on(placed, BEAT)
+    assert dispatcher.goes_on(placed, RUNG)
+    assert not dispatcher.goes_on(placed, OK)
+
+
+def test_what_became_of_a_process_is_told_once() -> None:
+    scheduler = Queue([("nowhere", None)])
+    dispatcher = Dispatcher(scheduler, SHARED, None)
+    placed, events = taken(dispatcher), [("lost", "a")]
+    dispatcher.goes_on(placed, {**BEAT, "events": list(events)})
+    dispatcher.goes_on(placed, {**BEAT, "events": list(events)})
+    events.append(("retired", "b"))
+    dispatcher.goes_on(placed, {**OK, "events": list(events)})
+    dispatcher.ended(placed, {**OK, "events": list(events)})
+    assert scheduler.decisions == [("lost", "t0", "a"), ("retired", "t0", "b")]
+    assert "events" not in scheduler.found["t0"]
+
+
+def test_a_trial_whose_executor_was_lost_is_run_once_more_and_then_is_killed() -> None:
+    scheduler = Queue([("nowhere", None)])
+    dispatcher = Dispatcher(scheduler, SHARED, None)
+    dispatcher.ended(taken(dispatcher), None)
+    again = taken(dispatcher)
+    assert (again.request.trial, again.attempt) == ("t0", 2)
+    dispatcher.ended(again, None)
+    assert (scheduler.found["t0"]["outcome"], scheduler.found["t0"]["fault"]) == ("killed", "process lost")
+    assert scheduler.decisions == [("lost", "t0", "the process was lost; it is run once more")]
+
+
+def test_a_trial_that_the_scheduler_wants_no_more_does_not_begin() -> None:
+    scheduler = Choosy([("nowhere", None)] * 3)
+    dispatcher = Dispatcher(scheduler, SHARED, None)
+    assert [taken(dispatcher).request.trial for _ in range(2)] == ["t0", "t2"]
+    assert scheduler.found["t1"]["outcome"] == "refused"
+
+
+def test_where_no_process_can_load_the_search_ends_and_the_trial_is_left_for_a_resume() -> None:
+    scheduler = Queue([("nowhere", None)])
+    dispatcher = Dispatcher(scheduler, SHARED, None)
+    with pytest.raises(StoppedEarly, match=r"(?s)the data is gone.*go on with resume="):
+        dispatcher.ended(taken(dispatcher), {**OK, "outcome": "crash", "fatal": "the data is gone"})
+    assert scheduler.found == {}
+
+
+@pytest.mark.parametrize("error", [RecursionError("a fault of ours"), StoppedEarly("the disk is full")])
+def test_what_the_scheduler_raises_is_no_result_of_a_trial(error: Exception) -> None:
+    class Faulty(Queue):
+        """A scheduler that fails at a rung."""
+
+        def at_rung(self, trial: str, result: Any) -> bool:
+            """Raises."""
+            raise error
+
+    scheduler = Faulty([("nowhere", None)])
+    dispatcher = Dispatcher(scheduler, SHARED, None)
+    placed = taken(dispatcher)
+    with pytest.raises(type(error)) as raised:
+        dispatcher.goes_on(placed, RUNG)
+    assert raised.value is error
+    assert (scheduler.found, scheduler.decisions) == ({}, [])

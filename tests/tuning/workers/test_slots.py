@@ -1,0 +1,53 @@
+"""How many trials share a card, and in what slots: the caps of what runs at once never sum to more than the card."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuning.workers.slots import CONTEXT_BYTES, MARGIN, alone_bytes, on_card, on_cpu, share_bytes
+
+GIB = 2**30
+
+
+@given(st.integers(2**28, 2**38), st.integers(1, 16), st.integers(0, 2**33))
+def test_slots_and_contexts_fit_the_card_and_a_trial_alone_has_at_least_a_slot(
+    card: int, count: int, model: int
+) -> None:
+    slot = share_bytes(card, count)
+    assert slot * count + (count - 1) * CONTEXT_BYTES <= card or slot == 0
+    assert alone_bytes(card, 1, model) == card
+    if model <= slot:  # a process keeps its model in its slot
+        assert alone_bytes(card, count, model) >= slot
+
+
+@pytest.mark.parametrize(("cores", "asked", "count"), [(1, None, 1), (2, None, 2), (64, None, 4), (2, 7, 7)])
+def test_on_a_cpu_it_is_a_trial_a_core_up_to_four_or_as_asked(cores: int, asked: int | None, count: int) -> None:
+    assert on_cpu(cores, asked) == count
+
+
+@pytest.mark.parametrize(
+    ("need_gib", "busy", "cores", "workers", "count"),
+    [
+        (2, 0.2, 16, 0, 4),
+        (2, 0.5, 16, 0, 2),
+        (2, 0.7, 16, 0, 1),
+        (2, None, 16, 0, 1),
+        (9, 0.2, 16, 0, 2),
+        (20, 0.2, 16, 0, 1),
+        (2, 0.2, 4, 1, 2),
+        (2, 0.2, 1, 0, 1),
+    ],
+)
+def test_on_a_card_it_takes_idle_time_cores_and_room(
+    need_gib: int, busy: float | None, cores: int, workers: int, count: int
+) -> None:
+    assert on_card(24 * GIB, [need_gib * GIB] * 3, busy, cores, workers) == count
+
+
+def test_half_of_the_needs_must_fit_a_slot_with_a_margin() -> None:
+    slot = share_bytes(24 * GIB, 4)
+    assert on_card(24 * GIB, [int(slot / MARGIN)], 0.1, 16, 0) == 4
+    assert on_card(24 * GIB, [slot], 0.1, 16, 0) == 2
+    assert on_card(24 * GIB, [], 0.1, 16, 0) == 1

@@ -1,0 +1,151 @@
+"""The scheduler's side of every executor: which trial runs next and in what share, what its states mean, how it ended.
+
+dispatcher = Dispatcher(scheduler, plan, cap_bytes)
+while (placed := dispatcher.take()) is not None:
+    runner.take(dispatcher.order(placed))
+    found = runner.step()
+    while dispatcher.goes_on(placed, found):
+        found = runner.step()
+    dispatcher.ended(placed, found)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trainables.plan import Plan
+from tuning.config.errors import StoppedEarly
+from tuning.memory.oom import PROCESS_LOST, Outcome
+from tuning.search.protocols import Scheduler, TrialPlan, TrialRequest
+from tuning.workers.worker import WorkerLost
+from tuning.workers.worker_config import TrialOrder
+
+WINDOW_S = 1.0
+CUT = "search.max_time was over"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A trial as an executor runs it: in a slot or alone, for the so-manieth time."""
+
+    request: TrialRequest
+    alone: bool = False
+    attempt: int = 1
+
+
+class Dispatcher:
+    """Asks a scheduler for trials while slots are free, judges their states, and passes on how they ended.
+
+    Slots are equal. A trial that needs more than its slot, by what is predicted or by an OOM there, runs alone: nothing
+    else starts before it, and it waits until nothing else runs. `cap_bytes` is the worker's own cap.
+    """
+
+    def __init__(self, scheduler: Scheduler, plan: TrialPlan, cap_bytes: int | None) -> None:
+        self._scheduler, self._plan, self._cap_bytes = scheduler, plan, cap_bytes
+        self._waiting: list[Placed] = []
+        self._running: dict[str, Placed] = {}
+        self._told: dict[str, int] = {}
+        self._cut: set[str] = set()
+
+    @property
+    def is_running(self) -> bool:
+        """Returns whether a trial runs, after which another may be taken."""
+        return bool(self._running)
+
+    def take(self) -> Placed | None:
+        """Returns what runs now, its slot taken; None where nothing can before a trial has ended, or at all.
+
+        Nothing is asked for while no slot is free: the longer a proposal waits, the less it was made from.
+        """
+        while len(self._running) < self._plan.concurrency and not any(p.alone for p in self._running.values()):
+            if not self._waiting:
+                request = self._scheduler.next_trial()
+                if request is None:
+                    return None
+                self._waiting.append(Placed(request, alone=self._is_too_large(request.need_bytes)))
+            if self._waiting[0].alone and self._running:
+                return None
+            placed = self._waiting.pop(0)
+            trial = placed.request.trial
+            if self._scheduler.goes_on(trial, {}):
+                self._running[trial] = placed
+                return placed
+            self._scheduler.ended(trial, {"outcome": str(Outcome.REFUSED), "values": {}, "message": ""})
+        return None
+
+    def order(self, placed: Placed) -> TrialOrder:
+        """Returns what a worker is told of the trial: its share, and until when it may run."""
+        plan, request = self._plan, placed.request
+        cap_bytes = self._cap_bytes if plan.cap_bytes is None else plan.alone_bytes if placed.alone else plan.cap_bytes
+        whole = placed.alone or not self._is_shared
+        return TrialOrder(
+            trial=request.trial,
+            knobs=dict(request.knobs),
+            seed=request.seed,
+            plan=Plan(plan.samples, plan.milestones, window_s=WINDOW_S, cap_bytes=cap_bytes),
+            threads=plan.threads * (plan.concurrency // plan.devices if placed.alone else 1),
+            shrink="" if not plan.shrink else "all" if whole else "loader",
+            left_s=None if plan.deadline is None else plan.deadline - time.monotonic(),
+        )
+
+    def goes_on(self, placed: Placed, found: Mapping[str, Any]) -> bool:
+        """Returns whether a trial goes on from this state; what became of its process is told first."""
+        self._tell(placed, found)
+        if found["done"]:
+            return False
+        trial = placed.request.trial
+        judge = self._scheduler.goes_on if found.get("paused") else self._scheduler.at_rung
+        if not judge(trial, found):
+            return False
+        is_late = self._plan.deadline is not None and time.monotonic() >= self._plan.deadline
+        if is_late:
+            self._cut.add(trial)
+        return not is_late
+
+    def ended(self, placed: Placed, found: Mapping[str, Any] | None) -> None:
+        """Takes a trial's last state, None where the one who ran it was lost: it ended, or is to run once more.
+
+        Raises StoppedEarly where no process can load the workload any more.
+        """
+        trial = placed.request.trial
+        self._running.pop(trial, None)
+        if found is None:
+            self._told.pop(trial, None)
+            lost = WorkerLost(PROCESS_LOST, "")
+            if placed.attempt == 1:
+                self._scheduler.decided("lost", trial, f"{lost}; it is run once more")
+                self._waiting.insert(0, replace(placed, attempt=2))
+                return
+            found = {**lost.result(), "values": {}, "done": True}
+        self._tell(placed, found)
+        self._told.pop(trial, None)
+        if found.get("fatal"):
+            raise StoppedEarly(found["fatal"], remedy="mend what it names, and go on with resume=")
+        if not placed.alone and self._is_shared and found["outcome"] in (Outcome.OOM, Outcome.HOST_OOM):
+            share = (self._plan.cap_bytes or 0) / 2**20
+            self._scheduler.decided(
+                "widened", trial, f"it needs more than its slot of {share:.0f} MiB, and begins alone"
+            )
+            self._waiting.append(replace(placed, alone=True))
+            return
+        cut = {"outcome": str(Outcome.TIMEOUT), "message": CUT} if trial in self._cut else {}
+        self._scheduler.ended(trial, {**{n: v for n, v in found.items() if n != "events"}, **cut})
+
+    @property
+    def _is_shared(self) -> bool:
+        """Returns whether a slot holds less than a trial has alone."""
+        own, alone = self._plan.cap_bytes, self._plan.alone_bytes
+        return own is not None and alone is not None and own < alone
+
+    def _is_too_large(self, need_bytes: int | None) -> bool:
+        return self._is_shared and need_bytes is not None and need_bytes > (self._plan.cap_bytes or 0)
+
+    def _tell(self, placed: Placed, found: Mapping[str, Any]) -> None:
+        """Passes on what became of the trial's processes since its last state."""
+        trial, events = placed.request.trial, found.get("events", ())
+        for event, reason in events[self._told.get(trial, 0) :]:
+            self._scheduler.decided(event, trial, reason)
+        self._told[trial] = len(events)
