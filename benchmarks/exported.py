@@ -31,10 +31,11 @@ from typing import Any
 
 from benchmarks.document import provenance, publish
 from trainables.workload import BUILT_IN
+from tuning.config import best_file
+from tuning.config.best_file import Best
 from tuning.journal.records import Record, read
 from tuning.journal.runs import JOURNAL, known_runs
 from tuning.report import sentences, summary
-from tuning.report.export import Best, read_best
 from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import gain
@@ -82,7 +83,7 @@ def confirmed(best: Best, setting: WorkerConfig) -> float:
 
 def repeats(folder: Path, found: Summary, times: int, measured_at: float) -> list[dict[str, float]]:
     """Returns the speeds of every repeat and the seconds since the study measured its own, unix time `measured_at`."""
-    best, place = read_best(folder / "best.yaml"), found.place
+    best, place = best_file.read(folder / "best.yaml"), found.place
     threads = doctor.cores()
     if place.cores not in (None, threads):
         raise RuntimeError(f"{folder.name} was measured on {place.cores} cores, and this process may use {threads}")

@@ -30,12 +30,12 @@ from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
 from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import REFRESH_PER_S, console, line
-from tuning.config import atomic
+from tuning.config import atomic, best_file
+from tuning.config.best_file import Best
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.config.resolve import checked_options, option_fault
 from tuning.memory import oom
 from tuning.report import text
-from tuning.report.export import Best, read_best
 from tuning.search import runtime_check
 from tuning.workers import doctor
 from tuning.workers.session import Session
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
     asked = parser().parse_args(argv)
     numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
-    best = read_best(Path(asked.source))
+    best = best_file.read(Path(asked.source))
     messages = console(sys.stderr, os.environ)
     for warning in best.warnings:
         line(messages, f"warning: {warning}")

@@ -1,14 +1,21 @@
-"""What a best.yaml may hold: strict types for every key, so a hand's slip is named and not trained."""
+"""best.yaml, written and read by one model: strict types for every key, so a slip is named and not trained."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainables.knobs import Knobs, Scalar
+from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, allowed_by
+from tuning.config.shareable import MASK, at_home
 
 SCHEMA = 1
 REMEDY = "undo the edit, or export it again: python -m tuning report ID"
@@ -104,15 +111,77 @@ class BestFile(_Part):
     provenance: ProvenancePart
     sha256: str
 
-    def checked_knobs(self, source: str) -> dict[str, Scalar]:
-        """Returns every knob, those not named at their defaults; raises ConfigError for a bad name or value."""
-        try:
-            return Knobs.of(self.knobs).as_dict()
-        except ValueError as error:
-            raise ConfigError(f"{source}: knobs: {error}", remedy=REMEDY) from None
+
+@dataclass(frozen=True)
+class Best:
+    """A configuration read back from a best.yaml.
+
+    `knobs` are checked and complete, `samples` is what it was trained on, `warnings` are sentences for the user.
+    """
+
+    path: Path
+    ref: str
+    options: Mapping[str, Any]
+    knobs: Mapping[str, Any]
+    samples: int | None
+    seed: int
+    measured: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    warnings: tuple[str, ...]
 
 
-def check(raw: Mapping[str, Any], source: str) -> BestFile:
+def text_of(body: Mapping[str, Any], source: str) -> str:
+    """Returns the text of a file with this body, which lacks its sha256 alone; raises ConfigError where it is wrong."""
+    plain = _checked({**body, "sha256": ""}, source).model_dump(by_alias=True, exclude={"sha256"})
+    return yaml_files.dump({**plain, "sha256": _sha256(plain)})
+
+
+def read(path: Path) -> Best:
+    """Returns the configuration in a best.yaml; raises ConfigError naming key, value and remedy where it is not one.
+
+    A body that does not match its sha256 was edited by hand: that is allowed, and is said in `warnings`.
+    """
+    raw = yaml_files.read(_text_in(path), str(path))
+    found = _checked(raw, str(path))
+    warnings = []
+    if _sha256({k: v for k, v in raw.items() if k != "sha256"}) != found.sha256:
+        warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
+    options = {name: at_home(value) for name, value in found.workload.options.items()}
+    secrets = sorted(name for name, value in options.items() if value == MASK)
+    if secrets:
+        warnings.append(f"{path.name} does not hold the secrets {', '.join(secrets)}: give them on the command line")
+    try:
+        knobs = Knobs.of(found.knobs).as_dict()
+    except ValueError as error:
+        raise ConfigError(f"{path}: knobs: {error}", remedy=REMEDY) from None
+    ref, samples, seed = str(at_home(found.workload.ref)), found.train.samples, found.train.seed
+    return Best(path, ref, options, knobs, samples, seed, raw["measured"], raw["provenance"], tuple(warnings))
+
+
+def _text_in(path: Path) -> str:
+    """Returns the text of a regular file of at most 64 KiB: a pipe would hang, and a device never ends."""
+    remedy = "name the best.yaml of a run"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is not a regular file", remedy=remedy)
+        if status.st_size > yaml_files.MAX_BYTES:
+            what = f"{path} has {status.st_size} bytes"
+            raise ConfigError(what, allowed=f"at most {yaml_files.MAX_BYTES}", remedy=remedy)
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text", remedy=remedy) from None
+
+
+def _sha256(body: Mapping[str, Any]) -> str:
+    """Returns the sha256 of `body` as JSON with sorted keys, so that layout and comments of the file do not count."""
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _checked(raw: Mapping[str, Any], source: str) -> BestFile:
     """Returns `raw` with its types checked; raises ConfigError for the first fault, with its key and value."""
     version = raw.get("schema")
     if version is not None and (isinstance(version, bool) or version != SCHEMA):

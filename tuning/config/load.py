@@ -16,7 +16,6 @@ from trainables.knobs import NAMES, Knobs
 from tuning.config import command_line, yaml_files
 from tuning.config.command_line import Typed, WorkloadRef
 from tuning.config.errors import ConfigError
-from tuning.config.masking import is_secret
 from tuning.config.resolve import (
     COMMAND_LINE,
     Tree,
@@ -30,6 +29,7 @@ from tuning.config.resolve import (
     refuse_unread,
 )
 from tuning.config.schema import StudyConfig
+from tuning.config.shareable import is_secret
 from tuning.config.space import shown
 from tuning.config.yaml_files import available
 

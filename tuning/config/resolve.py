@@ -17,8 +17,8 @@ from trainables.knobs import NAMES, TABLE, Scalar
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.errors import ConfigError
-from tuning.config.masking import masked, masked_items
 from tuning.config.schema import CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
+from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 
 COMMAND_LINE = "command line"

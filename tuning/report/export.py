@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from trainables.knobs import Knobs, Scalar
-from tuning.config import atomic, best_file, yaml_files
+from tuning.config import atomic, best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
-from tuning.config.masking import MASK, masked
+from tuning.config.shareable import masked, shareable
 from tuning.report.format import plain
 from tuning.report.sentences import place_sentence
-from tuning.report.shareable import home_folder, shareable
 from tuning.report.summary import Named, Summary
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import Quality
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _GIT_TIMEOUT_S = 5
-
-
-@dataclass(frozen=True)
-class Best:
-    """A configuration read back from a file that `write_best` wrote.
-
-    `knobs` are checked and complete, `samples` is what it was trained on, `warnings` are sentences for the user.
-    """
-
-    path: Path
-    ref: str
-    options: Mapping[str, Any]
-    knobs: Mapping[str, Any]
-    samples: int | None
-    seed: int
-    measured: Mapping[str, Any]
-    provenance: Mapping[str, Any]
-    warnings: tuple[str, ...]
 
 
 def write_best(
@@ -61,11 +39,9 @@ def write_best(
             f"run {summary.id} has no {name} configuration", remedy=f"python -m tuning show {summary.id}"
         )
     body = _body(summary, named, created or datetime.now(UTC))
-    best_file.check({**body, "sha256": ""}, str(path))  # what is written can be read
     head = f"# The {name.replace('_', ' ')} configuration of run {plain(summary.id)}; it trains as it stands:\n"
     head += f"#   python -m tuning train --from {path.name}\n"
-    text = yaml_files.dump({**body, "sha256": fingerprint(body)})
-    return atomic.write_text(path, head + text, overwrite=overwrite)
+    return atomic.write_text(path, head + best_file.text_of(body, str(path)), overwrite=overwrite)
 
 
 def write_alternatives(summary: Summary, folder: Path, *, created: datetime | None = None) -> list[Path]:
@@ -87,41 +63,6 @@ def write_all(summary: Summary, folder: Path) -> list[Path]:
     return [best, *write_alternatives(summary, folder), write_front(summary, folder / "front.csv")]
 
 
-def read_best(path: Path) -> Best:
-    """Returns the configuration in a best.yaml; raises ConfigError naming key, value and remedy where it is not one.
-
-    A body that does not match its sha256 was edited by hand: that is allowed, and is said in `warnings`.
-    """
-    try:
-        if path.stat().st_size > yaml_files.MAX_BYTES:
-            raise ConfigError(f"{path} has {path.stat().st_size} bytes", allowed=f"at most {yaml_files.MAX_BYTES}")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy="name the best.yaml of a run") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text", remedy="name the best.yaml of a run") from None
-    raw = yaml_files.read(text, str(path))
-    checked = best_file.check(raw, str(path))
-    warnings = []
-    if fingerprint({k: v for k, v in raw.items() if k != "sha256"}) != checked.sha256:
-        warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
-    options = {name: _at_home(value) for name, value in checked.workload.options.items()}
-    secrets = sorted(name for name, value in options.items() if value == MASK)
-    if secrets:
-        warnings.append(f"{path.name} does not hold the secrets {', '.join(secrets)}: give them on the command line")
-    return Best(
-        path=path,
-        ref=str(_at_home(checked.workload.ref)),
-        options=options,
-        knobs=checked.checked_knobs(str(path)),
-        samples=checked.train.samples,
-        seed=checked.train.seed,
-        measured=raw["measured"],
-        provenance=raw["provenance"],
-        warnings=tuple(warnings),
-    )
-
-
 def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path:
     """Returns `path`, a CSV with a row for each trial that ended: outcome, objectives, speed, memory, knobs."""
     knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
@@ -138,12 +79,6 @@ def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path
         row += [trial.config.get(name) for name in knobs] + [trial.message]
         rows.writerow([_cell(value) for value in row])
     return atomic.write_text(path, out.getvalue(), overwrite=overwrite)
-
-
-def fingerprint(body: Mapping[str, Any]) -> str:
-    """Returns the sha256 of `body` as JSON with sorted keys, so that layout and comments of the file do not count."""
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
@@ -228,10 +163,6 @@ def _shown(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     return shareable(value).replace("${", "$ {")
-
-
-def _at_home(value: object) -> object:
-    return home_folder() + value[1:] if isinstance(value, str) and (value == "~" or value.startswith("~/")) else value
 
 
 def _cell(value: object) -> str:

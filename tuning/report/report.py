@@ -18,10 +18,10 @@ from markupsafe import Markup
 from trainables.knobs import TABLE
 from tuning.config import atomic
 from tuning.config.cards import HERE
+from tuning.config.shareable import shareable
 from tuning.report import format as fmt
 from tuning.report import plots, sentences
 from tuning.report.format import duration, percent, plain, rate, size, speed
-from tuning.report.shareable import shareable
 from tuning.report.summary import PICKS, Named, Summary
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check

@@ -13,7 +13,6 @@ from trainables import workload
 from trainables.knobs import Scalar, kind_of
 from tuning.config import atomic
 from tuning.config.errors import ConfigError, PreflightError
-from tuning.config.masking import MASK, is_secret, masked_items
 from tuning.config.resolve import (
     apply_card,
     from_resolved,
@@ -23,6 +22,7 @@ from tuning.config.resolve import (
     workload_said,
 )
 from tuning.config.schema import StudyConfig
+from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Range
 from tuning.journal.records import last, read
 from tuning.journal.runs import JOURNAL, find_run, versions

@@ -13,8 +13,8 @@ from trainables.knobs import Knobs
 from tuning.config.cards import GIB_BYTES, Card
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.config.masking import is_secret
 from tuning.config.resolve import apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
+from tuning.config.shareable import is_secret
 from tuning.config.space import Choice, Range
 from tuning.config.yaml_files import available
 

@@ -10,7 +10,7 @@ import yaml
 
 from tests.tuning import hostile
 from trainables.knobs import NAMES
-from tuning.config import yaml_files
+from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.report import export, summary
 
@@ -27,15 +27,8 @@ def with_study(records, **fields):
     return summary.from_records([study, *records[1:]])
 
 
-def edited(path, change):
-    body = yaml.safe_load(path.read_text(encoding="utf-8"))
-    change(body)
-    path.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
-    return path
-
-
 def test_what_is_written_is_read_back(best):
-    read_back = export.read_best(best)
+    read_back = best_file.read(best)
     assert (read_back.ref, read_back.options, read_back.samples, read_back.seed) == (
         "nli",
         {"model": None, "layers": 3},
@@ -62,7 +55,7 @@ def test_the_file_says_whose_throughput_it_is(best):
 def test_alternatives_say_that_they_were_only_probed(found, tmp_path):
     paths = export.write_alternatives(found, tmp_path)
     assert [p.name for p in paths] == ["knee.yaml", "most_accurate.yaml"]
-    measured = export.read_best(paths[0]).measured
+    measured = best_file.read(paths[0]).measured
     assert measured["samples_per_s"]["status"] == "probed"
     assert measured["quality"]["accuracy"]["status"] == "from the search"
 
@@ -72,69 +65,6 @@ def test_an_alternative_of_an_earlier_export_is_removed(found, tmp_path):
     only_best = dataclasses.replace(found, named={"best": found.named["best"]})
     assert [p.name for p in export.write_all(only_best, tmp_path)] == ["best.yaml", "front.csv"]
     assert not (tmp_path / "knee.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda b: b.update(schema=2), r"schema=2 is not read here\n  allowed: schema: 1\n  try: export"),
-        (lambda b: b.update(schema="1"), "schema='1' is not read here"),
-        (lambda b: b.pop("schema"), "schema is missing"),
-        (lambda b: b.update(extra=7), r"there is no key extra \(its value is 7\)"),
-        (lambda b: b["train"].update(epochs=3), r"there is no key train.epochs"),
-        (
-            lambda b: b["train"].update(seed="x"),
-            "train.seed='x' is not allowed\n  allowed: a whole number\n  try: undo",
-        ),
-        (lambda b: b["train"].update(samples=0), "train.samples=0 is not allowed"),
-        (lambda b: b["measured"].pop("device"), "measured.device is missing"),
-        (lambda b: b["measured"].update(virtual="no"), "measured.virtual='no' is not allowed"),
-        (lambda b: b["measured"]["samples_per_s"].update(median=float("nan")), "median=nan is not allowed"),
-        (lambda b: b["knobs"].update(learning_rate="fast"), "knob learning_rate: expected a number .*'fast'"),
-        (lambda b: b["knobs"].update(learning_rate=-1.0), "knob learning_rate: .*got -1.0"),
-        (lambda b: b["knobs"].update(lerning_rate=1e-3), "did you mean learning_rate"),
-        (lambda b: b["knobs"].update(batch_size=[1]), "knobs.batch_size"),
-        (lambda b: b.update(knobs=None), "knobs=None is not allowed"),
-        (lambda b: b["workload"].update(ref="${oc.env:HOME}"), "interpolation is refused"),
-        (lambda b: b["workload"]["options"].update(_target_="os.system"), "_target_ is refused"),
-    ],
-)
-def test_a_spoilt_file_is_refused_with_key_and_value(best, change, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        export.read_best(edited(best, change))
-    assert len(str(caught.value).splitlines()) <= 8
-
-
-def test_a_changed_value_is_taken_and_said(best):
-    def change(body):
-        body["knobs"]["learning_rate"] = 1e-3
-
-    read_back = export.read_best(edited(best, change))
-    assert read_back.knobs["learning_rate"] == 1e-3
-    assert read_back.warnings == ("best.yaml was edited by hand since it was exported: its sha256 does not match",)
-
-
-def test_layout_and_comments_are_no_edit(best):
-    best.write_text("# mine\n" + yaml.safe_dump(yaml.safe_load(best.read_text()), sort_keys=True), encoding="utf-8")
-    assert export.read_best(best).warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (None, "cannot be read: No such file"),
-        (b"\xff\xfe\x00", "not UTF-8"),
-        (b"- 1\n", "expected a mapping"),
-        (b"a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
-        (b"x" * (yaml_files.MAX_BYTES + 1), "at most 65536"),
-    ],
-)
-def test_a_file_that_is_no_best_yaml(tmp_path, data, message):
-    path = tmp_path / "best.yaml"
-    if data is not None:
-        path.write_bytes(data)
-    with pytest.raises(ConfigError, match=message):
-        export.read_best(path)
 
 
 def test_a_symbolic_link_is_not_written_through(found, tmp_path):
@@ -171,7 +101,7 @@ def test_secrets_and_the_home_folder_stay_at_home(records, tmp_path, monkeypatch
     text = path.read_text(encoding="utf-8")
     assert "hunter2" not in text
     assert home not in text
-    read_back = export.read_best(path)
+    read_back = best_file.read(path)
     assert (read_back.ref, read_back.options["data"]) == (f"{home}/mine.py", f"{home}/nli")
     assert (read_back.options["tokenizer"], read_back.options["max_tokens"]) == ("wordpiece", 64)
     assert read_back.warnings == ("best.yaml does not hold the secrets hf_token: give them on the command line",)

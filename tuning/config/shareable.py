@@ -1,0 +1,51 @@
+"""What may be written down: text and options without secrets, and, for others, without the home folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MASK = "***"
+
+# "max_tokens" is no secret and "hf_token" is one: the word must end the name or stand before a separator.
+_SECRET = re.compile(r"tokens?($|[_.-])|secret|password|key$", re.IGNORECASE)
+_ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>\S+)")
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def is_secret(name: str) -> bool:
+    """Returns whether an option of this name holds what must not be passed on."""
+    return _SECRET.search(name) is not None
+
+
+def masked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options without their secrets; a number is none, and null says that none was set."""
+    return {k: MASK if is_secret(k) and isinstance(v, str) and v else v for k, v in options.items()}
+
+
+def masked_items(items: Iterable[str]) -> list[str]:
+    """Returns a command line, item by item, without the secrets given as key=value."""
+    return [f"{key}={MASK}" if is_secret(key := item.partition("=")[0]) and "=" in item else item for item in items]
+
+
+def shareable(text: str) -> str:
+    """Returns `text` without secrets given as name=value, without users in URLs, and with the home folder as ~."""
+    home = _home()
+    if len(home) > 1:
+        text = re.sub(rf"{re.escape(home)}(?=/|\s|$)", "~", text)
+    text = _ASSIGNED.sub(lambda m: f"{m['name']}={MASK}" if is_secret(m["name"]) else m[0], text)
+    return _USER_IN_URL.sub(MASK, text)
+
+
+def at_home(value: object) -> object:
+    """Returns a text that begins with ~ as a path below the home folder, and anything else as it is."""
+    return _home() + value[1:] if isinstance(value, str) and (value == "~" or value.startswith("~/")) else value
+
+
+def _home() -> str:
+    try:
+        return str(Path.home())
+    except RuntimeError:  # no HOME, and no entry for the user
+        return ""
