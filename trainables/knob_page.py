@@ -34,8 +34,8 @@ Every optimisation and what is known of it. This page is made from the table in 
   B: GPU Optimization Guide - RTX 3090 (24GB). C: Complete Optimization Review - RTX 3090 24GB GPU. D: GPU Training
   Optimization Guide. E: GPU Optimization Summary. A dash: ours alone.
 
-What single knobs bought on a CPU: [knob_receipts.jsonl](../benchmarks/results/knob_receipts.jsonl), measured by
-`python -m benchmarks.knob_receipts`.
+What single knobs bought on a CPU: [workloads](../benchmarks/results/workloads_cpu_202611.md). What they buy on yours:
+`python -m tuning ablate RUN`.
 
 | knob | what it does | kind | values | needs | memory | shortens | read back | claimed in |
 |---|---|---|---|---|---|---|---|---|

@@ -8,6 +8,7 @@ kernel ran tells that. Telemetry that holds `gpu_sm_frac`, be it None, is that o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,15 +23,12 @@ OPTIMIZER_FRAC = 1 / 3
 """Of the busy time; from here on the optimiser is what a busy device is busy with."""
 NEAR_CAP_FRAC = 0.95
 """Of the memory; a larger micro-batch would not fit, so it is memory that keeps the launches small."""
-STEAL_FRAC = 0.05
-"""Of the processor; a measurement during which other virtual machines took more is called disturbed."""
-HELD_FRAC = 0.05
-"""Of the time; a configuration that waits longer for data is so far below what it computes, and it is said by what."""
-SHOWN_FRAC = 0.05
-"""An optimiser that takes less is not spoken of."""
+NOTED_FRAC = 0.05
+"""Of the time: waiting for data, an optimiser and a processor taken by other machines are spoken of from here on."""
 IDLE_FRAC = 0.02
 """Knobs are frozen below this share: a probe's own 95 % interval is no narrower (spread_frac 0.03)."""
-
+CROWDED_FRAC = 0.9
+"""Of all cores; from here on workers take processor time from the training."""
 LOADING = {"read": "reading", "collate": "collating", "augment": "augmentation"}
 """Parts of the waiting that spans tell of where no workers load, in words."""
 
@@ -77,21 +75,20 @@ class Shares:
 
 def shares(spans: Mapping[str, Any], telemetry: Mapping[str, Any] | None = None) -> Shares | None:
     """Returns where the time went, or None for spans that do not say (older records, or no window at all)."""
-    wall_s = _number(spans.get("wall_s"))
-    if not wall_s:
+    if not _number(spans.get("wall_s")):
         return None
     waited, moved, passes, stepped = (
-        min(1.0, (_number(spans.get(f"{name}_s")) or 0.0) / wall_s)
-        for name in ("data_wait", "transfer", "forward_backward", "optimizer")
+        min(1.0, _share(spans, name)) for name in ("data_wait", "transfer", "forward_backward", "optimizer")
     )
-    told = _number((telemetry or {}).get("gpu_sm_frac"))
-    busy = min(1.0, passes + stepped) if told is None else min(1.0, told)
-    idle = 1.0 - busy
-    loader = min(waited, idle)
-    transfer = min(moved, idle - loader)
+    told = (telemetry or {}).get("gpu_sm_frac")
+    busy = min(1.0, passes + stepped if told is None else _number(told))
+    loader = min(waited, 1.0 - busy)
+    transfer = min(moved, 1.0 - busy - loader)
     optimizer = busy * stepped / (passes + stepped) if passes + stepped else 0.0
-    cuda = "gpu_sm_frac" in (telemetry or {})
-    return Shares(busy, optimizer, waited, loader, transfer, idle - loader - transfer, cuda, told is not None)
+    launch = 1.0 - busy - loader - transfer
+    return Shares(
+        busy, optimizer, waited, loader, transfer, launch, "gpu_sm_frac" in (telemetry or {}), told is not None
+    )
 
 
 def judge(
@@ -109,34 +106,31 @@ def judge(
     found = shares(spans, telemetry)
     if found is None:
         return None
-    telemetry = telemetry or {}
-    retries = int(_number(telemetry.get("allocator_retries")) or 0)
+    facts = {name: _number(value) for name, value in (telemetry or {}).items()}
+    retries = int(facts.get("allocator_retries", 0))
     band: Band = "good" if found.busy >= GOOD_FRAC else "OK" if found.busy >= OK_FRAC else "bad"
     bound, share = _bound(found, retries, memory_frac)
+    waits = found.waited >= NOTED_FRAC
     said = [_busy(found), f"data-wait {percent(found.waited)}"]
     if bound == "transfer":
         said.append(f"transfer {percent(share)}")
     if bound == "memory":
         said.append(f"{retries} allocator retries" if retries else f"{percent(memory_frac or 0.0)} of the memory taken")
     sentence = f"{'optimiser' if bound == 'optimizer' else bound}-bound: {', '.join(said)} ({band})"
-    loading = _loading(spans)
-    if found.waited >= HELD_FRAC and (loading or bound != "loader"):
-        sentence += f"; held by waiting for data {percent(found.waited)}{loading}"
-    held = band != "good" or found.waited >= HELD_FRAC
-    stolen = _number(telemetry.get("steal_frac")) or 0.0
-    if stolen >= STEAL_FRAC:
+    parts = ((words, _share(spans, name)) for name, words in LOADING.items())
+    loading = ", ".join(f"{words} {percent(frac)}" for words, frac in parts if frac >= 0.005)
+    if waits and (loading or bound != "loader"):
+        sentence += f"; held by waiting for data {percent(found.waited)}{f' ({loading})' if loading else ''}"
+    if (stolen := facts.get("steal_frac", 0.0)) >= NOTED_FRAC:
         sentence += f"; disturbed, {percent(stolen)} of the processor went to other machines"
-    try:
+    remedies: list[str] = []
+    with suppress(ValueError):  # knobs of another version: what would help them is not known
         own = Knobs.of(knobs or {})
-    except ValueError:  # knobs of another version: what would help them is not known
-        return Verdict(bound, share, band, sentence, held=held)
-    bounds: list[Bound] = ["loader", bound] if found.waited >= HELD_FRAC and bound != "loader" else [bound]
-    augment_frac = (_number(spans.get("augment_s")) or 0.0) / spans["wall_s"]
-    measured = Measured(found.cuda, _number(telemetry.get("machine_cpu_frac")) or 0.0, augment_frac)
-    known = (_remedies(each, own, measured) for each in bounds)
-    all_remedies = list(dict.fromkeys(remedy for each in known for remedy in each))
-    left = tuple(r for r in all_remedies if r not in tried)
-    return Verdict(bound, share, band, sentence, left, tuple(r for r in all_remedies if r in tried), held)
+        measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
+        bounds: list[Bound] = ["loader", bound] if waits else [bound]
+        remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))
+    left, done = ([r for r in remedies if (r in tried) is was] for was in (False, True))
+    return Verdict(bound, share, band, sentence, tuple(left), tuple(done), band != "good" or waits)
 
 
 @dataclass(frozen=True)
@@ -158,21 +152,20 @@ def frozen(
     found = shares(spans, telemetry)
     if found is None:
         return ()
-    own, telemetry = Knobs.of(knobs), telemetry or {}
-    crowded = not found.cuda or (_number(telemetry.get("machine_cpu_frac")) or 0.0) >= 0.9
-    waited = found.waited + (_number(telemetry.get("children_cpu_frac")) or 0.0) * crowded
+    facts = {name: _number(value) for name, value in (telemetry or {}).items()}
+    crowded = not found.cuda or facts.get("machine_cpu_frac", 0.0) >= CROWDED_FRAC
     # With augmentation on the device the loader is relieved of it, and switching it off would relieve the device.
-    loader = with_span("loader") if own.device_augmentation else with_span("loader", "augment")
-    groups: list[tuple[str, float, tuple[str, ...]]] = [("data-wait", waited, loader)]
-    moved, stepped = ((_number(spans.get(f"{n}_s")) or 0.0) / spans["wall_s"] for n in ("transfer", "optimizer"))
+    loader = with_span("loader") if Knobs.of(knobs).device_augmentation else with_span("loader", "augment")
+    groups = [("data-wait", found.waited + facts.get("children_cpu_frac", 0.0) * crowded, loader)]
     if not found.cuda:
-        groups.append(("transfer", moved, with_span("transfer")))
+        groups.append(("transfer", _share(spans, "transfer"), with_span("transfer")))
     elif found.seen:
         # A copy that the host waits for also keeps it from launching ahead, which shows as a device standing still.
-        groups.append(("transfer and idle", moved + 1.0 - found.busy, with_span("transfer")))
-    groups.append(("optimiser", stepped, with_span("optimizer")))
-    held = ((span, frac, tuple(n for n in names if n in searched)) for span, frac, names in groups if frac < IDLE_FRAC)
-    return tuple(Frozen(*one) for one in held if one[2])
+        idle = _share(spans, "transfer") + 1.0 - found.busy
+        groups.append(("transfer and idle", idle, with_span("transfer")))
+    groups.append(("optimiser", _share(spans, "optimizer"), with_span("optimizer")))
+    held = (Frozen(span, frac, tuple(n for n in names if n in searched)) for span, frac, names in groups)
+    return tuple(one for one in held if one.frac < IDLE_FRAC and one.knobs)
 
 
 def frozen_sentence(held: Collection[Frozen]) -> str:
@@ -198,13 +191,6 @@ def percent(frac: float) -> str:
     return f"{100 * frac:.1f} %" if 0 < frac < 0.0995 else f"{100 * frac:.0f} %"
 
 
-def _loading(spans: Mapping[str, Any]) -> str:
-    """Returns " (collating 9 %, augmentation 6 %)": what the training process does while it waits, "" if not known."""
-    took = {words: (_number(spans.get(f"{name}_s")) or 0.0) / spans["wall_s"] for name, words in LOADING.items()}
-    said = ", ".join(f"{words} {percent(frac)}" for words, frac in took.items() if frac >= 0.005)
-    return f" ({said})" if said else ""
-
-
 def _bound(found: Shares, retries: int, memory_frac: float | None) -> tuple[Bound, float]:
     if found.busy >= GOOD_FRAC:
         optimizer = found.optimizer >= OPTIMIZER_FRAC * found.busy
@@ -220,7 +206,7 @@ def _bound(found: Shares, retries: int, memory_frac: float | None) -> tuple[Boun
 def _busy(found: Shares) -> str:
     if found.seen:
         return f"GPU {percent(found.busy)}"
-    stepping = f", {percent(found.optimizer)} in the optimiser" if found.optimizer >= SHOWN_FRAC else ""
+    stepping = f", {percent(found.optimizer)} in the optimiser" if found.optimizer >= NOTED_FRAC else ""
     return f"{percent(found.compute)} in forward and backward{stepping}"
 
 
@@ -234,5 +220,11 @@ def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
     return (text for *_, text in sorted(found, key=lambda one: one[:2]))
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _share(spans: Mapping[str, Any], name: str) -> float:
+    """Returns the share of the wall time that a span takes; 0 where it is not told."""
+    return _number(spans.get(f"{name}_s")) / float(spans["wall_s"])
+
+
+def _number(value: Any) -> float:
+    """Returns the number, 0 for what is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
