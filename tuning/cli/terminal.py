@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -29,23 +29,11 @@ from tuning.report import sentences, text
 from tuning.report.format import LABEL_WIDTH, duration, fit, labelled, plain, rate
 from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED
+from tuning.workers.doctor import Check
 
 PIPE_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 40, 1000
 REFRESH_PER_S = 4
 MIN_TRIALS_FOR_ETA = 3
-
-
-class Finding(Protocol):
-    """A preflight check, as `workers.doctor` makes them."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def remedy(self) -> str: ...
 
 
 class Terminal:
@@ -71,7 +59,7 @@ class Terminal:
 
     # -- before and during ------------------------------------------------------------------------------------------
 
-    def checks(self, findings: Sequence[Finding]) -> None:
+    def checks(self, findings: Sequence[Check]) -> None:
         """Says what preflight found: what is not right, or everything when verbose. A FAIL is raised by its check."""
         for found in findings:
             told = f"{found.name}: {found.detail}" + (f"; {found.remedy}" if found.remedy else "")

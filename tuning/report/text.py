@@ -14,7 +14,7 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice
 from tuning.journal.records import Record
 from tuning.report import format as fmt
-from tuning.report import sentences
+from tuning.report import sentences, tables
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
 from tuning.report.summary import Named, Summary
@@ -152,23 +152,13 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
 
 def _tables(found: Summary) -> Iterator[RenderableType]:
     """Yields what was measured beside the best, and what each optimisation bought."""
-    columns = [*([found.best] if found.best else []), *found.given(), *found.challengers(), *found.alternatives()]
-    if len(columns) > 1:
-        head = ["samples/s", "in turns", "trainings", *found.objectives, "peak", "held back by"]
-        width = len(head) - (not any(one.verdict for one in columns))
+    measured = tables.configurations(found)
+    if measured is not None:
         yield Text("")
-        yield fmt.table(head[:width], [_row(found, one)[:width] for one in columns])
+        yield fmt.table(measured.head, measured.rows)
     if found.ablation:
         yield Text("")
         yield from ablation(found.ablation)
-
-
-def _row(found: Summary, one: Named) -> list[str]:
-    learned = [fmt.quality(one.quality[name]) if name in one.quality else "-" for name in found.objectives]
-    beside = speed(one.throughput, one.probed_samples_per_s)
-    held = sentences.bound(one.verdict) if one.verdict else "-"
-    name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
-    return [name, beside, speed(one.trained), *learned, size(one.peak_allocated_bytes), held]
 
 
 def ablation_round(record: Record) -> str:
@@ -180,25 +170,12 @@ def ablation_round(record: Record) -> str:
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
-    """Yields what each optimisation bought: speed with it over speed without it, memory likewise, the claim."""
-    for base, title in (
-        ("best", "the best with it, over the best without it"),
-        ("before", "before with it, over before"),
-    ):
-        own = [one for one in found if one.base == base]
-        if own:
-            claims = any(one.claim for one in own)
-            head = [title, "not", "speed", "memory", *(["claimed"] if claims else [])]
-            yield fmt.table(head, [_ablated(one)[: len(head)] for one in own])
+    """Yields what each optimisation bought, and how many of the intervals tell nothing."""
+    for grid in tables.ablation(found):
+        yield fmt.table(grid.head, grid.rows)
     untold = sum(1 for one in found if one.gain and not one.gain.is_told)
     if untold:
         yield Text(f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told.")
-
-
-def _ablated(one: AblationResult) -> list[str]:
-    bought = fmt.ratio(one.gain, "x") if one.gain else one.why
-    memory = f"{one.memory_ratio:.2f}x" if one.memory_ratio else "-"
-    return [f"{one.knobs}={one.value}", one.instead_of, bought, memory, one.claim or "-"]
 
 
 def trained(result: Mapping[str, Any], measured: Mapping[str, Any], samples: int | None) -> Iterator[str]:

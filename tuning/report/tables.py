@@ -1,0 +1,114 @@
+"""The tables of a run as text, the same for the terminal and for report.html."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from trainables.knobs import TABLE
+from tuning.report.ablation_results import AblationResult
+from tuning.report.format import complete, outcome, percent, plain, quality, rate, ratio, size, speed
+from tuning.report.sentences import bound
+from tuning.report.summary import PICKS, Named, Summary
+from tuning.report.trial_views import TrialView
+from tuning.search import runtime_check
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text: column heads and rows of cells, the first of which names its row; `stressed` is a row."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    stressed: int | None = None
+
+
+def configurations(found: Summary) -> Grid | None:
+    """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one."""
+    shown = [*([found.best] if found.best else []), *found.given(), *found.challengers(), *found.alternatives()]
+    head = ["samples/s", "in turns", "trainings", *found.objectives, "peak", "waits", "held back by"]
+    rows = [_configuration(found, one) for one in shown]
+    kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
+    grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
+    return grid if len(rows) > 1 else None
+
+
+def _configuration(found: Summary, one: Named) -> list[str]:
+    beside = speed(one.throughput, one.probed_samples_per_s) if one.beside_others else outcome(one.outcome)
+    learned = [quality(one.quality[name]) if name in one.quality else "-" for name in found.objectives]
+    waits, held = percent(one.data_wait_frac), bound(one.verdict) if one.verdict else "-"
+    name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
+    return [name, beside, speed(one.trained), *learned, size(one.peak_allocated_bytes), waits, held]
+
+
+def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
+    """Yields what each optimisation bought at the best, and added to `before`: speed, memory, the claim."""
+    for base, title in (("best", "best with it, over best without"), ("before", "before with it, over before")):
+        own = [one for one in found if one.base == base]
+        width = 5 if any(one.claim for one in own) else 4
+        rows = [_ablated(one)[:width] for one in own]
+        if rows:
+            yield Grid([title, "instead of", "speed", "memory", "claimed"][:width], rows)
+
+
+def _ablated(one: AblationResult) -> list[str]:
+    bought = ratio(one.gain, "x") if one.gain else one.why
+    memory = f"{one.memory_ratio:.2f}x" if one.memory_ratio else "-"
+    return [f"{one.knobs}={one.value}", one.instead_of, bought, memory, one.claim or "-"]
+
+
+def knobs(found: Summary) -> tuple[Grid, list[str]] | None:
+    """Returns the knobs that differ between the named configurations, and the others as name=value."""
+    columns = [*found.given(), *([found.best] if found.best else [])]
+    configs = [complete(one.config) for one in columns]
+    rows, same = [], []
+    for name in dict.fromkeys(name for config in configs for name in config):
+        cells = [plain(c[name]) if name in c else "-" for c in configs]
+        if len(set(cells)) > 1:
+            rows.append([name, *cells])
+        else:
+            same.append(f"{name}={cells[0]}")
+    return (Grid(["", *(one.name for one in columns)], rows), same) if columns else None
+
+
+def active(found: Summary) -> Grid | None:
+    """Returns the knobs of the best as asked, and as its first step was seen to run them."""
+    if found.best is None or not found.best.active:
+        return None
+    words = {True: "as asked", False: "not as asked", None: "cannot be told"}
+    rows = runtime_check.compare(found.best.config, found.best.active)
+    return Grid(["knob", "asked", "seen", ""], [[r.knob, r.asked, r.seen, words[r.agrees]] for r in rows])
+
+
+def probes(found: Summary) -> Grid | None:
+    """Returns every probe, the fastest first, with the knobs in which the probes differ."""
+    keys, rows = _varied(found.probes), []
+    for number, probe in enumerate(sorted(found.probes, key=lambda p: -(p.samples_per_s or 0.0)), start=1):
+        measured = rate(probe.samples_per_s) if probe.samples_per_s else outcome(probe.outcome)
+        cells = [plain(probe.config.get(k, "-")) for k in keys]
+        rows.append([probe.trial or str(number), measured, size(probe.peak_allocated_bytes), *cells])
+    return Grid(["", "samples a second", "peak memory", *map(_short, keys)], rows) if rows else None
+
+
+def trials(found: Summary) -> Grid | None:
+    """Returns every trial with the knobs in which the trials differ, and what it is picked for."""
+    picks = {n.trial: name.replace("_", " ") for name, n in reversed(list(found.named.items())) if name in PICKS}
+    keys, rows = _varied(found.trials), []
+    for trial in sorted(found.trials, key=lambda t: t.trial):
+        values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
+        trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
+        ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
+        figures = [rate(trial.samples_per_s if trained else None), size(trial.peak_allocated_bytes)]
+        mark = picks.get(trial.trial, "front" if trial.on_front else "")
+        rows.append([trial.trial, ended, *values, *figures, *(plain(trial.config.get(k, "-")) for k in keys), mark])
+    head = ["", "outcome", *found.objectives, "samples/s", "peak", *map(_short, keys), ""]
+    return Grid(head, rows) if rows else None
+
+
+def _short(name: str) -> str:
+    return TABLE[name].short if name in TABLE and TABLE[name].short else name.replace("_", " ")
+
+
+def _varied(views: Sequence[TrialView]) -> list[str]:
+    names = dict.fromkeys(name for one in views for name in one.config)
+    return [n for n in names if len({str(one.config.get(n)) for one in views}) > 1]
