@@ -30,7 +30,7 @@ from trainables.workload import BUILT_IN
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Space
-from tuning.memory.measure import defaults
+from tuning.memory.groups import defaults
 from tuning.search.probe import reference_batch_size
 from tuning.search.throughput import neighbour
 from tuning.workers import doctor

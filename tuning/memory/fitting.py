@@ -68,7 +68,8 @@ def fit(
     peaks = [peak for m in micro_batches if (peak := prediction.peak(m)) is not None]
     if not peaks:
         return Fit(knobs, prediction.confidence, prediction.notes, (), None, None)
-    guard = _guard(peaks, prediction.confidence, usable_bytes, kernels)
+    profile = MemoryProfile.from_peaks(peaks, prediction.confidence, cuda=kernels == "cuda")
+    guard = MemoryGuard(usable_bytes, {_ONE: profile})
     largest = None if usable_bytes is None else largest_that_fits(prediction, guard, kernels)
     cells = tuple(_cell(peak, guard, kernels) for peak in peaks)
     most = prediction.peak(largest) if largest else None
@@ -76,7 +77,8 @@ def fit(
     if most is not None:  # its capacity is known to half a percent, and that the limit is enough
         limit = guard.limit_bytes(_ONE) or 0
         most = replace(most, capacity_bytes=min(most.capacity_bytes, limit))
-        largest_cell = _cell(most, _guard([most], prediction.confidence, usable_bytes, kernels, peaks[0]), kernels)
+        one = MemoryProfile.from_peaks([most], prediction.confidence, cuda=kernels == "cuda", sizes=profile.sizes)
+        largest_cell = _cell(most, MemoryGuard(usable_bytes, {_ONE: one}), kernels)
     return Fit(knobs, prediction.confidence, prediction.notes, cells, largest, largest_cell)
 
 
@@ -103,20 +105,6 @@ def largest_that_fits(prediction: Prediction, guard: MemoryGuard, kernels: Kerne
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _guard(
-    peaks: Sequence[Peak],
-    confidence: Confidence,
-    usable_bytes: int | None,
-    kernels: Kernels,
-    sizes_of: Peak | None = None,
-) -> MemoryGuard:
-    """Returns a guard that knows the peaks of one memory group; what never dies is as in `sizes_of`, or the first."""
-    profile = MemoryProfile.from_peaks(peaks, confidence, cuda=kernels == "cuda")
-    if sizes_of is not None:
-        profile = profile.with_sizes(MemoryProfile.from_peaks([sizes_of], confidence, cuda=kernels == "cuda").sizes)
-    return MemoryGuard(usable_bytes, {_ONE: profile})
 
 
 def _cell(peak: Peak, guard: MemoryGuard, kernels: Kernels) -> Cell:

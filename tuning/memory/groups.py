@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainables.knobs import PHASE_KNOB, Knobs, Scalar, with_memory
+from trainables.knobs import PHASE_KNOB, Knobs, Scalar, is_active, with_memory
+from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Record, last
 from tuning.memory.guard import GRADIENTS_HELD, MINOR_KNOBS, MemoryGroup, MemoryGuard
 from tuning.memory.oom import GROWING
@@ -20,6 +23,8 @@ all that counts is whether there is a phase for the encoder: with one `signals` 
 the smallest micro-batch.
 """
 _DEFAULTS = Knobs().as_dict()
+_EDGE_FRAC = 0.1
+"""So much of a range at either end is its edge."""
 
 
 def key_of(knobs: Mapping[str, Scalar]) -> MemoryGroup:
@@ -50,6 +55,66 @@ def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
 def need_of(knobs: Mapping[str, Scalar]) -> tuple[MemoryGroup, int]:
     """Returns the memory group and the micro-batch: all that the need of a configuration depends on."""
     return key_of(knobs), micro_batch_of(knobs)
+
+
+# -- of a space -------------------------------------------------------------------------------------------------------
+
+
+def memory_groups(space: Space) -> list[dict[str, Scalar]]:
+    """Returns every combination of memory knobs the space can ask for; of a range its ends and its middle.
+
+    Minor knobs are as the space starts. Those with a phase for the encoder come after those without, where the space
+    has both.
+    """
+    names, start = (PHASE_KNOB, *MEMORY_KNOBS), defaults(space)
+    minor = {n: start[n] for n in MINOR_KNOBS if n in start}
+    phases = {None if v is None else float(v) > 0: v for v in reversed(_values(space, PHASE_KNOB))}
+    values = [sorted(phases.values(), key=lambda v: v or 0), *(_values(space, name) for name in MEMORY_KNOBS)]
+    combined = []
+    for combination in itertools.product(*values):
+        asked = {n: v for n, v in zip(names, combination, strict=True) if v is not None}
+        combined.append({**minor, **{n: space.fixed[n] for n in names if n in space.fixed}, **asked})
+    return combined
+
+
+def micro_batches(space: Space) -> list[int]:
+    """Returns the micro-batch sizes that a trial of the space can come to run, in rising order: halves included."""
+    parameter = space.parameters.get("micro_batch_size", space.fixed.get("micro_batch_size", Knobs().micro_batch_size))
+    if isinstance(parameter, Range):
+        asked = [int(parameter.high)]
+    else:
+        asked = [int(v) for v in (parameter.values if isinstance(parameter, Choice) else (parameter,))]
+    return sorted({size >> n for size in asked for n in range(size.bit_length())})
+
+
+def defaults(space: Space) -> dict[str, Scalar]:
+    """Returns a starting point: the fixed knobs, and for each searched one its own default where the space has it.
+
+    Else it is the first of a list, the middle of a range; the middle too where the default is at the range's edge, for
+    a range says where its author expects the best.
+    """
+    start: dict[str, Scalar] = dict(space.fixed)
+    for name, parameter in space.parameters.items():
+        if isinstance(parameter, Choice):
+            start[name] = _DEFAULTS[name] if _DEFAULTS[name] in parameter.values else parameter.values[0]
+        else:
+            place = parameter.place(float(_DEFAULTS[name]))
+            start[name] = _DEFAULTS[name] if _EDGE_FRAC <= place <= 1 - _EDGE_FRAC else parameter.at(0.5)
+    return {n: v for n, v in start.items() if is_active(n, start)}
+
+
+def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:
+    parameter = space.parameters.get(name)
+    if isinstance(parameter, Choice):
+        return parameter.values
+    if isinstance(parameter, Range):
+        middle = math.sqrt(parameter.low * parameter.high)
+        ends = (parameter.low, middle, parameter.high)
+        return tuple(dict.fromkeys(round(v) if parameter.integer else v for v in ends))
+    return (None,)
+
+
+# -- of the records ---------------------------------------------------------------------------------------------------
 
 
 def fits(learned: MemoryGuard, knobs: Mapping[str, Scalar]) -> bool:

@@ -58,7 +58,6 @@ LOADER_HUNG = Fault("loader process hung", Outcome.TIMEOUT, "fewer_workers")
 SHARED_MEMORY = Fault("shared memory", Outcome.SHM, "no_workers")
 DESCRIPTORS = Fault("file descriptors", Outcome.FD, "fewer_workers")
 SAMPLE = Fault("data", Outcome.DATA)
-THRASHING = Fault("thrashing allocator", Outcome.OOM, "micro_batch")
 GROWING = Fault("growing memory", Outcome.OOM)
 """Memory that is never given back: a smaller micro-batch would only reach the cap later."""
 UNKNOWN = Fault("", Outcome.CRASH)

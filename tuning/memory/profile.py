@@ -82,23 +82,25 @@ class MemoryProfile:
         return cls(sizes, tuple(points))
 
     @classmethod
-    def from_peaks(cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool, alone: bool = False) -> MemoryProfile:
-        """Returns the footprint of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors.
+    def from_peaks(
+        cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool, alone: bool = False, sizes: Sizes | None = None
+    ) -> MemoryProfile:
+        """Returns the profile of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors.
 
         Those of batches of one micro-step are the `alone` ones; what the allocator adds to them is taken to be the same
-        share.
+        share. `sizes` are those counted on the model itself, else those alive at the first peak.
         """
         held = peaks[0].breakdown
 
         def point(peak: Peak) -> Point:
             share = peak.alone_bytes / peak.live_bytes if alone and peak.live_bytes else 1.0
-            sizes = (peak.allocated_bytes, peak.capacity_bytes) if cuda else (peak.live_bytes, peak.live_bytes)
-            return Point(peak.micro_batch, *(round(share * size) for size in sizes))
+            found = (peak.allocated_bytes, peak.capacity_bytes) if cuda else (peak.live_bytes, peak.live_bytes)
+            return Point(peak.micro_batch, *(round(share * size) for size in found))
 
-        sizes = Sizes(
+        traced = Sizes(
             held.get("parameter", 0) + held.get("buffer", 0), held.get("gradient", 0), held.get("optimizer", 0)
         )
-        return cls(sizes, tuple(point(p) for p in peaks), confidence)
+        return cls(sizes or traced, tuple(point(p) for p in peaks), confidence)
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> MemoryProfile:
@@ -118,10 +120,6 @@ class MemoryProfile:
             "points": [[p.micro_batch, p.peak_bytes, p.capacity_bytes] for p in self.points],
             "source": self.source,
         }
-
-    def with_sizes(self, sizes: Sizes) -> MemoryProfile:
-        """Returns it with sizes that were counted on the model itself."""
-        return dataclasses.replace(self, sizes=sizes)
 
     @property
     def floor_bytes(self) -> int:

@@ -11,9 +11,8 @@ from trainables.knobs import Knobs, Scalar, is_active
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
-from tuning.memory.groups import fits, learn, micro_batch_of, need_of
+from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of
 from tuning.memory.guard import PROBE_COSTS, FitVerdict, MemoryGuard
-from tuning.memory.measure import defaults
 from tuning.search import reuse
 from tuning.search.bottleneck import frozen, frozen_sentence, judge
 from tuning.search.protocols import Probes

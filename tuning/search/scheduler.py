@@ -13,9 +13,8 @@ from typing import Any, Literal
 from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trials, unfinished
-from tuning.memory.groups import fits, learn, need_of, peaks_are_whole
+from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.measure import defaults
 from tuning.memory.oom import GROWING, Outcome, requested_bytes
 from tuning.search import reuse, throughput
 from tuning.search.beginning import beginning

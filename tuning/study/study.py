@@ -71,7 +71,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
             cluster = stack.enter_context(executors.cluster(config))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
-        facts = described(profiler, config.workload.options, estimate.defaults(config.space))
+        facts = described(profiler, config.workload.options, groups.defaults(config.space))
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:

@@ -13,8 +13,8 @@ from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Journal
-from tuning.memory.groups import guard, key_of
-from tuning.memory.measure import MemoryStage, couplings, micro_batches
+from tuning.memory.groups import guard, key_of, memory_groups, micro_batches
+from tuning.memory.measure import MemoryStage
 from tuning.memory.prediction import Prediction
 from tuning.memory.trace import Trace
 
@@ -122,7 +122,7 @@ def test_a_batch_of_one_micro_step_is_a_coupling_of_its_own() -> None:
 def test_when_its_time_is_up_it_says_so_and_leaves_the_rest_to_the_trials(journal: Journal) -> None:
     MemoryStage(CountingBench(), SPACE, journal, 10**9).run(limit_s=-1.0)
     assert [r.event for r in journal.records] == ["footprint", "note"]
-    assert journal.records[-1]["text"].startswith("the estimate measured 1 of 2 couplings")
+    assert journal.records[-1]["text"].startswith("measured 1 of 2 memory groups")
     learned = guard(journal.records, 10**9)
     assert (
         learned.judge(key_of({"amp_dtype": "bf16", "dropout": 0.0}), 64).reason
@@ -181,7 +181,7 @@ def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Jo
 
 def test_of_a_range_its_ends_and_middle_are_measured() -> None:
     space = Space.of({**SPACE.as_raw(), "hidden_size": {"low": 64, "high": 256}})
-    assert sorted({c["hidden_size"] for c in couplings(space)}) == [64, 128, 256]
+    assert sorted({c["hidden_size"] for c in memory_groups(space)}) == [64, 128, 256]
 
 
 @pytest.mark.parametrize(

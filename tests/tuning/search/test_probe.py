@@ -16,9 +16,9 @@ from trainables.knobs import Scalar
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal
-from tuning.memory.groups import guard, key_of
+from tuning.memory.groups import guard, key_of, memory_groups
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
-from tuning.memory.measure import MemoryStage, couplings
+from tuning.memory.measure import MemoryStage
 from tuning.search.foresight import Foresight, tries_of
 from tuning.search.probe import A_SWEEP, IDLE, ProbeStage, probed, speed_couplings
 from tuning.search.throughput import neighbour
@@ -100,7 +100,7 @@ def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_by
     bounded = [r for r in prints if r["coupling"].get("activation_checkpointing")]
     assert [(r["source"], r["measured"]) for r in bounded] == [("bound", [])] * 2
     assert [r["points"] for r in bounded] == [r["points"] for r in own[:2]]
-    assert {str(r["coupling"]) for r in prints} == {str(c) for c in couplings(SPACE)}
+    assert {str(r["coupling"]) for r in prints} == {str(c) for c in memory_groups(SPACE)}
 
 
 def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) -> None:
@@ -115,11 +115,11 @@ def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) 
 
 def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
     space = Space.of({"encoder_frac": [0.0, 0.25, 0.5], "hidden_size": [64, 128], "batch_size": 16})
-    found = couplings(space)
+    found = memory_groups(space)
     assert [c["encoder_frac"] for c in found] == [0.0, 0.0, 0.25, 0.25]
     assert key_of({"encoder_frac": 0.5, "hidden_size": 64}) == key_of(found[2]) != key_of(found[0])
-    assert [c.get("encoder_frac") for c in couplings(Space.of({"encoder_frac": 0.5, "batch_size": 16}))] == [0.5]
-    ranged = couplings(Space.of({"encoder_frac": {"low": 0.0, "high": 0.5}, "batch_size": 16}))
+    assert [c.get("encoder_frac") for c in memory_groups(Space.of({"encoder_frac": 0.5, "batch_size": 16}))] == [0.5]
+    ranged = memory_groups(Space.of({"encoder_frac": {"low": 0.0, "high": 0.5}, "batch_size": 16}))
     assert sorted(float(c["encoder_frac"]) > 0 for c in ranged) == [False, True]
 
 

@@ -17,9 +17,9 @@ from trainables.knobs import Knobs
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.records import Journal, trials, unfinished
-from tuning.memory.groups import guard, key_of, micro_batch_of
+from tuning.memory.groups import defaults, guard, key_of, micro_batch_of
 from tuning.memory.guard import MemoryGuard
-from tuning.memory.measure import MemoryStage, defaults
+from tuning.memory.measure import MemoryStage
 from tuning.memory.oom import GROWING
 from tuning.search.foresight import Foresight, tries_of
 from tuning.search.probe import ProbeStage
