@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import signal
-import statistics
 import sys
 import time
 import traceback
@@ -22,18 +21,16 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from tuning.cli.progress import REFRESH_PER_S, Status
 from tuning.config.errors import PreflightError, StoppedEarly, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.journal.records import Record
 from tuning.report import sentences, text
-from tuning.report.format import LABEL_WIDTH, duration, fit, labelled, plain, rate
+from tuning.report.format import LABEL_WIDTH, fit, labelled, plain
 from tuning.report.summary import Summary
-from tuning.report.trial_views import SPEED
 from tuning.workers.doctor import Check
 
 PIPE_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 40, 1000
-REFRESH_PER_S = 4
-MIN_TRIALS_FOR_ETA = 3
 
 
 class Terminal:
@@ -165,66 +162,6 @@ class Terminal:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-
-class Status:
-    """What the live line shows: stage, how many are done, the best so far, and when the search will be over."""
-
-    def __init__(self, facts: Record | Mapping[str, Any], trials: int = 0) -> None:
-        objectives = facts.get("objectives") or {}
-        self.objective = next((n for n in objectives if n != SPEED), "")
-        self._lower = objectives.get(self.objective) == "min"
-        self._trials, self._slots = trials, int(facts.get("concurrency") or 1)
-        self._stage, self._entered = "", 0.0
-        self._done = {"probe": 0, "search": 0, "confirm": 0}
-        self._took_s: list[float] = []
-        self._best_value: float | None = None
-        self._best_speed: float | None = None
-        self.reference: Mapping[str, Any] | None = None
-
-    def enter(self, stage: str, now_s: float) -> None:
-        """A stage begins at `now_s` of the caller's clock."""
-        self._stage, self._entered = stage, now_s
-        if stage == "search":
-            self.reference = None
-
-    def take(self, record: Record) -> None:
-        """Something was written; `reference` is the configuration that event lines are told against."""
-        speed = record.get(SPEED)
-        if record.event == "probe":
-            self._done["probe"] += 1
-            if speed and (self._best_speed is None or speed > self._best_speed):
-                self._best_speed, self.reference = speed, record.get("config")
-        elif record.event == "trial" or (record.event == "refused" and self._stage == "search"):
-            self._done["search"] += 1
-            self.reference = self.reference or record.get("config")
-            if record.event == "trial":
-                self._took_s.append(sum(record.get(k) or 0.0 for k in ("setup_s", "train_s", "evaluate_s")))
-            value = (record.get("values") or {}).get(self.objective)
-            if value is not None and (self._best_value is None or (value < self._best_value) == self._lower):
-                self._best_value = value
-        elif record.event in ("window", "confirmed"):
-            self._done["confirm"] += 1
-
-    def eta_s(self) -> float | None:
-        """Returns the median trial's seconds times the trials left over the slots; None before three have ended."""
-        left = self._trials - self._done["search"]
-        if self._stage != "search" or len(self._took_s) < MIN_TRIALS_FOR_ETA or left <= 0:
-            return None
-        return statistics.median(self._took_s) * left / self._slots
-
-    def line(self, now_s: float) -> str:
-        """Returns the live line at `now_s` of the caller's clock."""
-        total = f"/{self._trials}" if self._stage == "search" and self._trials else ""
-        done = f"{self._done[self._stage]}{total} done" if self._stage in self._done else ""
-        best = ""
-        if self._stage == "probe" and self._best_speed:
-            best = f"best {rate(self._best_speed)} samples/s"
-        elif self._best_value is not None:
-            best = f"best {self.objective} {self._best_value:.3f}"
-        eta = self.eta_s()
-        left = f"~{duration(eta)} left" if eta is not None else ""
-        return "  ".join(p for p in (self._stage, done, best, duration(max(0.0, now_s - self._entered)), left) if p)
 
 
 def console(stream: TextIO, env: Mapping[str, str]) -> Console:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop
@@ -28,8 +27,9 @@ from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
+from tuning.cli.progress import TrainingBar
 from tuning.cli.signals import Interrupted, StopSignals
-from tuning.cli.terminal import REFRESH_PER_S, console, line
+from tuning.cli.terminal import console, line
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
@@ -42,8 +42,6 @@ from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
 MODEL, RESULT = "model.safetensors", "result.json"
-PLAIN_LINE_S = 5.0
-"""Where there is no terminal to draw a training's bar on, a line this often."""
 
 
 @dataclass(frozen=True)
@@ -171,34 +169,6 @@ def train(
         raise _ended(error, job) from error
     checkpoint.clear(job.out)
     return result
-
-
-class TrainingBar:
-    """A training on a person's terminal as a bar with speed, loss and time left; elsewhere a line every few seconds."""
-
-    def __init__(self, messages: Console, total: int, begun_at: int) -> None:
-        self._messages, self._total, self._said = messages, total, time.monotonic()
-        shown = "{task.percentage:>3.0f}%  {task.fields[rate]}  {task.fields[loss]}"
-        columns = (TextColumn("training"), BarColumn(bar_width=None), TextColumn(shown), TimeElapsedColumn())
-        left = (TextColumn("left"), TimeRemainingColumn())
-        options: dict[str, Any] = {"transient": True, "refresh_per_second": REFRESH_PER_S}
-        self._bar = Progress(*columns, *left, console=messages, disable=not messages.is_terminal, **options)
-        self._task = self._bar.add_task("", total=total, completed=begun_at, rate="", loss="")
-
-    def __enter__(self) -> TrainingBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def moved(self, samples: int, samples_per_s: float, loss: float) -> None:
-        """Shows how far it is."""
-        rate, said = f"{samples_per_s:.1f} samples/s", f"loss {loss:.3f}"
-        self._bar.update(self._task, completed=samples, rate=rate, loss=said)
-        if not self._messages.is_terminal and time.monotonic() - self._said >= PLAIN_LINE_S:
-            self._said = time.monotonic()
-            line(self._messages, f"{samples}/{self._total} samples  {rate}  {said}")
 
 
 def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> loop.State:

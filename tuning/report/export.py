@@ -128,7 +128,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
     place, speed, windows = summary.place, named.trained or named.throughput, named.throughput
     return {
         SPEED: {
-            "median": _short(named.samples_per_s),
+            "median": _short(speed.median if speed else named.probed_samples_per_s),
             "spread": _short(speed.half_width) if speed else None,
             "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],
             "windows": [_short(rate) for rate in windows.windows] if windows else [],

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.tuning import hostile
-from tuning.cli.terminal import Status, Terminal
+from tuning.cli.progress import Status
+from tuning.cli.terminal import Terminal
 from tuning.config import load
 from tuning.config.errors import ConfigError
 from tuning.journal.records import Record

@@ -13,6 +13,7 @@ from trainables.knobs import NAMES
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.report import export, summary
+from tuning.stats import uncertainty
 
 WHEN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -39,6 +40,12 @@ def test_what_is_written_is_read_back(best):
     assert set(read_back.knobs) == set(NAMES)
     assert read_back.measured["samples_per_s"]["status"] == "confirmed"
     assert read_back.warnings == ()
+
+
+def test_the_median_of_the_file_is_the_median(found, tmp_path):
+    own = dataclasses.replace(found.named["best"], trained=uncertainty.throughput([10.0, 10.0, 40.0]))
+    path = export.write_best(dataclasses.replace(found, named={"best": own}), tmp_path / "best.yaml", created=WHEN)
+    assert yaml.safe_load(path.read_text())["measured"]["samples_per_s"]["median"] == 10.0
 
 
 def test_the_same_run_gives_the_same_bytes(best, found, tmp_path):

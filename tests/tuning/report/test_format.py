@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from tuning.report import format as fmt
 from tuning.report import report, sentences
 from tuning.report.summary import Place, Summary
 from tuning.report.text import summary as printed
+from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain
 
 
@@ -144,3 +146,31 @@ def test_a_best_that_learned_no_more_than_a_baseline_is_said(
 def test_no_baseline_or_no_best_says_nothing(found: Summary) -> None:
     assert sentences.baseline_sentence(replace(found, baselines={})) == ""
     assert sentences.baseline_sentence(replace(found, named={})) == ""
+
+
+def test_a_speed_is_the_mean_with_the_interval_of_that_mean() -> None:
+    windows = (10.0, 10.0, 10.0, 10.0, 20.0)
+    found = uncertainty.throughput(windows)
+    assert found is not None
+    half = stats.t.ppf(0.975, 4) * stats.sem(windows)
+    assert fmt.speed(found) == f"12.0 ± {half:.1f}"  # around the mean of 12, and not around the median of 10
+    assert fmt.speed(uncertainty.throughput([10.0])) == "10.0"
+    assert fmt.speed(None, 10.0) == "10.0 (probed)"
+
+
+def test_the_range_of_the_next_run_needs_several_seeds(found: Summary) -> None:
+    several = uncertainty.quality({1: 0.90, 2: 0.92}, proportion_of=300)
+    one = uncertainty.quality({1: 0.90}, proportion_of=300)
+    assert fmt.quality(several).startswith("0.910 (0.")
+    assert fmt.quality(one) == "0.900"  # the binomial interval of its samples says nothing of another run
+    best = found.named["best"]
+    alone = replace(found, named={**found.named, "best": replace(best, quality={"accuracy": one})})
+    assert "next run" not in report.render(alone).split("<h2>")[0]
+
+
+def test_the_answer_keeps_what_is_faster_than_the_pick(found: Summary) -> None:
+    assert "keep" not in sentences.answer(found)
+    slower = replace(found, gains=(Gain("best", "before", 1.5, 1.4, 1.6, 5), Gain("best", "after", 0.8, 0.75, 0.85, 5)))
+    said = sentences.answer(slower)
+    assert "1.50 (1.40 to 1.60) times as fast as before and 1.25 (1.18 to 1.33) times slower than after" in said
+    assert said.endswith("But keep after if its accuracy (0.884) is enough.")
