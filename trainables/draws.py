@@ -25,13 +25,8 @@ _AT_ONCE = 32_768
 """Numbers drawn at a time on a CPU: 256 KiB of bits."""
 
 
-def key(seed: int, epoch: int, index: int) -> int:
-    """Returns the key of a sample in an epoch of a run, an int64."""
-    return _signed(_mix_int(_epoch_bits(seed, epoch) + index & _MASK))
-
-
 def keys(seed: int, epoch: int, index: Tensor) -> Tensor:
-    """Returns the keys, int64, of samples `index`, int64, of the same shape: those that `key` gives one by one."""
+    """Returns the keys, int64, of samples `index`, int64, of the same shape, in an epoch of a run."""
     return _mix(index + _signed(_epoch_bits(seed, epoch) + _GAMMA & _MASK))
 
 

@@ -19,9 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-CUDA_GRANULE_BYTES = 512
-"""The caching allocator of a CUDA device rounds every tensor up to this."""
-
 
 class _Counted(weakref.ref[Any]):
     """A storage that is counted; the reference tells its counter when it dies."""
@@ -37,14 +34,11 @@ class LiveBytes(TorchDispatchMode):
     The storage that would pass the cap is let go before the error is raised, as a card never makes it: the count is
     then what it was before the operator. Tensors made outside are counted through `adopt`, and while `adopts` is on as
     soon as an operator takes them. The count goes down as storages die, also after the mode has ended.
-
-    `granule_bytes` rounds each storage up, as a CUDA device does with 512.
     """
 
-    def __init__(self, cap_bytes: int | None = None, granule_bytes: int = 1) -> None:
+    def __init__(self, cap_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cap_bytes = cap_bytes
-        self.granule_bytes = granule_bytes
         self.live_bytes = 0
         self.peak_bytes = 0
         self.wanted_bytes = 0
@@ -109,8 +103,6 @@ class LiveBytes(TorchDispatchMode):
             parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else ()
             return next((size for part in parts if (size := self._add(part))), 0)
         key, size = storage._cdata, storage.nbytes()
-        if self.granule_bytes > 1:
-            size = -(-size // self.granule_bytes) * self.granule_bytes
         known = self._known.get(key)
         grown = size - (known.size if known is not None else 0)  # not 0 for one that was resized
         if grown == 0:

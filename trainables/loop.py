@@ -46,7 +46,6 @@ __all__ = [
     "Timetable",
     "Window",
     "evaluate",
-    "peak_bytes",
     "peaks",
     "prepare",
     "rehearse",
@@ -141,11 +140,6 @@ def train(state: State) -> Generator[Window | Evaluation]:
                     return
             state.epoch += 1
             state.micro_batches_done = 0
-
-
-def peak_bytes(resident: Resident, config: Config, micro_batch: int) -> int:
-    """Returns the most live bytes of training on the `micro_batch` longest samples of the training split."""
-    return peaks(resident, config, micro_batch)[0]
 
 
 def peaks(resident: Resident, config: Config, micro_batch: int) -> tuple[int, int]:

@@ -228,7 +228,7 @@ def test_forcing_all_steps_is_the_teachers_tour_and_none_is_the_models() -> None
 def augmented(batch: Batch, keys: Tensor | None = None, options: dict[str, Any] | None = None, **knobs: Any) -> Batch:
     """Returns the batch after augmentation; the tensors given stay as they are."""
     copies = {name: part.clone() for name, part in batch.items()}
-    keys = torch.tensor([draws.key(0, 0, i) for i in range(len(batch["rank"]))]) if keys is None else keys
+    keys = draws.keys(0, 0, torch.arange(len(batch["rank"]))) if keys is None else keys
     return PointerNet().augment(copies, keys, Config(Knobs.of(knobs), options or {}), "")
 
 

@@ -173,7 +173,7 @@ def test_strength_scales_the_disturbance_and_0_is_none() -> None:
 
 
 def test_views_and_references_do_not_depend_on_the_cut(config: Config) -> None:
-    workload, keys = Signals(), torch.tensor([signals.draws.key(0, 3, i) for i in range(6)])
+    workload, keys = Signals(), signals.draws.keys(0, 3, torch.arange(6))
     whole = workload.augment(batch_of(config, *range(6)), keys, config, "encoder")
     count = len(whole["others"])
     assert "labels" not in whole
@@ -191,7 +191,7 @@ def test_views_and_references_do_not_depend_on_the_cut(config: Config) -> None:
 def test_another_epoch_brings_other_references(config: Config) -> None:
     workload, seen = Signals(), []
     for epoch in range(6):
-        keys = torch.tensor([signals.draws.key(0, epoch, 5)])
+        keys = signals.draws.keys(0, epoch, torch.tensor([5]))
         seen.append(tuple(workload.augment(batch_of(config, 5), keys, config, "encoder")["others"].tolist()))
     assert len(set(seen)) > 3
     assert all(len(set(others)) == len(others) for others in seen)
