@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -14,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from trainables.files import cache_dir, write_whole
 
@@ -71,14 +71,13 @@ def write(found: Calibration, where: Path) -> Path:
 
 
 def known(where: Path | None) -> Iterator[Calibration]:
-    """Yields what the folder holds; a file that cannot be read, or says something else, is passed over."""
-    if where is None or not where.is_dir():
-        return
-    for path in sorted(where.glob("*.json")):
-        try:
-            yield _of(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    """Yields what the folder holds, oldest first; a file that cannot be read or says something else is passed over."""
+    found: list[Calibration] = []
+    for path in sorted(where.glob("*.json")) if where is not None and where.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            found.append(Calibration(**{**raw, "capability": (int(raw["capability"][0]), int(raw["capability"][1]))}))
+    yield from sorted(found, key=lambda c: c.when)
 
 
 def of_card(capability: tuple[int, int], where: Path | None = None, torch: str | None = None) -> Calibration | None:
@@ -87,21 +86,11 @@ def of_card(capability: tuple[int, int], where: Path | None = None, torch: str |
     `where` is the folder, by default the user's; `torch` the version, by default the installed one.
     """
     version = importlib.metadata.version("torch") if torch is None else torch
-    fitting = [
-        c for c in known(folder() if where is None else where) if c.capability == capability and c.torch == version
-    ]
-    return max(fitting, key=lambda c: c.when, default=None)
+    own = (c for c in known(where or folder()) if c.capability == capability and c.torch == version)
+    return next(reversed([*own]), None)
 
 
 def context_bytes(device: str, where: Path | None = None) -> int:
     """Returns what a process takes of the device of that name beside torch's allocator, 0 where it was not measured."""
-    fitting = [c for c in known(folder() if where is None else where) if c.device == device]
-    latest = max(fitting, key=lambda c: c.when, default=None)
-    return int(latest.constants.get("context_bytes", 0)) if latest is not None else 0
-
-
-def _of(raw: Mapping[str, Any]) -> Calibration:
-    major, minor = raw["capability"]
-    return Calibration(
-        str(raw["device"]), str(raw["torch"]), (int(major), int(minor)), dict(raw["constants"]), str(raw["when"])
-    )
+    own = [c.constants.get("context_bytes", 0) for c in known(where or folder()) if c.device == device]
+    return int(own[-1]) if own else 0

@@ -45,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Bytes of one memory coupling (dtype, checkpointing, adapter ...), by micro-batch size.
+    """Bytes of one memory group (dtype, checkpointing, adapter ...), by micro-batch size.
 
     `points` rise with the micro-batch and never fall; `source` says how they were found, one of `SOURCES`.
     """
@@ -73,7 +73,7 @@ class MemoryProfile:
 
     @classmethod
     def from_measured(cls, sizes: Sizes, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> MemoryProfile:
-        """Returns the footprint through measured (micro-batch, peak bytes) pairs.
+        """Returns the profile through measured (micro-batch, peak bytes) pairs.
 
         `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: all that the sizes leave
         unexplained then counts as the samples', which is too much for larger micro-batches rather than too little.
@@ -104,14 +104,9 @@ class MemoryProfile:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> MemoryProfile:
-        """Returns the footprint that `as_raw` wrote, or a record of an earlier version, which had a line."""
-        sizes = Sizes.of(raw)
-        if raw.get("points"):
-            points = tuple(Point(*(int(v) for v in p)) for p in raw["points"])
-            return cls(sizes, points, str(raw["source"]))
-        static = sum(dataclasses.astuple(sizes)) + int(raw["fixed_bytes"])
-        line = [(m, max(0, static + int(raw["bytes_per_sample"]) * m)) for m in (1, 2)]
-        return cls.from_measured(sizes, line)
+        """Returns the profile that `as_raw` wrote."""
+        points = tuple(Point(*(int(v) for v in p)) for p in raw["points"])
+        return cls(Sizes.of(raw), points, str(raw["source"]))
 
     def as_raw(self) -> dict[str, Any]:
         """Returns it as plain values."""
@@ -184,7 +179,7 @@ def interpolated(values: Mapping[int, float], micro_batch: int) -> float:
 
 
 def between(low: tuple[float, MemoryProfile], high: tuple[float, MemoryProfile], value: float) -> MemoryProfile:
-    """Returns the footprint at a knob's value between two others, as powers of it: bytes ~ value ** exponent."""
+    """Returns the profile at a knob's value between two others, as powers of it: bytes ~ value ** exponent."""
     (x0, a), (x1, b) = low, high
     share = (math.log(value) - math.log(x0)) / (math.log(x1) - math.log(x0))
 

@@ -106,11 +106,6 @@ def test_it_survives_the_journal(parts: Sizes, measured: list[tuple[int, int]]) 
     assert MemoryProfile.of(found.as_raw()) == found
 
 
-def test_a_record_of_an_earlier_version_is_a_line() -> None:
-    old = {"parameter_bytes": 60, "gradient_bytes": 10, "optimizer_bytes": 20, "fixed_bytes": 5, "bytes_per_sample": 7}
-    assert totals(MemoryProfile.of(old), range(1, 4)) == [102, 109, 116]
-
-
 def test_between_two_widths_bytes_are_a_power_of_the_width() -> None:
     low = MemoryProfile.from_measured(Sizes(100, 100, 200), [(1, 1000), (4, 4000)])
     high = MemoryProfile.from_measured(Sizes(1600, 1600, 3200), [(1, 4000), (4, 16000)])
