@@ -108,7 +108,7 @@ class Terminal:
     def summary(self, summary: Summary, folder: Path, paths: Sequence[Path] = ()) -> None:
         """Prints the result to stdout, as wide as the terminal or as COLUMNS says, 80 columns in a pipe."""
         self._stop_live()
-        for part in text.summary(summary, folder):
+        for part in text.summary(summary):
             show(self._out, part)
         for number, command in enumerate(sentences.next_commands(summary, folder)):
             line(self._out, f"{'' if number else 'next':<{LABEL_WIDTH}}{command}")

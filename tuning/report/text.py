@@ -88,9 +88,7 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
         "rated": f"{name:<6}{fast}  {knobs}",
         "rung": f"{name:<6}{record.get('samples')} samples  {values}",
         "refused": f"{reason}  {knobs}",
-        "retired": f"{name:<6}{reason}",
-        "widened": f"{name:<6}{reason}",
-        "lost": f"{name:<6}{reason}",
+        **dict.fromkeys(("retired", "widened", "lost"), f"{name:<6}{reason}"),
         "rival": f"{name:<6}{sentences.challenger_sentence(record.fields)}",
         "window": f"{name:<8}{fast or outcome}",
         "confirmed": f"{name:<8}seed {record.get('seed')}  {values or outcome}  {fast}",
@@ -99,14 +97,15 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
     return f"{label:<{fmt.LABEL_WIDTH}} {told[record.event]}" if record.event in told else ""
 
 
-def summary(found: Summary, folder: Path) -> list[RenderableType]:
+def summary(found: Summary) -> list[RenderableType]:
     """Returns the result to be printed: what to set, what it gains and how sure, then the rest; for any width."""
     best, times = found.best, found.times
     rows: list[tuple[str, RenderableType]] = []
     if best is not None:
-        chosen = fmt.assignments(fmt.differing(best.config, {}))
-        rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else "nothing: the defaults are best"))
-        rows.append(("", f"every other knob at its default (trial {plain(best.trial)})" if chosen else ""))
+        chosen, trial = fmt.assignments(fmt.differing(best.config, {})), f"(trial {plain(best.trial)})"
+        rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
+        if chosen:
+            rows.append(("", f"every other knob at its default {trial}"))
     rows.append(("gain" if best else "", Text(sentences.answer(found), style="" if best else "bold")))
     if best is not None:
         rows += _of_best(found, best)

@@ -2,7 +2,6 @@
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -138,7 +137,7 @@ def test_a_best_that_learned_no_more_than_a_baseline_is_said(
     assert bool(said) == bool(text)
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
-        console.print(*printed(own, Path("runs/nli/x")))
+        console.print(*printed(own))
     assert said in " ".join(captured.get().split())
     assert ("But " in report.render(own)) == bool(text)
 
