@@ -41,7 +41,6 @@ class Question:
     knobs: Mapping[str, Scalar]
     couplings: tuple[Mapping[str, Scalar], ...]
     micro_batches: tuple[int, ...]
-    asked: bool
     card: str
     memory_bytes: int | None
     usable_bytes: int | None
@@ -65,7 +64,6 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
     own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
     whose = own if kernels == "auto" else kernels
     base, searched = _representative(config.space)
-    sizes, asked = _sizes(config.space.given("micro_batch_size"))
     read = tuple(sorted({*config.space.parameters, *config.space.fixed}))
     axes = {name: _axis(config, card, name) for name in AXES if name != "adapter" or name in read}
     couplings = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
@@ -75,8 +73,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         options=config.workload.options,
         knobs={n: v for n, v in base.items() if n not in axes},
         couplings=couplings,
-        micro_batches=sizes,
-        asked=asked and config.origins.get("knobs.micro_batch_size") == COMMAND_LINE,
+        micro_batches=_sizes(config.space.given("micro_batch_size")),
         card=card.name,
         memory_bytes=card.memory_bytes,
         usable_bytes=card.cap_bytes,
@@ -133,13 +130,13 @@ def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
     return honoured or values
 
 
-def _sizes(given: object) -> tuple[tuple[int, ...], bool]:
-    """Returns the micro-batch sizes to show, at most `MOST_SIZES` of them, and whether it is a single one."""
+def _sizes(given: object) -> tuple[int, ...]:
+    """Returns the micro-batch sizes to show, at most `MOST_SIZES` of them."""
     if isinstance(given, Choice):
         sizes = sorted({v for v in given.values if isinstance(v, int)})
     elif isinstance(given, Range):
         sizes = [2**k for k in range(17) if given.low <= 2**k <= given.high] or [int(given.high)]
     else:
-        return (cast(int, given),), True
+        return (cast(int, given),)
     step = -(-len(sizes) // MOST_SIZES)
-    return tuple(sizes[::-1][::step][::-1]), len(sizes) == 1
+    return tuple(sizes[::-1][::step][::-1])
