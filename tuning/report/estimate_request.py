@@ -1,4 +1,4 @@
-"""What `python -m tuning estimate` is asked: from a configuration to couplings of memory knobs, sizes and a card."""
+"""What `python -m tuning estimate` is asked: from a configuration to memory groups, sizes and a card."""
 
 from __future__ import annotations
 
@@ -30,9 +30,8 @@ CAPABILITY = (8, 6)
 class Question:
     """What is to be predicted: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
 
-    `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `asked`: the
-    micro-batch was typed as one size. `read` are the knobs the workload reads, `searched` those of several values with
-    the ones left out, `notes` what else to know.
+    `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
+    knobs the workload reads, `searched` those of several values with the ones left out, `notes` what else to know.
     """
 
     workload: str
