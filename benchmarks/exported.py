@@ -168,7 +168,7 @@ def document(folder: Path, times: int) -> dict[str, Any]:
         "run": folder.name,
         "study": figures(found),
         "trainings": list(found.best.trained.windows),
-        **compared(found.best.trained.median, rows),
+        **compared(found.best.trained.mean, rows),
         "repeats": rows,
     }
 

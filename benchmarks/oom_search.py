@@ -111,8 +111,8 @@ def by_desk(machine: Machine, folder: Path, strategy: Any) -> tuple[list[Launche
     watcher = Watcher(machine, folder)
     learned = watcher.guard
     if strategy == "staged":
-        budget = ProbeSection(max_time_s=10.0, probe_time_s=0.2, spread_frac=0.2)
-        ProbeStage(machine.session, SPACE, watcher.journal, learned, budget, machine.seed).run({}, lambda r: None)
+        budget = ProbeSection(max_time_s=10.0, probe_time_s=0.2)
+        ProbeStage(machine.session, SPACE, watcher.journal, learned, budget).run({}, lambda r: None)
     terms = SearchTerms(strategy, 10_000, None, machine.seed, 2, {"loss": "min"})
     orders = TrialPlan(SAMPLES, (SAMPLES,), shrink=strategy == "staged", concurrency=1, threads=1)
     scheduler = TrialScheduler(watcher.journal, SPACE, learned, terms, orders, lambda r: None)

@@ -32,7 +32,6 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Space
 from tuning.memory.groups import defaults
 from tuning.search.probe import reference_batch_size
-from tuning.search.throughput import neighbour
 from tuning.workers import doctor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -48,16 +47,16 @@ def configurations(space: Space) -> dict[str, dict[str, Scalar]]:
     found = {"defaults": start}
     for name in CHANGED:
         parameter = space.parameters.get(name)
-        other = neighbour(start, {name: parameter.values}, [start]) if isinstance(parameter, Choice) else None
-        if other is not None:
-            found[f"{name}={other[name]}"] = other
+        others = [v for v in parameter.values if v != start.get(name)] if isinstance(parameter, Choice) else []
+        if others:
+            found[f"{name}={others[0]}"] = {**start, name: others[0]}
     return found
 
 
 def spreads(probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns what probes of one configuration took and claimed, and how far they lie apart; from two probes on."""
     rates = [float(p["samples_per_s"]) for p in probes]
-    claims = [float(p["spread_frac"]) for p in probes]
+    claims = [float(p["spread_frac"] or 1.0) for p in probes]
     mean = statistics.fmean(rates)
     others = [(sum(rates) - rate) / (len(rates) - 1) for rate in rates]
     held = [abs(rate - other) <= claim * rate for rate, other, claim in zip(rates, others, claims, strict=True)]
@@ -74,7 +73,7 @@ def spreads(probes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def measure(config: StudyConfig, threads: int, probes: int, budget: tuple[float, float]) -> dict[str, Any]:
+def measure(config: StudyConfig, threads: int, probes: int, time_s: float) -> dict[str, Any]:
     """Returns what is found of each configuration of the workload, its probes one by one too."""
     asked = configurations(config.space)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
@@ -82,16 +81,16 @@ def measure(config: StudyConfig, threads: int, probes: int, budget: tuple[float,
     with Worker(setting) as worker:
         for number in range(probes + 1):
             for name, knobs in asked.items():
-                one = worker.probe(knobs, *budget, 0.0)
+                one = worker.probe(knobs, time_s, 0.0)
                 if number and one["samples_per_s"] is not None:
                     found[name].append(one)
         best = max(statistics.fmean(p["samples_per_s"] for p in own) for own in found.values())
-        against = {name: worker.probe(knobs, *budget, best) for name, knobs in asked.items()}
+        against = {name: worker.probe(knobs, time_s, best) for name, knobs in asked.items()}
     return {
         name: {
             **spreads(own),
             "against_best": {n: against[name].get(n) for n in ("wall_s", "end")},
-            "each": [[round(p[n], 5) for n in ("samples_per_s", "spread_frac", "wall_s")] for p in own],
+            "each": [[round(p[n] or 1.0, 5) for n in ("samples_per_s", "spread_frac", "wall_s")] for p in own],
         }
         for name, own in found.items()
     }
@@ -122,15 +121,14 @@ def main() -> None:
     rows: dict[str, Any] = {}
     for workload in asked.workload:
         config = load([f"workload={workload}", "card=cpu"])
-        budget = config.budget.probe.probe_time_s, config.budget.probe.spread_frac
-        rows[workload] = measure(config, asked.threads, asked.probes, budget)
+        time_s = config.budget.probe.probe_time_s
+        rows[workload] = measure(config, asked.threads, asked.probes, time_s)
         for name, found in rows[workload].items():
             print(line(workload, name, found), file=sys.stderr)
     document = {
         **provenance("probe_cost"),
         "threads": asked.threads,
-        "probe_time_s": budget[0],
-        "spread_frac": budget[1],
+        "probe_time_s": time_s,
         "rows": rows,
     }
     publish(document, asked.out)

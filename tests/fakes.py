@@ -141,9 +141,7 @@ class FormulaProfiler:
         sizes = {"parameter_bytes": 60_000_000, "gradient_bytes": 10_000_000, "optimizer_bytes": 20_000_000}
         return {**sizes, "measured": [(m, self.peak_bytes(knobs, m)) for m in micro_batches], "message": ""}
 
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns the formula's speed, or an OOM above the cap."""
         self.probed.append(dict(knobs))
         own = Knobs.of(knobs)
@@ -167,7 +165,7 @@ class FormulaProfiler:
 
     def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
         """Returns the formula's speed."""
-        return self.probe(knobs, window_s, 0.0, 0.0)
+        return self.probe(knobs, window_s, 0.0)
 
     def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
         """Returns a result whose error falls with the distance of the learning rate from 0.1."""
@@ -178,7 +176,7 @@ class FormulaProfiler:
             "done": True,
             "values": {"error": abs(math.log(rate / 0.1)) + 0.01 * seed},
             "samples": samples,
-            "measured_samples_per_s": self.probe(knobs, 0, 0, 0)["samples_per_s"],
+            "measured_samples_per_s": self.probe(knobs, 0, 0)["samples_per_s"],
             "window_samples_per_s": [],
             "train_s": 0.0,
             "evaluate_s": 0.0,
@@ -208,15 +206,13 @@ class SpanBench(FormulaProfiler):
         """Returns samples a second."""
         return Knobs.of(knobs).micro_batch_size / sum(self.spans(knobs))
 
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns the formula's speed and spans."""
         names = ("data_wait_s", "transfer_s", "forward_backward_s", "optimizer_s")
         spans = dict(zip(names, self.spans(knobs), strict=True))
         whole_s = sum(spans.values())
         return {
-            **super().probe(knobs, time_s, spread_frac, best_samples_per_s),
+            **super().probe(knobs, time_s, best_samples_per_s),
             "samples_per_s": self.speed(knobs),
             "micro_step_s": whole_s - spans["optimizer_s"],
             "optimizer_step_s": spans["optimizer_s"],

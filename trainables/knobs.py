@@ -241,7 +241,7 @@ class Knobs:
         seen=read.first_phase(read.flag("packed", "packed sequences", "no packed sequence")),
     ))
     encoder_frac: float = _row(Knob(
-        0.0, "learning", Domain(float, low=0.0, high=0.9),
+        0.0, "both", Domain(float, low=0.0, high=0.9),
         "Share of the training samples spent on the encoder alone, before the classifier.",
         acts_in=("workload", "loop"), memory="group", span="compute", claimed="E", seen=read.encoder_frac,
     ))

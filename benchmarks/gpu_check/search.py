@@ -29,7 +29,7 @@ STUDY_S = {"cuda": 200.0, "cpu": 100.0}
 SMALL = (
     *("workload.max_train_samples=96", "workload.max_val_samples=16"),
     *("budget.train_epochs=0.7", "budget.probe.max_time_s=2", "budget.probe.probe_time_s=0.2"),
-    *("budget.confirm.window_s=0.1", "budget.confirm.seeds=1", "budget.confirm.rivals_frac=0"),
+    *("budget.confirm.window_s=0.1", "budget.confirm.seeds=1"),
 )
 
 

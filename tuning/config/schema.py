@@ -130,28 +130,25 @@ class RungsSection(Section):
 
 
 class ProbeSection(Section):
-    """Seconds for all probes and for one that leads; one behind the best, or in a short sweep, has half of them.
+    """Seconds for all probes and for one of them; half as long where the speed groups are many (`search.probe`).
 
-    A probe ends early once its 95 % interval is within `spread_frac`, or it cannot be the fastest any more.
+    A probe ends sooner once it cannot be the fastest any more.
     """
 
     max_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
     probe_time_s: Annotated[float, Field(gt=0, le=_DAY_S)]
-    spread_frac: Annotated[float, Field(gt=0, lt=1)]
 
 
 class ConfirmSection(Section):
     """How the `top` configurations are measured again: windows of `window_s` seconds, training with `seeds` seeds.
 
-    `rivals_frac` is the share of the run's time that training the pick's rivals may take, or what `search.max_time`
-    leaves where that is more.
+    Those are the pick and its challengers; confirming takes what `search.max_time` leaves, at most 30 % of it.
     """
 
     windows: Annotated[int, Field(ge=5, le=100)]
     window_s: Annotated[float, Field(gt=0, le=600)]
     seeds: Annotated[int, Field(ge=1, le=100)]
     top: Annotated[int, Field(ge=1, le=100)]
-    rivals_frac: Annotated[float, Field(ge=0, le=1)] = 0.15  # runs of earlier versions did not record it
 
 
 class BudgetSection(Section):

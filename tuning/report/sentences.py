@@ -112,14 +112,12 @@ def is_held(place: Place) -> bool:
 
 
 def challenger_sentence(found: Mapping[str, Any]) -> str:
-    """Returns what was decided about a challenger of the pick, and the probability that it changes the pick."""
-    odds, needs = percent(found.get("chance")), duration(found.get("expected_s"))
+    """Returns what was decided about a challenger of the pick."""
+    needs = duration(found.get("expected_s"))
     if found.get("decision") == "confirm":
-        return f"may change the pick ({odds}): trained again, about {needs}"
-    if found.get("decision") == "too long":
-        left = duration(max(0.0, found.get("left_s") or 0.0))
-        return f"may change the pick ({odds}), but needs {needs}, and {left} are left"
-    return "can change the pick no more: no further seed"
+        return f"may take the pick's place: trained again, about {needs}"
+    left = duration(max(0.0, found.get("left_s") or 0.0))
+    return f"may take the pick's place, but needs {needs}, and {left} are left"
 
 
 def shares(found: Summary) -> list[tuple[str, float]]:

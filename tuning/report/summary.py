@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -212,8 +212,8 @@ class _Confirming:
 
     def named(self, name: str, source: TrialView) -> Named:
         """Returns what is known of the configuration that a trial or a probe ran, called `name`."""
-        windows = self.windows(name, source.config)
         labels = {name, source.trial} if name in PICKS else {name}
+        windows = self.windows(labels, source.config)
         confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
         waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
         peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
@@ -233,15 +233,15 @@ class _Confirming:
             active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
         )
 
-    def windows(self, name: str, config: Mapping[str, Any]) -> list[Record]:
-        """Returns a name's windows; of the best's only its own: before it was confirmed, another may have been it."""
-        own = [r for r in self.records if r.event == "window" and r.get("name") == name]
-        return [r for r in own if name not in PICKS or r.get("config", config) == config]
+    def windows(self, names: Collection[str], config: Mapping[str, Any]) -> list[Record]:
+        """Returns a configuration's windows by name or trial; of the best's only its own: another may have been it."""
+        own = [r for r in self.records if r.event == "window" and r.get("name") in names]
+        return [r for r in own if r.get("name") not in PICKS or r.get("config", config) == config]
 
     def by_round(self, one: Named) -> dict[int, float]:
         """Returns the median samples a second of a configuration in each round."""
         rates: dict[int, list[float]] = {}
-        for record in self.windows(one.name, one.config):
+        for record in self.windows({one.name, one.trial} - {""}, one.config):
             if rate := finite(record.get(SPEED)):
                 rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
         return {number: statistics.median(values) for number, values in rates.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from trainables.knobs import Knobs, Scalar, is_active
 from tuning.config.schema import ProbeSection
@@ -13,40 +13,28 @@ from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of
 from tuning.memory.guard import PROBE_COSTS, FitVerdict, MemoryGuard
-from tuning.search import reuse
-from tuning.search.bottleneck import frozen, frozen_sentence, judge
-from tuning.search.protocols import Probes
-from tuning.search.sampler import Observation, Sampler
-from tuning.search.throughput import COUPLING, SYSTEM, Probed, coupling_of, inside, neighbour, same
+from tuning.search.bottleneck import judge
+from tuning.search.protocols import Probes, Told
+from tuning.search.throughput import SPEED_KNOBS, SYSTEM, Probed, group_of, inside, place_of, probed
 
-IDLE = 4
-"""With every neighbour of the best tried, so many probes in a row that were no faster end a coupling's sweep."""
+PASSES = 2
+"""Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
+FIRST_FRAC = 0.5
+"""Share of the time for the first group; what is found there is where the others start."""
 A_SWEEP = 4
-"""Probes at least that a sweep's time is to hold: those without a rival take all they are given on a restless machine.
+"""Probes that each group's share of the time is to hold: where it does not, all probes are half as long.
 
-With 8 couplings in 24 s each had one probe of 2.8 s; of 1.5 s it has two.
+With 8 groups in 24 s each had one probe of 2.8 s; of 1.5 s it has two.
 """
-Told = Callable[[Record], None]
-"""Hears of every probe as it is written."""
-
-
-def probed(records: Sequence[Record]) -> list[Probed]:
-    """Returns the probes that succeeded, as the throughput model takes them."""
-    return [
-        Probed(r["config"], r["micro_step_s"], r["optimizer_step_s"], r["samples_per_s"])
-        for r in records
-        if r.event == "probe" and r["outcome"] == "ok"
-    ]
 
 
 class ProbeStage:
-    """Searches the system knobs for each coupling of the "both" knobs, then measures the named configurations.
+    """Measures the system knobs by coordinate descent in each speed group, then the named configurations.
 
-    From the best so far, each knob is changed alone, until no neighbour is left; then Optuna proposes, until nothing is
-    faster any more or the time is spent. Each coupling gets an equal share of the time, the first starting from the
-    space's defaults, the others from the best system knobs found so far. What the verdict on the best names as a remedy
-    is changed first (the RAM cache where it waits for data); what it cannot gain by is left as it is
-    (`search.bottleneck`).
+    From the best so far, each knob is changed alone, nearest values first; the verdict on the best says which knobs
+    come first (`search.bottleneck`). The group of the defaults has half of the time. Every other group then has one
+    probe with the fastest system knobs known, and its own descent in an equal share of what is left. A group that the
+    time does not reach is judged by its nearest (`throughput.Speeds`).
     """
 
     def __init__(
@@ -56,127 +44,93 @@ class ProbeStage:
         journal: Journal,
         guard: MemoryGuard,
         budget: ProbeSection,
-        seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._profiler, self._space, self._journal, self._guard = profiler, space, journal, guard
-        self._budget, self._seed, self._clock = budget, seed, clock
+        self._budget, self._clock = budget, clock
         self._batch_size = reference_batch_size(space)
-        self._earlier = reuse.probes(journal.records, space)
+        self._groups = speed_groups(space)
+        is_long = budget.max_time_s >= A_SWEEP * budget.probe_time_s * len(self._groups)
+        self._probe_s = budget.probe_time_s if is_long else budget.probe_time_s / 2
+        own = [r for r in journal.records if r.event == "probe" and not r["name"]]
+        own += [r for r in journal.records if r.event == "refused" and r["stage"] == "probe"]
+        self._known: dict[tuple[Scalar, ...], Record] = {self._place(r["config"]): r for r in own}
 
     def run(self, named: Mapping[str, Mapping[str, Scalar]], told: Told) -> None:
         """Measures until the stage's time is spent, then what is `named`; leaves out what the records hold."""
-        deadline = self._clock() + self._budget.max_time_s
-        pairs = list(speed_couplings(self._space))
-        for number, coupling in enumerate(pairs):
-            share = (deadline - self._clock()) / (len(pairs) - number)
-            self._sweep(coupling, self._clock() + share, told)
+        self._told = told
+        began = self._clock()
+        until = began + self._budget.max_time_s
+        self._sweep(self._groups[0], until if len(self._groups) == 1 else began + FIRST_FRAC * self._budget.max_time_s)
+        for group in self._groups[1:]:
+            if self._clock() < until:
+                self._at(self._start(group))
+        for number, group in enumerate(self._groups[1:], start=1):
+            share = (until - self._clock()) / (len(self._groups) - number)
+            self._sweep(group, self._clock() + share)
         have = {r["name"] for r in self._journal.records if r.event == "probe" and r["name"]}
         for name, knobs in named.items():  # one step of a configuration tuned for a card can take 40 s on a CPU
             if name not in have:
                 told(self._measure(dict(knobs), self._budget.probe_time_s, name=name))
 
-    def _sweep(self, coupling: Mapping[str, Scalar], until: float, told: Told) -> None:
-        system = self._space.subset({"system"})
-        sampler = self._sampler(system, coupling)
-        held: dict[str, Scalar | None] = {}
-        while self._clock() < until or not self._under(coupling):
-            over = [r for r in self._under(coupling) if not self._fits_alone(r)]
-            seen = [{**r["config"], "batch_size": self._batch_size} for r in over]
-            incumbent = self._incumbent(coupling)
-            if (now_held := {n: incumbent.get(n) for n in self._frozen(coupling, told)}) != held:
-                held = now_held
-                system = _without(self._space.subset({"system"}), held)
-                sampler = self._sampler(system, coupling)
-            alternatives = {n: p.values for n, p in system.parameters.items() if isinstance(p, Choice)}
-            order = [n for n in self._promising(coupling) if n in alternatives]
-            usable = {n: alternatives[n] for n in dict.fromkeys([*order, *alternatives]) if is_active(n, incumbent)}
-            candidate = neighbour(incumbent, usable, seen) if seen else incumbent
-            if len(seen) == 1 and not same(start := self._start(coupling), seen[0]):
-                candidate = start  # what an earlier run found fastest need not be
-            number = None
-            if candidate is None:  # every neighbour of the best is slower
-                proposal = None if self._settled(coupling) else sampler.suggest()
-                if proposal is None:
-                    return
-                number = proposal.number
-                candidate = {**incumbent, **proposal.values}
-            candidate = self._fitting(self._clipped({**candidate, **coupling}))
-            record = self._refuse(candidate) or self._measure(candidate, self.time_s(until - self._clock()))
-            told(record)
-            if number is None:
-                sampler.replay(_only(system, candidate), self._observation(record))
-            else:
-                sampler.observe(number, self._observation(record))
+    def _sweep(self, group: Mapping[str, Scalar], until: float) -> None:
+        """Descends in one group until a pass finds nothing faster, or the time is spent; begins with one probe."""
+        start = self._start(group)
+        if self._place(start) not in self._known and self._clock() >= until and self._known:
+            return
+        best = self._at(start)
+        for _ in range(PASSES):
+            before = best
+            for name in self._order(start if best is None else best.knobs):
+                current = start if best is None else best.knobs
+                if not is_active(name, current):
+                    continue
+                for value in _nearest_first(_values(self._space, name), current.get(name)):
+                    candidate = self._clipped({**(start if best is None else best.knobs), name: value})
+                    if self._place(candidate) not in self._known and self._clock() >= until:
+                        return
+                    found = self._at(candidate)
+                    best = found if self._rank(found) > self._rank(best) else best
+            if best is before:
+                return
 
-    def _settled(self, coupling: Mapping[str, Scalar]) -> bool:
-        """Returns whether the last `IDLE` probes under the coupling found nothing faster than those before them."""
-        own = (r for r in self._under(coupling) if r["config"]["batch_size"] == self._batch_size)
-        rates = [float(r.get("samples_per_s") or 0.0) for r in own]
-        before, last = rates[:-IDLE], rates[-IDLE:]
-        return bool(before) and max(last) < max(before) * (1 + self._budget.spread_frac)
-
-    def _sampler(self, system: Space, coupling: Mapping[str, Scalar]) -> Sampler:
-        """Returns a sampler of these knobs that knows what was measured under the coupling."""
-        sampler = Sampler(system, {"samples_per_s": "max"}, self._seed)
-        for record in self._under(coupling):
-            sampler.replay(_only(system, record["config"]), self._observation(record))
-        return sampler
-
-    def _frozen(self, coupling: Mapping[str, Scalar], told: Told) -> list[str]:
-        """Returns the knobs that cannot help the best under the coupling; says so of those nobody has varied yet."""
-        records = self._journal.records
-        record = self._record_of(self._best(coupling))
+    def _at(self, knobs: dict[str, Scalar]) -> Probed | None:
+        """Returns the speed of a configuration, measured unless the records hold it; None where it has none."""
+        record = self._known.get(self._place(knobs))
         if record is None:
-            return []
-        searched = self._space.subset({"system"}).parameters
-        found = frozen(record.get("spans") or {}, record.get("telemetry"), record["config"], searched)
-        names = sorted({name for one in found for name in one.knobs})
-        notes = (r for r in records if r.event == "note" and r.get("coupling") == coupling)
-        told_of = {name for note in notes for name in note["frozen"]}
-        tried = {n for n in names if len({r["config"].get(n) for r in self._under(coupling)}) > 1}
-        if set(names) - told_of - tried:
-            where = ", ".join(f"{n}={v}" for n, v in coupling.items())
-            text = f"{where}: " * bool(where) + frozen_sentence(found)
-            told(self._journal.append("note", text=text, coupling=dict(coupling), frozen=names))
-        return names
+            asked = self._fitting(knobs)
+            record = self._refuse(asked) or self._measure(asked, self._probe_s)
+            if record.get("outcome") == "oom" and (alone := self._fitting(knobs)) != asked:
+                self._told(record)
+                record = self._measure(alone, self._probe_s)
+            self._known[self._place(knobs)] = record
+            self._told(record)
+        return next(iter(probed([record])), None)
 
-    def _promising(self, coupling: Mapping[str, Scalar]) -> list[str]:
-        """Returns the knobs that the verdict on what a sweep starts from names as remedies: they are changed first."""
-        record = self._record_of(self._best(coupling) or self._best(None))
-        verdict = judge(record.get("spans") or {}, record.get("telemetry"), record["config"]) if record else None
-        return [remedy.partition("=")[0] for remedy in verdict.remedies] if verdict else []
+    def _place(self, knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
+        return place_of({**knobs, "batch_size": self._batch_size})
 
-    def _record_of(self, best: Probed | None) -> Record | None:
-        probes = (r for r in self._journal.records if r.event == "probe")
-        return next((r for r in probes if best is not None and r["config"] is best.knobs), None)
+    def _rank(self, found: Probed | None) -> tuple[bool, float]:
+        """What fits only as a batch of one micro-step serves that size alone: the best only where nothing else fits."""
+        if found is None:
+            return False, 0.0
+        return found.knobs.get("batch_size") == self._batch_size, found.samples_per_s
 
-    def _observation(self, record: Record) -> Observation:
-        verdict = self._judged(record["config"])
-        outcome = "refused" if record.event == "refused" else str(record["outcome"])
-        overshoot_bytes = max(1, self._guard.overshoot_bytes(verdict))
-        return Observation(outcome, {"samples_per_s": record.get("samples_per_s")}, overshoot_bytes)
-
-    def _under(self, coupling: Mapping[str, Scalar]) -> list[Record]:
-        """Returns what was probed or refused under the coupling, the named configurations left out."""
-        wanted = coupling_of({**self._space.fixed, **coupling})
-        return [
-            r
-            for r in self._journal.records
-            if ((r.event == "probe" and not r["name"]) or (r.event == "refused" and r["stage"] == "probe"))
-            and coupling_of(r["config"]) == wanted
-        ]
-
-    def time_s(self, left_s: float) -> float:
-        """Returns what a probe may take where a sweep has so many seconds left: `probe_time_s`, or down to half."""
-        whole_s = self._budget.probe_time_s
-        return min(whole_s, max(whole_s / 2, left_s / A_SWEEP))
+    def _order(self, best: Mapping[str, Scalar]) -> list[str]:
+        """Returns the searched system knobs, those first that the verdict on the best names as remedies."""
+        record = self._known.get(self._place(best))
+        has_spans = record is not None and record.get("spans")
+        verdict = judge(record["spans"], record.get("telemetry"), best) if record is not None and has_spans else None
+        remedies = [remedy.partition("=")[0] for remedy in verdict.remedies] if verdict else []
+        searched = list(self._space.subset({"system"}).parameters)
+        return list(dict.fromkeys([*(name for name in remedies if name in searched), *searched]))
 
     def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> Record:
+        peers = [p for p in probed(self._journal.records) if group_of(p.knobs) == group_of(knobs)]
         size = int(knobs.get("batch_size", self._batch_size))
-        rivals = [] if name else [rate for p in self._rivals(knobs) if (rate := p.at_batch_size(size)) is not None]
+        fastest = max((rate for p in peers if (rate := p.at_batch_size(size)) is not None), default=0.0)
         p_oom = self._judged(knobs).p_oom
-        found = self._profiler.probe(knobs, time_s, self._budget.spread_frac, max(rivals, default=0.0))
+        found = self._profiler.probe(knobs, time_s, 0.0 if name else fastest)
         record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
         learn(self._guard, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
         return record
@@ -189,10 +143,6 @@ class ProbeStage:
         if not has_it or fits(self._guard, knobs):
             return knobs
         return alone if self._judged(alone).fits else knobs
-
-    def _fits_alone(self, record: Record) -> bool:
-        """Returns whether a probe ran out of memory that is to be made again as a batch of one micro-step."""
-        return bool(record.get("outcome") == "oom" and self._fitting(record["config"]) != record["config"])
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         return self._guard.judge(*need_of(knobs), costs=PROBE_COSTS)
@@ -211,69 +161,48 @@ class ProbeStage:
             stage="probe",
         )
 
-    def _rivals(self, knobs: Mapping[str, Scalar]) -> list[Probed]:
-        return [p for p in probed(self._journal.records) if coupling_of(p.knobs) == coupling_of(knobs)]
+    def _start(self, group: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns where a group's descent starts: the best known in the group, else in any, else the defaults."""
+        here = {**self._space.fixed, **group}
+        found = [p for p in probed(list(self._known.values())) if inside(self._space, p)]
+        own = [p for p in found if group_of(p.knobs) == group_of(here)]
+        best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
+        base = defaults(self._space) if best is None else best.knobs
+        return self._clipped({**here, **{n: v for n, v in base.items() if n in SYSTEM}})
 
-    def _incumbent(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Returns the best so far under this coupling, else of earlier runs, else under any, else the defaults."""
-        here = {**self._space.fixed, **coupling}
-        before = (p for p in self._earlier if coupling_of(p.knobs) == coupling_of(here))
-        best = self._best(coupling) or next(before, None) or self._best(None)
-        base = defaults(self._space) if best is None else dict(best.knobs)
-        system = {n: v for n, v in base.items() if n in SYSTEM}
-        return self._clipped({**here, **system})
-
-    def _start(self, coupling: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Returns where a sweep starts that knows of no earlier run; where it does know of none, what it began with."""
-        if not self._earlier:
-            return self._clipped(dict(self._under(coupling)[0]["config"]))
-        system = {n: v for n, v in defaults(self._space).items() if n in SYSTEM}
-        return self._clipped({**self._space.fixed, **coupling, **system})
-
-    def _best(self, coupling: Mapping[str, Scalar] | None) -> Probed | None:
-        """Returns the fastest probe inside the space, under the coupling or, for None, under any.
-
-        What fits only as a whole batch serves that batch size alone, and is the best only where nothing else fits.
-        """
-        found = [p for p in probed(self._journal.records) if inside(self._space, p)]
-        if coupling is not None:
-            here = coupling_of({**self._space.fixed, **coupling})
-            found = [p for p in found if coupling_of(p.knobs) == here]
-        found = [p for p in found if p.knobs.get("batch_size") == self._batch_size] or found
-        return max(found, key=lambda p: p.samples_per_s, default=None)
-
-    def _clipped(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:
-        knobs = {"learning_rate": Knobs().learning_rate, **knobs, "batch_size": self._batch_size}
-        return {n: v for n, v in knobs.items() if is_active(n, knobs)}
+    def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        whole = {"learning_rate": Knobs().learning_rate, **knobs, "batch_size": self._batch_size}
+        return {n: v for n, v in whole.items() if is_active(n, whole)}
 
 
-def _without(space: Space, held: Mapping[str, Scalar | None]) -> Space:
-    """Returns the space with the held knobs at their values; None is that of a knob without effect."""
-    searched = {n: p for n, p in space.parameters.items() if n not in held}
-    return Space(searched, {**space.fixed, **{n: v for n, v in held.items() if v is not None}})
-
-
-def _only(space: Space, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {n: knobs[n] for n in space.parameters if n in knobs}
-
-
-def speed_couplings(space: Space) -> list[dict[str, Scalar]]:
-    """Returns every combination of the searched "both" knobs."""
-    names = [n for n in COUPLING if isinstance(space.parameters.get(n), Choice)]
+def speed_groups(space: Space) -> list[dict[str, Scalar]]:
+    """Returns every combination of the searched "both" knobs, the fewer values differ from the defaults the sooner."""
+    start = defaults(space)
+    names = [n for n in SPEED_KNOBS if isinstance(space.parameters.get(n), Choice)]
     values = [p.values for n in names if isinstance(p := space.parameters[n], Choice)]
-    return [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
+    groups = [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
+    return sorted(groups, key=lambda group: sum(start.get(n) != v for n, v in group.items()))
 
 
 def reference_batch_size(space: Space) -> int:
     """Returns the batch size probes run at: the middle of the space's, but no less than its largest micro-batch."""
-    batch = _values(space, "batch_size")
-    return max(batch[len(batch) // 2], min(max(_values(space, "micro_batch_size")), max(batch)))
+    batch, micro = ([int(v) for v in _values(space, n)] for n in ("batch_size", "micro_batch_size"))
+    return max(batch[len(batch) // 2], min(max(micro), max(batch)))
 
 
-def _values(space: Space, name: str) -> list[int]:
-    parameter = space.parameters.get(name, space.fixed.get(name, Knobs().as_dict()[name]))
-    if isinstance(parameter, Choice):
-        return sorted(int(v) for v in parameter.values)
-    if isinstance(parameter, Range):
-        return [int(parameter.low), round(math.sqrt(parameter.low * parameter.high)), int(parameter.high)]
-    return [int(parameter)]
+def _values(space: Space, name: str) -> list[Scalar]:
+    """Returns the values of a list, sorted where they are numbers; low, middle and high of a range."""
+    given = space.given(name)
+    if isinstance(given, Range):
+        middle = math.sqrt(given.low * given.high) if given.low > 0 else (given.low + given.high) / 2
+        found = [given.low, middle, given.high]
+        return [round(v) for v in found] if given.integer else list(found)
+    values = list(given.values) if isinstance(given, Choice) else [given]
+    is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return sorted(values, key=float) if is_number else values
+
+
+def _nearest_first(values: list[Scalar], current: Scalar | None) -> list[Scalar]:
+    """Returns the other values, nearest to the current one first: memory grows in small steps."""
+    place = values.index(current) if current in values else 0
+    return sorted((v for v in values if v != current), key=lambda v: abs(values.index(v) - place))

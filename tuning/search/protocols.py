@@ -25,10 +25,8 @@ class Windows(Protocol):
 class Probes(Protocol):
     """What times a configuration."""
 
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
-        """Returns the speed of the knobs, in samples a second."""
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        """Returns the speed of the knobs, in samples a second, measured for `time_s`; less where it cannot win."""
         ...
 
 

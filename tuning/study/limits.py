@@ -14,10 +14,11 @@ from tuning.journal.records import Journal, Record, stage_done
 from tuning.memory import calibration
 from tuning.report.format import duration
 from tuning.search import confirm
-from tuning.search.probe import probed
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
+from tuning.search.rule import best_baseline
 from tuning.search.scheduler import SearchTerms
+from tuning.search.throughput import probed
 from tuning.workers import doctor, slots
 
 RAM_FRAC = 0.8
@@ -123,22 +124,26 @@ class Limits:
 
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
-        search = self._config.search
+        search, objectives = self._config.search, self._facts["objectives"]
         deadline = None
         if search.max_time_s is not None:
             rate = max((p.samples_per_s for p in probed(self._journal.records)), default=0.0)
-            reserve_s = 0.0
+            named, reserve_s = len(self._config.named) + 1, 0.0
             if rate:
-                named = len(self._config.named) + 1
                 reserve_s = confirm.expected_s(self._config.budget.confirm, named, self.plan().samples, rate)
-            deadline = self._began + search.max_time_s - reserve_s
+            deadline = self._began + search.max_time_s - min(reserve_s, confirm.SHARE * search.max_time_s)
+        objective, mode = next(iter(objectives.items()))
         return SearchTerms(
             strategy=search.strategy,
             trials=search.trials,
             deadline=deadline,
             seed=search.seed,
             eta=self._config.budget.rungs.eta,
-            objectives=self._facts["objectives"],
+            objectives=objectives,
+            sampler=search.sampler,
+            pruner=search.pruner,
+            tolerance=self._config.pick.tolerance,
+            baseline=best_baseline(self._facts.get("baselines") or {}, objective, mode),
         )
 
     def shortage(self) -> str:
@@ -161,12 +166,9 @@ class Limits:
             f"{'budget.probe.max_time_s and ' if probing else ''}budget.confirm.windows"
         )
 
-    def left_for_rivals_s(self, first: str) -> float:
-        """Returns what the trainings of rivals may still take: a share of the run, or what max_time leaves if more."""
-        budget, limit_s = self._config.budget.confirm, self._config.search.max_time_s
-        passed_s = self.passed_s()
-        spent_s = confirm.spent_on_rivals_s(self._journal.records, first)
-        share_s = budget.rivals_frac * (passed_s - spent_s) - spent_s
+    def confirm_s(self) -> float:
+        """Returns the seconds that confirming may take from here on: what max_time leaves, at most a share of it."""
+        limit_s = self._config.search.max_time_s
         if limit_s is None:
-            return share_s
-        return max(share_s, limit_s - passed_s - confirm.windows_s(budget, len(self._config.named) + 1))
+            return math.inf
+        return min(limit_s - self.passed_s(), confirm.SHARE * limit_s)

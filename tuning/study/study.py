@@ -28,14 +28,13 @@ from tuning.memory import measure as estimate
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, summary
-from tuning.search import confirm, runtime_check
-from tuning.search.challengers import Selection
-from tuning.search.confirm import Terms as ConfirmTerms
-from tuning.search.pick import Pick
+from tuning.search import runtime_check
+from tuning.search.confirm import Confirmed, ConfirmTerms, confirm
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.scheduler import TrialScheduler
+from tuning.search.selection import Pick, choose, recombine
 from tuning.study.limits import Limits
 from tuning.study.setup import checked, command_of, described, new_folder, setting_of, study_fields
 from tuning.workers import doctor, executors
@@ -136,7 +135,6 @@ class _Study:
                     self._journal,
                     learned,
                     self._config.budget.probe,
-                    self._config.search.seed,
                 )
                 stage.run(self._config.named, self._told)
 
@@ -157,6 +155,8 @@ class _Study:
             self._share(plan)
             with executors.executor(self._config, plan, profiler, setting) as executor:
                 executor.run(scheduler, plan)
+            learned = groups.guard(self._journal.records, self._limits.cap_bytes())
+            recombine(self._journal, self._config.space, learned, self._told)
             self._note(f"the search ended: {scheduler.stop_reason}")
 
     def confirm(self, profiler: Worker) -> None:
@@ -173,78 +173,51 @@ class _Study:
                 if common
                 else "search.max_time=10m",
             )
-        budget, told = self._config.budget.confirm, self._told
-        configs = {t.id: dict(t.config) for t in trials(self._journal.records)}
         with self._stage("confirm") as needed:
-            if not needed:
-                return
-            while True:
-                first = self._fastest(profiler, picked, configs)
-                selection = confirm.settle(
-                    profiler, self._journal, first, self._limits.plan(), self._confirm_terms(first), told
-                )
-                another = self._pick()
-                if selection is not None or another is None or self._failed(another.best):
-                    break
-                self._note(f"{first} did not come to its end when it was trained again, and is no longer the pick")
-                picked = another
-            best = first if selection is None else selection.best
-            confirm.measure_windows(
-                profiler, self._journal, {**self._config.named, "best": configs[best]}, budget, told
-            )
-            self._append_pick(picked, first, selection)
+            if needed:
+                terms = self._confirm_terms()
+                self._append_pick(picked, confirm(profiler, self._journal, self._config.named, terms, self._told))
 
-    def _fastest(self, profiler: Worker, picked: Pick, configs: Mapping[str, dict[str, Scalar]]) -> str:
-        """Returns the fastest of the pick and the next of the front, measured side by side where the budget asks."""
-        budget, rivals = self._config.budget.confirm, self._rivals(picked)
-        if len(rivals) == 1:
-            return picked.best
-        confirm.measure_windows(profiler, self._journal, {t: configs[t] for t in rivals}, budget, self._told)
-        return max(rivals, key=lambda t: confirm.median_rate(self._journal.records, t) or 0.0)
-
-    def _failed(self, trial: str) -> bool:
-        return any(
-            r.event == "confirmed" and r["name"] == trial and r["outcome"] != "ok" for r in self._journal.records
-        )
-
-    def _confirm_terms(self, first: str) -> ConfirmTerms:
+    def _confirm_terms(self) -> ConfirmTerms:
         seed, budget = self._config.search.seed, self._config.budget.confirm
+        until = time.monotonic() + self._limits.confirm_s()
         return ConfirmTerms(
             rule=self._rule(),
             seeds=[seed + 1 + n for n in range(budget.seeds)],
-            left_s=lambda: self._limits.left_for_rivals_s(first),
+            budget=budget,
+            samples=self._limits.plan().samples,
+            left_s=lambda: until - time.monotonic(),
         )
 
-    def _append_pick(self, picked: Pick, first: str, selection: Selection | None) -> None:
-        """Writes the pick, by the rule over those that were confirmed; None where nothing came to its end again."""
-        said = picked.rule if first == picked.best else f"{picked.rule}; {first} was faster when measured again"
+    def _append_pick(self, picked: Pick, found: Confirmed) -> None:
+        """Writes the pick, by the rule over those that were confirmed."""
         fields = {"knee": picked.knee, "front": list(picked.front), "searched_best": picked.best}
+        selection, rule = found.selection, self._rule()
         if selection is None:
-            rule = f"{said}; trained again, neither it nor another came to its end on every seed"
-            self._journal.append("pick", best=first, most_accurate=picked.most_accurate, rule=rule, **fields)
+            said = f"{picked.rule}; trained again, neither it nor another came to its end on every seed"
+            self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
             return
-        terms = self._confirm_terms(first)
-        sign = terms.rule.sign
-        confirmed = selection.sentence(first, terms.rule, len(terms.seeds))
+        sentence = selection.sentence(found.first, rule, found.samples_per_s)
         self._journal.append(
             "pick",
-            best=selection.best,
-            most_accurate=selection.most_accurate,
-            rule=f"{said}; {confirmed}" if len(selection.means) == 1 else confirmed,
-            confirmed={trial: sign * mean for trial, mean in selection.means.items()},
-            bar=sign * selection.bar,
+            best=found.best,
+            most_accurate=selection.bar_of,
+            rule=f"{picked.rule}; {sentence}" if len(selection.means) == 1 else sentence,
+            confirmed={trial: rule.sign * mean for trial, mean in selection.means.items()},
+            bar=rule.sign * selection.bar,
             bar_of=selection.bar_of,
             difference=selection.difference,
             half_width=selection.half_width,
             **fields,
         )
-        asked = (r for r in self._journal.records if r.event == "rival" and r["decision"] == "too long")
-        late = list(dict.fromkeys(r["trial"] for r in asked if r["trial"] not in selection.means))
+        late = [r["trial"] for r in self._journal.records if r.event == "rival" and r["decision"] == "too long"]
+        late = [trial for trial in dict.fromkeys(late) if trial not in selection.means]
         if late:
-            remedy = f"a larger budget.confirm.rivals_frac has {'it' if len(late) == 1 else 'them'} trained"
-            self._note(f"{', '.join(late)} may change the pick, and no time was left for that: {remedy}")
-        if selection.best != first:
-            self._note(f"{selection.best} takes the place of {first}, which the search had picked by one seed")
+            them = "it" if len(late) == 1 else "them"
+            text = f"{', '.join(late)} may change the pick, and no time was left for that"
+            self._note(f"{text}: a larger search.max_time has {them} trained")
+        if found.best != found.first:
+            self._note(f"{found.best} takes the place of {found.first}, which the search had picked by one seed")
 
     def publish(self) -> None:
         """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""
@@ -292,7 +265,7 @@ class _Study:
 
     def _pick(self) -> Pick | None:
         asked = self._config.pick.tolerance
-        picked = confirm.choose(self._journal.records, self._rule())
+        picked = choose(self._journal.records, self._rule())
         if picked is None or not isinstance(asked, str):
             return picked
         return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
@@ -303,17 +276,6 @@ class _Study:
         seen = [t.values.get(objective) for t in trials(self._journal.records) if t.outcome == "ok"]
         tolerance = absolute(self._config.pick.tolerance, [value for value in seen if value is not None], mode)
         return Rule(objective, mode, tolerance, best_baseline(self._facts.get("baselines") or {}, objective, mode))
-
-    def _rivals(self, picked: Pick) -> list[str]:
-        """Returns the pick and the next fastest of the front, as many as the budget confirms."""
-        rates = {t.id: t.samples_per_s or 0.0 for t in trials(self._journal.records)}
-        others = sorted((t for t in picked.front if t != picked.best), key=lambda t: -rates[t])
-        slower = [t for t in others if rates[t] <= rates[picked.best]]
-        return (
-            [picked.best, *slower[: self._config.budget.confirm.top - 1]]
-            if self._config.pick.tolerance
-            else [picked.best]
-        )
 
     def _opening(self) -> Record:
         opening = last(self._journal.records, "study")

@@ -26,7 +26,7 @@ from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
-from tuning.search import probing
+from tuning.search import timing
 from tuning.workers import fingerprint
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
@@ -118,12 +118,10 @@ class Session:
             "message": message,
         }
 
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float = 0.0
-    ) -> dict[str, Any]:
-        """Returns the speed of the knobs: windows until its interval is under `spread_frac`, or `time_s` is spent.
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float = 0.0) -> dict[str, Any]:
+        """Returns the speed of the knobs: windows until `time_s` is spent.
 
-        The first step is dropped. Stops, too, once the knobs cannot beat `best_samples_per_s` (`probing.ends`).
+        The first step is dropped. Stops sooner once the knobs cannot beat `best_samples_per_s` (`timing.ends`).
         """
         start = time.perf_counter()
         found: dict[str, Any] = {"windows": [], "samples_per_s": None}
@@ -133,18 +131,16 @@ class Session:
             state = loop.prepare(self.resident, self.config(knobs), plan)
             own, works = state.config.knobs, Works(state)
             windows: list[Window] = []
-            steps: list[probing.MicroStep] = []
+            steps: list[timing.MicroStep] = []
             for window in read_windows(state, self.sampler):
                 windows.append(window)
                 steps += micro_steps(window, works.before(state, window.micro_steps))
                 if not steps:  # so far only an epoch's last batch, smaller than the others
                     continue
-                known = probing.estimate(steps, works.mean)
+                known = timing.estimate(steps, works.mean)
                 rate = known.samples_per_s(min(own.batch_size, works.samples), own.micro_batch_size)
-                walls = [w.wall_s for w in windows]
-                spent_s = time.perf_counter() - start
-                progress = probing.Progress(rate, known.spread_frac, spent_s, sum(walls), max(walls))
-                if end := probing.ends(progress, time_s, spread_frac, best_samples_per_s):
+                spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
+                if end := timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s):
                     found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=end)
                     break
             found.update(peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)

@@ -12,7 +12,7 @@ import torch
 from trainables import loop
 from trainables.batches import plan_epoch, size_of
 from trainables.stopwatch import LOADING, SPANS, Window
-from tuning.search.probing import MicroStep
+from tuning.search.timing import MicroStep
 from tuning.workers.telemetry import Sampler
 
 

@@ -98,11 +98,9 @@ class Worker:
         """Returns `Session.footprint`."""
         return self._measured(_FOOTPRINT, "footprint", dict(knobs), list(micro_batches))
 
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns `Session.probe`."""
-        arguments = (dict(knobs), time_s, spread_frac, best_samples_per_s)
+        arguments = (dict(knobs), time_s, best_samples_per_s)
         return self._measured(_PROBED, "probe", *arguments, expected_s=time_s)
 
     def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:

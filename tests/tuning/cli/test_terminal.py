@@ -235,7 +235,7 @@ def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
 def test_challengers_of_the_pick_are_told_as_they_are_trained_and_at_the_end(records, study):
     own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
     again = [changed(r, name="t003") for r in own if r.event == "confirmed" and r["name"] == "t007"]
-    figures = {"trial": "t003", "chance": 0.45, "expected_s": 66.0, "left_s": 36.0}
+    figures = {"trial": "t003", "expected_s": 66.0, "left_s": 36.0}
     decided = [Record(900 + n, records[-1].t, "rival", {**figures, "decision": d}) for n, d in enumerate(DECISIONS)]
     out, err = play([*own, *decided, *again], study)
     for decision in DECISIONS.values():
@@ -246,9 +246,8 @@ def test_challengers_of_the_pick_are_told_as_they_are_trained_and_at_the_end(rec
 
 
 DECISIONS = {
-    "confirm": "may change the pick (45 %): trained again, about 1m06s",
-    "too long": "may change the pick (45 %), but needs 1m06s, and 36s are left",
-    "given up": "can change the pick no more: no further seed",
+    "confirm": "may take the pick's place: trained again, about 1m06s",
+    "too long": "may take the pick's place, but needs 1m06s, and 36s are left",
 }
 
 

@@ -12,12 +12,11 @@ from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.journal.records import Journal
-from tuning.search.confirm import Terms, choose, expected_s, measure_windows, median_rate, settle, train_again
-from tuning.search.protocols import TrialPlan
+from tuning.search.confirm import Confirmed, ConfirmTerms, affordable, confirm, expected_s, measure_windows, median_rate
 from tuning.search.rule import Rule
+from tuning.search.selection import choose
 
-BUDGET = ConfirmSection(windows=5, window_s=0.1, seeds=2, top=1)
-ORDERS = TrialPlan(100, (100,), True, 1, 1)
+BUDGET = ConfirmSection(windows=5, window_s=0.1, seeds=3, top=3)
 RULE = Rule("error", "min", 0.01)
 NAMED = {"before": {"micro_batch_size": 4}, "after": {"micro_batch_size": 8}, "best": {"micro_batch_size": 32}}
 
@@ -40,13 +39,10 @@ def test_a_resumed_stage_measures_only_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     journal = Journal.open(path, create=True)
     measure_windows(FormulaProfiler(), journal, {"before": NAMED["before"]}, BUDGET, ignore)
-    train_again(FormulaProfiler(), journal, "best", NAMED["best"], ORDERS, [1], ignore)
     journal.close()
     again, profiler = Journal.open(path), FormulaProfiler()
     measure_windows(profiler, again, NAMED, BUDGET, ignore)
-    train_again(profiler, again, "best", NAMED["best"], ORDERS, [1, 2], ignore)
     assert sum(1 for r in again.records if r.event == "window") == 15
-    assert [r["seed"] for r in again.records if r.event == "confirmed"] == [1, 2]
     assert not any(knobs == NAMED["before"] for knobs in profiler.probed)
 
 
@@ -86,7 +82,7 @@ class SeededBench(FormulaProfiler):
         return {**found, "values": {"error": self.errors[rate] + 0.001 * (seed % 2)}}
 
 
-SEARCHED = {"a": (0.1, 0.19, 10.0), "b": (0.2, 0.22, 70.0), "c": (0.3, 0.40, 90.0), "d": (0.4, 0.25, 5.0)}
+SEARCHED = {"a": (0.1, 0.19, 10.0), "b": (0.2, 0.209, 70.0), "c": (0.3, 0.40, 90.0), "d": (0.4, 0.25, 5.0)}
 """Trials by id: learning rate, error with the search's seed, samples a second. By one seed `a` is picked."""
 
 
@@ -99,63 +95,81 @@ def searched(folder: Path) -> Journal:
     return journal
 
 
-def terms(left_s: float = 1000.0) -> Terms:
-    return Terms(RULE, (1, 2, 3), lambda: left_s)
+def settled(
+    journal: Journal, profiler: FormulaProfiler, left_s: float = 1000.0, budget: ConfirmSection = BUDGET
+) -> Confirmed:
+    terms = ConfirmTerms(RULE, (1, 2, 3), budget, samples=100, left_s=lambda: left_s)
+    return confirm(profiler, journal, {"before": NAMED["before"]}, terms, ignore)
 
 
-def test_the_rival_that_one_seed_shut_out_is_trained_on_the_same_seeds_and_takes_the_place(tmp_path: Path) -> None:
-    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
-    found = settle(profiler, journal, "a", ORDERS, terms(), ignore)
-    assert found is not None
-    assert (found.best, found.bar_of) == ("b", "a")
-    assert profiler.trained == [(rate, seed) for rate in (0.1, 0.2) for seed in (1, 2, 3)]
-    decided = [(r["trial"], r["decision"]) for r in journal.records if r.event == "rival"]
-    assert decided == [("b", "confirm")]
+def test_the_challenger_that_one_seed_shut_out_is_trained_on_the_same_seeds_in_turn_and_takes_the_place(
+    tmp_path: Path,
+) -> None:
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221, 0.3: 0.4})
+    found = settled(journal, profiler)
+    assert found.selection is not None
+    assert (found.first, found.best, found.selection.bar_of) == ("a", "b", "a")
+    assert profiler.trained == [(rate, seed) for seed in (1, 2, 3) for rate in (0.1, 0.2)]
+    assert [(r["trial"], r["decision"]) for r in journal.records if r.event == "rival"] == [("b", "confirm")]
     again = SeededBench({})
-    assert settle(again, journal, "a", ORDERS, terms(), ignore) == found
+    assert settled(journal, again) == found
     assert again.trained == []
 
 
+def test_who_is_fastest_among_those_admitted_is_told_by_windows_in_the_same_rounds(tmp_path: Path) -> None:
+    class Turned(SeededBench):
+        """By windows `a` is faster than `b`, whatever was measured minutes ago."""
+
+        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+            return {**super().window(knobs, window_s, seed), "samples_per_s": 1 / float(knobs.get("learning_rate", 1))}
+
+    journal = searched(tmp_path)
+    found = settled(journal, Turned({0.1: 0.215, 0.2: 0.221}))
+    assert (found.best, found.samples_per_s) == ("a", 10.0)
+    windows = [(r["round"], r["name"]) for r in journal.records if r.event == "window"]
+    assert {name for _, name in windows} == {"a", "b", "before"}
+    assert all(sum(number == n for n, _ in windows) == 3 for number in range(5)), "one of each in every round"
+
+
 @pytest.mark.parametrize("kept", range(1, 6))
-def test_cut_off_anywhere_it_goes_on_with_the_seed_that_is_missing(tmp_path: Path, kept: int) -> None:
+def test_cut_off_anywhere_it_goes_on_with_what_is_missing(tmp_path: Path, kept: int) -> None:
     journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
-    whole = settle(profiler, journal, "a", ORDERS, terms(), ignore)
+    whole = settled(journal, profiler)
     (tmp_path / "again").mkdir()
     cut = Journal.open(tmp_path / "again" / "trials.jsonl", create=True)
     for record in journal.records:
         if sum(1 for r in cut.records if r.event == "confirmed") < kept:
             cut.append(record.event, **record.fields)
     rest = SeededBench({0.1: 0.215, 0.2: 0.221})
-    assert settle(rest, cut, "a", ORDERS, terms(), ignore) == whole
+    assert settled(cut, rest) == whole
     assert profiler.trained[kept:] == rest.trained
-
-
-def test_a_rival_is_not_begun_where_the_time_does_not_hold_all_its_seeds(tmp_path: Path) -> None:
-    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215})
-    found = settle(profiler, journal, "a", ORDERS, terms(left_s=0.4), ignore)  # three seeds take 3 / 7 s
-    assert found is not None
-    assert found.best == "a"
-    record = journal.records[-1]
-    assert (record.event, record["trial"], record["decision"], record["left_s"]) == ("rival", "b", "too long", 0.4)
-    assert record["expected_s"] == pytest.approx(3 / 7)
-    assert record["chance"] > 0.1
-
-
-def test_a_rival_that_loses_on_its_first_seed_is_given_up(tmp_path: Path) -> None:
-    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.29})
-    found = settle(profiler, journal, "a", ORDERS, terms(), ignore)
-    assert found is not None
-    assert found.best == "a"
-    assert [seed for rate, seed in profiler.trained if rate == 0.2] == [1]
-    assert [r["decision"] for r in journal.records if r.event == "rival"] == ["confirm", "given up"]
 
 
 def test_a_pick_that_fails_on_a_fresh_seed_is_no_pick(tmp_path: Path) -> None:
     journal = searched(tmp_path)
-    assert settle(SeededBench({}, broken=0.1), journal, "a", ORDERS, terms(), ignore) is None
-    picked = choose(journal.records, RULE)
-    assert picked is not None
-    assert picked.best == "b"
+    budget = BUDGET.model_copy(update={"top": 1})
+    found = settled(journal, SeededBench({0.2: 0.22}, broken=0.1), budget=budget)
+    assert (found.first, found.best) == ("b", "b")
+    assert found.selection is not None
+    assert list(found.selection.means) == ["b"]
+
+
+def test_with_no_time_left_the_pick_is_trained_once_and_challengers_are_named(tmp_path: Path) -> None:
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
+    found = settled(journal, profiler, left_s=0.0)
+    assert found.best == "a"
+    assert profiler.trained == [(0.1, 1)]
+    assert [(r["trial"], r["decision"]) for r in journal.records if r.event == "rival"] == [("b", "too long")]
+    assert sum(r.event == "window" and r["name"] == "best" for r in journal.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("spare_s", "expected"),
+    [(1000.0, (3, 3)), (17.9, (2, 3)), (11.9, (1, 3)), (5.9, (1, 2)), (3.9, (1, 1)), (0, (1, 1))],
+)
+def test_challengers_go_before_seeds(spare_s: float, expected: tuple[int, int]) -> None:
+    windows = 5 * 2 * (BUDGET.window_s + 1.5)
+    assert affordable(windows + spare_s, BUDGET, 1, [2.0, 2.0, 2.0]) == expected
 
 
 def test_windows_of_an_earlier_pick_are_not_those_of_the_later(tmp_path: Path) -> None:

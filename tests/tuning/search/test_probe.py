@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.fakes import FormulaProfiler, SpanBench
 from trainables.knobs import Scalar
@@ -19,12 +16,10 @@ from tuning.journal.records import Journal
 from tuning.memory.groups import guard, key_of, memory_groups
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
 from tuning.memory.measure import MemoryStage
-from tuning.search.foresight import Foresight, tries_of
-from tuning.search.probe import A_SWEEP, IDLE, ProbeStage, probed, speed_couplings
-from tuning.search.throughput import neighbour
+from tuning.search.probe import ProbeStage, speed_groups
+from tuning.search.throughput import Speeds, fastest, probed
 
-ERROR: Mapping[str, Any] = {"error": "min"}
-BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0, spread_frac=0.03)
+BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0)
 SPACE = Space.of(
     {
         "batch_size": [16, 64],
@@ -41,7 +36,7 @@ def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]
     profiler = FormulaProfiler(cap_bytes)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     MemoryStage(profiler, SPACE, journal, cap_bytes).run()
-    ProbeStage(profiler, SPACE, journal, guard(journal.records, cap_bytes), BUDGET, seed=0).run(named, lambda r: None)
+    ProbeStage(profiler, SPACE, journal, guard(journal.records, cap_bytes), BUDGET).run(named, lambda r: None)
     return profiler, journal
 
 
@@ -54,17 +49,16 @@ def test_finds_the_fastest_system_knobs_of_each_coupling(tmp_path: Path) -> None
         assert best["activation_checkpointing"] is False
 
 
-def test_nothing_is_probed_twice_and_a_sweep_ends_where_nothing_is_faster_any_more(tmp_path: Path) -> None:
+def test_nothing_is_probed_twice_and_every_neighbour_of_the_best_is_tried(tmp_path: Path) -> None:
     profiler, journal = run(tmp_path)
     asked = [tuple(sorted(k.items(), key=str)) for k in profiler.probed]
     assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
     for dtype in ("fp32", "bf16"):
         mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
-        rates = [p.samples_per_s for p in mine]
-        assert max(rates[-IDLE:]) <= max(rates[:-IDLE]) * (1 + BUDGET.spread_frac)
         best = max(mine, key=lambda p: p.samples_per_s).knobs
         system = {n: p.values for n, p in SPACE.subset({"system"}).parameters.items() if isinstance(p, Choice)}
-        assert neighbour(best, system, [p.knobs for p in mine]) is None, "every neighbour of the best was measured"
+        for name, values in system.items():
+            assert all({**best, name: value} in [p.knobs for p in mine] for value in values)
 
 
 def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
@@ -81,14 +75,16 @@ def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) ->
     assert profiler.probed[-1] == before
     journal.close()
     again = Journal.open(tmp_path / "trials.jsonl")
-    ProbeStage(profiler, SPACE, again, guard(again.records, None), BUDGET, seed=0).run(
-        {"before": before}, lambda r: None
-    )
+    ProbeStage(profiler, SPACE, again, guard(again.records, None), BUDGET).run({"before": before}, lambda r: None)
     assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
 
 
-def test_couplings_are_the_product_of_the_searched_both_knobs() -> None:
-    assert speed_couplings(SPACE) == [{"amp_dtype": "fp32"}, {"amp_dtype": "bf16"}]
+def test_speed_groups_are_the_product_of_the_searched_both_knobs_the_defaults_first() -> None:
+    assert speed_groups(SPACE) == [{"amp_dtype": "fp32"}, {"amp_dtype": "bf16"}]
+    wide = Space.of({"amp_dtype": ["bf16", "fp32"], "hidden_size": [64, 128, 256], "batch_size": 8})
+    found = speed_groups(wide)
+    assert len(found) == 6
+    assert found[0] == {"amp_dtype": "fp32", "hidden_size": 128}
 
 
 @pytest.mark.parametrize("cap_bytes", [None, 10**12])
@@ -141,22 +137,9 @@ LOADING = Space.of(
 def sweep(profiler: SpanBench, tmp_path: Path, space: Space = LOADING) -> Journal:
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
     journal = Journal.open(path, create=True)
-    stage = ProbeStage(profiler, space, journal, guard([], None), BUDGET, seed=0)
+    stage = ProbeStage(profiler, space, journal, guard([], None), BUDGET)
     stage.run({}, lambda r: None)
     return journal
-
-
-def test_where_nothing_waits_the_loaders_knobs_stay_and_a_note_says_so(tmp_path: Path) -> None:
-    profiler = SpanBench(load_s=0.0001, optimizer_s=0.01)
-    journal = sweep(profiler, tmp_path)
-    assert {(k.get("ram_cache"), k.get("num_workers"), "prefetch_factor" in k) for k in profiler.probed} == {
-        (False, 0, False)
-    }
-    assert {k["fused_optimizer"] for k in profiler.probed} == {False, True}
-    notes = [r["text"] for r in journal.records if r.event == "note"]
-    assert len(notes) == 2  # one for each coupling
-    assert notes[0].startswith("amp_dtype=fp32: data-wait 0.4 %: ram_cache, num_workers, prefetch_factor are left as")
-    assert "transfer 0 %: pin_memory is left as it is" in notes[0]
 
 
 def test_where_loading_waits_its_knobs_are_searched_until_it_does_not(tmp_path: Path) -> None:
@@ -171,7 +154,7 @@ def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(
     space = Space.of(
         {"batch_size": 64, "micro_batch_size": [4, 8, 16], "fused_optimizer": [False, True], "ram_cache": [False, True]}
     )
-    waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.001)  # 1 %: below `verdict.HELD_FRAC`
+    waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.001)
     for profiler in (waiting, busy):
         sweep(profiler, tmp_path, space)
     assert waiting.probed[0]["ram_cache"] is False
@@ -179,56 +162,39 @@ def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(
     assert busy.probed[1] == {**busy.probed[0], "micro_batch_size": busy.probed[1]["micro_batch_size"]}
 
 
-def test_a_resumed_stage_says_it_no_second_time(tmp_path: Path) -> None:
-    profiler = SpanBench(load_s=0.0)
-    journal = sweep(profiler, tmp_path)
-    told = sum(1 for r in journal.records if r.event == "note")
-    ProbeStage(profiler, LOADING, journal, guard([], None), BUDGET, seed=0).run({}, lambda r: None)
-    assert sum(1 for r in journal.records if r.event == "note") == told == 2
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from([0.0, 0.0002, 0.0005, 0.001, 0.005, 0.05]), st.sampled_from([0.0, 0.0004, 0.01]))
-def test_what_was_frozen_could_have_gained_no_more_than_was_waited(
-    tmp_path: Path, load_s: float, transfer_s: float
-) -> None:
-    one = Space.of({**LOADING.as_raw(), "amp_dtype": "fp32"})
-    profiler = SpanBench(load_s, transfer_s, optimizer_s=0.0004)
-    sweep(profiler, tmp_path, one)
-    names = list(one.subset({"system"}).parameters)
-    values = [one.parameters[n].values for n in names]  # type: ignore[union-attr]
-    every = [profiler.speed(dict(zip(names, combination, strict=True))) for combination in itertools.product(*values)]
-    # Three spans may be frozen, each below 2 % of the time.
-    assert max(profiler.speed(k) for k in profiler.probed) >= (1 - 3 * 0.02) * max(every)
-
-
-class AskedBench(FormulaProfiler):
-    """A profiler that keeps how long its probes were allowed to take, and lets a clock pass as long."""
+class Timed(FormulaProfiler):
+    """A profiler whose probes take as long as they are allowed to, on a clock of its own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[float] = []
 
-    def probe(
-        self, knobs: Mapping[str, Scalar], time_s: float, spread_frac: float, best_samples_per_s: float
-    ) -> dict[str, Any]:
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns the formula's speed."""
         self.asked.append(time_s)
-        return super().probe(knobs, time_s, spread_frac, best_samples_per_s)
+        return super().probe(knobs, time_s, best_samples_per_s)
 
 
-@pytest.mark.parametrize("max_time_s", [4.0, 12.0, 24.0])
-def test_a_probe_has_half_its_time_where_the_sweep_is_short(tmp_path: Path, max_time_s: float) -> None:
-    profiler = AskedBench()
+@pytest.mark.parametrize("groups", [1, 2, 12, 48])
+def test_the_stage_keeps_to_its_time_however_many_groups_there_are(tmp_path: Path, groups: int) -> None:
+    profiler = Timed()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    MemoryStage(profiler, SPACE, journal, None).run()
-    budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0, spread_frac=0.03)
-    known = guard(journal.records, None)
-    ProbeStage(profiler, SPACE, journal, known, budget, 0, clock=lambda: sum(profiler.asked)).run({}, lambda r: None)
-    sweep_s = max_time_s / 2  # two couplings
-    assert profiler.asked[0] == pytest.approx(min(3.0, max(1.5, sweep_s / A_SWEEP)))
-    assert all(1.5 <= asked <= 3.0 for asked in profiler.asked)
-    assert sum(profiler.asked) <= max_time_s + 2 * 1.5
+    widths = [128, *range(200, 200 + groups - 1)]
+    space = Space.of({**SPACE.as_raw(), "amp_dtype": "fp32", "hidden_size": widths if groups > 1 else 128})
+    budget = ProbeSection(max_time_s=24.0, probe_time_s=3.0)
+    stage = ProbeStage(profiler, space, journal, guard([], None), budget, clock=lambda: sum(profiler.asked))
+    stage.run({}, lambda r: None)
+    assert sum(profiler.asked) <= 24.0 + 1.5
+    assert len(set(profiler.asked)) == 1, "all probes are equally long"
+    found = probed(journal.records)
+    assert max(p.samples_per_s for p in found if p.knobs.get("hidden_size", 128) == 128) == max(
+        p.samples_per_s for p in found
+    )
+    learned = guard(journal.records, None)
+    for width in widths:
+        choice = fastest(Speeds(found), learned, {"hidden_size": width, "batch_size": 64})
+        assert choice is not None, "what was not probed is judged by its nearest"
+        assert choice.system["num_workers"] == 2
 
 
 class Bare(FormulaProfiler):
@@ -255,7 +221,7 @@ def alone(
     journal.append("study", card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
     MemoryStage(profiler, own, journal, cap_bytes).run()
     learned = guard(journal.records, cap_bytes)
-    ProbeStage(profiler, own, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    ProbeStage(profiler, own, journal, learned, BUDGET).run({}, lambda r: None)
     return own, journal, learned
 
 
@@ -268,10 +234,9 @@ def test_what_fits_only_as_a_whole_batch_is_probed_and_trained_as_one(tmp_path: 
     space, journal, learned = alone(tmp_path, cap_bytes, Bare(cap_bytes))
     assert sorted(sizes(journal)) == [(32, 32), (64, 8)], "each once"
     assert all(r["outcome"] == "ok" for r in journal.records if r.event == "probe")
-    tries, names = tries_of(space, probed(journal.records), [], 0.0, 0), ["learning_rate", "batch_size"]
-    foresight = Foresight(space, names, tries, learned, ERROR, 100, 0)
-    at = {b: foresight.system({"learning_rate": 0.01, "batch_size": b}) for b in (16, 32, 64)}
-    assert {b: system["micro_batch_size"] for b, system in at.items() if system} == {16: 8, 32: 32, 64: 8}
+    speeds = Speeds(probed(journal.records))
+    at = {b: fastest(speeds, learned, {**space.fixed, "batch_size": b}) for b in (16, 32, 64)}
+    assert {b: found.system["micro_batch_size"] for b, found in at.items() if found} == {16: 8, 32: 32, 64: 8}
 
 
 def test_what_serves_one_batch_size_is_not_what_a_sweep_goes_on_from(tmp_path: Path) -> None:
@@ -311,5 +276,5 @@ def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: P
     space, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
     count = len(sizes(journal))
     learned = guard(journal.records, cap_bytes)
-    ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET, seed=0).run({}, lambda r: None)
+    ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET).run({}, lambda r: None)
     assert len(sizes(journal)) == count

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,10 @@ from tuning.memory.groups import defaults, guard, key_of, micro_batch_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.measure import MemoryStage
 from tuning.memory.oom import GROWING
-from tuning.search.foresight import Foresight, tries_of
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan, TrialRequest
 from tuning.search.scheduler import SearchTerms, TrialScheduler
-from tuning.search.throughput import Probed
+from tuning.search.throughput import Probed, Speeds, fastest
 
 SPACE = Space.of(
     {
@@ -51,18 +49,18 @@ class Office:
         named: Any = None,
         space: Space = SPACE,
         profiler: FormulaProfiler | None = None,
-        tries_frac: float = 0.0,
-        probe_s: float = 0.3,
+        **terms: Any,
     ) -> None:
         self.profiler = profiler or FormulaProfiler(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
         MemoryStage(self.profiler, space, self.journal, cap_bytes).run()
         learned = guard(self.journal.records, cap_bytes)
         if strategy == "staged":
-            section = ProbeSection(max_time_s=probe_s, probe_time_s=1, spread_frac=0.03)
-            ProbeStage(self.profiler, space, self.journal, learned, section, 0).run(named or {}, lambda r: None)
-        terms = SearchTerms(strategy, count, None, 0, 2, {"error": "min"}, tries_frac=tries_frac)
-        self.scheduler = TrialScheduler(self.journal, space, learned, terms, ORDERS, lambda r: None)
+            section = ProbeSection(max_time_s=0.5, probe_time_s=0.1)
+            ProbeStage(self.profiler, space, self.journal, learned, section).run(named or {}, lambda r: None)
+        whole: dict[str, Any] = {"deadline": None, "tolerance": 0.3, **terms}
+        told = SearchTerms(strategy=strategy, trials=count, seed=0, eta=2, objectives={"error": "min"}, **whole)
+        self.scheduler = TrialScheduler(self.journal, space, learned, told, ORDERS, lambda r: None)
 
     def result(self, request: TrialRequest, samples: int) -> dict[str, Any]:
         found = self.profiler.train(request.knobs, samples, (samples,), 0)
@@ -123,8 +121,6 @@ def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> 
     oom = {"outcome": "oom", "values": {}, "message": "no room", "knobs": dict(second.knobs), "samples": 0, "ooms": []}
     office.scheduler.ended(second.trial, oom)
     assert [t.outcome for t in trials(office.journal.records)] == ["killed", "oom"]
-    states = [t.state.name for t in office.scheduler._sampler.trials]
-    assert states == ["PRUNED", "PRUNED"]
 
 
 def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches(tmp_path: Path) -> None:
@@ -227,7 +223,7 @@ def test_what_is_to_be_tried_instead_outlives_a_crash(tmp_path: Path) -> None:
     office = Half(tmp_path, count=12, space=space)
     while (last := office.work(limit=1)[0]).knobs["amp_dtype"] != "fp16":
         pass
-    terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"})
+    terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"}, tolerance=0.3)
     again = TrialScheduler(office.journal, space, guard(office.journal.records, None), terms, ORDERS, lambda r: None)
     then = again.next_trial()
     assert then is not None
@@ -246,7 +242,8 @@ def test_every_decision_about_memory_is_written_with_its_reason_and_p_oom(tmp_pa
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_batch_kept(tmp_path: Path) -> None:
-    office = Office(tmp_path, count=6)  # probed without a cap, as another card may have been
+    space = Space.of({**SPACE.as_raw(), "micro_batch_size": 64})
+    office = Office(tmp_path, count=6, space=space)  # probed without a cap, as another card may have been
     office.scheduler._guard = MemoryGuard(300_000_000, office.scheduler._guard._profiles)
     begun = office.work()
     halved = [r for r in office.journal.records if r.event == "trial_start" and r["decision"] == "halve"]
@@ -360,73 +357,6 @@ def test_it_begins_with_the_defaults_and_the_fastest_and_trains_where_most_is_to
     assert statistics.median(far[12:]) < statistics.median(far[2:7])
 
 
-class Curved(Office):
-    """An office whose errors are as told: at the rungs and at the end of each trial."""
-
-    def course(self, *errors: float) -> TrialRequest:
-        """Runs the next trial through these errors, one a milestone, and returns it."""
-        request = self.scheduler.next_trial()
-        assert request is not None
-        for milestone, error in zip(ORDERS.milestones, errors, strict=False):
-            found = {**self.result(request, milestone), "values": {"error": error}}
-            if milestone == ORDERS.samples or not self.scheduler.at_rung(request.trial, found):
-                self.scheduler.ended(request.trial, found)
-                break
-        return request
-
-
-def test_a_trial_that_cannot_reach_the_front_any_more_is_stopped_with_a_reason(tmp_path: Path) -> None:
-    rate = {"low": 1e-3, "high": 1.0, "log": True}
-    space = Space.of({"batch_size": 64, "micro_batch_size": [16, 64], "learning_rate": rate})
-    office = Curved(tmp_path, count=40, space=space)
-    for n in range(7):  # each better than those before, and 0.1 better at its end than at its first rung
-        office.course(1.0 - 0.1 * n, 0.95 - 0.1 * n, 0.9 - 0.1 * n)
-    office.course(0.45, 0.45, 0.45)  # second of eight at the first rung, where the best half goes on
-    last = trials(office.journal.records)[-1]
-    assert (last.outcome, last.samples) == ("stopped", 200)
-    record = office.journal.records[-1]
-    assert record["reason"].startswith("cannot reach the front: 0.325 at most from here, where one as fast came to 0.3")
-
-
-class Restless(Office):
-    """An office whose rungs say nothing: luck until the end, which is the learning rate's alone."""
-
-    def result(self, request: TrialRequest, samples: int) -> dict[str, Any]:
-        """Returns the formula's result; before the end its error is a draw of the trial and the rung."""
-        found = super().result(request, samples)
-        if samples < ORDERS.samples:
-            found["values"] = {"error": zlib.crc32(f"{request.trial} {samples}".encode()) / 2**32}
-        return found
-
-
-def _rungs(office: Office) -> list[tuple[Any, ...]]:
-    """Returns what was decided at rungs: of a trial that began again at each rung the last."""
-    rungs = (r for r in office.journal.records if r.event == "rung")
-    return list({(r["trial"], r["samples"]): (r["trial"], r["goes_on"], r["reason"]) for r in rungs}.values())
-
-
-def test_a_trial_goes_on_against_its_place_where_the_rest_is_worth_more_and_says_so(tmp_path: Path) -> None:
-    whole = Restless(_made(tmp_path / "a"), count=24)
-    begun = [a.trial for a in whole.work()]
-    rungs = [r for r in whole.journal.records if r.event == "rung"]
-    kept = [r for r in rungs if r["goes_on"] and r["reason"].startswith("the rest of it is worth more a second")]
-    ends = {r["trial"]: r for r in whole.journal.records if r.event == "trial"}
-    assert kept
-    assert all(ends[r["trial"]]["samples"] > r["samples"] for r in kept)
-    stopped = [r for r in rungs if not r["goes_on"]]
-    assert stopped
-    assert all(ends[r["trial"]]["reason"] == r["reason"] for r in stopped)
-    broken = Restless(_made(tmp_path / "b"), count=24)
-    broken.work(begun.index(kept[0]["trial"]))
-    interrupted = broken.scheduler.next_trial()
-    assert interrupted is not None
-    assert interrupted.trial == kept[0]["trial"]
-    broken.journal.close()
-    resumed = Restless(tmp_path / "b", count=24)
-    resumed.work()
-    assert _rungs(resumed) == _rungs(whole)
-
-
 class Phased(FormulaProfiler):
     """A profiler on which a phase for the encoder needs a gigabyte more, and whoever learns best has one."""
 
@@ -450,179 +380,79 @@ def test_what_does_not_fit_is_not_proposed_for_what_it_might_add(tmp_path: Path)
     assert all(t.outcome in ("ok", "stopped") for t in trials(office.journal.records))
 
 
-WIDE = Space.of({**SPACE.as_raw(), "num_workers": [0, 1, 2, 3, 4], "ram_cache": [False, True]})
-
-
-def _trying(folder: Path, count: int = 24) -> Office:
-    """An office whose probes had no time, so that trials find the speed."""
-    return Office(folder, count=count, space=WIDE, tries_frac=0.5, probe_s=1e-9)
-
-
-def test_trials_find_the_system_knobs_that_probes_had_no_time_for(tmp_path: Path) -> None:
-    office = _trying(tmp_path)
-    begun = office.work()
-    starts = [r for r in office.journal.records if r.event == "trial_start"]
-    assert 2 <= sum(bool(r.get("tries")) for r in starts) <= 12
-    probed = max(r["samples_per_s"] for r in office.journal.records if r.event == "probe")
-    assert (begun[-1].knobs["num_workers"], begun[-1].knobs["micro_batch_size"]) == (4, begun[-1].knobs["batch_size"])
-    assert max(t.samples_per_s or 0.0 for t in trials(office.journal.records)) > 1.2 * probed
-
-
-def test_a_trial_of_the_front_is_given_the_knobs_that_another_tried(tmp_path: Path) -> None:
-    office = _trying(tmp_path)
-    office.work()
-    rated = [r for r in office.journal.records if r.event == "rated"]
-    ran = {r["trial"]: r for r in office.journal.records if r.event == "trial"}
-    ended = {t.id: t for t in trials(office.journal.records)}
-    assert rated
-    for record in rated:
-        own = ran[record["trial"]]
-        assert own["outcome"] == "ok"
-        changed = {n for n in own["config"] if own["config"][n] != record["config"][n]}
-        assert changed <= {"num_workers", "micro_batch_size", "ram_cache"}
-        assert record["samples_per_s"] > 1.03 * own["samples_per_s"]
-        assert ended[record["trial"]].samples_per_s >= record["samples_per_s"]
-    last = {r["trial"]: r for r in rated}
-    for trial, record in last.items():
-        batch, seconds = record["config"]["batch_size"], office.profiler.micro_step_s(record["config"]) + 0.001
-        assert ended[trial].config == record["config"]
-        assert ended[trial].values == ran[trial]["values"]
-        assert record["samples_per_s"] == pytest.approx(batch / seconds, rel=0.02)
-
-
-@pytest.mark.parametrize("after", [5, 9, 16])
-def test_a_resumed_search_tries_what_the_unbroken_one_does(tmp_path: Path, after: int) -> None:
-    whole = _trying(_made(tmp_path / "a"))
-    expected = [dict(a.knobs) for a in whole.work()]
-    broken = _trying(_made(tmp_path / "b"))
-    first = [dict(a.knobs) for a in broken.work(after)]
-    interrupted = broken.scheduler.next_trial()
-    broken.journal.close()
-    resumed = _trying(tmp_path / "b")
-    rest = [dict(a.knobs) for a in resumed.work()]
-    assert interrupted is not None
-    assert first + rest == expected
-    assert trials(resumed.journal.records) == trials(whole.journal.records)
-
-
-def test_a_crash_between_a_trial_and_its_ratings_loses_none(tmp_path: Path) -> None:
-    whole = _trying(_made(tmp_path / "whole"))
-    whole.work()
-    kinds = [record.event for record in whole.journal.records]
-    firsts = [n for n in range(1, len(kinds)) if kinds[n] == "rated" and kinds[n - 1] == "trial"]
-    assert firsts
-    for number in [*firsts, *[n + 1 for n in firsts if kinds[n + 1] == "rated"]]:
-        folder = _made(tmp_path / str(number))
-        with Journal.open(folder / "trials.jsonl", create=True) as cut:
-            for record in whole.journal.records[:number]:
-                cut.append(record.event, **record.fields)
-        resumed = _trying(folder)
-        made_up = [(r.event, r.fields) for r in resumed.journal.records[number:]]
-        assert made_up
-        assert made_up == [(r.event, r.fields) for r in whole.journal.records[number : number + len(made_up)]]
-        assert kinds[number + len(made_up)] != "rated"
-        resumed.work()
-        assert trials(resumed.journal.records) == trials(whole.journal.records)
-
-
-def test_what_a_try_was_to_learn_is_trained_once_more_where_its_knobs_failed_it(tmp_path: Path) -> None:
-    office = _trying(tmp_path)
-    while not (starts := [r for r in office.journal.records if r.event == "trial_start"]) or not starts[-1].get(
-        "tries"
-    ):
-        request = office.scheduler.next_trial()
-        assert request is not None
-        if not office.journal.records[-1].get("tries"):
-            office.finish(request)
-    office.scheduler.ended(starts[-1]["trial"], None)
-    again = office.scheduler.next_trial()
-    assert again is not None
-    learned = ("learning_rate", "batch_size")
-    assert [again.knobs[n] for n in learned] == [starts[-1]["config"][n] for n in learned]
-    office.scheduler.ended(again.trial, None)
-    then = office.scheduler.next_trial()
-    assert then is not None
-    assert then.knobs["learning_rate"] != again.knobs["learning_rate"]
-
-
-def test_beside_neighbours_and_in_a_joint_search_nothing_is_tried(tmp_path: Path) -> None:
-    joint = Office(_made(tmp_path / "joint"), strategy="joint", space=WIDE, tries_frac=0.5)
-    joint.work()
-    packed = _trying(_made(tmp_path / "packed"))
-    orders = TrialPlan(ORDERS.samples, ORDERS.milestones, shrink=True, concurrency=2, threads=1)
-    terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"}, tries_frac=0.5)
-    packed.scheduler = TrialScheduler(
-        packed.journal, WIDE, guard(packed.journal.records, None), terms, orders, lambda r: None
-    )
-    packed.work()
-    for office in (joint, packed):
-        assert not any(r.get("tries") for r in office.journal.records)
-        assert not any(r.event == "rated" for r in office.journal.records)
-
-
-class Lucky(Office):
-    """Where whatever is tried seems twice as fast as it is, the first time."""
-
-    def result(self, request: TrialRequest, samples: int) -> dict[str, Any]:
-        found = super().result(request, samples)
-        starts = (r for r in self.journal.records if r.event == "trial_start" and r["trial"] == request.trial)
-        luck = 2.0 if any(r.get("tries") for r in starts) else 1.0
-        return {**found, "measured_samples_per_s": luck * found["measured_samples_per_s"]}
-
-
-def test_a_speed_that_was_luck_is_taken_back_where_it_was_said(tmp_path: Path) -> None:
-    office = Lucky(tmp_path, count=60, space=WIDE, tries_frac=0.25, probe_s=1e-9)
-    office.work()
-    said: dict[str, list[float]] = {}
-    for record in office.journal.records:
-        if record.event in ("trial", "rated") and record["samples_per_s"]:
-            said.setdefault(record["trial"], []).append(record["samples_per_s"])
-    assert any(then < before / 1.03 for rates in said.values() for before, then in itertools.pairwise(rates))
-    for trial in trials(office.journal.records):
-        if trial.outcome == "ok":
-            seconds = office.profiler.micro_step_s(trial.config) + 0.001
-            assert (trial.samples_per_s or 0.0) < 1.8 * trial.config["batch_size"] / seconds
-
-
-def test_a_rated_configuration_has_the_conditional_knobs_of_what_was_measured(tmp_path: Path) -> None:
-    space = Space.of({**SPACE.as_raw(), "num_workers": 2, "prefetch_factor": [2, 8], "learning_rate": 0.1})
-    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    MemoryStage(FormulaProfiler(None), space, journal, None).run()
-    plain = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}  # prefetch as it comes
-    slow = Probed({**plain, "micro_batch_size": 16}, 0.01, 0.001, 1.0)
-    fast = Probed(plain, 0.01, 0.001, 1.0)
-    tries = tries_of(space, [slow, fast], [], 0.25, 0)
-    foresight = Foresight(space, ("batch_size",), tries, guard(journal.records, None), {"error": "min"}, 800, 0)
-    ran = {**plain, "micro_batch_size": 16, "prefetch_factor": 8}
-    foresight.begun("t000", ran, tries=True)
-    ended = {"trial": "t000", "config": ran, "outcome": "ok", "samples_per_s": 100.0, "values": {"error": 0.1}}
-    foresight.ended(journal.append("trial", **ended))
-    (found,) = foresight.rated()
-    assert found.config.get("prefetch_factor", 2) == 2
-    assert found.config["micro_batch_size"] == 64
-    assert found.samples_per_s == pytest.approx(64 / 0.011)
-
-
-@pytest.mark.parametrize(("fits", "micro_batch"), [(64, 64), (16, 64), (8, 4), (0, 64)])
-def test_a_trial_gets_the_knobs_that_are_fastest_at_what_fits(tmp_path: Path, fits: int, micro_batch: int) -> None:
+@pytest.mark.parametrize(("fits", "micro_batch"), [(64, 64), (16, 64), (8, 4), (0, None)])
+def test_a_trial_gets_the_knobs_that_are_fastest_at_what_fits(fits: int, micro_batch: int | None) -> None:
     """What was tuned at 64 samples is 4 times as fast as the plain start at 4, and at 16 of them still as fast."""
     tuned = Probed({"batch_size": 64, "micro_batch_size": 64, "num_workers": 4}, 0.064, 0.0, 1000.0)
     plain = Probed({"batch_size": 64, "micro_batch_size": 4, "num_workers": 0}, 0.016, 0.0, 249.0)
     learned = MemoryGuard(10**9, {})
     learned.observe_oom(key_of({}), fits + 1)
-    tries = tries_of(SPACE, [tuned, plain], [], 0.0, 0)
-    foresight = Foresight(SPACE, ("batch_size",), tries, learned, {"error": "min"}, 800, 0)
-    system = foresight.system({"batch_size": 128})
-    assert system is not None
-    assert system["micro_batch_size"] == micro_batch
+    found = fastest(Speeds([tuned, plain]), learned, {"batch_size": 128})
+    assert (None if found is None else found.system["micro_batch_size"]) == micro_batch
 
 
-@pytest.mark.parametrize(("objectives", "known"), [({"error": "min"}, True), ({"error": "min", "gap": "min"}, False)])
-def test_of_two_qualities_it_is_not_said_what_a_trial_adds(
-    tmp_path: Path, objectives: dict[str, Any], known: bool
+@pytest.mark.parametrize("sampler", ["model", "tpe", "gp", "random"])
+@pytest.mark.parametrize("strategy", ["staged", "joint"])
+def test_every_sampler_searches_both_ways_and_goes_on_after_a_crash(
+    tmp_path: Path, sampler: str, strategy: str
 ) -> None:
-    probes = [Probed({"batch_size": 64, "micro_batch_size": 64, "num_workers": 2}, 0.01, 0.001, 1.0)]
-    tries = tries_of(SPACE, probes, [], 0.0, 0)
-    foresight = Foresight(SPACE, ("batch_size",), tries, MemoryGuard(10**9, {}), objectives, 800, 0)
-    foresight.recall({"offer": 1.0, "expected": [0.1, 0.01]})
-    assert foresight.expected == ((0.1, 0.01) if known else None)
+    whole = Office(_made(tmp_path / "a"), count=10, strategy=strategy, sampler=sampler)
+    expected = [dict(a.knobs) for a in whole.work()]
+    assert whole.scheduler.stop_reason == "all 10 trials were proposed"
+    broken = Office(_made(tmp_path / "b"), count=10, strategy=strategy, sampler=sampler)
+    first = [dict(a.knobs) for a in broken.work(6)]
+    broken.journal.close()
+    rest = [dict(a.knobs) for a in Office(tmp_path / "b", count=10, strategy=strategy, sampler=sampler).work()]
+    assert first + rest == expected
+    assert len({tuple(sorted(knobs.items())) for knobs in expected}) == 10
+
+
+def test_without_a_pruner_every_trial_comes_to_its_end(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=12, pruner="none")
+    office.work()
+    assert {t.outcome for t in trials(office.journal.records)} == {"ok"}
+
+
+def test_at_the_deadline_a_running_trial_is_cut_once_another_has_come_to_its_end(tmp_path: Path) -> None:
+    now = [0.0]
+    office = Office(tmp_path, deadline=10.0, clock=lambda: now[0])
+    first, second, third = (office.scheduler.next_trial() for _ in range(3))
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    now[0] = 11.0
+    assert office.scheduler.goes_on(first.trial, {"samples": 100}), "nothing could be picked yet"
+    office.scheduler.ended(first.trial, office.result(first, ORDERS.samples))
+    paused = {**office.result(second, 100), "values": {}, "paused": True}
+    assert not office.scheduler.goes_on(second.trial, paused)
+    office.scheduler.ended(second.trial, paused)
+    better = {**office.result(third, 200), "values": {"error": 0.0}}
+    assert not office.scheduler.at_rung(third.trial, better)
+    office.scheduler.ended(third.trial, better)
+    assert office.scheduler.next_trial() is None
+    assert [t.outcome for t in trials(office.journal.records)] == ["ok", "stopped", "stopped"]
+    reasons = [r["reason"] for r in office.journal.records if r.event == "trial"]
+    assert reasons[1:] == ["the search's share of search.max_time is spent"] * 2
+    assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 3 of 12 trials")
+
+
+def test_a_trial_that_nobody_probed_is_judged_by_its_own_speed_less_what_neighbours_cost(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    first, second = office.scheduler.next_trial(), office.scheduler.next_trial()
+    assert first is not None
+    assert second is not None
+    found = office.result(first, 800)
+    office.scheduler.ended(first.trial, {**found, "measured_samples_per_s": found["measured_samples_per_s"] / 2})
+    unprobed = {**second.knobs, "micro_batch_size": 3}
+    office.scheduler.ended(second.trial, {**office.result(second, 800), "knobs": unprobed, "measured_samples_per_s": 7})
+    rates = [t.samples_per_s for t in trials(office.journal.records)]
+    assert rates == [pytest.approx(found["measured_samples_per_s"]), pytest.approx(14.0)]
+
+
+def test_proposals_beside_each_other_differ_while_none_has_ended(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=30)
+    office.work(8)
+    begun = [office.scheduler.next_trial() for _ in range(4)]
+    rates = sorted(float(a.knobs["learning_rate"]) for a in begun if a is not None)
+    assert len(rates) == 4
+    assert min(math.log(b / a) for a, b in itertools.pairwise(rates)) > 1e-3

@@ -1,4 +1,4 @@
-"""One probe for every batch size, and the walk over neighbours."""
+"""One probe for every batch size, and for every trial of its speed group."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.knobs import Knobs, Scalar
+from trainables.knobs import Scalar
 from tuning.config.space import Space
-from tuning.search.throughput import Probed, Rates, neighbour, ranked
+from tuning.search.throughput import Probed, Speeds, inside, place_of, suits
 
 positive = st.floats(1e-4, 1.0)
 
@@ -35,51 +35,37 @@ def test_speed_never_falls_with_whole_micro_batches(micro: float, optimizer: flo
     assert larger >= smaller * (1 - 1e-12)
 
 
-def test_only_probes_that_share_the_coupling_answer() -> None:
-    slow, fast = probe(0.02, num_workers=0), probe(0.01, amp_dtype="bf16", num_workers=2)
-    assert [choice.system["num_workers"] for choice in ranked([slow, fast], {"batch_size": 32})] == [0]
-    assert ranked([fast], {"batch_size": 32}) == []
+def test_the_nearest_group_answers_for_one_that_nobody_probed() -> None:
+    speeds = Speeds([probe(0.02, num_workers=0), probe(0.01, amp_dtype="bf16", hidden_size=64, num_workers=2)])
+    asked: dict[str, Scalar] = {"batch_size": 32}
+    assert [c.system["num_workers"] for c in speeds.ranked(asked)] == [0]
+    assert [c.system["num_workers"] for c in speeds.ranked({**asked, "amp_dtype": "fp16", "hidden_size": 64})] == [2]
+    assert not Speeds([]).ranked(asked)
 
 
 def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
     small = probe(0.01, 0.0, micro_batch_size=8)  # 800 samples/s
     large = probe(0.03, 0.0, micro_batch_size=32)  # 1067 samples/s, once a batch has 32
-    at = {b: ranked([small, large], {"batch_size": b}) for b in (16, 32)}
-    assert {b: [c.system["micro_batch_size"] for c in found] for b, found in at.items()} == {16: [8], 32: [32, 8]}
+    speeds = Speeds([small, large])
+    at = {b: [c.system["micro_batch_size"] for c in speeds.ranked({"batch_size": b})] for b in (16, 32)}
+    assert at == {16: [8], 32: [32, 8]}
 
 
-def test_of_those_that_need_the_same_memory_the_fastest_is_ranked_also_after_a_try() -> None:
-    probes = [probe(0.01 * s, num_workers=w, micro_batch_size=m) for s, w, m in [(2, 0, 8), (1, 2, 8), (6, 4, 16)]]
-    rates = Rates(probes, Space({}, {}), lambda knobs: knobs["micro_batch_size"])
-    asked: dict[str, Scalar] = {"batch_size": 32}
-    in_fp16 = {**asked, "amp_dtype": "fp16"}
-
-    def found(values: dict[str, Scalar]) -> list[tuple[Scalar, Scalar]]:
-        return [(c.system["micro_batch_size"], c.system["num_workers"]) for c in rates.ranked(values)]
-
-    assert found(asked) == [(8, 2), (16, 4)]
-    assert found(in_fp16) == []
-    rates.put(probe(0.01, num_workers=6, micro_batch_size=16))
-    assert found(asked) == [(16, 6), (8, 2)]
-    assert found(in_fp16) == [], "another coupling"
-    rates.put(probe(0.01, num_workers=1, amp_dtype="fp16"))
-    assert found(in_fp16) == [(8, 1)]
+@given(batch=st.integers(1, 64), micro=st.integers(1, 64), rate=st.floats(1.0, 1e5))
+def test_a_trials_own_speed_as_a_probe_is_that_speed(batch: int, micro: int, rate: float) -> None:
+    found = Probed.of_trial({"batch_size": batch, "micro_batch_size": micro}, rate)
+    assert found.at_batch_size(batch) == pytest.approx(rate)
 
 
-def test_neighbours_change_one_knob_and_end() -> None:
-    alternatives: dict[str, tuple[Scalar, ...]] = {"micro_batch_size": (4, 8, 16), "ram_cache": (False, True)}
-    incumbent: dict[str, Scalar] = {"micro_batch_size": 8, "ram_cache": False}
-    seen: list[dict[str, Scalar]] = [incumbent]
-    while (candidate := neighbour(incumbent, alternatives, seen)) is not None:
-        assert sum(candidate[n] != incumbent[n] for n in alternatives) == 1
-        seen.append(candidate)
-    assert len(seen) == 4
+def test_what_has_no_effect_and_what_is_left_out_tell_no_two_places_apart() -> None:
+    assert place_of({"num_workers": 0, "prefetch_factor": 4}) == place_of({})
+    assert place_of({"num_workers": 2, "prefetch_factor": 4}) != place_of({"num_workers": 2})
+    assert place_of({"batch_size": 4, "micro_batch_size": 8}) == place_of({"batch_size": 4, "micro_batch_size": 4})
 
 
-def test_prefetch_without_workers_is_the_same_configuration() -> None:
-    incumbent: dict[str, Scalar] = {"num_workers": 0, "prefetch_factor": 2}
-    assert neighbour(incumbent, {"prefetch_factor": (2, 4)}, [incumbent]) is None
-
-
-def test_defaults_count_as_given() -> None:
-    assert neighbour({}, {"ram_cache": (False,)}, [Knobs().as_dict()]) is None
+def test_a_configuration_named_beside_the_space_is_not_of_it() -> None:
+    space = Space.of({"num_workers": [0, 2], "micro_batch_size": 8, "hidden_size": [64, 128]})
+    assert inside(space, probe(num_workers=2, hidden_size=256))
+    assert not suits(space, probe(num_workers=2, hidden_size=256))
+    assert not inside(space, probe(num_workers=4))
+    assert not inside(space, probe(micro_batch_size=16))

@@ -162,7 +162,7 @@ def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(tmp_path: Path, m
 
 
 def test_a_probe_gives_both_step_times_and_keeps_to_its_time(broken: Any) -> None:
-    found = broken("").probe(KNOBS, time_s=0.5, spread_frac=0.03)
+    found = broken("").probe(KNOBS, time_s=0.5)
     assert found["outcome"] == "ok"
     assert found["samples_per_s"] > 0
     assert found["micro_step_s"] > 0 < found["optimizer_step_s"]
@@ -171,7 +171,7 @@ def test_a_probe_gives_both_step_times_and_keeps_to_its_time(broken: Any) -> Non
 
 
 def test_a_hopeless_probe_stops_after_one_window(broken: Any) -> None:
-    found = broken("").probe(KNOBS, time_s=60.0, spread_frac=0.0, best_samples_per_s=1e12)
+    found = broken("").probe(KNOBS, time_s=60.0, best_samples_per_s=1e12)
     assert len(found["windows"]) == 1
 
 

@@ -1,4 +1,4 @@
-"""What a search trains first: its two ends, before anything is modelled."""
+"""The initial design: what a search trains first, before anything is modelled."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Scalar
 from tuning.config.space import Choice, Range, Space
-from tuning.search.throughput import COUPLING, Probed, suits
+from tuning.search.throughput import SPEED_KNOBS, Probed, suits
 
 
-def beginning(
+def initial_design(
     space: Space,
     names: Sequence[str],
     start: Mapping[str, Scalar],
@@ -34,7 +34,7 @@ def beginning(
     if not rates:
         return [first]
     n, size = max(rates, key=lambda pair: rates[pair])
-    fastest = {**first, **{name: v for name, v in probes[n].knobs.items() if name in COUPLING and name in names}}
+    fastest = {**first, **{name: v for name, v in probes[n].knobs.items() if name in SPEED_KNOBS and name in names}}
     if "batch_size" in names:
         fastest["batch_size"] = size
     parameter = space.parameters.get("learning_rate")

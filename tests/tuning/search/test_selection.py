@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.search.pick import Candidate, pick
+from tuning.config.space import Space
+from tuning.journal.records import Journal, trials
+from tuning.memory.groups import need_of
+from tuning.memory.guard import MemoryGuard
 from tuning.search.rule import Baseline, Rule, absolute, best_baseline
+from tuning.search.selection import Finished, pick, recombine
 
 
-def candidates(*rows: tuple[float, float], objective: str = "accuracy") -> list[Candidate]:
-    """Candidates t0, t1, ... of (quality, samples a second)."""
-    return [Candidate(f"t{n}", {objective: quality}, rate) for n, (quality, rate) in enumerate(rows)]
+def finished(*rows: tuple[float, float], objective: str = "accuracy") -> list[Finished]:
+    """Trials t0, t1, ... of (quality, samples a second)."""
+    return [Finished(f"t{n}", {objective: quality}, rate) for n, (quality, rate) in enumerate(rows)]
 
 
 def test_the_fastest_within_the_tolerance_is_best() -> None:
-    found = pick(candidates((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90)), Rule("accuracy", "max", 0.01))
+    found = pick(finished((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90)), Rule("accuracy", "max", 0.01))
     assert (found.best, found.most_accurate, found.front) == ("t2", "t0", ("t3", "t2", "t1", "t0"))
     assert found.rule == (
         "of 4 the fastest whose accuracy is within 0.01 of the best seen: 0.91 against 0.92, at 40 samples/s"
@@ -26,12 +31,12 @@ def test_the_fastest_within_the_tolerance_is_best() -> None:
 
 
 def test_a_quality_to_minimise() -> None:
-    found = pick(candidates((4.0, 10), (4.4, 30), (5.0, 90), objective="mae"), Rule("mae", "min", 0.5))
+    found = pick(finished((4.0, 10), (4.4, 30), (5.0, 90), objective="mae"), Rule("mae", "min", 0.5))
     assert (found.best, found.most_accurate) == ("t1", "t0")
 
 
 def test_the_knee_is_where_speed_begins_to_cost() -> None:
-    found = pick(candidates((0.92, 10), (0.91, 80), (0.60, 90), (0.85, 30)), Rule("accuracy", "max", 0.0))
+    found = pick(finished((0.92, 10), (0.91, 80), (0.60, 90), (0.85, 30)), Rule("accuracy", "max", 0.0))
     assert (found.best, found.knee, found.front) == ("t0", "t1", ("t2", "t1", "t0"))
 
 
@@ -39,7 +44,7 @@ MAJORITY = Baseline("majority class", 0.905)
 
 
 def test_what_is_no_better_than_without_training_is_not_picked_for_its_speed() -> None:
-    of = candidates((0.92, 10), (0.915, 30), (0.905, 40), (0.90, 90))
+    of = finished((0.92, 10), (0.915, 30), (0.905, 40), (0.90, 90))
     found = pick(of, Rule("accuracy", "max", 0.03, MAJORITY))
     assert found.best == "t1", "the majority class's own accuracy is not better than it"
     assert found.rule == (
@@ -50,7 +55,7 @@ def test_what_is_no_better_than_without_training_is_not_picked_for_its_speed() -
 
 
 def test_where_nothing_is_better_than_without_training_the_tolerance_decides_alone() -> None:
-    rows = candidates((0.905, 10), (0.89, 30), (0.80, 90))
+    rows = finished((0.905, 10), (0.89, 30), (0.80, 90))
     assert pick(rows, Rule("accuracy", "max", 0.03, MAJORITY)) == pick(rows, Rule("accuracy", "max", 0.03))
 
 
@@ -64,23 +69,23 @@ def test_the_baseline_is_the_best_of_those_known_of_the_objective() -> None:
 
 
 def test_the_knee_is_better_than_the_baseline_once_anything_is() -> None:
-    rows = candidates((0.92, 10), (0.915, 12), (0.80, 90), (0.50, 100))
+    rows = finished((0.92, 10), (0.915, 12), (0.80, 90), (0.50, 100))
     assert pick(rows, Rule("accuracy", "max", 0.0)).knee == "t2"
     assert pick(rows, Rule("accuracy", "max", 0.0, MAJORITY)).knee in ("t0", "t1")
     assert pick(rows, Rule("accuracy", "max", 0.0, Baseline("all", 0.95))).knee == "t2"
 
 
 def test_without_tolerance_the_most_accurate_is_best_and_ties_go_to_the_faster() -> None:
-    found = pick(candidates((0.9, 10), (0.9, 20), (0.8, 99), (0.9, 20)), Rule("accuracy", "max", 0.0))
+    found = pick(finished((0.9, 10), (0.9, 20), (0.8, 99), (0.9, 20)), Rule("accuracy", "max", 0.0))
     assert found.best == found.most_accurate == "t1"
 
 
 def test_equally_fast_ones_are_told_apart_by_quality() -> None:
-    assert pick(candidates((0.90, 20), (0.91, 20), (0.91, 20)), Rule("accuracy", "max", 0.05)).best == "t1"
+    assert pick(finished((0.90, 20), (0.91, 20), (0.91, 20)), Rule("accuracy", "max", 0.05)).best == "t1"
 
 
 def test_what_is_not_finite_is_left_out() -> None:
-    found = pick(candidates((math.nan, 99), (0.5, math.inf), (0.4, 1)), Rule("accuracy", "max", 0.1))
+    found = pick(finished((math.nan, 99), (0.5, math.inf), (0.4, 1)), Rule("accuracy", "max", 0.1))
     assert (found.best, found.knee, found.front) == ("t2", "t2", ("t2",))
 
 
@@ -95,7 +100,7 @@ def test_nothing_faster_is_within_the_tolerance_and_better_than_without_training
     rows: list[tuple[float, float]], tolerance: float, mode: str, untrained: float | None
 ) -> None:
     baseline = None if untrained is None else Baseline("mean", untrained)
-    found = pick(candidates(*rows), Rule("accuracy", mode, tolerance, baseline))
+    found = pick(finished(*rows), Rule("accuracy", mode, tolerance, baseline))
     sign = 1 if mode == "min" else -1
     least = min(sign * quality for quality, _ in rows)
     bar = math.inf if untrained is None or least >= sign * untrained - 1e-8 else sign * untrained - 1e-8
@@ -108,7 +113,7 @@ def test_nothing_faster_is_within_the_tolerance_and_better_than_without_training
 
 
 def test_more_tolerance_is_never_slower() -> None:
-    rows = candidates((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90))
+    rows = finished((0.92, 10), (0.915, 30), (0.91, 40), (0.90, 90))
     rates = {c.id: c.samples_per_s for c in rows}
     chosen = [rates[pick(rows, Rule("accuracy", "max", t / 1000)).best] for t in range(30)]
     assert chosen == sorted(chosen)
@@ -133,10 +138,36 @@ def test_a_percentage_of_nothing_and_of_what_is_none() -> None:
 
 def test_errors_say_what_is_missing() -> None:
     with pytest.raises(ValueError, match="t0 has no mae; it has accuracy"):
-        pick(candidates((0.9, 1)), Rule("mae", "min", 0.0))
-    with pytest.raises(ValueError, match="none of 1 candidates has finite accuracy and speed"):
-        pick(candidates((math.nan, 1)), Rule("accuracy", "max", 0.0))
+        pick(finished((0.9, 1)), Rule("mae", "min", 0.0))
+    with pytest.raises(ValueError, match="none of 1 trials has finite accuracy and speed"):
+        pick(finished((math.nan, 1)), Rule("accuracy", "max", 0.0))
     with pytest.raises(ValueError, match="tolerance must be at least 0, got -1"):
-        pick(candidates((0.9, 1)), Rule("accuracy", "max", -1))
+        pick(finished((0.9, 1)), Rule("accuracy", "max", -1))
     with pytest.raises(ValueError, match="mode must be min or max, got 'most'"):
-        pick(candidates((0.9, 1)), Rule("accuracy", "most", 0.0))
+        pick(finished((0.9, 1)), Rule("accuracy", "most", 0.0))
+
+
+SPACE = Space.of({"batch_size": [16, 64], "micro_batch_size": [16, 64], "num_workers": [0, 2], "learning_rate": 0.1})
+
+
+@pytest.mark.parametrize("probes", [True, False], ids=["staged", "joint"])
+def test_a_quality_is_given_the_fastest_system_knobs_that_fit(tmp_path: Path, probes: bool) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    fast = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}
+    slow = {**fast, "micro_batch_size": 16, "num_workers": 0}
+    if probes:
+        for knobs, micro_s in ((fast, 0.01), (slow, 0.01)):
+            steps = {"micro_step_s": micro_s, "optimizer_step_s": 0.0, "samples_per_s": 1.0}
+            journal.append("probe", name=None, config=knobs, outcome="ok", **steps)
+    for n, (knobs, rate) in enumerate(((slow, 1600.0), (fast, 6400.0), ({**slow, "batch_size": 16}, 1600.0))):
+        values = {"error": 0.1 * n}
+        journal.append("trial", trial=f"t{n}", config=knobs, outcome="ok", values=values, samples_per_s=rate)
+    recombine(journal, SPACE, MemoryGuard(None, {}), lambda r: None)
+    rated = [r for r in journal.records if r.event == "rated"]
+    assert [(r["trial"], r["config"], r["samples_per_s"]) for r in rated] == [("t0", fast, pytest.approx(6400.0))]
+    assert trials(journal.records)[0].config == fast
+    tight = MemoryGuard(10**9, {})
+    tight.observe_oom(*need_of(fast))
+    before = len(journal.records)
+    recombine(journal, SPACE, tight, lambda r: None)
+    assert len(journal.records) == before, "what does not fit is given to nobody"

@@ -1,0 +1,118 @@
+"""Which configuration is the answer: the fastest that gives up no more quality than allowed (`search.rule`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuning.config.space import Space
+from tuning.journal.records import Journal, Record, trials
+from tuning.memory.guard import MemoryGuard
+from tuning.memory.oom import Outcome
+from tuning.search.protocols import Told
+from tuning.search.rule import Rule
+from tuning.search.throughput import SYSTEM, Probed, Speeds, fastest, inside, probed
+from tuning.stats.pareto import front, knee
+
+FASTER = 1.03
+"""How many times faster other system knobs have to be to take the place of those a trial ran with."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trial that ran to its end: its id, its qualities by objective, its samples a second."""
+
+    id: str
+    values: Mapping[str, float]
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Trials by id: the best by `rule`, the knee of the front, the most accurate, and the front, fastest first.
+
+    The knee, like the best, is better than the baseline once anything is.
+    """
+
+    best: str
+    knee: str
+    most_accurate: str
+    front: tuple[str, ...]
+    rule: str
+
+
+def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) -> None:
+    """Gives each whole trial the fastest system knobs known for its speed group, where they fit and are faster.
+
+    System knobs cannot change what is learned, so the quality of one configuration and the speed of another go
+    together. Known are the probes, and where there are none the trials' own speeds; each is a record `rated`.
+    """
+    records = journal.records
+    ended = [t for t in trials(records) if t.outcome == Outcome.OK and t.samples_per_s]
+    known = [p for p in probed(records) if inside(space, p)]
+    known = known or [Probed.of_trial(t.config, float(t.samples_per_s or 0.0)) for t in ended]
+    speeds = Speeds(known)
+    for trial in ended:
+        learned = {n: v for n, v in trial.config.items() if n not in SYSTEM}
+        choice = fastest(speeds, guard, learned)
+        if choice is None:
+            continue
+        config = space.complete({**learned, **choice.system})
+        speed = speeds.of(config)  # nothing where the micro-batch does not fit, or another group was probed
+        if speed is not None and speed > FASTER * float(trial.samples_per_s or 0.0):
+            told(journal.append("rated", trial=trial.id, config=config, samples_per_s=speed))
+
+
+def choose(records: Sequence[Record], rule: Rule) -> Pick | None:
+    """Returns the pick over the trials that ran to their end, or None where there is none.
+
+    What failed when it was trained again is left out, as long as something else is there.
+    """
+    ended = [
+        t for t in trials(records) if t.outcome == "ok" and t.samples_per_s and t.values.get(rule.objective) is not None
+    ]
+    failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] != "ok"}
+    finished = [
+        Finished(t.id, {n: float(v) for n, v in t.values.items() if v is not None}, float(t.samples_per_s or 0.0))
+        for t in [t for t in ended if t.id not in failed] or ended
+    ]
+    return pick(finished, rule) if finished else None
+
+
+def pick(found: Sequence[Finished], rule: Rule) -> Pick:
+    """Returns the pick over quality and speed by the rule, whose tolerance is in the objective's own unit.
+
+    Of equally fast ones the better, then the earlier is taken. Trials whose quality or speed is not finite are left
+    out; raises ValueError where none remain, or for an objective that a trial lacks.
+    """
+    objective = rule.objective
+    for trial in found:
+        if objective not in trial.values:
+            there = ", ".join(trial.values) or "no values"
+            raise ValueError(f"{trial.id} has no {objective}; it has {there}")
+    usable = [c for c in found if math.isfinite(c.values[objective]) and math.isfinite(c.samples_per_s)]
+    if not usable:
+        raise ValueError(f"nothing to pick from: none of {len(found)} trials has finite {objective} and speed")
+    cost = {c.id: rule.sign * c.values[objective] for c in usable}
+    least = min(cost.values())
+    within = [c for c in usable if rule.admits(cost[c.id], least)]
+    best = min(within, key=lambda c: (-c.samples_per_s, cost[c.id]))
+    accurate = min(usable, key=lambda c: (cost[c.id], -c.samples_per_s))
+    points = np.array([[-c.samples_per_s, cost[c.id]] for c in usable])
+    on_front = sorted((usable[i] for i in front(points)), key=lambda c: -c.samples_per_s)
+    worth = [i for i, c in enumerate(usable) if cost[c.id] < rule.baseline_cost] or list(range(len(usable)))
+    return Pick(
+        best=best.id,
+        knee=usable[worth[knee(points[worth])]].id,
+        most_accurate=accurate.id,
+        front=tuple(c.id for c in on_front),
+        rule=(
+            f"of {len(usable)} the fastest whose {objective} is "
+            f"{rule.words(cost[best.id], cost.values(), least, 'the best seen')}: "
+            f"{best.values[objective]:.4g} against {accurate.values[objective]:.4g}, "
+            f"at {best.samples_per_s:.4g} samples/s"
+        ),
+    )
