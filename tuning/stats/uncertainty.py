@@ -34,12 +34,17 @@ def mean_half_width(values: Sequence[float]) -> float | None:
 class Throughput:
     """Samples a second of one configuration, over short windows or over whole trainings.
 
-    `mean` is theirs, `half_width` that of its 95 % interval, None below two.
+    `half_width` is that of the 95 % interval of their mean, None below two.
     """
 
-    mean: float
+    median: float
     half_width: float | None
     windows: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Returns the mean, which the interval of `half_width` is of."""
+        return statistics.fmean(self.windows)
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,10 @@ class Gain:
 
 
 def throughput(windows: Sequence[float]) -> Throughput | None:
-    """Returns mean and interval of the windows, or None where there are none."""
+    """Returns median, mean and interval of the windows, or None where there are none."""
     if not windows:
         return None
-    return Throughput(statistics.fmean(windows), mean_half_width(windows), tuple(windows))
+    return Throughput(statistics.median(windows), mean_half_width(windows), tuple(windows))
 
 
 def quality(by_seed: Mapping[int, float], *, proportion_of: int | None = None, confirmed: bool = True) -> Quality:
