@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 
 from tuning.config.errors import ConfigError, TuningError, reader_has_gone
@@ -33,6 +35,8 @@ settings (key=value, in any order), with what they are without you in brackets
                           log} a range
   search.trials=N         most trials [budget's]
   search.max_time=4m      most wall time of the whole study [budget's]
+  search.hang_time=60s    a process that idles so long without an answer is
+                          ended, and tried once more [60s]
   search.strategy=staged  staged: probe, then train; joint: one flat space
                           [staged]
   search.sampler=NAME     model: a Gaussian process of the quality over known
@@ -46,6 +50,7 @@ settings (key=value, in any order), with what they are without you in brackets
                           as it beats the workload's baselines [the workload's]
   dashboard=true          starts the Ray dashboard here and prints how to log in
   resume=ID               goes on with a run that was interrupted
+  force=true              goes on with it although machine, data or code differ
   runs_dir=PATH name=ID   where the run is written [runs]
 
 options
@@ -88,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ConfigError(
                 f"{unknown[0]} is no option", allowed="-h -q -v --validate", remedy="settings are key=value"
             )
-        _listen(heard)
+        _listen(heard, terminal.interrupted)
         config = load(overrides)
         from tuning.study import setup, study  # torch and Ray, only now
 
@@ -110,8 +115,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _listen(heard: list[int]) -> None:
-    """The first signal is added to `heard` and ends the run in order; a second ends the process at once.
+def _listen(heard: list[int], say: Callable[[int], None]) -> None:
+    """The first signal is added to `heard` and ends the run in order; a second ends all its processes at once.
+
+    A shell starts what runs in its background with SIGINT ignored; who sends it one all the same wants it to end. Only
+    SIGHUP stays ignored where it was, for nohup.
 
     Ray's waits let no exception of a signal handler through but KeyboardInterrupt, and of that not the one that was
     raised: now and then they raise a bare one in its place, which is why the signal is kept beside it.
@@ -124,11 +132,23 @@ def _listen(heard: list[int]) -> None:
         raise KeyboardInterrupt
 
     def second(signum: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(Exception):
+            say(signum)
+            _end_children()
         os._exit(128 + signum)
 
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(name) != signal.SIG_IGN:  # as nohup has SIGHUP
+        if name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN:
             signal.signal(name, first)
+
+
+def _end_children() -> None:
+    """Kills every process that this one or its children started: Ray's agents would live on for a minute."""
+    import psutil  # --help does without
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.commands import ROOT
@@ -101,3 +103,49 @@ def test_a_signal_is_told_apart_though_a_wait_of_ray_replaces_its_exception(
         for name, handler in before.items():
             signal.signal(name, handler)
     assert f"interrupted by {number.name}" in capsys.readouterr().err
+
+
+WAITS = """
+import signal, subprocess, sys
+from tuning import run
+from tuning.study import study
+
+def waits(*_):
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        print(child.pid, flush=True)
+        signal.pause()
+    except KeyboardInterrupt:
+        print("heard", flush=True)
+        if sys.argv[1] == "once":
+            raise
+        signal.pause()
+
+study.run = waits
+sys.exit(run.main(["workload=signals"]))
+"""
+
+
+@pytest.mark.parametrize("times", ["once", "twice"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_run_in_a_shells_background_obeys_signals_and_a_second_ends_all_its_processes(
+    tmp_path: Path, number: signal.Signals, code: int, times: str
+) -> None:
+    # A shell's background inherits SIGINT as ignored.
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-c", WAITS, times]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(number)
+        assert process.stdout.readline() == "heard\n"
+        if times == "twice":
+            process.send_signal(number)
+            child.wait(timeout=20)
+        assert process.wait(timeout=20) == code
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+        assert process.stderr is not None
+        assert f"interrupted by {number.name}" in process.stderr.read()

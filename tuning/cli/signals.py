@@ -27,7 +27,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heard = [name for name in names if signal.getsignal(name) != signal.SIG_IGN]  # nohup has one of them ignored
+        # nohup has SIGHUP ignored. A shell's background has SIGINT ignored, and whoever sends one wants it heard.
+        heard = [n for n in names if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
         self._before = {name: signal.signal(name, self._heard) for name in heard}
         return self
 

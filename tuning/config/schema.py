@@ -173,6 +173,7 @@ class SearchSection(Section):
     max_time_s: Annotated[Annotated[float, Field(gt=0, le=365 * _DAY_S)] | None, BeforeValidator(duration_s)] = Field(
         alias="max_time"
     )
+    hang_time_s: Annotated[float, Field(gt=0, le=_DAY_S), BeforeValidator(duration_s)] = Field(60.0, alias="hang_time")
     strategy: Literal["staged", "joint"]
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
     sampler: Literal["model", "tpe", "gp", "random"] = "model"  # runs of earlier versions did not record these two
@@ -209,6 +210,7 @@ class StudyConfig(Section):
     claims_of: dict[str, str]
     source: str
     dashboard: bool
+    force: bool = False  # a resume goes on although device, versions, data or code have changed
     runs_dir: Annotated[str, AfterValidator(_folder)]
     resume: Slug | None
     name: Slug | None

@@ -24,11 +24,14 @@ from tuning.config.resolve import (
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Range
-from tuning.journal.records import last, read
+from tuning.journal.records import Record, last, read
 from tuning.journal.runs import JOURNAL, find_run, versions
 from tuning.workers import doctor, executors, slots
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
+
+SCHEMA = 1
+"""Of the records; a run of another one is not gone on with."""
 
 
 def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
@@ -64,12 +67,12 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     if study is None:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
     before = from_resolved(study["config"])
-    again = ("resume", "runs_dir", "dashboard", *(f"workload.{n}" for n in config.secrets))
+    again = ("resume", "runs_dir", "dashboard", "force", *(f"workload.{n}" for n in config.secrets))
     asked = [o for o in config.overrides if o.split("=")[0] not in again]
     if asked:
         raise ConfigError(
             f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
-            allowed="resume=ID with dashboard=true or runs_dir=PATH",
+            allowed="resume=ID with dashboard=true, force=true or runs_dir=PATH",
             remedy="leave it out, or start a new run",
         )
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
@@ -77,7 +80,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     if lacking:
         what = f"resume={config.resume}: workload.{lacking[0]} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")
-    changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "overrides")}
+    changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "force", "overrides")}
     workload = before.workload.model_copy(update={"options": options})
     return folder, before.model_copy(update={**changes, "workload": workload})
 
@@ -136,6 +139,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         threads=doctor.cores(),
         cap_bytes=config.card.cap_bytes,
         seed=config.search.seed,
+        hang_s=config.search.hang_time_s,
     )
 
 
@@ -144,7 +148,11 @@ def new_folder(config: StudyConfig) -> Path:
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder = _place(config, config.name or f"{now}-{secrets.token_hex(2)}")
     _refuse_taken(config, folder)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        what = f"{folder} cannot be made: {error.strerror}"
+        raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one") from error
     return folder
 
 
@@ -157,13 +165,33 @@ def _refuse_taken(config: StudyConfig, folder: Path) -> None:
         raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
 
 
+def differences(study: Record, facts: Mapping[str, Any], setting: WorkerConfig) -> list[str]:
+    """Returns what is otherwise here than where the study began, in words; what older records lack is passed over."""
+    here, then_versions, own = facts["device"], study.get("versions") or {}, versions()
+    then_device = study.get("device") or {}
+    pairs: list[tuple[str, Any, Any]] = [
+        ("schema", study.get("schema"), SCHEMA),
+        *((name, then_versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
+        *((f"device {n}", then_device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
+        ("threads", study.get("threads"), setting.threads),
+        ("cap_bytes", (study.get("card") or {}).get("cap_bytes"), setting.cap_bytes),
+        ("data", study.get("data_sha256"), facts.get("data_sha256")),
+        ("the workload's source", study.get("workload_sha256"), facts.get("workload_sha256")),
+    ]
+    changed = [(name, then, now) for name, then, now in pairs if then not in (None, "") and now != "" and then != now]
+    return [
+        f"{name} has changed" if name in ("data", "the workload's source") else f"{name} was {then} and is {now}"
+        for name, then, now in changed
+    ]
+
+
 def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerConfig, run_id: str) -> dict[str, Any]:
     """Returns the fields of the `study` record: what is run, with which knobs, where, on what data and code."""
     card = config.card
     virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)
     return {
         "id": run_id,
-        "schema": 1,
+        "schema": SCHEMA,
         "workload": config.workload.ref,
         "workload_sha256": facts["workload_sha256"],
         "data_sha256": facts.get("data_sha256", ""),

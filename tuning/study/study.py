@@ -17,7 +17,7 @@ from typing import Any
 
 from trainables.knobs import Scalar
 from tuning.cli.terminal import Terminal
-from tuning.config.errors import NoUsableTrial
+from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.resolve import write_resolved
 from tuning.config.schema import StudyConfig
 from tuning.journal import timeline
@@ -36,7 +36,7 @@ from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.scheduler import TrialScheduler
 from tuning.search.selection import Pick, choose, recombine
 from tuning.study.limits import Limits
-from tuning.study.setup import checked, command_of, described, new_folder, setting_of, study_fields
+from tuning.study.setup import checked, command_of, described, differences, new_folder, setting_of, study_fields
 from tuning.workers import doctor, executors
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -100,9 +100,17 @@ class _Study:
             self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
         else:
             startup_s = time.monotonic() - self._started
-            self._journal.append("resume", command=command_of(self._config), startup_s=startup_s)
-            self._same_code(facts)
-        if not (self._folder / "config.yaml").exists():
+            changed = differences(self._opening(), facts, setting)
+            if changed and not self._config.force:
+                raise ConfigError(
+                    f"resume={self._config.resume}: the run began elsewhere or otherwise: {'; '.join(changed)}",
+                    remedy="a new run; or force=true, to mix what was measured then with what is measured now",
+                )
+            command = command_of(self._config)
+            self._journal.append("resume", command=command, startup_s=startup_s, changed=changed)
+            for text in changed:
+                self._note(f"{text}; what was measured before is of then")
+        if not (self._folder / "config.yaml").exists():  # nor does it where a run was killed between the two
             write_resolved(self._config, self._folder / "config.yaml")
         self._facts = self._opening()
         self._limits = Limits(
@@ -293,10 +301,3 @@ class _Study:
         if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
             self._journal.append("note", text=text)
             self._terminal.note(text)
-
-    def _same_code(self, facts: Mapping[str, Any]) -> None:
-        before = self._opening().get("workload_sha256")
-        if before and before != facts["workload_sha256"]:
-            self._note(
-                "the workload's source has changed since this study began; its older trials ran the older source"
-            )

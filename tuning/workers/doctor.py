@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,13 @@ SAME_CARD_FRAC = 0.9
 """A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16."""
 DIRTY_BYTES, MIN_CARD_BYTES = 256 * 2**20, 2**30
 """A desktop's display holds some 100 MiB; with less than a gibibyte left, a context and a small model are all."""
+PACKAGES = {
+    "nli": ("transformers", "peft"),
+    "pointer": ("fast_tsp",),
+    "headpose": ("PIL", "scipy"),
+    "temporal": ("pandas",),
+}
+"""What a workload of ours imports, or reads its embedded data from, beside what every install has."""
 MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**30
 
 
@@ -133,12 +139,10 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         f"{available / 2**30:.1f} GiB of RAM free",
         "" if available > MIN_RAM_BYTES else "close other programs: two trials and Ray take about 2 GiB",
     )
-    if config.workload.ref == "nli":
-        missing = [m for m in ("transformers", "peft") if importlib.util.find_spec(m) is None]
-        if missing:
-            yield Check("packages", "FAIL", f"nli needs {' and '.join(missing)}", "pip install 'cardtune[nli]'")
-    if sys.version_info[:2] not in ((3, 11), (3, 12)):
-        yield Check("python", "WARN", f"tested on 3.11 and 3.12, this is {sys.version.split()[0]}")
+    name = config.workload.ref
+    missing = [m for m in PACKAGES.get(name, ()) if importlib.util.find_spec(m) is None]
+    if missing:
+        yield Check("packages", "FAIL", f"{name} needs {' and '.join(missing)}", f"pip install 'cardtune[{name}]'")
 
 
 def _dirty(gpu: Gpu, cap_bytes: int | None) -> Check:

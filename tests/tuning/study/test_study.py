@@ -32,6 +32,10 @@ from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 FINISHED = "20261121-103412-3f2a"
+FACTS = {
+    **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
+    **{"train_samples": 100, "val_samples": 10, "workload_sha256": "w", "data_sha256": "d", "shapes_sha256": "s"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -176,13 +180,56 @@ def opened(
     said = io.StringIO()
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     made = study._Study(complete, Terminal(out=io.StringIO(), err=said, env={}), journal, tmp_path, started)
-    facts = {
-        **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
-        **{"train_samples": 100, "val_samples": 10, "workload_sha256": "w", "shapes_sha256": "s"},
-        "baselines": baselines or {},
-    }
-    made.open(facts, setup.setting_of(complete))
+    made.open({**FACTS, "baselines": baselines or {}}, setup.setting_of(complete))
     return made, journal, said
+
+
+def resumed(tmp_path: Path, force: str, **changed: Any) -> Record:
+    """Returns what a study writes that goes on here, where its first record says otherwise."""
+    made, journal, _ = opened(tmp_path, started=time.monotonic())
+    journal.append("study", **{**journal.records[0].fields, **changed})
+    (tmp_path / "config.yaml").unlink()
+    made._config = made._config.model_copy(update={"resume": "one", "force": force == "true"})
+    try:
+        made.open({**FACTS, "baselines": {}}, setup.setting_of(made._config))
+        return next(r for r in journal.records if r.event == "resume")
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"schema": 2}, "schema was 2 and is 1"),
+        ({"versions": {"cardtune": "9.0.0"}}, "cardtune was 9.0.0 and is"),
+        ({"versions": {"torch": "1.0.0"}}, "torch was 1.0.0 and is"),
+        ({"device": {"name": "Another CPU"}}, "device name was Another CPU and is Example CPU"),
+        ({"threads": 64000}, "threads was 64000 and is"),
+        ({"card": {"cap_bytes": 1}}, "cap_bytes was 1 and is None"),
+        ({"data_sha256": "e"}, "data has changed"),
+        ({"workload_sha256": "v"}, "the workload's source has changed"),
+    ],
+)
+def test_a_run_is_gone_on_with_elsewhere_or_otherwise_only_by_force(tmp_path: Path, changed: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as raised:
+        resumed(tmp_path, "false", **changed)
+    assert raised.value.exit_code == 2
+    assert "force=true" in raised.value.remedy
+    (tmp_path / "forced").mkdir()
+    record = resumed(tmp_path / "forced", "true", **changed)
+    assert [says in text for text in record["changed"]] == [True]
+    assert (tmp_path / "forced" / "config.yaml").exists(), "a run that was killed before it wrote that"
+
+
+def test_the_same_machine_data_and_code_is_no_difference(tmp_path: Path) -> None:
+    assert resumed(tmp_path, "false")["changed"] == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "nli").touch()
+    with pytest.raises(ConfigError, match=r"runs/nli/.* cannot be made: Not a directory"):
+        setup.new_folder(load.load(["workload=nli", "card=cpu", f"runs_dir={tmp_path / 'runs'}"]))
 
 
 def test_a_joint_search_has_no_probe_stage(tmp_path: Path) -> None:
