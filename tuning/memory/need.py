@@ -122,4 +122,5 @@ def corrected(need: Need, told: Told, *, own: bool = False) -> Need:
 
 
 def raise_to(known: dict[int, _Number], micro_batch: int, value: _Number) -> None:
+    """Keeps the larger of a value and the one that is known of the micro-batch."""
     known[micro_batch] = max(value, known.get(micro_batch, value))
