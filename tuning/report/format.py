@@ -141,6 +141,12 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None) 
     return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
 
 
+def settings(config: Mapping[str, object]) -> list[str]:
+    """Returns "name=value" for each knob that has to be set: those with another value than the default."""
+    defaults = Knobs().as_dict()
+    return assignments({n: v for n, v in complete(config).items() if n not in defaults or defaults[n] != v})
+
+
 def assignments(config: Mapping[str, object]) -> list[str]:
     """Returns "name=value" for each knob, a long value cut in its middle."""
     return [f"{plain(name)}={_cut(plain(value))}" for name, value in config.items()]

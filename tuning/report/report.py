@@ -42,7 +42,7 @@ def render(summary: Summary) -> str:
         summary=summary,
         title=_title(summary),
         answer=sentences.answer(summary),
-        settings=fmt.assignments(fmt.differing(best.config, {})) if best else [],
+        settings=fmt.settings(best.config) if best else [],
         place=sentences.place_sentence(summary.place),
         claim=sentences.claim_sentence(summary.claim, summary.gain("after", "before")),
         stats=list(_stats(summary)),
@@ -100,8 +100,7 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
         if best.peak_allocated_bytes:
             cap = f"of {size(summary.place.cap_bytes)}" if summary.place.cap_bytes else "no cap"
             yield size(best.peak_allocated_bytes), "peak memory", cap
-    asked = summary.study.get("config", {}).get("search", {}).get("trials")
-    done = sum(summary.trial_counts.values())
+    asked, done = summary.trials_asked, sum(summary.trial_counts.values())
     yield duration(summary.times.wall_s), "whole run", f"{done} of {asked} trials" if asked else f"{done} trials"
 
 

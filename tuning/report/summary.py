@@ -130,6 +130,11 @@ class Summary:
         return self.named.get("best")
 
     @property
+    def trials_asked(self) -> int | None:
+        """The trials that were asked for, None where the study does not say."""
+        return whole(mapping(mapping(self.study.get("config")).get("search")).get("trials"))
+
+    @property
     def objective(self) -> str:
         """The workload's first objective, "" where the study names none."""
         return next(iter(self.objectives), "")

@@ -102,7 +102,7 @@ def summary(found: Summary) -> list[RenderableType]:
     best, times = found.best, found.times
     rows: list[tuple[str, RenderableType]] = []
     if best is not None:
-        chosen, trial = fmt.assignments(fmt.differing(best.config, {})), f"(trial {plain(best.trial)})"
+        chosen, trial = fmt.settings(best.config), f"(trial {plain(best.trial)})"
         rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
         if chosen:
             rows.append(("", f"every other knob at its default {trial}"))
@@ -114,7 +114,9 @@ def summary(found: Summary) -> list[RenderableType]:
     if found.baselines:
         told = (f"{plain(n)} {', '.join(f'{v:.3f}' for v in own.values())}" for n, own in found.baselines.items())
         rows.append(("baselines", ", ".join(told)))
-    rows.append(("trials", fmt.counts(found.trial_counts)))
+    short = found.trials_asked is not None and sum(found.trial_counts.values()) < found.trials_asked
+    cut = f" ({found.trials_asked} were asked for)" if short else ""
+    rows.append(("trials", fmt.counts(found.trial_counts) + cut))
     if found.probes:
         rows.append(("probes", fmt.counts(found.probe_counts)))
     parts = ", ".join(f"{name} {percent(seconds / times.wall_s)}" for name, seconds in sentences.shares(found))
@@ -172,6 +174,7 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
     """Yields what each optimisation bought, and how many of the intervals tell nothing."""
     for grid in tables.ablation(found):
         yield fmt.table(grid.head, grid.rows)
+        yield Text("")
     untold = sum(1 for one in found if one.gain and not one.gain.is_told)
     if untold:
         yield Text(f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told.")

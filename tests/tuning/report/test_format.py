@@ -89,6 +89,20 @@ def test_knobs_without_effect_are_no_difference():
     }
 
 
+def test_only_what_has_another_value_than_the_default_has_to_be_set():
+    assert fmt.settings({"num_workers": 2, "prefetch_factor": 2, "batch_size": 32}) == ["num_workers=2"]
+    assert fmt.settings({}) == []
+
+
+def test_a_search_that_was_cut_short_says_of_how_many_trials(found: Summary) -> None:
+    asked = replace(found, study={**found.study, "config": {"search": {"trials": 40}}})
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(*printed(asked))
+    assert "(40 were asked for)" in captured.get()
+    assert "12 of 40 trials" in report.render(asked)
+
+
 def test_a_text_is_one_line_without_control_characters():
     assert fmt.plain("a\nb\x1b[2J\u202e") == "a\\nb\\x1b[2J\\u202e"
     assert (fmt.plain(True), fmt.plain(None), fmt.plain(5e-4)) == ("true", "null", "5e-4")
