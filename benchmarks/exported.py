@@ -39,7 +39,7 @@ from tuning.report import sentences, summary
 from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import gain
-from tuning.workers import doctor
+from tuning.workers import machine
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -84,7 +84,7 @@ def confirmed(best: Best, setting: WorkerConfig) -> float:
 def repeats(folder: Path, found: Summary, times: int, measured_at: float) -> list[dict[str, float]]:
     """Returns the speeds of every repeat and the seconds since the study measured its own, unix time `measured_at`."""
     best, place = best_file.read(folder / "best.yaml"), found.place
-    threads = doctor.cores()
+    threads = machine.cores()
     if place.cores not in (None, threads):
         raise RuntimeError(f"{folder.name} was measured on {place.cores} cores, and this process may use {threads}")
     setting = WorkerConfig(best.ref, dict(best.options), place.type or "cpu", threads, place.cap_bytes, best.seed)

@@ -32,7 +32,7 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Space
 from tuning.memory.groups import defaults
 from tuning.search.probe import reference_batch_size
-from tuning.workers import doctor
+from tuning.workers import machine
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", nargs="+", default=list(BUILT_IN), choices=BUILT_IN)
     parser.add_argument("--probes", type=int, default=12, help="of each configuration")
-    parser.add_argument("--threads", type=int, default=doctor.cores(), help="of torch; default: as a study has")
+    parser.add_argument("--threads", type=int, default=machine.cores(), help="of torch; default: as a study has")
     parser.add_argument("--out", type=Path, help="a file for the document")
     asked = parser.parse_args()
     if asked.probes < 3:

@@ -20,7 +20,7 @@ from tuning.journal.records import Journal, Record, last, read
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run
 from tuning.report import export, report, summary, text
 from tuning.search import ablate, ablation
-from tuning.workers import doctor
+from tuning.workers import machine, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -89,12 +89,12 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
         raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
     own: Mapping[str, Scalar] = study["config"]["workload"]["options"]
     device = "cuda" if study["device"]["type"] == "cuda" else "cpu"
-    if device == "cuda" and not doctor.gpus():
+    if device == "cuda" and not nvml.gpus():
         raise ConfigError(
             f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
         )
     cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
-    return WorkerConfig(study["config"]["workload"]["ref"], own, device, doctor.cores(), cap_bytes, study["seed"])
+    return WorkerConfig(study["config"]["workload"]["ref"], own, device, machine.cores(), cap_bytes, study["seed"])
 
 
 def _only(pairs: list[ablation.Pair], names: str) -> list[ablation.Pair]:

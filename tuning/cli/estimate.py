@@ -25,7 +25,7 @@ from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
-from tuning.workers import doctor
+from tuning.workers import machine, nvml
 
 HELP = """\
 Says what fits a card, without one: the predicted peak of a training step, by micro-batch, type of autocast,
@@ -69,7 +69,7 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     if not 1 <= asked.timeout <= 3600:
         raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
-    about = question(load(asked.settings), asked.kernels, doctor.gpus())
+    about = question(load(asked.settings), asked.kernels, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
     answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))
     answer["seconds"] = time.monotonic() - began
@@ -147,7 +147,7 @@ def _request(about: Question, knobs: Mapping[str, Scalar]) -> Request:
 
 def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Prediction]:
     """Returns the predictions, traced in as many processes as there are cores; none is started for a single one."""
-    count = max(1, min(doctor.cores(), len(requests) // 2))
+    count = max(1, min(machine.cores(), len(requests) // 2))
     parts = [requests[n::count] for n in range(count)]
     with ThreadPoolExecutor(max_workers=count) as pool:
         found = list(pool.map(predicts, parts))

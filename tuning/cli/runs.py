@@ -18,7 +18,7 @@ from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
 from tuning.report.summary import Summary
-from tuning.workers import doctor
+from tuning.workers import doctor, nvml
 
 NEWEST_SCHEMA = 1
 """Of the study record; a higher one is of a later version."""
@@ -116,7 +116,7 @@ def write_again(arguments: Sequence[str]) -> int:
 def check_machine(arguments: Sequence[str]) -> int:
     """Prints what this machine has and returns the exit code: 3 where something is missing."""
     asked = _parser("doctor", "Says what this machine has.").parse_args(arguments)
-    checks = doctor.preflight(load([f"runs_dir={asked.runs_dir}"]), "cuda" if doctor.gpus() else "cpu")
+    checks = doctor.preflight(load([f"runs_dir={asked.runs_dir}"]), "cuda" if nvml.gpus() else "cpu")
     if asked.json:
         print(json.dumps([vars(check) for check in checks]))
     for check in [] if asked.json else checks:

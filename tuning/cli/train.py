@@ -37,7 +37,7 @@ from tuning.config.resolve import checked_options, option_fault
 from tuning.memory import oom
 from tuning.report import text
 from tuning.search import runtime_check
-from tuning.workers import doctor
+from tuning.workers import machine, nvml
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
             session = _session(best, device)
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
-                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, doctor.cores(), again
+                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, machine.cores(), again
             )
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
@@ -258,14 +258,14 @@ def _number(flag: str, text: str | None) -> float | None:
 
 
 def _device(asked: str) -> str:
-    found = doctor.gpus()
+    found = nvml.gpus()
     if asked == "cuda" and not found:
         raise ConfigError("--device cuda: there is no CUDA device here", allowed="auto, cpu", remedy="--device cpu")
     return asked if asked != "auto" else "cuda" if found else "cpu"
 
 
 def _session(best: Best, device: str) -> Session:
-    setting = WorkerConfig(best.ref, dict(best.options), device, doctor.cores(), None, best.seed)
+    setting = WorkerConfig(best.ref, dict(best.options), device, machine.cores(), None, best.seed)
     try:
         session = Session(setting)
     except Exception as error:  # whatever a user's file raises when it is imported

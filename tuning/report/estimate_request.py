@@ -16,7 +16,7 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.memory import calibration
 from tuning.memory.fitting import Kernels
-from tuning.workers.doctor import Gpu
+from tuning.workers.nvml import Gpu
 
 AXES = ("amp_dtype", "activation_checkpointing", "adapter")
 """The knobs of the table's rows, beside the micro-batch size."""

@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
-
 from tuning.config.schema import StudyConfig
 from tuning.journal.records import Journal, Record, stage_done
 from tuning.memory import calibration
@@ -19,7 +17,7 @@ from tuning.search.pruner import milestones
 from tuning.search.rule import best_baseline
 from tuning.search.scheduler import SearchTerms
 from tuning.search.throughput import probed
-from tuning.workers import doctor, slots
+from tuning.workers import machine, slots
 
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
@@ -68,12 +66,12 @@ class Limits:
         if card.cap_bytes is not None:
             return card.cap_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
-            self._ram_bytes = int(psutil.virtual_memory().available * RAM_FRAC)
+            self._ram_bytes = int(machine.available_bytes() * RAM_FRAC)
         return self._ram_bytes
 
     def plan(self) -> TrialPlan:
         """Returns how every trial is run: its samples, rungs, and its slot. On a card it takes the probes to say."""
-        config, budget, cores = self._config, self._config.budget, doctor.cores()
+        config, budget, cores = self._config, self._config.budget, machine.cores()
         samples = max(1, round(budget.train_epochs * int(self._facts["train_samples"])))
         first = max(1, round(samples * budget.rungs.first_frac))
         asked = config.concurrency if isinstance(config.concurrency, int) else None

@@ -26,7 +26,7 @@ from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Range
 from tuning.journal.records import Record, last, read
 from tuning.journal.runs import JOURNAL, find_run, versions
-from tuning.workers import doctor, executors, slots
+from tuning.workers import executors, machine, nvml, slots
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -57,7 +57,7 @@ def concurrency(config: StudyConfig) -> int:
     """
     if isinstance(config.concurrency, int):
         return config.concurrency
-    return executors.devices(config) if config.card.device == "cuda" else slots.on_cpu(doctor.cores())
+    return executors.devices(config) if config.card.device == "cuda" else slots.on_cpu(machine.cores())
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
@@ -110,7 +110,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
         )
     card = config.card
     if card.device != "cpu":  # a named card that is not here is emulated on what is
-        card = card.on("cuda" if doctor.gpus() else "cpu")
+        card = card.on("cuda" if nvml.gpus() else "cpu")
     return apply_card(config, card)
 
 
@@ -136,7 +136,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         workload=config.workload.ref,
         options=dict(config.workload.options),
         device=device,
-        threads=doctor.cores(),
+        threads=machine.cores(),
         cap_bytes=config.card.cap_bytes,
         seed=config.search.seed,
         hang_s=config.search.hang_time_s,

@@ -37,7 +37,7 @@ from tuning.search.scheduler import TrialScheduler
 from tuning.search.selection import Pick, choose, recombine
 from tuning.study.limits import Limits
 from tuning.study.setup import checked, command_of, described, differences, new_folder, setting_of, study_fields
-from tuning.workers import doctor, executors
+from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -62,7 +62,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     doctor.require(checks)
     setting = setting_of(config)
     # Before any process of ours has a context; of the card that has least, where there are several.
-    free_bytes = min(map(doctor.free_bytes, doctor.gpus())) if cuda else None
+    free_bytes = min(map(doctor.free_bytes, nvml.gpus())) if cuda else None
     with ExitStack() as stack:
         profiler = stack.enter_context(Worker(setting, terminal.warning))
         profiler.start()

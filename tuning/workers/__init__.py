@@ -27,6 +27,8 @@ _RAY_ENVIRONMENT = {
     # 1.8 times as fast beside a busy process (`python -m benchmarks.environment`, docs/log/two_cores.md).
     "GOMP_SPINCOUNT": "5000",
     "TOKENIZERS_PARALLELISM": "false",
+    # Cards as NVML counts them. By default CUDA's first is the fastest, and what was read of a card was another's.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 
 for _name, _value in _RAY_ENVIRONMENT.items():

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
+
+from tuning.workers import machine
 
 
 def device_facts(device: str) -> dict[str, Any]:
     """Returns name, type, cores, torch threads and memory of the device this process trains on."""
     facts: dict[str, Any] = {
         "type": device,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": machine.cores(),
         "threads": torch.get_num_threads(),
     }
     if device == "cuda":
@@ -26,7 +26,7 @@ def device_facts(device: str) -> dict[str, Any]:
             "memory_bytes": properties.total_memory,
             "capability": capability,
         }
-    return facts | {"name": _cpu_name(), "memory_bytes": psutil.virtual_memory().total}
+    return facts | {"name": _cpu_name(), "memory_bytes": machine.memory_bytes()}
 
 
 def _cpu_name() -> str:

@@ -7,11 +7,11 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import torch
 
 from trainables.live_bytes import LiveBytes
 from tuning.memory.oom import requested_bytes
+from tuning.workers import machine
 
 ROOM_BYTES = 256 * 2**20
 """A process may always grow by this: with 20 MiB of room, Ray could not start a thread."""
@@ -85,7 +85,7 @@ class DeviceMemory:
             yield
             return
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = now + max(psutil.virtual_memory().available, ROOM_BYTES)
+        wanted = now + max(machine.available_bytes(), ROOM_BYTES)
         lowest = min(limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
         try:

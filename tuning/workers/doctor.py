@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import psutil
+from typing import Literal
 
 from tuning.config import atomic
 from tuning.config.errors import PreflightError
 from tuning.config.schema import StudyConfig
+from tuning.workers import machine, nvml
+from tuning.workers.nvml import Gpu
 from tuning.workers.slots import CONTEXT_BYTES
 
 State = Literal["OK", "WARN", "FAIL"]
@@ -42,58 +41,9 @@ class Check:
     remedy: str = ""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment."""
-
-    name: str
-    memory_bytes: int
-    held_bytes: int = 0
-
-
-def gpus() -> list[Gpu]:
-    """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
-        return []
-    import pynvml  # the module of nvidia-ml-py; needed here only
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        indices = list(range(pynvml.nvmlDeviceGetCount()))
-        if visible is not None:  # names by UUID count in the order given, as far as devices go
-            asked = [part.strip() for part in visible.split(",")]
-            indices = [
-                int(a) if a.isdigit() else n for n, a in enumerate(asked) if not a.isdigit() or int(a) in indices
-            ]
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
-        return [_gpu(pynvml, handle) for handle in handles]
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, handle: Any) -> Gpu:
-    memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    try:  # the older call counts what the driver keeps for itself as used
-        held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
-    except (nvml.NVMLError, AttributeError, TypeError):
-        held_bytes = 0
-    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes)
-
-
 def free_bytes(gpu: Gpu) -> int:
     """Returns what tensors of one more process may take of a card, beside what others hold and its own context."""
     return max(0, gpu.memory_bytes - gpu.held_bytes - CONTEXT_BYTES)
-
-
-def cores() -> int:
-    """Returns the cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def preflight(config: StudyConfig, device: str) -> list[Check]:
@@ -109,7 +59,7 @@ def require(checks: list[Check]) -> None:
 
 
 def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
-    found = gpus()
+    found = nvml.gpus()
     card = config.card
     if device == "cuda" and not found:
         yield Check("card", "FAIL", f"card={card.name} needs a CUDA device and there is none", "card=cpu, or card=auto")
@@ -123,16 +73,16 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         yield Check("card", "OK", found[0].name if found and device == "cuda" else "the CPU")
     if device == "cuda" and found and found[0].held_bytes > DIRTY_BYTES:
         yield _dirty(found[0], card.cap_bytes)
-    if isinstance(config.concurrency, int) and config.concurrency > cores():
+    if isinstance(config.concurrency, int) and config.concurrency > machine.cores():
         yield Check(
             "concurrency",
             "FAIL",
-            f"concurrency={config.concurrency} and {cores()} cores; the trials would wait for ever",
-            f"concurrency={cores()}",
+            f"concurrency={config.concurrency} and {machine.cores()} cores; the trials would wait for ever",
+            f"concurrency={machine.cores()}",
         )
     yield _disk(Path(config.runs_dir))
     yield _shared_memory()
-    available = psutil.virtual_memory().available
+    available = machine.available_bytes()
     yield Check(
         "memory",
         "OK" if available > MIN_RAM_BYTES else "WARN",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tuning.config.schema import StudyConfig
 from tuning.search.protocols import Executor, TrialPlan
-from tuning.workers import doctor, slots
+from tuning.workers import machine, nvml, slots
 from tuning.workers.local_executor import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -28,19 +28,19 @@ def one_at_a_time(config: StudyConfig) -> bool:
     """Returns whether it is sure, before anything is measured, that one trial runs at a time."""
     asked = config.concurrency if isinstance(config.concurrency, int) else None
     if asked is not None or config.card.device != "cuda":
-        return slots.on_cpu(doctor.cores(), asked) == 1
+        return slots.on_cpu(machine.cores(), asked) == 1
     return config.search.strategy == "joint" and devices(config) == 1  # see `Limits.plan`
 
 
 def devices(config: StudyConfig) -> int:
     """Returns how many devices the trials of a study are spread over: every visible card, or one CPU."""
-    return max(1, len(doctor.gpus())) if config.card.device == "cuda" else 1
+    return max(1, len(nvml.gpus())) if config.card.device == "cuda" else 1
 
 
 def cluster(config: StudyConfig) -> RayCluster:
     """Returns a Ray that is not started, of all cores and cards."""
     gpus = devices(config) if config.card.device == "cuda" else 0
-    found: RayCluster = _ray().RayCluster(cores=doctor.cores(), gpus=gpus, dashboard=config.dashboard)
+    found: RayCluster = _ray().RayCluster(cores=machine.cores(), gpus=gpus, dashboard=config.dashboard)
     return found
 
 

@@ -7,16 +7,16 @@ end, means over its own last sixth of a second to a second. `benchmarks/telemetr
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
+
+from tuning.workers import machine
+from tuning.workers.nvml import Card
 
 MEANS = ("gpu_sm_frac", "gpu_memory_frac", "power_w", "sm_clock_mhz")
 """Gauges summed up as means over time; `gpu_memory_frac` is the share of time in which its memory was accessed."""
@@ -25,13 +25,6 @@ RATES = ("process_cores", "children_cores", "children_cpu_frac", "machine_cpu_fr
 this process may use, of everything over all cores, and what other virtual machines took of them."""
 Counter = Callable[[], float]
 """Returns something that only grows."""
-_REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks somebody chose are not among them
-    0x04: "power cap",
-    0x08: "hardware slowdown",
-    0x20: "heat",
-    0x40: "heat, in hardware",
-    0x80: "power brake",
-}
 
 
 @dataclass(frozen=True)
@@ -54,9 +47,9 @@ class Sampler:
         `counters` are counted beside our own, by name.
         """
         self._more = dict(counters or {})
-        self._card = _Card(nvml, uuid) if device == "cuda" else None
+        self._card = Card(nvml, uuid) if device == "cuda" else None
         self._process = psutil.Process()
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._cores = machine.cores()
         self.begin()
 
     def begin(self) -> None:
@@ -143,64 +136,10 @@ class Sampler:
         return min(values) if name == "ram_available_bytes" else max(values)
 
 
-class _Card:
-    """One card in NVML. What fails once is not asked again: a call that fails costs as much as one that answers."""
-
-    def __init__(self, nvml: Any, uuid: str) -> None:
-        self._nvml, self._handle = nvml, None
-        self._failed: set[str] = set()
-        try:
-            self._nvml = nvml or importlib.import_module("pynvml")
-        except (ImportError, OSError):
-            return
-        with contextlib.suppress(OSError, self._nvml.NVMLError):
-            self._nvml.nvmlInit()
-            self._handle = self._found(uuid)
-
-    def gauges(self) -> dict[str, float | None]:
-        """Returns utilisation as shares of time, power in watts, temperature in Celsius, clock in MHz."""
-        used = self._ask("nvmlDeviceGetUtilizationRates")
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
-        return {
-            "gpu_sm_frac": None if used is None else used.gpu / 100,
-            "gpu_memory_frac": None if used is None else used.memory / 100,
-            "power_w": None if milliwatts is None else milliwatts / 1000,
-            "temperature_c": _float(self._ask("nvmlDeviceGetTemperature", 0)),  # NVML_TEMPERATURE_GPU
-            "sm_clock_mhz": _float(self._ask("nvmlDeviceGetClockInfo", 1)),  # NVML_CLOCK_SM
-        }
-
-    def energy_j(self) -> float | None:
-        """Returns what the card has used since its driver was loaded; None before Volta."""
-        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
-        return None if millijoules is None else millijoules / 1000
-
-    def throttled(self) -> frozenset[str]:
-        """Returns why the clock is held down now."""
-        bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
-        return frozenset(reason for bit, reason in _REASONS.items() if bits & bit)
-
-    def _ask(self, name: str, *arguments: int) -> Any:
-        if self._handle is None or name in self._failed:
-            return None
-        try:
-            return getattr(self._nvml, name)(self._handle, *arguments)
-        except (AttributeError, self._nvml.NVMLError):
-            self._failed.add(name)
-            return None
-
-    def _found(self, uuid: str) -> Any:
-        if not uuid:
-            return self._nvml.nvmlDeviceGetHandleByIndex(0)
-        try:
-            return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        except self._nvml.NVMLError:
-            return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")  # a slice of a card: most figures are N/A
-
-
 def _memory(process: psutil.Process) -> dict[str, float | None]:
     return {
         "rss_bytes": float(process.memory_info().rss),
-        "ram_available_bytes": float(psutil.virtual_memory().available),
+        "ram_available_bytes": float(machine.available_bytes()),
     }
 
 
@@ -210,7 +149,3 @@ def _less(now: float | None, before: float | None) -> float | None:
 
 def _over(value: float | None, whole: float | None) -> float | None:
     return value / whole if value is not None and whole else None
-
-
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)

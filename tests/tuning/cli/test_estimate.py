@@ -20,7 +20,7 @@ from tuning.config.load import load
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
 from tuning.report.estimate_request import Question, question
-from tuning.workers.doctor import Gpu
+from tuning.workers.nvml import Gpu
 
 GIB = 2**30
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tuning import __main__
-from tuning.workers import doctor
+from tuning.workers import nvml
 
 # Sends itself a signal: SIGNAL_AT is "loss 7 2" for signal 2 in the seventh call of loss().
 SIGNALLING = """
@@ -165,7 +165,7 @@ def test_a_bad_argument_is_one_error_with_code_2_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(doctor, "gpus", list)
+    monkeypatch.setattr(nvml, "gpus", list)
     Path("file").write_text("mine", encoding="utf-8")
     before = sorted(Path().rglob("*"))
     assert __main__.main(["train", "--from", str(best), *arguments]) == 2

@@ -27,7 +27,7 @@ from tuning.report import summary
 from tuning.search.protocols import TrialPlan
 from tuning.study import setup, study
 from tuning.study.limits import Limits
-from tuning.workers import executors
+from tuning.workers import executors, machine, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -293,8 +293,8 @@ def test_ray_runs_the_trials_where_there_are_several_slots_or_a_dashboard_to_sho
 def test_whether_ray_may_be_needed_is_known_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, typed: list[str], sure: bool
 ) -> None:
-    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
-    monkeypatch.setattr(study.doctor, "gpus", lambda: [None] * gpus)
+    monkeypatch.setattr(machine, "cores", lambda: 4)
+    monkeypatch.setattr(nvml, "gpus", lambda: [None] * gpus)
     loaded = load.load(["workload=nli", *typed])
     loaded = loaded.model_copy(update={"card": loaded.card.on(device)})  # type: ignore[arg-type]
     assert executors.one_at_a_time(loaded) is sure
@@ -401,7 +401,7 @@ def plan_of(
 def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
+    monkeypatch.setattr(machine, "cores", lambda: 4)
     found = plan_of(tmp_path, ["card=rtx4060"])
     cap = load.load(["card=rtx4060"]).card.cap_bytes
     assert cap is not None
@@ -409,7 +409,7 @@ def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
 
 
 def test_without_a_card_trials_are_held_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study.doctor, "cores", lambda: 4)
+    monkeypatch.setattr(machine, "cores", lambda: 4)
     found = plan_of(tmp_path, ["card=cpu", "concurrency=2"])
     assert (found.concurrency, found.threads, found.cap_bytes, found.alone_bytes) == (2, 2, None, None)
 
@@ -436,7 +436,7 @@ BUSY = {**IDLE, "telemetry": {"gpu_sm_frac": 0.97}}
 def test_every_card_is_used_and_shared_where_the_probes_found_it_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: Any, typed: list[str], devices: int, count: int
 ) -> None:
-    monkeypatch.setattr(study.doctor, "cores", lambda: 16)
+    monkeypatch.setattr(machine, "cores", lambda: 16)
     found = plan_of(tmp_path, ["card=rtx3090", *typed], probe, "cuda", devices)
     card_bytes = load.load(["card=rtx3090"]).card.cap_bytes
     assert card_bytes is not None

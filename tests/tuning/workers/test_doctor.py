@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +13,8 @@ from typing import Any
 import pytest
 
 from tuning.config.load import load
-from tuning.workers import doctor
-from tuning.workers.doctor import Gpu
+from tuning.workers import doctor, nvml
+from tuning.workers.nvml import Gpu
 
 GIB = 2**30
 
@@ -53,7 +56,7 @@ class Driver:
 def found(monkeypatch: pytest.MonkeyPatch, held_bytes: int, *, old: bool = False) -> Gpu:
     monkeypatch.setitem(sys.modules, "pynvml", Driver(held_bytes, old=old))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (gpu,) = doctor.gpus()
+    (gpu,) = nvml.gpus()
     return gpu
 
 
@@ -84,3 +87,53 @@ def test_a_card_that_others_hold_memory_of_is_seen(
 def test_what_is_free_leaves_room_for_a_context_and_is_never_negative() -> None:
     assert doctor.free_bytes(Gpu("a", 24 * GIB, 4 * GIB)) == 20 * GIB - doctor.CONTEXT_BYTES
     assert doctor.free_bytes(Gpu("a", 24 * GIB, 24 * GIB)) == 0
+
+
+class Two(Driver):
+    """A driver of two cards, with names and UUIDs."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        """Returns 2."""
+        return 2
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        """Returns its name."""
+        return "ab"[handle]
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        """Returns its UUID."""
+        return f"GPU-{'ab'[handle]}000"
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, "ab"), ("", ""), ("-1", ""), ("1", "b"), ("1,0", "ba"), ("0,7", "a"), ("GPU-b000", "b"), ("GPU-b,0", "ba")],
+)
+def test_cards_are_those_that_are_visible_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, names: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Two(0))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert "".join(gpu.name for gpu in nvml.gpus()) == names
+
+
+def test_cuda_counts_cards_as_their_driver_does() -> None:
+    code = "import os, tuning.workers; print(os.environ['CUDA_DEVICE_ORDER'])"
+    environment = {n: v for n, v in os.environ.items() if n != "CUDA_DEVICE_ORDER"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "PCI_BUS_ID\n"
+
+
+@pytest.mark.parametrize(("workload", "lacking"), [("pointer", "fast_tsp"), ("headpose", "scipy"), ("nli", "peft")])
+def test_packages_of_the_workload_asked_for_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload: str, lacking: str
+) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == lacking else real(name))
+    config = load([f"workload={workload}", "card=cpu", f"runs_dir={tmp_path}"])
+    found = {check.name: check for check in doctor.preflight(config, "cpu")}
+    assert (found["packages"].state, lacking in found["packages"].detail) == ("FAIL", True)
+    assert found["packages"].remedy == f"pip install 'cardtune[{workload}]'"
+    assert "python" not in found

@@ -194,7 +194,7 @@ def test_the_backstop_leaves_what_the_machine_has_never_raises_a_limit_and_is_of
     with memory.backstop(None):
         assert limits == []
     for free in (2**20, 2**33):
-        monkeypatch.setattr(device_memory.psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        monkeypatch.setattr(device_memory.machine, "available_bytes", lambda free=free: free)
         with memory.backstop(1):
             assert abs(limits[-1][0] - now - max(free, device_memory.ROOM_BYTES)) < 2**24
         assert limits[-1] == present

@@ -1,0 +1,70 @@
+"""A container's limits are the machine's: cgroup v1 and v2, of the process's own group and of those above."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tuning.workers import machine
+
+GIB = 2**30
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of a machine of 64 cores and 256 GiB, 200 of them free, without cgroups."""
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(64)))
+    whole = SimpleNamespace(total=256 * GIB, available=200 * GIB)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: whole)
+    return tmp_path
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n", encoding="ascii")
+
+
+def figures(root: Path) -> tuple[int, int, int]:
+    return machine.cores(root), machine.memory_bytes(root) // GIB, machine.available_bytes(root) // GIB
+
+
+V2 = {
+    "proc/self/cgroup": "0::/",
+    "sys/fs/cgroup/cpu.max": "200000 100000",
+    "sys/fs/cgroup/memory.max": str(8 * GIB),
+    "sys/fs/cgroup/memory.current": str(3 * GIB),
+    "sys/fs/cgroup/memory.stat": f"anon {2 * GIB}\ninactive_file {GIB}",
+}
+V1 = {
+    "proc/self/cgroup": "4:cpu,cpuacct:/docker/a\n7:memory:/docker/a\n1:name=systemd:/docker/a",
+    "sys/fs/cgroup/cpu/docker/a/cpu.cfs_quota_us": "350000",
+    "sys/fs/cgroup/cpu/docker/a/cpu.cfs_period_us": "100000",
+    "sys/fs/cgroup/memory/docker/a/memory.limit_in_bytes": str(8 * GIB),
+    "sys/fs/cgroup/memory/docker/a/memory.usage_in_bytes": str(3 * GIB),
+    "sys/fs/cgroup/memory/docker/a/memory.stat": f"total_inactive_file {GIB}",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, (64, 256, 200)),
+        (V2, (2, 8, 6)),
+        (V1, (3, 8, 6)),
+        ({**V2, "sys/fs/cgroup/cpu.max": "max 100000", "sys/fs/cgroup/memory.max": "max"}, (64, 256, 200)),
+        ({**V2, "sys/fs/cgroup/cpu.max": "50000 100000"}, (1, 8, 6)),
+        ({**V2, "sys/fs/cgroup/memory.current": str(9 * GIB)}, (2, 8, 0)),
+        ({**V2, "proc/self/cgroup": "0::/user/one", "sys/fs/cgroup/user/one/cpu.max": "100000 100000"}, (1, 8, 6)),
+        ({**V1, "sys/fs/cgroup/cpu/docker/a/cpu.cfs_quota_us": "-1"}, (64, 8, 6)),
+        (
+            {**V1, "sys/fs/cgroup/memory/docker/a/memory.limit_in_bytes": "9223372036854771712"},
+            (3, 256, 200),
+        ),
+    ],
+)
+def test_the_least_of_machine_and_cgroups_holds(root: Path, files: dict[str, str], found: tuple[int, int, int]) -> None:
+    write(root, files)
+    assert figures(root) == found

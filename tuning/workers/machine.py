@@ -1,0 +1,80 @@
+"""What this process may use of its machine: a container's limits (cgroup v1 and v2) count as the machine's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+ROOT = Path("/")
+_UNLIMITED_BYTES = 2**60
+"""From here on a limit of cgroup v1 says that there is none."""
+
+
+def cores(root: Path = ROOT) -> int:
+    """Returns the cores this process may use: those of its affinity, or its cgroup's share of them if that is less."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    shares = [quota / period for folder in _folders("cpu", root) for quota, period in _quotas(folder)]
+    return max(1, min([own, *(int(share) for share in shares)]))
+
+
+def memory_bytes(root: Path = ROOT) -> int:
+    """Returns the RAM that this process and its children may fill at most."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(root))])
+
+
+def available_bytes(root: Path = ROOT) -> int:
+    """Returns the RAM that is free to them now; files in the page cache are no obstacle."""
+    free = [max(0, limit - used) for limit, used in _limits(root)]
+    return min([int(psutil.virtual_memory().available), *free])
+
+
+def _folders(controller: str, root: Path) -> Iterator[Path]:
+    """Yields the folders of this process's cgroup and of those above it, where they are mounted."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if names else "")
+        below = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(below), -1, -1):
+            yield mount.joinpath(*below[:depth])
+
+
+def _quotas(folder: Path) -> Iterator[tuple[float, float]]:
+    """Yields microseconds of processor time in so many of the clock."""
+    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    if not quota:
+        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        yield float(quota), float(period)
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yields each limit that holds and what is used of it, in bytes."""
+    names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+    for folder in _folders("memory", root):
+        for limit_name, used_name in names:
+            limit, used = _read(folder / limit_name), _read(folder / used_name)
+            if limit.isdigit() and int(limit) < _UNLIMITED_BYTES:
+                yield int(limit), max(0, int(used) if used.isdigit() else 0) - _cached_bytes(folder)
+
+
+def _cached_bytes(folder: Path) -> int:
+    """Returns what the kernel would give back of a cgroup's used memory: files not read of late."""
+    pairs = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    found = {name: int(value) for name, value in pairs}
+    return found.get("total_inactive_file", found.get("inactive_file", 0))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,128 @@
+"""The cards of this machine as their driver has them: which there are, and what one of them does.
+
+NVML counts cards by their place on the bus, and so does CUDA under CUDA_DEVICE_ORDER=PCI_BUS_ID, which `tuning.workers`
+sets: CUDA's own order begins with the fastest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+_REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks somebody chose are not among them
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat, in hardware",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment."""
+
+    name: str
+    memory_bytes: int
+    held_bytes: int = 0
+
+
+def gpus() -> list[Gpu]:
+    """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    try:
+        pynvml = importlib.import_module("pynvml")  # of nvidia-ml-py; needed here only
+        pynvml.nvmlInit()
+    except (ImportError, OSError):
+        return []
+    except pynvml.NVMLError:
+        return []
+    try:
+        every = [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
+        asked = every if visible is None else [part.strip() for part in visible.split(",")]
+        return [_gpu(pynvml, _handle(pynvml, one)) for one in asked if one in every or not one.isdigit()]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _handle(nvml: Any, asked: str) -> Any:
+    """Returns a card by its number or its UUID, of which CUDA takes the beginning, too; raises NVMLError."""
+    if asked.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(asked))
+    handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+    own = (handle for handle in handles if str(nvml.nvmlDeviceGetUUID(handle)).startswith(asked))
+    return next(own, None) or nvml.nvmlDeviceGetHandleByUUID(asked)
+
+
+def _gpu(nvml: Any, handle: Any) -> Gpu:
+    memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:  # the older call counts what the driver keeps for itself as used
+        held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
+    except (nvml.NVMLError, AttributeError, TypeError):
+        held_bytes = 0
+    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes)
+
+
+class Card:
+    """One card in NVML. What fails once is not asked again: a call that fails costs as much as one that answers."""
+
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        self._nvml, self._handle = nvml, None
+        self._failed: set[str] = set()
+        try:
+            self._nvml = nvml or importlib.import_module("pynvml")
+        except (ImportError, OSError):
+            return
+        with contextlib.suppress(OSError, self._nvml.NVMLError):
+            self._nvml.nvmlInit()
+            self._handle = self._found(uuid)
+
+    def gauges(self) -> dict[str, float | None]:
+        """Returns utilisation as shares of time, power in watts, temperature in Celsius, clock in MHz."""
+        used = self._ask("nvmlDeviceGetUtilizationRates")
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
+        return {
+            "gpu_sm_frac": None if used is None else used.gpu / 100,
+            "gpu_memory_frac": None if used is None else used.memory / 100,
+            "power_w": None if milliwatts is None else milliwatts / 1000,
+            "temperature_c": _float(self._ask("nvmlDeviceGetTemperature", 0)),  # NVML_TEMPERATURE_GPU
+            "sm_clock_mhz": _float(self._ask("nvmlDeviceGetClockInfo", 1)),  # NVML_CLOCK_SM
+        }
+
+    def energy_j(self) -> float | None:
+        """Returns what the card has used since its driver was loaded; None before Volta."""
+        millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if millijoules is None else millijoules / 1000
+
+    def throttled(self) -> frozenset[str]:
+        """Returns why the clock is held down now."""
+        bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return frozenset(reason for bit, reason in _REASONS.items() if bits & bit)
+
+    def _ask(self, name: str, *arguments: int) -> Any:
+        if self._handle is None or name in self._failed:
+            return None
+        try:
+            return getattr(self._nvml, name)(self._handle, *arguments)
+        except (AttributeError, self._nvml.NVMLError):
+            self._failed.add(name)
+            return None
+
+    def _found(self, uuid: str) -> Any:
+        if not uuid:
+            return self._nvml.nvmlDeviceGetHandleByIndex(0)
+        try:
+            return self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except self._nvml.NVMLError:
+            return self._nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")  # a slice of a card: most figures are N/A
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
