@@ -26,8 +26,11 @@ from tuning.stats.pareto import Mode
 
 ENOUGH, ENOUGH_WHOLE = 5, 1
 """Trials whose quality is known or guessed before any choice is made, and how many of them came to their end."""
-MODELLED = 96
-"""Of more trials than these, half are the best and half the newest: the process is cubic in them."""
+MODELLED = 48
+"""Of more trials than these, half are the best and half the newest. The process is cubic in them.
+
+From 64 on LAPACK splits a matrix over threads, which wait for each other beside trials: 171 ms a choice against 50.
+"""
 SAMPLES = 64
 """Joint draws of the process."""
 OVERHEAD_S = 0.5

@@ -105,6 +105,7 @@ class TrialScheduler:
                 return self._begin(pending.trial, pending.knobs, verdict)
             refused = self._refusal(pending.knobs, verdict, trial=pending.trial)
             self._sampler.observe(self._numbers.pop(pending.trial), self._observation(refused))
+            self._model.ended(pending.trial, pending.knobs, None)
             self._told(refused)
         while not self._is_over():
             proposal = self._proposal()
@@ -359,7 +360,9 @@ class TrialScheduler:
                 self._teach(record)  # the guard was made of these records
                 self._retry(record)
             elif record.event == "refused" and record["stage"] == "search":
-                self._refused += record.get("trial") is None
+                if trial := record.get("trial"):
+                    self._model.ended(trial, record["config"], None)
+                self._refused += trial is None
                 self._sampler.replay(self._searched(record["config"]), self._observation(record))
         for trial, knobs in unfinished(records):
             self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
