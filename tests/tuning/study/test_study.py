@@ -84,6 +84,21 @@ def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(fini
     assert shlex.split(setup.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
 
 
+def test_a_secret_was_not_written_down_and_is_given_again(tmp_path: Path) -> None:
+    typed = load.load([f"workload={MINE}", "workload.hub_token=hunter2"])
+    folder = tmp_path / "runs" / "mine" / "one"
+    folder.mkdir(parents=True)
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        journal.append("study", config=resolve.resolved(typed), command=setup.command_of(typed))
+    assert "hunter2" not in (folder / "trials.jsonl").read_text()
+    where = f"runs_dir={tmp_path / 'runs'}"
+    with pytest.raises(ConfigError, match=r"beside resume: workload\.hub_token=<value>"):
+        setup.checked(load.load(["resume=one", where]))
+    _, resumed = setup.checked(load.load(["resume=one", where, "workload.hub_token=hunter2"]))
+    assert resumed.workload.options["hub_token"] == "hunter2"
+    assert "hunter2" not in setup.command_of(resumed)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
