@@ -95,7 +95,7 @@ def test_a_secret_was_not_written_down_and_is_given_again(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"beside resume: workload\.hub_token=<value>"):
         setup.checked(load.load(["resume=one", where]))
     _, resumed = setup.checked(load.load(["resume=one", where, "workload.hub_token=hunter2"]))
-    assert resumed.workload.options["hub_token"] == "hunter2"
+    assert resumed.workload.options.items() >= {("hub_token", "hunter2")}
     assert "hunter2" not in setup.command_of(resumed)
 
 
