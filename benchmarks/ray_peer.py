@@ -1,0 +1,165 @@
+"""Ray Tune as its documentation has it, on one of our workloads: OptunaSearch over speed and quality, ASHA on quality.
+
+    python -m benchmarks.ray_peer workload=signals search.seed=0 search.max_time=240s
+
+It gets the settings of `python -m tuning.run`: space, horizon, rungs, device and wall time, its imports included; one
+trial a core, the workload kept loaded between trials (`reuse_actors`). An OOM is raised, which ends the trial. The last
+line of stdout is JSON: the pick, by the rule of a study over what each trial saw itself, and the front.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search.optuna import OptunaSearch
+
+from benchmarks.peers import tune_domain
+from trainables.plan import Plan
+from tuning.config.load import StudyConfig, load
+from tuning.config.space import Space
+from tuning.search.pick import Candidate, pick
+from tuning.search.pruner import milestones
+from tuning.search.rule import Rule, absolute, best_baseline
+from tuning.workers import doctor
+from tuning.workers.ray_tune import RayCluster
+from tuning.workers.session import Session, Trial
+from tuning.workers.worker_config import WorkerConfig
+
+MARGIN_S = 5.0
+"""Of the time allowed: what Tune and Ray take to end."""
+
+
+class Peer(tune.Trainable):
+    """A training a trial; `percent` of the horizon is what ASHA counts by."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Loads the workload, then begins as every further trial does."""
+        self._study: Mapping[str, Any] = config["study"][0]
+        s = self._study
+        self._session = Session(WorkerConfig(s["ref"], s["options"], s["device"], 1, s["cap_bytes"], s["seed"]))
+        self._session.warm({})
+        self._facts = self._session.describe({})
+        self._space = Space.of(s["space"])
+        self._trial: Trial | None = None
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Takes the next trial."""
+        self.cleanup()
+        self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """Ends a trial that the scheduler stopped."""
+        if self._trial is not None:
+            self._trial.end()
+            self._trial = None
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        s = self._study
+        self._horizon = max(1, round(s["epochs"] * self._facts["train_samples"]))
+        first = max(1, round(s["first_frac"] * self._horizon))
+        steps = (*milestones(first, self._horizon, s["eta"]), self._horizon)
+        self._knobs = self._space.complete({name: config[name] for name in self._space.parameters})
+        plan = Plan(self._horizon, steps, cap_bytes=s["cap_bytes"])
+        self._trial = self._session.trial(self._knobs, plan, s["seed"], shrink="")
+
+    def step(self) -> dict[str, Any]:
+        """Returns the result at the next rung; raises why a trial failed."""
+        assert self._trial is not None  # noqa: S101  (Tune steps no trial that has ended)
+        found = self._trial.advance()
+        if found["done"]:
+            self._trial = None
+        if found["outcome"] != "ok":
+            error = torch.OutOfMemoryError if found["outcome"] == "oom" else RuntimeError
+            raise error(found["message"])
+        return {
+            "percent": 100.0 * found["samples"] / self._horizon,
+            "samples_per_s": found["measured_samples_per_s"],
+            "done": found["done"],
+            "knobs": self._knobs,
+            "horizon": self._horizon,
+            "baselines": self._facts["baselines"],
+            **found["values"],
+        }
+
+
+def searched(config: StudyConfig, objective: str, mode: str, seconds: float) -> list[dict[str, Any]]:
+    """Returns the last result of each trial that came to its end within so many seconds."""
+    rungs = config.budget.rungs
+    study = {
+        "ref": config.workload.ref,
+        "options": dict(config.workload.options),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "cap_bytes": config.card.cap_bytes,
+        "seed": config.search.seed,
+        "space": {**config.space.as_raw()},
+        "epochs": config.budget.train_epochs,
+        "first_frac": rungs.first_frac,
+        "eta": rungs.eta,
+    }
+    domains = {name: tune_domain(p, tune) for name, p in config.space.parameters.items()}
+    search = OptunaSearch(domains, metric=["samples_per_s", objective], mode=["max", mode], seed=config.search.seed)
+    asha = ASHAScheduler(
+        "percent", objective, mode, max_t=100, grace_period=round(100 * rungs.first_frac), reduction_factor=rungs.eta
+    )
+    began, cores = time.monotonic(), doctor.cores()
+    with RayCluster(cores=cores, gpus=torch.cuda.device_count(), dashboard=False), tempfile.TemporaryDirectory() as out:
+        grid = tune.Tuner(
+            tune.with_resources(Peer, {"CPU": 1, "GPU": torch.cuda.device_count() / cores}),
+            param_space={"study": [study]},
+            tune_config=tune.TuneConfig(
+                search_alg=search,
+                scheduler=asha,
+                num_samples=-1,
+                time_budget_s=seconds - (time.monotonic() - began),
+                max_concurrent_trials=cores,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                storage_path=out,
+                verbose=0,
+                # Left out, Tune asks every actor for a checkpoint at its end, and then reuses none of them.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+            ),
+        ).fit()
+        metrics = [grid[n].metrics or {} for n in range(len(grid))]
+    return [m for m in metrics if m.get("percent", 0.0) >= 100.0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Searches, prints the pick; returns 1 where no trial came to its end."""
+    began = time.monotonic()
+    config = load(list(sys.argv[1:] if arguments is None else arguments))
+    session = Session(WorkerConfig(config.workload.ref, dict(config.workload.options), "cpu", 1))
+    ((objective, mode),) = session.resident.workload.objectives.items()
+    seconds = (config.search.max_time_s or 240.0) - (time.monotonic() - began) - MARGIN_S
+    ended = searched(config, objective, mode, seconds)
+    if not ended:
+        return 1
+    tolerance = absolute(config.pick.tolerance, [m[objective] for m in ended], mode)
+    rule = Rule(objective, mode, tolerance, best_baseline(ended[0]["baselines"], objective, mode))
+    own = {str(n): m for n, m in enumerate(ended)}
+    found = pick([Candidate(n, {objective: m[objective]}, m["samples_per_s"]) for n, m in own.items()], rule)
+    answer = {
+        "ref": config.workload.ref,
+        "options": dict(config.workload.options),
+        "samples": ended[0]["horizon"],
+        "pick": own[found.best]["knobs"],
+        "front": [own[n]["knobs"] for n in found.front],
+        "trials": {"ok": len(ended)},
+    }
+    print(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
