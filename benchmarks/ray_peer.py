@@ -23,7 +23,8 @@ from ray.tune.search.optuna import OptunaSearch
 
 from benchmarks.peers import tune_domain
 from trainables.plan import Plan
-from tuning.config.load import StudyConfig, load
+from tuning.config.load import load
+from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
 from tuning.search.pick import Candidate, pick
 from tuning.search.pruner import milestones
