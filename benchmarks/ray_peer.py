@@ -26,9 +26,9 @@ from trainables.plan import Plan
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
-from tuning.search.pick import Candidate, pick
 from tuning.search.pruner import milestones
 from tuning.search.rule import Rule, absolute, best_baseline
+from tuning.search.selection import Finished, pick
 from tuning.workers import doctor
 from tuning.workers.ray_tune import RayCluster
 from tuning.workers.session import Session, Trial
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tolerance = absolute(config.pick.tolerance, [m[objective] for m in ended], mode)
     rule = Rule(objective, mode, tolerance, best_baseline(ended[0]["baselines"], objective, mode))
     own = {str(n): m for n, m in enumerate(ended)}
-    found = pick([Candidate(n, {objective: m[objective]}, m["samples_per_s"]) for n, m in own.items()], rule)
+    found = pick([Finished(n, {objective: m[objective]}, m["samples_per_s"]) for n, m in own.items()], rule)
     answer = {
         "ref": config.workload.ref,
         "options": dict(config.workload.options),

@@ -32,6 +32,8 @@ from typing import Any, Protocol
 import yaml
 
 from benchmarks.sampler_scores import PEER, Row, scores, table
+from tuning.config.load import load
+from tuning.memory.groups import defaults
 
 ROOT = Path(__file__).parents[1]
 FIRST_FRESH = 1000
@@ -118,14 +120,8 @@ class Commands:
 
     def plain(self, workload: str) -> dict[str, Any]:
         """Returns the space's defaults, with which every search begins too."""
-        program = (
-            "import json, sys; from tuning.config.load import load; from tuning.memory.measure import defaults;"
-            "c = load(sys.argv[1:]); print(json.dumps([dict(defaults(c.space)), c.pick.tolerance]))"
-        )
-        command = [sys.executable, "-c", program, f"workload={workload}", "card=cpu", *self.extra]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        knobs, tolerance = json.loads(done.stdout)
-        return {"knobs": knobs, "tolerance": tolerance}
+        config = load([f"workload={workload}", "card=cpu", *self.extra])
+        return {"knobs": dict(defaults(config.space)), "tolerance": config.pick.tolerance}
 
 
 def exported(folder: Path) -> dict[str, Any]:

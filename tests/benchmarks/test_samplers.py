@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.sampler_scores import PEER, Row, hypervolume, scores, table
-from benchmarks.samplers import FIRST_FRESH, WAYS, Experiment, Rows, best_file
+from benchmarks.samplers import FIRST_FRESH, WAYS, Commands, Experiment, Rows, best_file
+from tuning.config.load import load
 from tuning.report.export import read_best
 
 QUALITY = {"fast": 0.90, "good": 0.92, "bad": 0.80, "plain": 0.91}
@@ -98,8 +100,6 @@ def test_hypervolume_is_the_area_under_the_stairs() -> None:
 
 
 def test_a_pick_is_trained_from_a_file_that_train_takes(tmp_path: Path) -> None:
-    import yaml
-
     found = {"ref": "signals", "options": {"data": None}, "samples": 64}
     (tmp_path / "best.yaml").write_text(yaml.safe_dump(best_file(found, {"batch_size": 16})))
     best = read_best(tmp_path / "best.yaml")
@@ -107,7 +107,11 @@ def test_a_pick_is_trained_from_a_file_that_train_takes(tmp_path: Path) -> None:
 
 
 def test_every_way_is_settings_that_a_study_knows() -> None:
-    from tuning.config.load import load
-
     for overrides in WAYS.values():
         load(["workload=signals", "card=cpu", *overrides])
+
+
+def test_the_plain_default_has_every_searched_knob_and_the_workloads_tolerance() -> None:
+    plain = Commands(1.0, ["pick.tolerance=0.02"]).plain("signals")
+    assert {"learning_rate", "batch_size", "num_workers"} <= plain["knobs"].keys()
+    assert plain["tolerance"] == 0.02
