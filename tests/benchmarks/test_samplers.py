@@ -12,8 +12,8 @@ import yaml
 
 from benchmarks.sampler_scores import PEER, Row, hypervolume, scores, table
 from benchmarks.samplers import FIRST_FRESH, WAYS, Commands, Experiment, Rows, best_file
+from tuning.config.best_file import read as read_best
 from tuning.config.load import load
-from  import read_best
 
 QUALITY = {"fast": 0.90, "good": 0.92, "bad": 0.80, "plain": 0.91}
 SPEED = {"fast": 300.0, "good": 200.0, "bad": 900.0, "plain": 100.0}
