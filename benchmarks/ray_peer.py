@@ -29,8 +29,8 @@ from tuning.config.space import Space
 from tuning.search.pruner import milestones
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.selection import Finished, pick
-from tuning.workers import doctor
-from tuning.workers.ray_tune import RayCluster
+from tuning.workers import machine
+from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.session import Session, Trial
 from tuning.workers.worker_config import WorkerConfig
 
@@ -112,7 +112,7 @@ def searched(config: StudyConfig, objective: str, mode: str, seconds: float) -> 
     asha = ASHAScheduler(
         "percent", objective, mode, max_t=100, grace_period=round(100 * rungs.first_frac), reduction_factor=rungs.eta
     )
-    began, cores = time.monotonic(), doctor.cores()
+    began, cores = time.monotonic(), machine.cores()
     with RayCluster(cores=cores, gpus=torch.cuda.device_count(), dashboard=False), tempfile.TemporaryDirectory() as out:
         grid = tune.Tuner(
             tune.with_resources(Peer, {"CPU": 1, "GPU": torch.cuda.device_count() / cores}),
