@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, run, start, wait_for
+from tuning.journal.records import read
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(420)]
 STUDY = [
@@ -83,3 +84,33 @@ def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(
     assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
+
+
+DEADLY = """
+import os, signal, threading
+from tests.data.mine import Moons
+
+class Deadly(Moons):
+    default_space = {"learning_rate": [0.01, 0.02], "batch_size": [64], "micro_batch_size": [8, 64]}
+
+    def loss(self, model, batch):
+        if len(batch[0]) == 64:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+WORKLOAD = Deadly()
+"""
+
+
+def test_a_probe_that_kills_its_process_is_a_record_and_the_study_comes_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "deadly.py").write_text(DEADLY, encoding="utf-8")
+    quick = [a for a in STUDY[3:] if not a.startswith(("knobs.", "budget.train"))]
+    limits = ["search.trials=2", "concurrency=1", "budget.train_epochs=1", "name=deadly", "knobs.num_workers=0"]
+    code = run("tuning.run", ["workload=deadly.py", *limits, *quick], tmp_path)
+    assert code == 0, (tmp_path / "err").read_text()[-2000:]
+    records, _ = read(tmp_path / "runs" / "deadly" / "deadly" / "trials.jsonl")
+    killed = [r for r in records if r.event == "probe" and r["outcome"] == "killed"]
+    assert [r["config"]["micro_batch_size"] for r in killed] == [64]
+    assert killed[0]["message"] == "the process was lost: signal 9 (SIGKILL)"
+    assert "what it measured is measured once more" in " ".join((tmp_path / "err").read_text().split())
+    assert (tmp_path / "runs" / "deadly" / "deadly" / "best.yaml").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -102,3 +103,8 @@ def test_a_trial_whose_actor_was_killed_is_run_in_another_and_the_worker_of_the_
     assert scheduler.killed is not None
     psutil.wait_procs([scheduler.killed], timeout=10)
     assert not scheduler.killed.is_running()
+
+
+def test_the_token_lies_in_a_folder_of_its_users_own(cluster: RayCluster) -> None:
+    assert stat.S_IMODE(cluster.token_path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(cluster.token_path.parent.stat().st_mode) == 0o700, "Ray opens its own folder to everybody"
