@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knob_columns import Bound, Measured, word
-from trainables.knobs import TABLE, Knobs, is_active, with_span
+from trainables.knobs import TABLE, Knobs, is_active
 
 Band = Literal["good", "OK", "bad"]
 
@@ -25,10 +25,6 @@ NEAR_CAP_FRAC = 0.95
 """Of the memory; a larger micro-batch would not fit, so it is memory that keeps the launches small."""
 NOTED_FRAC = 0.05
 """Of the time: waiting for data, an optimiser and a processor taken by other machines are spoken of from here on."""
-IDLE_FRAC = 0.02
-"""Knobs are frozen below this share: a probe's own 95 % interval is no narrower (spread_frac 0.03)."""
-CROWDED_FRAC = 0.9
-"""Of all cores; from here on workers take processor time from the training."""
 LOADING = {"read": "reading", "collate": "collating", "augment": "augmentation"}
 """Parts of the waiting that spans tell of where no workers load, in words."""
 
@@ -133,50 +129,6 @@ def judge(
     return Verdict(bound, share, band, sentence, tuple(left), tuple(done), band != "good" or waits)
 
 
-@dataclass(frozen=True)
-class Frozen:
-    """Knobs that cannot speed a configuration up by more than `frac` of its time, as that is what `span` takes."""
-
-    span: str
-    frac: float
-    knobs: tuple[str, ...]
-
-
-def frozen(
-    spans: Mapping[str, Any], telemetry: Mapping[str, Any] | None, knobs: Mapping[str, Any], searched: Collection[str]
-) -> tuple[Frozen, ...]:
-    """Returns which of the searched knobs cannot help a configuration with these spans, with the reason.
-
-    Workers also take processor time from the training: where they share its cores, that counts as waiting.
-    """
-    found = shares(spans, telemetry)
-    if found is None:
-        return ()
-    facts = {name: _number(value) for name, value in (telemetry or {}).items()}
-    crowded = not found.cuda or facts.get("machine_cpu_frac", 0.0) >= CROWDED_FRAC
-    # With augmentation on the device the loader is relieved of it, and switching it off would relieve the device.
-    loader = with_span("loader") if Knobs.of(knobs).device_augmentation else with_span("loader", "augment")
-    groups = [("data-wait", found.waited + facts.get("children_cpu_frac", 0.0) * crowded, loader)]
-    if not found.cuda:
-        groups.append(("transfer", _share(spans, "transfer"), with_span("transfer")))
-    elif found.seen:
-        # A copy that the host waits for also keeps it from launching ahead, which shows as a device standing still.
-        idle = _share(spans, "transfer") + 1.0 - found.busy
-        groups.append(("transfer and idle", idle, with_span("transfer")))
-    groups.append(("optimiser", _share(spans, "optimizer"), with_span("optimizer")))
-    held = (Frozen(span, frac, tuple(n for n in names if n in searched)) for span, frac, names in groups)
-    return tuple(one for one in held if one.frac < IDLE_FRAC and one.knobs)
-
-
-def frozen_sentence(held: Collection[Frozen]) -> str:
-    """Returns "data-wait 0.4 %: num_workers, ram_cache are left as they are", a clause for each span."""
-    clauses = []
-    for one in held:
-        left = "is left as it is" if len(one.knobs) == 1 else "are left as they are"
-        clauses.append(f"{one.span} {percent(one.frac)}: {', '.join(one.knobs)} {left}")
-    return "; ".join(clauses)
-
-
 def instead_of_fp16(outcome: str, knobs: Mapping[str, Any], allowed: Collection[Any]) -> tuple[str, str] | None:
     """Returns the type to try where fp16 ended in NaN or Inf ("" without another allowed), and what to say of it."""
     if outcome != "diverged" or knobs.get("amp_dtype") != "fp16":
@@ -187,7 +139,7 @@ def instead_of_fp16(outcome: str, knobs: Mapping[str, Any], allowed: Collection[
 
 
 def percent(frac: float) -> str:
-    """Returns whole percent, with one decimal below 10 %, where knobs are frozen."""
+    """Returns whole percent, with one decimal below 10 %."""
     return f"{100 * frac:.1f} %" if 0 < frac < 0.0995 else f"{100 * frac:.0f} %"
 
 

@@ -1,4 +1,4 @@
-"""The verdict: shares that fill the time, a name for each way to lose it, and knobs frozen only where idle."""
+"""The verdict: shares that fill the time, and a name for each way to lose it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.knobs import with_span
 from tuning.report.sentences import verdict_sentence
 from tuning.search import bottleneck
-from tuning.search.bottleneck import IDLE_FRAC, judge, shares
+from tuning.search.bottleneck import judge, shares
 
-TRANSFER, AUGMENT = with_span("transfer"), with_span("augment")
-SEARCHED = (*with_span("loader"), *AUGMENT, *TRANSFER, *with_span("optimizer"))
 fracs = st.floats(0.0, 1.0)
 
 
@@ -139,57 +136,12 @@ def test_a_disturbed_measurement_is_called_so() -> None:
 @pytest.mark.parametrize("old", [{}, {"data_wait_s": 1.0, "forward_backward_s": 2.0}, {"wall_s": 0.0}])
 def test_spans_that_say_nothing_have_no_verdict(old: dict[str, float]) -> None:
     assert judge(old) is None
-    assert bottleneck.frozen(old, None, {}, SEARCHED) == ()
 
 
 def test_knobs_of_another_version_still_have_a_verdict() -> None:
     found = judge(spans(wait=0.5, passes=0.5), {}, {"a_knob_of_the_future": 1})
     assert found is not None
     assert (found.bound, found.remedies) == ("loader", ())
-
-
-@given(fracs, fracs, fracs, fracs, st.none() | fracs, st.booleans())
-def test_no_frozen_knob_could_have_gained_more_than_its_span(
-    wait: float, move: float, step: float, workers: float, sm: float | None, cuda: bool
-) -> None:
-    whole = max(1.0, wait + move + step)
-    own = spans(wait / whole, move / whole, max(0.0, 1 - wait - move - step), step / whole)
-    telemetry = {"children_cpu_frac": workers, "machine_cpu_frac": 1.0, **(card(sm) if cuda else {})}
-    for held in bottleneck.frozen(own, telemetry, {}, SEARCHED):
-        paid = {"data-wait": wait / whole + workers, "optimiser": step / whole}.get(held.span, move / whole)
-        assert paid <= held.frac + 1e-9
-        assert held.frac < IDLE_FRAC
-        # Were the span gone altogether, the same samples would take 1 - frac of the time.
-        assert 1 / (1 - paid) < 1 / (1 - IDLE_FRAC)
-
-
-def test_workers_that_take_the_trainings_cores_are_not_idle() -> None:
-    own = spans(wait=0.001, passes=0.97)
-    busy = {"children_cpu_frac": 0.2, "machine_cpu_frac": 0.5}
-    assert not {k for held in bottleneck.frozen(own, busy, {}, SEARCHED) for k in held.knobs} & {"num_workers"}
-    assert "num_workers" in bottleneck.frozen(own, {**busy, **card(0.99)}, {}, SEARCHED)[0].knobs
-
-
-def test_on_a_card_transfers_are_frozen_only_where_it_never_stands_still() -> None:
-    own = spans(wait=0.001, move=0.005, passes=0.97, step=0.024)
-    held = {k for sm in (None, 0.9) for h in bottleneck.frozen(own, card(sm), {}, SEARCHED) for k in h.knobs}
-    assert not held & set(TRANSFER)
-    kept = bottleneck.frozen(own, card(0.99), {}, SEARCHED)
-    assert TRANSFER in [h.knobs for h in kept]
-
-
-def test_what_is_frozen_is_said() -> None:
-    held = bottleneck.frozen(
-        spans(wait=0.004, step=0.013, passes=0.98), {}, {}, ("num_workers", "ram_cache", "fused_optimizer")
-    )
-    said = bottleneck.frozen_sentence(held)
-    assert said.startswith("data-wait 0.4 %: ram_cache, num_workers are left as they are; optimiser 1.3 %: ")
-    assert said.endswith("fused_optimizer is left as it is")
-
-
-def test_augmentation_on_the_device_is_not_the_loaders() -> None:
-    held = bottleneck.frozen(spans(passes=1.0), {}, {"device_augmentation": True}, SEARCHED)
-    assert not {k for one in held for k in one.knobs} & set(AUGMENT)
 
 
 @pytest.mark.parametrize(
