@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import ipaddress
 import os
 import socket
+import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+# Everything that a run of tests starts inherits it, however far it goes from us; its xdist workers too.
+SESSION = os.environ.setdefault("CARDTUNE_TEST_SESSION", uuid.uuid4().hex)
+LEAVE_S = 10.0
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when transformers is imported
 # Read once, when torch is loaded. Two processes of tests with two threads each fight for two cores: an LSTM's test took
@@ -46,6 +53,32 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _ours() -> list[psutil.Process]:
+    """Returns the processes that this run of tests started and that are there, but this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            there = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+            if there and process.environ().get("CARDTUNE_TEST_SESSION") == SESSION:
+                found.append(process)
+        except psutil.Error:  # it ended meanwhile, or is somebody else's
+            continue
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the run where a process that a test started is left behind; says which, and ends it."""
+    if hasattr(session.config, "workerinput"):  # xdist: its controller looks, after the workers have gone
+        return
+    _, left = psutil.wait_procs(_ours(), timeout=LEAVE_S)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            print(f"\nleft behind: {process.pid} {' '.join(process.cmdline())[:200]}")
+            process.kill()
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture
