@@ -74,10 +74,27 @@ class ProbeStage:
                 told(self._measure(dict(knobs), self._budget.probe_time_s, name=name))
 
     def _sweep(self, group: Mapping[str, Scalar], until: float) -> None:
-        """Descends in one group until a pass finds nothing faster, or the time is spent; begins with one probe."""
+        """Descends in one group, then measures what it found at smaller batch sizes, as far as the time lasts.
+
+        In headpose batches of 32 were else left with what the first few probes had found: 265 samples/s beside 622.
+        """
         start = self._start(group)
         if self._place(start) not in self._known and self._clock() >= until and self._known:
             return
+        smaller = self._smaller_batches()
+        best = self._descend(start, until - len(smaller) * self._probe_s)
+        for size in smaller:
+            if best is not None and size < best.micro_batch_size and self._clock() < until:
+                self._at(self._clipped({**best.knobs, "micro_batch_size": size}))
+
+    def _smaller_batches(self) -> list[int]:
+        """Returns the batch sizes of the space that a larger micro-batch than theirs does not answer for."""
+        micro = [int(v) for v in _values(self._space, "micro_batch_size")]
+        batches = [int(v) for v in _values(self._space, "batch_size")]
+        return sorted({size for size in batches if size in micro and size < max(micro)}, reverse=True)
+
+    def _descend(self, start: dict[str, Scalar], until: float) -> Probed | None:
+        """Returns the fastest configuration found from the start on; None where none has a speed."""
         best = self._at(start)
         for _ in range(PASSES):
             before = best
@@ -88,11 +105,12 @@ class ProbeStage:
                 for value in _nearest_first(_values(self._space, name), current.get(name)):
                     candidate = self._clipped({**(start if best is None else best.knobs), name: value})
                     if self._place(candidate) not in self._known and self._clock() >= until:
-                        return
+                        return best
                     found = self._at(candidate)
                     best = found if self._rank(found) > self._rank(best) else best
             if best is before:
-                return
+                break
+        return best
 
     def _at(self, knobs: dict[str, Scalar]) -> Probed | None:
         """Returns the speed of a configuration, measured unless the records hold it; None where it has none."""
