@@ -22,7 +22,7 @@ PASSES = 2
 FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
 A_SWEEP = 4
-"""Probes that each group's share of the time is to hold: where it does not, all probes are half as long.
+"""Probes that each group's share of the time is to hold beside those of smaller batches; else all are half as long.
 
 With 8 groups in 24 s each had one probe of 2.8 s; of 1.5 s it has two.
 """
@@ -50,7 +50,8 @@ class ProbeStage:
         self._budget, self._clock = budget, clock
         self._batch_size = reference_batch_size(space)
         self._groups = speed_groups(space)
-        is_long = budget.max_time_s >= A_SWEEP * budget.probe_time_s * len(self._groups)
+        least = (A_SWEEP + len(self._smaller_batches())) * len(self._groups)
+        is_long = budget.max_time_s >= least * budget.probe_time_s
         self._probe_s = budget.probe_time_s if is_long else budget.probe_time_s / 2
         own = [r for r in journal.records if r.event == "probe" and not r["name"]]
         own += [r for r in journal.records if r.event == "refused" and r["stage"] == "probe"]
