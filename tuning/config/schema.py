@@ -130,7 +130,7 @@ class RungsSection(Section):
 
 
 class ProbeSection(Section):
-    """Seconds for all probes and for one of them; half as long where the speed groups are many (`search.probe`).
+    """Seconds for all probes and for one of them; shorter where knobs and groups are many (`search.probe`).
 
     A probe ends sooner once it cannot be the fastest any more.
     """

@@ -21,10 +21,10 @@ PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
 FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
-A_SWEEP = 4
-"""Probes that each group's share of the time is to hold beside those of smaller batches; else all are half as long.
+SHORTEST_FRAC = 1 / 3
+"""Of `probe_time_s`, the least that all probes of a stage take where there are many knobs and groups.
 
-With 8 groups in 24 s each had one probe of 2.8 s; of 1.5 s it has two.
+With 3 s each, nine of headpose's probes fitted 24 s, and half of its knobs were not tried.
 """
 
 
@@ -50,9 +50,11 @@ class ProbeStage:
         self._budget, self._clock = budget, clock
         self._batch_size = reference_batch_size(space)
         self._groups = speed_groups(space)
-        least = (A_SWEEP + len(self._smaller_batches())) * len(self._groups)
-        is_long = budget.max_time_s >= least * budget.probe_time_s
-        self._probe_s = budget.probe_time_s if is_long else budget.probe_time_s / 2
+        values = [len(_values(space, name)) - 1 for name in space.subset({"system"}).parameters]
+        a_pass, others = 1 + sum(values) + len(self._smaller_batches()), len(self._groups) - 1
+        wanted = max(a_pass + others, a_pass / FIRST_FRAC if others else 0)
+        whole_s = budget.probe_time_s
+        self._probe_s = min(whole_s, max(SHORTEST_FRAC * whole_s, budget.max_time_s / wanted))
         own = [r for r in journal.records if r.event == "probe" and not r["name"]]
         own += [r for r in journal.records if r.event == "refused" and r["stage"] == "probe"]
         self._known: dict[tuple[Scalar, ...], Record] = {self._place(r["config"]): r for r in own}
