@@ -65,7 +65,7 @@ def test_a_measurement_that_kills_its_process_is_made_once_more_and_then_an_outc
     said: list[str] = []
     lost = "the process was lost: signal 9 (SIGKILL); so long"
     with Worker(WorkerConfig(str(tmp_path / "broken.py")), said.append) as worker:
-        found = [worker.probe(KNOBS, 0.5, 0.1, 0.0), worker.train(KNOBS, 32, (32,), seed=1)]
+        found = [worker.probe(KNOBS, 0.5, 0.0), worker.train(KNOBS, 32, (32,), seed=1)]
         assert worker.describe({})["train_samples"] == 1024
     assert [(f["outcome"], f["message"]) for f in found] == [("killed", lost)] * 2
     assert said == [f"{lost}; what it measured is measured once more"] * 2
