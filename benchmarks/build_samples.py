@@ -2,7 +2,7 @@
 
     pip download bigbench==1.0.0 --no-deps --no-binary :all:      # 358 MB
     tar xzf bigbench-1.0.0.tar.gz bigbench-1.0.0/bigbench/benchmark_tasks/epistemic_reasoning
-    python benchmarks/build_samples.py bigbench-1.0.0/bigbench/benchmark_tasks/epistemic_reasoning/task.json
+    python -m benchmarks.build_samples bigbench-1.0.0/bigbench/benchmark_tasks/epistemic_reasoning/task.json
 
 Both ends are checked by sha256: the task that goes in, and the text that comes out (before compression, which differs
 from one zlib to another).
@@ -16,9 +16,10 @@ import hashlib
 import json
 from pathlib import Path
 
+from trainables.data.nli_pairs import ENTAILMENT_FILE
+
 TASK_SHA256 = "98209623d1bf28ed6b99ec50b772b367f24467d190ceb9d1c0298e91c04548f1"
 TEXT_SHA256 = "a5e50387cc3275c1b789d71d35f13d41a2d9d1f2cf5c380fa18599f7dd07bb40"
-SAMPLE = Path(__file__).parents[1] / "trainables" / "data" / "samples" / "epistemic_snli_format.jsonl.gz"
 
 
 def snli_lines(task: bytes) -> bytes:
@@ -47,7 +48,7 @@ def main() -> None:
     """Writes the sample, or says which sha256 is wrong."""
     parser = argparse.ArgumentParser(description="Remakes the embedded NLI sample from BIG-bench's task.json.")
     parser.add_argument("task", type=Path, help="task.json of epistemic_reasoning in the sdist of bigbench 1.0.0")
-    parser.add_argument("--out", type=Path, default=SAMPLE)
+    parser.add_argument("--out", type=Path, default=ENTAILMENT_FILE)
     asked = parser.parse_args()
     task = checked(str(asked.task), asked.task.read_bytes(), TASK_SHA256)
     text = checked("the text made of it", snli_lines(task), TEXT_SHA256)

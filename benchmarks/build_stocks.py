@@ -15,11 +15,11 @@ import gzip
 from pathlib import Path
 
 from benchmarks.build_samples import checked
+from trainables.temporal import STOCKS_FILE
 
 STOCKS_SHA256 = "5abadf99b2d394f920120a27de6f0df129859d71d4cfb0bf661bcc99446ab1fd"
 TEXT_SHA256 = "feb24b3d3975f99cc675efd9532121d49628455b68bfb80549d73594fb8b8e55"
 KEPT = (b"Ticker", b"AAPL", b"IBM", b"MSFT")
-SAMPLE = Path(__file__).parents[1] / "trainables" / "data" / "samples" / "daily_stocks.csv.gz"
 
 
 def kept_lines(text: bytes) -> bytes:
@@ -31,7 +31,7 @@ def main() -> None:
     """Writes the sample, or says which sha256 is wrong."""
     parser = argparse.ArgumentParser(description="Remakes the embedded daily stocks from bokeh-sampledata's.")
     parser.add_argument("stocks", type=Path, help="stocks.csv.gz of bokeh-sampledata 2026.1")
-    parser.add_argument("--out", type=Path, default=SAMPLE)
+    parser.add_argument("--out", type=Path, default=STOCKS_FILE)
     asked = parser.parse_args()
     stocks = checked(str(asked.stocks), asked.stocks.read_bytes(), STOCKS_SHA256)
     text = checked("the text made of it", kept_lines(gzip.decompress(stocks)), TEXT_SHA256)

@@ -31,7 +31,7 @@ from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.selection import Finished, pick
 from tuning.workers import machine
 from tuning.workers.ray_cluster import RayCluster
-from tuning.workers.session import Session, Trial
+from tuning.workers.session import RunningTrial, Session
 from tuning.workers.worker_config import WorkerConfig
 
 MARGIN_S = 5.0
@@ -49,7 +49,7 @@ class Peer(tune.Trainable):
         self._session.warm({})
         self._facts = self._session.describe({})
         self._space = Space.of(s["space"])
-        self._trial: Trial | None = None
+        self._trial: RunningTrial | None = None
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

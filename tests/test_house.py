@@ -167,6 +167,15 @@ def test_public_names_are_documented() -> None:
     assert not bare
 
 
+def test_no_class_name_stands_for_two_things() -> None:
+    found: dict[str, list[str]] = {}
+    for name, tree in sources():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(name)
+    assert not {name: where for name, where in found.items() if len(where) > 1}
+
+
 def test_own_packages_are_imported_at_the_top() -> None:
     lazy_at_the_edge = (
         *("tuning/run.py", "tuning/__main__.py"),  # so that --help needs neither torch nor Ray

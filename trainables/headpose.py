@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from trainables import draws
 from trainables.knob_columns import Domain
-from trainables.workload import Config, Split, WorkloadError, options_of
+from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
     from trainables.data import face_sets, rendered_heads
@@ -34,7 +34,6 @@ except ImportError as error:
 
 BIN_DEG, BINS = 3.0, 66
 """From -99 to 99 degrees."""
-SPLIT_SEED = 0  # not the trial's: every seed is judged on the same faces
 SQUARED_ERROR = 0.02
 """Weight of the expectation's squared error, in square degrees, beside the bins' cross-entropy."""
 RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
@@ -55,14 +54,14 @@ _DOMAINS = {
 }
 
 
-class Sample(NamedTuple):
+class FaceSample(NamedTuple):
     """A face, uint8, (3, size, size), and its yaw, pitch and roll in degrees, float32, (3,)."""
 
     image: Tensor
     angles_deg: Tensor
 
 
-class Faces(Dataset[Sample]):
+class Faces(Dataset[FaceSample]):
     """Faces, each read, cropped and scaled when asked for."""
 
     def __init__(self, faces: Sequence[Face], size: int) -> None:
@@ -71,17 +70,17 @@ class Faces(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._faces)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> FaceSample:
         face = self._faces[index]
         image = torch.from_numpy(pixels(face, self._size)).permute(2, 0, 1).contiguous()
-        return Sample(image, torch.tensor(face.angles_deg))
+        return FaceSample(image, torch.tensor(face.angles_deg))
 
     def in_ram(self) -> FacesInRam:
         """Returns all faces, read once."""
         return FacesInRam(self)
 
 
-class FacesInRam(Dataset[Sample]):
+class FacesInRam(Dataset[FaceSample]):
     """Faces in one tensor, and their angles in another: a batch is one copy, not one for each face and one of all."""
 
     def __init__(self, faces: Faces) -> None:
@@ -93,16 +92,16 @@ class FacesInRam(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._images)
 
-    def __getitem__(self, index: int) -> Sample:
-        return Sample(self._images[index], self._angles_deg[index])
+    def __getitem__(self, index: int) -> FaceSample:
+        return FaceSample(self._images[index], self._angles_deg[index])
 
-    def batch(self, indices: Sequence[int]) -> Sample:
+    def batch(self, indices: Sequence[int]) -> FaceSample:
         """Returns what `HeadPose.collate` makes of these faces."""
         index = torch.tensor(indices)
-        return Sample(self._images.index_select(0, index), self._angles_deg.index_select(0, index))
+        return FaceSample(self._images.index_select(0, index), self._angles_deg.index_select(0, index))
 
 
-class Block(nn.Module):
+class HalvingBlock(nn.Module):
     """Halves height and width by a convolution whose weights are standardised, each output channel's for itself.
 
     Scaled weight standardisation with a gain for each channel (Brock et al., arXiv 2101.08692) stands in for a norm of
@@ -132,7 +131,7 @@ class PoseNet(nn.Module):
         depth = math.ceil(math.log2(size / 4))
         shares = (1, 3 / 4, 3 / 8, 3 / 16)  # of the width, from the last block back; in larger images the last repeats
         channels = [max(8, 8 * round(width * shares[min(i, 3)] / 8)) for i in reversed(range(depth))]
-        self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise([3, *channels]))
+        self.blocks = nn.ModuleList(HalvingBlock(a, b) for a, b in pairwise([3, *channels]))
         cells = math.ceil(size / 2**depth) ** 2
         self.head = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(cells * channels[-1], 3 * BINS))
 
@@ -189,12 +188,12 @@ class HeadPose:
         return Faces(self.faces(config)[split], _options(config)["image_size"])
 
     @staticmethod
-    def collate(samples: Sequence[Sample]) -> Sample:
+    def collate(samples: Sequence[FaceSample]) -> FaceSample:
         """Returns images, uint8, (batch, 3, size, size), and angles, (batch, 3); new tensors."""
-        return Sample(torch.stack([s.image for s in samples]), torch.stack([s.angles_deg for s in samples]))
+        return FaceSample(torch.stack([s.image for s in samples]), torch.stack([s.angles_deg for s in samples]))
 
     @staticmethod
-    def augment(batch: Sample, keys: Tensor, config: Config, phase: str) -> Sample:
+    def augment(batch: FaceSample, keys: Tensor, config: Config, phase: str) -> FaceSample:
         """Returns the batch with every second face mirrored and all colours changed; strength 0 changes nothing.
 
         A mirrored head is turned and tilted the other way: yaw and roll change their sign, pitch does not.
@@ -213,20 +212,22 @@ class HeadPose:
             images.bitwise_xor_(flipped)
         angles[:, ::2].mul_(signs)
         amounts = strength * (2.0 * draws.uniform(keys, (4,), stream=1) - 1.0)
-        return Sample(_recolour(images, [a * most for a, most in zip(amounts.unbind(1), JITTER, strict=True)]), angles)
+        return FaceSample(
+            _recolour(images, [a * most for a, most in zip(amounts.unbind(1), JITTER, strict=True)]), angles
+        )
 
     def model(self, config: Config) -> PoseNet:
         """Returns a network as wide as the knob hidden_size says."""
         return PoseNet(config.knobs.hidden_size, _options(config)["image_size"], config.knobs.dropout)
 
-    def loss(self, model: nn.Module, batch: Sample) -> Tensor:
+    def loss(self, model: nn.Module, batch: FaceSample) -> Tensor:
         """Returns the mean over batch and angles of the bins' cross-entropy and of the expectation's squared error."""
         logits = model(batch.image)
         bins = (batch.angles_deg / BIN_DEG + BINS / 2).long().clamp_(0, BINS - 1)
         right = F.cross_entropy(logits.flatten(0, 1), bins.flatten())
         return right + SQUARED_ERROR * F.mse_loss(expected_deg(logits), batch.angles_deg)
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Sample]) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[FaceSample]) -> dict[str, float]:
         """Returns mean absolute errors in degrees, of all angles and of each, and the mean angle between the rotations.
 
         The last, `geodesic`, does not suffer from yaw and roll changing places near a profile. Waits for the device

@@ -121,7 +121,7 @@ class Device(Protocol):
 
 
 @dataclass(frozen=True)
-class Rule:
+class DeviceRule:
     """Which `values` of a knob need something of the device: `needs` in words, and the sentence why it is not there."""
 
     values: tuple[Scalar, ...]
@@ -129,13 +129,13 @@ class Rule:
     why_not: Callable[[Device, Scalar], str | None]
 
 
-def cuda(why: str, *values: Scalar) -> Rule:
+def cuda(why: str, *values: Scalar) -> DeviceRule:
     """Returns the rule of values that only a CUDA device honours; `why` begins the sentence about a CPU."""
     sentence = f"{why}, and this runs on the cpu"
-    return Rule(values or (True,), "a CUDA device", lambda on, _: sentence if on.device == "cpu" else None)
+    return DeviceRule(values or (True,), "a CUDA device", lambda on, _: sentence if on.device == "cpu" else None)
 
 
-def capability(least: tuple[int, int], what: str, *values: Scalar) -> Rule:
+def capability(least: tuple[int, int], what: str, *values: Scalar) -> DeviceRule:
     """Returns the rule of values that need a compute capability; a CPU and an unknown one are not refused."""
     text = ".".join(map(str, least))
 
@@ -144,32 +144,32 @@ def capability(least: tuple[int, int], what: str, *values: Scalar) -> Rule:
             return None
         return f"{what} needs compute capability {text}, and {on.name} has {'.'.join(map(str, on.capability))}"
 
-    return Rule(values or (True,), f"compute capability {text}", why_not)
+    return DeviceRule(values or (True,), f"compute capability {text}", why_not)
 
 
-def package(name: str, extra: str, *values: Scalar) -> Rule:
+def package(name: str, extra: str, *values: Scalar) -> DeviceRule:
     """Returns the rule of values that need an optional package."""
     sentence = f"it needs the package {name}, pip install 'cardtune[{extra}]'"
-    return Rule(values, f"the package {name}", lambda *_: None if importlib.util.find_spec(name) else sentence)
+    return DeviceRule(values, f"the package {name}", lambda *_: None if importlib.util.find_spec(name) else sentence)
 
 
-def card_types(*values: Scalar) -> Rule:
+def card_types(*values: Scalar) -> DeviceRule:
     """Returns the rule of number types that a card has to have."""
 
     def why_not(on: Device, value: Scalar) -> str | None:
         return None if value in on.dtypes else f"{value} is not a type of card {on.name} ({', '.join(on.dtypes)})"
 
-    return Rule(values, "a card with that type", why_not)
+    return DeviceRule(values, "a card with that type", why_not)
 
 
-def cpu_flags(why: str, flags: tuple[str, ...], *values: Scalar) -> Rule:
+def cpu_flags(why: str, flags: tuple[str, ...], *values: Scalar) -> DeviceRule:
     """Returns the rule of values for which a CPU has to have one of the `flags`; an unknown CPU is not refused."""
 
     def why_not(on: Device, _: Scalar) -> str | None:
         here = flags_of_cpu() if on.device == "cpu" else frozenset()
         return why if here and here.isdisjoint(flags) else None
 
-    return Rule(values, f"on a CPU one of {', '.join(flags)}", why_not)
+    return DeviceRule(values, f"on a CPU one of {', '.join(flags)}", why_not)
 
 
 @cache
@@ -220,7 +220,7 @@ class Knob:
     seen: Reader | None
     claimed: str
     requires: Requires | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[DeviceRule, ...] = ()
     remedies: Mapping[Bound, Remedy] = field(default_factory=dict)
     short: str = ""
     also: tuple[str, ...] = ()

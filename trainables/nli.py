@@ -27,11 +27,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from trainables.data.nli_pairs import SAMPLE, Pair, balanced, hypothesis_only_accuracy, majority_accuracy, read_splits
+from trainables.data.nli_pairs import (
+    ENTAILMENT_FILE,
+    TextPair,
+    balanced,
+    hypothesis_only_accuracy,
+    majority_accuracy,
+    read_splits,
+)
 from trainables.knob_columns import Domain
 from trainables.knobs import Knobs
 from trainables.packing import Packed, Packing, plan
-from trainables.workload import Config, Split, WorkloadError, options_of
+from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parallel work is the loader's, which forks
 try:
@@ -50,34 +57,33 @@ _DOMAINS = {
     "max_train_samples": Domain(int, low=2),
     "max_val_samples": Domain(int, low=2),
 }
-SPLIT_SEED = 0  # not the trial's: every seed is judged on the same pairs
 
 
-class Sample(NamedTuple):
+class PairSample(NamedTuple):
     """Token ids of a pair, premise and hypothesis apart for an encoder, joined for a decoder; label 1 is entailment."""
 
     rows: tuple[list[int], ...]
     label: int
 
 
-class Pairs(Dataset[Sample]):
+class Pairs(Dataset[PairSample]):
     """Pairs, each tokenised when asked for, so that loader workers and the RAM cache have work to save."""
 
-    def __init__(self, pairs: Sequence[Pair], tokenizer: Any, max_length: int, joined: bool) -> None:
+    def __init__(self, pairs: Sequence[TextPair], tokenizer: Any, max_length: int, joined: bool) -> None:
         self._pairs, self._tokenizer, self._max_length, self._joined = pairs, tokenizer, max_length, joined
 
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> PairSample:
         pair, most = self._pairs[index], self._max_length
         if not self._joined:
             sides = (self._ids(t, truncation=True, max_length=most) for t in (pair.premise, pair.hypothesis))
-            return Sample(tuple(sides), int(pair.entails))
+            return PairSample(tuple(sides), int(pair.entails))
         head = self._ids(f"Premise: {pair.premise}")
         tail = self._ids(f"\nHypothesis: {pair.hypothesis}\nEntailed:", add_special_tokens=False)
         tail = tail[-max(most // 2, most - len(head)) :]  # the premise gives way first, down to half of the row
-        return Sample((head[: most - len(tail)] + tail,), int(pair.entails))
+        return PairSample((head[: most - len(tail)] + tail,), int(pair.entails))
 
     def _ids(self, text: str, **how: Any) -> list[int]:
         return cast(list[int], self._tokenizer(text, verbose=False, **how)["input_ids"])
@@ -155,14 +161,14 @@ class Nli:
     }
 
     def __init__(self) -> None:
-        self._read: dict[tuple[Any, ...], dict[Split, list[Pair]]] = {}
+        self._read: dict[tuple[Any, ...], dict[Split, list[TextPair]]] = {}
 
-    def pairs(self, config: Config) -> dict[Split, list[Pair]]:
+    def pairs(self, config: Config) -> dict[Split, list[TextPair]]:
         """Returns both splits, balanced, the same for every seed; read once. Raises DataError."""
         options = _options(config)
         key = tuple(options[n] for n in ("data", "val_frac", "max_train_samples", "max_val_samples"))
         if key not in self._read:
-            train, val = read_splits(Path(options["data"] or SAMPLE), options["val_frac"], SPLIT_SEED)
+            train, val = read_splits(Path(options["data"] or ENTAILMENT_FILE), options["val_frac"], SPLIT_SEED)
             self._read[key] = {
                 "train": balanced(train, random.Random(SPLIT_SEED), options["max_train_samples"]),
                 "val": balanced(val, random.Random(SPLIT_SEED), options["max_val_samples"]),
@@ -177,7 +183,7 @@ class Nli:
         return Pairs(self.pairs(config)[split], tokenizer, options["max_length"], joined)
 
     @staticmethod
-    def collate(samples: Sequence[Sample]) -> dict[str, Any]:
+    def collate(samples: Sequence[PairSample]) -> dict[str, Any]:
         """Returns input_ids and attention_mask, (rows, longest), and labels, (batch,); premises first, then hypotheses.
 
         `packing` says how the rows can share longer ones.
@@ -193,7 +199,7 @@ class Nli:
         }
 
     @staticmethod
-    def length(sample: Sample) -> int:
+    def length(sample: PairSample) -> int:
         """Returns the tokens of the longer row."""
         return max(len(row) for row in sample.rows)
 

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from trainables import draws
 from trainables.knob_columns import Domain
-from trainables.workload import Config, Split, WorkloadError, options_of
+from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
     from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, scaled
@@ -29,21 +29,23 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload pointer needs: pip install 'cardtune[pointer]' ({error})") from None
 
-DATA_SEED = 0  # not the trial's: every seed is judged on the same instances
 HEADS = 4
 SLOPES = (0.0, 2.0, 4.0, 6.0)
 """Of the heads: what attention loses for each side of the instance's square that a node is away."""
 IS_VISITED, IS_CURRENT, IS_START, TO_CURRENT = 2, 3, 4, 5
-FEATURES = ("x", "y", "is_visited", "is_current", "is_start", "distance_to_current", "distance_to_start", "step_frac")
+NODE_FEATURES = (
+    *("x", "y", "is_visited", "is_current", "is_start"),
+    *("distance_to_current", "distance_to_start", "step_frac"),
+)
 
-Batch = dict[str, Tensor]
+TourBatch = dict[str, Tensor]
 """points (batch, nodes, 2); distances (batch, nodes, nodes); rank (batch, nodes): a node's place in the shortest tour,
 from 0, and -1 for padding."""
 Scorer = Callable[[Tensor, Tensor], Tensor]
 """Features and distances in, a score for each node to come next out; see `Pointer.forward`."""
 
 
-class Sample(NamedTuple):
+class TourSample(NamedTuple):
     """One instance: points (nodes, 2), distances (nodes, nodes), rank (nodes,)."""
 
     points: Tensor
@@ -51,7 +53,7 @@ class Sample(NamedTuple):
     rank: Tensor
 
 
-class Instances(Dataset[Sample]):
+class Instances(Dataset[TourSample]):
     """Instances, each scaled to a square of side 1 around 0 when asked for."""
 
     def __init__(self, instances: Sequence[Instance]) -> None:
@@ -60,12 +62,12 @@ class Instances(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._instances)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> TourSample:
         points, distances, order = (torch.from_numpy(part) for part in scaled(self._instances[index]))
-        return Sample(points.float(), distances.float(), order.argsort())
+        return TourSample(points.float(), distances.float(), order.argsort())
 
 
-class Block(nn.Module):
+class NodeBlock(nn.Module):
     """A Transformer layer (pre-norm) over the nodes of one step."""
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -91,8 +93,8 @@ class Pointer(nn.Module):
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.embed = nn.Linear(len(FEATURES), width)
-        self.layers = nn.ModuleList(Block(width, dropout) for _ in range(layers))
+        self.embed = nn.Linear(len(NODE_FEATURES), width)
+        self.layers = nn.ModuleList(NodeBlock(width, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         # No bias of keys, here or above: the softmax cancels it, and AdamW would make steps of its rounding errors.
         self.query, self.key = nn.Linear(2 * width, width), nn.Linear(width, width, bias=False)
@@ -121,8 +123,8 @@ class Pointer(nn.Module):
         return cast(Tensor, scores.masked_fill(visited, -1e9))
 
 
-def features(batch: Batch, rank: Tensor, steps: Tensor) -> Tensor:
-    """Returns what the network sees at some steps, (batch, steps, nodes, 8), named in `FEATURES`.
+def features(batch: TourBatch, rank: Tensor, steps: Tensor) -> Tensor:
+    """Returns what the network sees at some steps, (batch, steps, nodes, 8), named in `NODE_FEATURES`.
 
     `rank` (batch, nodes) says when a node is visited: at step s, one of `steps` (steps,), those of a rank below s have
     been, and the current node is that of rank s - 1. Padding, rank -1, counts as visited.
@@ -150,7 +152,7 @@ def targets(teacher: Tensor, rank: Tensor, steps: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def decode(model: Scorer, batch: Batch, forced: Tensor | None = None) -> Tensor:
+def decode(model: Scorer, batch: TourBatch, forced: Tensor | None = None) -> Tensor:
     """Returns the tours made by pointing at the best node, as ranks, (batch, nodes).
 
     Where `forced` (batch, nodes) is true for a step, the step goes to `targets` instead.
@@ -212,12 +214,12 @@ class PointerNet:
         key = tuple(options[name] for name in ("data", "nodes", "train_samples", "val_samples"))
         if key not in self._splits:
             sizes = options["train_samples"], options["val_samples"]
-            self._splits[key] = read_splits(options["data"], options["nodes"], sizes, DATA_SEED)
+            self._splits[key] = read_splits(options["data"], options["nodes"], sizes, SPLIT_SEED)
         found = self._splits[key].train if split == "train" else self._splits[key].val
         return Instances(found)
 
     @staticmethod
-    def collate(samples: Sequence[Sample]) -> Batch:
+    def collate(samples: Sequence[TourSample]) -> TourBatch:
         """Returns the batch, instances of fewer nodes padded to the largest."""
         most = max(len(s.rank) for s in samples)
         short = [most - len(s.rank) for s in samples]
@@ -228,11 +230,11 @@ class PointerNet:
         }
 
     @staticmethod
-    def length(sample: Sample) -> int:
+    def length(sample: TourSample) -> int:
         """Returns the number of nodes."""
         return len(sample.rank)
 
-    def augment(self, batch: Batch, keys: Tensor, config: Config, phase: str) -> Batch:
+    def augment(self, batch: TourBatch, keys: Tensor, config: Config, phase: str) -> TourBatch:
         """Returns the batch with some instances in the place of equal ones, and the steps that are forced.
 
         Half of the instances, times the knob, are mirrored, turned by right angles, begun elsewhere and gone round the
@@ -259,7 +261,7 @@ class PointerNet:
             raise WorkloadError(f"knobs.hidden_size={width}: expected a multiple of {HEADS}, the attention heads")
         return Pointer(width, _options(config)["layers"], config.knobs.dropout)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, batch: TourBatch) -> Tensor:
         """Returns the cross-entropy of the node to point at: a tour's mean over its steps, their mean over the batch.
 
         The last node of a tour is no choice, and no step.
@@ -272,7 +274,7 @@ class PointerNet:
         choices = (teacher >= 0).sum(dim=1, keepdim=True) - 2
         return (loss * (steps <= choices) / choices).sum(dim=1).mean()
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[TourBatch]) -> dict[str, float]:
         """Returns the gap of greedily decoded tours, 0 where all are shortest; waits for the device once."""
         ratios = [
             tour_lengths(b["distances"], decode(model, b)) / tour_lengths(b["distances"], b["rank"]) for b in batches

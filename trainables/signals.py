@@ -35,9 +35,8 @@ from trainables import draws
 from trainables.data import npy_sequences, sequence_sets
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain
-from trainables.workload import Config, Split, options_of
+from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
-SPLIT_SEED = 0  # not the trial's: every seed is judged on the same samples
 TEMPERATURE = 0.2
 NOISE, SPANS, SPAN_FRAC, CHANNEL_FRAC = 0.3, 2, 0.25, 0.2
 """Of a view at augmentation=1: deviation of the noise in the channels' own, masked spans, longest of them as a share of
@@ -52,10 +51,10 @@ _DOMAINS = {
     "max_val_samples": Domain(int, low=2),
 }
 
-Batch = dict[str, Any]
+SignalBatch = dict[str, Any]
 
 
-class Sample(NamedTuple):
+class SignalSample(NamedTuple):
     """Normalised values, (time, channel), the class, and the place in the split."""
 
     x: Tensor
@@ -63,7 +62,7 @@ class Sample(NamedTuple):
     place: int
 
 
-class Samples(Dataset[Sample]):
+class Samples(Dataset[SignalSample]):
     """Recordings, each read from its file when asked for: the work that loader workers and the RAM cache save."""
 
     def __init__(self, recordings: Sequence[Recording], classes: Sequence[str], mean: Tensor, scale: Tensor) -> None:
@@ -73,17 +72,17 @@ class Samples(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self.recordings)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> SignalSample:
         recording = self.recordings[index]
         x = (torch.from_numpy(npy_sequences.load(recording)) - self.mean) / self.scale
-        return Sample(x, self._number[recording.label], index)
+        return SignalSample(x, self._number[recording.label], index)
 
     def in_ram(self) -> SamplesInRam:
         """Returns all samples, each read once."""
         return SamplesInRam(self)
 
 
-class SamplesInRam(Dataset[Sample]):
+class SamplesInRam(Dataset[SignalSample]):
     """Samples end to end in one tensor, and a step of zeros after the last, which is what padding is taken from.
 
     A batch is one copy. Padded one by one and stacked, the same numbers took four times as long.
@@ -102,11 +101,11 @@ class SamplesInRam(Dataset[Sample]):
     def __len__(self) -> int:
         return len(self._steps)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> SignalSample:
         start = int(self._starts[index])
-        return Sample(self._values[start : start + int(self._steps[index])], int(self._labels[index]), index)
+        return SignalSample(self._values[start : start + int(self._steps[index])], int(self._labels[index]), index)
 
-    def batch(self, indices: Sequence[int]) -> Batch:
+    def batch(self, indices: Sequence[int]) -> SignalBatch:
         """Returns what `Signals.collate` makes of these samples."""
         index = torch.tensor(indices)
         steps = self._steps[index]
@@ -258,7 +257,7 @@ class Signals:
         return self._read[key][split]
 
     @staticmethod
-    def collate(samples: Sequence[Sample]) -> Batch:
+    def collate(samples: Sequence[SignalSample]) -> SignalBatch:
         """Returns x, (batch, longest, channel), zeros after its end, its mask, lengths, indices and labels."""
         steps = torch.tensor([len(sample.x) for sample in samples])
         return {
@@ -270,7 +269,7 @@ class Signals:
         }
 
     @staticmethod
-    def length(sample: Sample) -> int:
+    def length(sample: SignalSample) -> int:
         """Returns the steps in time."""
         return len(sample.x)
 
@@ -278,7 +277,7 @@ class Signals:
         """Returns the share of the samples that train the encoder alone, and the rest."""
         return {"encoder": config.knobs.encoder_frac, "classifier": 1.0 - config.knobs.encoder_frac}
 
-    def augment(self, batch: Batch, keys: Tensor, config: Config, phase: str) -> Batch:
+    def augment(self, batch: SignalBatch, keys: Tensor, config: Config, phase: str) -> SignalBatch:
         """Returns the batch disturbed; in the encoder's phase without labels: two views of each sample, and references.
 
         The epoch, which is all that the keys of one micro-batch share with those of another, decides the references.
@@ -334,14 +333,14 @@ class Signals:
         """Returns what activation checkpointing wraps."""
         return [*model.convolutions, model.lstm]
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, batch: SignalBatch) -> Tensor:
         """Returns the mean cross-entropy, or for a batch of views, which has no labels, the mean InfoNCE."""
         inputs = batch["x"], batch["mask"], batch["lengths"]
         if "labels" in batch:
             return F.cross_entropy(model(*inputs), batch["labels"])
         return contrast(model(*inputs, embed=True), batch["index"], batch["others"])
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Iterable[SignalBatch]) -> dict[str, float]:
         """Returns the accuracy, 0 to 1; waits for the device once, at the end."""
         hits = [model(b["x"], b["mask"], b["lengths"]).argmax(dim=1) == b["labels"] for b in batches]
         return {"accuracy": torch.cat(hits).double().mean().item()}

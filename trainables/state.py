@@ -14,7 +14,7 @@ from trainables import optim, precision
 from trainables.live_bytes import LiveBytes, Sparse
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.witness import Part, Witness
+from trainables.witness import StepPart, Witness
 from trainables.workload import Config, parameter_groups
 
 
@@ -117,7 +117,7 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
 
 
 @contextmanager
-def watched(state: State, part: Part | None = None) -> Iterator[None]:
+def watched(state: State, part: StepPart | None = None) -> Iterator[None]:
     """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
 
     The bytes are counted in the first optimiser step, and of a run with a cap in every part that may need more than

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-Span = Literal["data_wait", "transfer", "forward_backward", "optimizer"]
-SPANS: tuple[Span, ...] = ("data_wait", "transfer", "forward_backward", "optimizer")
+StepSpan = Literal["data_wait", "transfer", "forward_backward", "optimizer"]
+SPANS: tuple[StepSpan, ...] = ("data_wait", "transfer", "forward_backward", "optimizer")
 LOADING = ("read", "collate", "augment")
 """What the training process does itself while it waits for data: reading samples, making batches, augmenting them."""
 
@@ -97,7 +97,7 @@ class Stopwatch:
         self._last_event = self._record() if self._cuda else None
         self._marks = [_Mark("", self._opened, self._last_event)]
 
-    def lap(self, span: Span) -> None:
+    def lap(self, span: StepSpan) -> None:
         """Adds the time since the last lap to `span`. On CUDA, idle time of the device before a wait has no span."""
         now = time.perf_counter()
         if not self._cuda or span == "data_wait":
@@ -135,7 +135,7 @@ class Stopwatch:
             optimizer_steps_s=optimizer_s,
         )
 
-    def _steps_s(self, span: Span) -> tuple[float, ...]:
+    def _steps_s(self, span: StepSpan) -> tuple[float, ...]:
         return tuple(a.until(b) for a, b in itertools.pairwise(self._marks) if b.span == span)
 
     def _record(self) -> torch.cuda.Event:

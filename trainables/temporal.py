@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables.data import bar_baselines, timeframes
-from trainables.data.bar_windows import Part, parts
-from trainables.data.timeframes import DAY_US, FEATURES, HOUR_US, Timeframe
+from trainables.data.bar_windows import BarWindows, parts
+from trainables.data.timeframes import BAR_FEATURES, DAY_US, HOUR_US, Timeframe
 from trainables.knob_columns import Domain
 from trainables.workload import Config, Split, WorkloadError, options_of
 
@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload temporal needs: pip install 'cardtune[temporal]' ({error})") from None
 
-SAMPLE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
+STOCKS_FILE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
 INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
 HEAD_SIZE = 16
 _DOMAINS = {
@@ -44,26 +44,26 @@ _DOMAINS = {
 }
 
 
-class Sample(NamedTuple):
+class WindowSample(NamedTuple):
     """The bars of all frames before a decision, (bars, feature), frame after frame and oldest first; and the label."""
 
     window: Tensor
     label: int
 
 
-class Windows(Dataset[Sample]):
+class WindowDataset(Dataset[WindowSample]):
     """Samples as views into one tensor, which is in RAM as it is."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: BarWindows) -> None:
         self._windows, self._labels = torch.from_numpy(part.windows), torch.from_numpy(part.labels)
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def __getitem__(self, index: int) -> Sample:
-        return Sample(self._windows[index], int(self._labels[index]))
+    def __getitem__(self, index: int) -> WindowSample:
+        return WindowSample(self._windows[index], int(self._labels[index]))
 
-    def in_ram(self) -> Windows:
+    def in_ram(self) -> WindowDataset:
         """Returns itself."""
         return self
 
@@ -79,7 +79,7 @@ class Lstms(nn.Module):
     def __init__(self, lengths: Sequence[int], hidden: int) -> None:
         super().__init__()
         self.lengths, self.out_features = list(lengths), hidden * len(lengths)
-        self.blocks = nn.ModuleList(nn.LSTM(len(FEATURES), hidden, batch_first=True) for _ in lengths)
+        self.blocks = nn.ModuleList(nn.LSTM(len(BAR_FEATURES), hidden, batch_first=True) for _ in lengths)
 
     def forward(self, windows: Tensor) -> Tensor:
         """Returns (batch, frames * hidden) of windows (batch, bars, feature)."""
@@ -95,10 +95,10 @@ class Transformer(nn.Module):
         if hidden % HEAD_SIZE:
             raise WorkloadError(f"knobs.hidden_size={hidden}: a transformer needs a multiple of {HEAD_SIZE}")
         self.lengths, self.out_features = list(lengths), hidden * len(lengths)
-        self.embed = nn.ModuleList(nn.Linear(len(FEATURES), hidden) for _ in lengths)
+        self.embed = nn.ModuleList(nn.Linear(len(BAR_FEATURES), hidden) for _ in lengths)
         # With the usual 0.02 it took twice as long to find the daily cycle, which is in the positions.
         self.position = nn.Parameter(0.3 * torch.randn(sum(lengths), hidden))
-        self.blocks = nn.ModuleList(Block(hidden, dropout) for _ in range(2))
+        self.blocks = nn.ModuleList(BarBlock(hidden, dropout) for _ in range(2))
         self.norm = nn.LayerNorm(hidden)
 
     def forward(self, windows: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class Transformer(nn.Module):
         return torch.cat([part.mean(dim=1) for part in self.norm(hidden).split(self.lengths, dim=1)], dim=1)
 
 
-class Block(nn.Module):
+class BarBlock(nn.Module):
     """Attention among all bars, then a perceptron for each, both residual."""
 
     def __init__(self, hidden: int, dropout: float) -> None:
@@ -136,7 +136,7 @@ class Mlp(nn.Module):
     def __init__(self, lengths: Sequence[int], hidden: int, dropout: float) -> None:
         super().__init__()
         self.out_features = hidden
-        widths = [sum(lengths) * len(FEATURES), hidden, hidden]
+        widths = [sum(lengths) * len(BAR_FEATURES), hidden, hidden]
         layers = (nn.Sequential(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise(widths))
         self.blocks, self.dropout = nn.ModuleList(layers), nn.Dropout(dropout)
 
@@ -168,29 +168,29 @@ class Temporal:
     }
 
     def __init__(self) -> None:
-        self._read: dict[tuple[Any, ...], tuple[tuple[Timeframe, ...], dict[Split, Part]]] = {}
+        self._read: dict[tuple[Any, ...], tuple[tuple[Timeframe, ...], dict[Split, BarWindows]]] = {}
 
     def frames(self, config: Config) -> tuple[Timeframe, ...]:
         """Returns the timeframes, the shortest first."""
         return self._parts(config)[0]
 
-    def part(self, config: Config, split: Split) -> Part:
+    def part(self, config: Config, split: Split) -> BarWindows:
         """Returns a split, the same for every seed; read once. Raises DataError."""
         return self._parts(config)[1][split]
 
-    def _parts(self, config: Config) -> tuple[tuple[Timeframe, ...], dict[Split, Part]]:
+    def _parts(self, config: Config) -> tuple[tuple[Timeframe, ...], dict[Split, BarWindows]]:
         options = _options(config)
         key = tuple(options[name] for name in self.options)
         if key not in self._read:
             self._read[key] = _read(options)
         return self._read[key]
 
-    def dataset(self, config: Config, split: Split) -> Windows:
+    def dataset(self, config: Config, split: Split) -> WindowDataset:
         """Returns the split's windows and labels."""
-        return Windows(self.part(config, split))
+        return WindowDataset(self.part(config, split))
 
     @staticmethod
-    def collate(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    def collate(samples: Sequence[WindowSample]) -> dict[str, Tensor]:
         """Returns windows, (batch, bars, feature), and labels, (batch,)."""
         return {
             "windows": torch.stack([sample.window for sample in samples]),
@@ -237,12 +237,12 @@ def _default_data() -> Path:
     try:
         package = importlib.metadata.distribution("gym-anytrading")
     except importlib.metadata.PackageNotFoundError:
-        return SAMPLE
+        return STOCKS_FILE
     hourly = Path(str(package.locate_file("gym_anytrading/datasets/data/FOREX_EURUSD_1H_ASK.csv")))
-    return hourly if hourly.is_file() else SAMPLE
+    return hourly if hourly.is_file() else STOCKS_FILE
 
 
-def _read(options: Mapping[str, Any]) -> tuple[tuple[Timeframe, ...], dict[Split, Part]]:
+def _read(options: Mapping[str, Any]) -> tuple[tuple[Timeframe, ...], dict[Split, BarWindows]]:
     """Returns the timeframes and both splits of the data; raises DataError, or WorkloadError for an option."""
     series, length_us = bars.read_closed(Path(options["data"] or _default_data()))
     wanted = options["timeframes"] or (INTRADAY if length_us <= HOUR_US else DAILY)

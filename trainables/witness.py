@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-Part = Literal["transfer", "forward_backward", "sync", "optimizer"]
+StepPart = Literal["transfer", "forward_backward", "sync", "optimizer"]
 
 _PRODUCTS = {f"aten.{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_rnn_layer", "_cudnn_rnn")}
 _FUSED_ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?$")
@@ -38,7 +38,7 @@ class Witness:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._model, self._optimizer, self._device = model, optimizer, device
         self._modes = _Operators(self), _Functions(self)
-        self._part: Part = "forward_backward"
+        self._part: StepPart = "forward_backward"
         self._counts: dict[str, Counter[str]] = {}
         self._flags: dict[str, Any] = {}
         self._micro_batches: list[int] = []
@@ -47,7 +47,7 @@ class Witness:
         self._augmented: dict[str, Any] = {}
 
     @contextmanager
-    def watching(self, part: Part) -> Iterator[None]:
+    def watching(self, part: StepPart) -> Iterator[None]:
         """Sees what torch runs inside the block, as a part of the step."""
         self._part = part
         operators, functions = self._modes

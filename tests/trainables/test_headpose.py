@@ -19,7 +19,7 @@ from trainables import headpose
 from trainables.batches import Loader, MicroBatch
 from trainables.data import rendered_heads
 from trainables.data.head_mesh import rotation
-from trainables.headpose import BIN_DEG, BINS, HeadPose, PoseNet, Sample, between_deg, expected_deg, rotations
+from trainables.headpose import BIN_DEG, BINS, FaceSample, HeadPose, PoseNet, between_deg, expected_deg, rotations
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
 from trainables.plan import Plan
@@ -54,15 +54,15 @@ def config(seed: int = 0, **knobs: Any) -> Config:
     return Config(Knobs.of(chosen), SMALL, seed=seed)
 
 
-def noise(count: int = 6, size: int = 16) -> Sample:
+def noise(count: int = 6, size: int = 16) -> FaceSample:
     """Returns a batch of random images and angles."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
-    return Sample(images, 60.0 * torch.randn(count, 3, generator=generator))
+    return FaceSample(images, 60.0 * torch.randn(count, 3, generator=generator))
 
 
-def augmented(batch: Sample, keys: Tensor, **knobs: Any) -> Sample:
-    return HeadPose.augment(Sample(*(t.clone() for t in batch)), keys, config(**knobs), "")
+def augmented(batch: FaceSample, keys: Tensor, **knobs: Any) -> FaceSample:
+    return HeadPose.augment(FaceSample(*(t.clone() for t in batch)), keys, config(**knobs), "")
 
 
 def brightness(images: Tensor) -> Tensor:
@@ -133,9 +133,9 @@ def test_augmentation_of_a_sample_depends_on_its_key_alone() -> None:
     batch, keys = noise(10), torch.tensor([5, 9, -3, 1 << 60, 5, 0, 1, 2, 3, 4])
     assert len(batch.image) > headpose.IMAGES_AT_ONCE
     whole = augmented(batch, keys)
-    parts = [augmented(Sample(*(t[i : i + 2] for t in batch)), keys[i : i + 2]) for i in range(0, 10, 2)]
+    parts = [augmented(FaceSample(*(t[i : i + 2] for t in batch)), keys[i : i + 2]) for i in range(0, 10, 2)]
     assert all(torch.equal(a, torch.cat(p)) for a, p in zip(whole, zip(*parts, strict=True), strict=True))
-    nhwc = augmented(Sample(batch.image.contiguous(memory_format=torch.channels_last), batch.angles_deg), keys)
+    nhwc = augmented(FaceSample(batch.image.contiguous(memory_format=torch.channels_last), batch.angles_deg), keys)
     assert torch.equal(nhwc.image, whole.image)
 
 
@@ -216,14 +216,14 @@ def test_loss_is_least_where_the_right_bin_is_certain(resident: Resident) -> Non
         def forward(self, images: Tensor) -> Tensor:
             return 50.0 * nn.functional.one_hot(torch.full((len(images), 3), 40 + self.moved), BINS).float()
 
-    batch = Sample(noise().image, torch.full((6, 3), 40 * BIN_DEG - 97.5))
+    batch = FaceSample(noise().image, torch.full((6, 3), 40 * BIN_DEG - 97.5))
     losses = [resident.workload.loss(Sure(moved), batch).item() for moved in (0, 1, 5)]
     assert losses[0] == pytest.approx(0.0, abs=1e-3)
     assert losses == sorted(losses)
 
 
 def test_loss_of_an_angle_at_the_limit_is_finite(resident: Resident) -> None:
-    batch = Sample(noise(2).image, torch.tensor([[99.0, -99.0, 0.0], [98.9, -98.9, 99.0]]))
+    batch = FaceSample(noise(2).image, torch.tensor([[99.0, -99.0, 0.0], [98.9, -98.9, 99.0]]))
     assert math.isfinite(resident.workload.loss(PoseNet(8, 16, 0.0), batch).item())
 
 
@@ -233,7 +233,7 @@ def test_evaluate_gives_the_error_of_each_angle(resident: Resident) -> None:
             return torch.zeros(len(images), 3, BINS)
 
     angles = torch.tensor([[30.0, 0.0, 0.0], [-30.0, 12.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, -9.0]])
-    batches = [Sample(noise(3).image, angles[:3]), Sample(noise(1).image, angles[3:])]
+    batches = [FaceSample(noise(3).image, angles[:3]), FaceSample(noise(1).image, angles[3:])]
     found = resident.workload.evaluate(Straight(), batches)
     each = {"mae_yaw": 15.0, "mae_pitch": 3.0, "mae_roll": 4.5}
     assert found == pytest.approx({"mae": 7.5, **each, "geodesic": (30 + 32.2 + 9 + 9) / 4}, abs=0.05)

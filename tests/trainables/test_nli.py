@@ -16,9 +16,9 @@ import transformers
 from torch import Tensor, nn
 
 from trainables import nli
-from trainables.data.nli_pairs import Pair
+from trainables.data.nli_pairs import TextPair
 from trainables.knobs import Knobs
-from trainables.nli import Classifier, Nli, Pairs, Sample, last_token
+from trainables.nli import Classifier, Nli, Pairs, PairSample, last_token
 from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError, blocks
 
@@ -82,7 +82,7 @@ def minilm() -> tuple[Nli, Config, Classifier]:
     return workload, config, workload.model(config)
 
 
-def logits(model: nn.Module, samples: list[Sample]) -> Tensor:
+def logits(model: nn.Module, samples: list[PairSample]) -> Tensor:
     """Returns the model's logits, in eval mode and without gradients."""
     batch = Nli.collate(samples)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_samples_are_plain_and_survive_a_worker(minilm: tuple[Nli, Config, Class
 
 
 def test_collate_pads_to_the_longest_premises_first() -> None:
-    batch = Nli.collate([Sample(([5, 6], [7]), 1), Sample(([8], [9, 9, 9]), 0)])
+    batch = Nli.collate([PairSample(([5, 6], [7]), 1), PairSample(([8], [9, 9, 9]), 0)])
     assert batch["input_ids"].tolist() == [[5, 6, 0], [8, 0, 0], [7, 0, 0], [9, 9, 9]]
     assert batch["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 1]]
     assert batch["labels"].tolist() == [1, 0]
@@ -218,7 +218,7 @@ def test_packed_rows_give_what_padded_ones_give(
     model = workload.model(config).eval()
     dataset = workload.dataset(config, "train")
     lengths = [4, 17, 6, 5, 12, 8, 3, 9]
-    cut = [Sample(tuple(row[:n] for row in dataset[i].rows), 0) for i, n in enumerate(lengths)]
+    cut = [PairSample(tuple(row[:n] for row in dataset[i].rows), 0) for i, n in enumerate(lengths)]
     batch = workload.collate(cut)
     padded = model(batch["input_ids"], batch["attention_mask"])
     model.packs = True
@@ -238,7 +238,7 @@ def test_last_token_is_the_last_that_is_not_padding() -> None:
 
 @pytest.mark.parametrize("most", [8, 12, 64])
 def test_decoder_row_keeps_the_end_and_cuts_the_premise_first(gemma: Config, most: int) -> None:
-    pair = Pair("e " * 40 + "d", "a b", True)
+    pair = TextPair("e " * 40 + "d", "a b", True)
     (row,) = Pairs([pair], tokenizer(), most, joined=True)[0].rows
     words = str(tokenizer().decode(row)).split()
     assert len(row) == min(most, 49)
@@ -251,7 +251,10 @@ def test_evaluate_counts_over_batches_of_any_size(gemma: Config) -> None:
         def forward(self, input_ids: Tensor, attention_mask: Tensor, packing: object) -> Tensor:
             return nn.functional.one_hot(input_ids[:, 0], 2).float()
 
-    batches = [Nli.collate([Sample(([0],), 0), Sample(([1],), 0), Sample(([1],), 1)]), Nli.collate([Sample(([1],), 1)])]
+    batches = [
+        Nli.collate([PairSample(([0],), 0), PairSample(([1],), 0), PairSample(([1],), 1)]),
+        Nli.collate([PairSample(([1],), 1)]),
+    ]
     assert Nli().evaluate(Echo(), batches) == {"accuracy": 0.75}
 
 

@@ -20,11 +20,11 @@ from trainables.knobs import Knobs
 from trainables.loop import prepare, train
 from trainables.plan import Plan
 from trainables.pointer import (
-    FEATURES,
-    Batch,
+    NODE_FEATURES,
     Instances,
     Pointer,
     PointerNet,
+    TourBatch,
     decode,
     features,
     targets,
@@ -52,7 +52,7 @@ def instances(*sizes: int, seed: int = 0) -> Instances:
     return Instances([solved(p, euclidean(p)) for p in points])
 
 
-def batch_of(*sizes: int, seed: int = 0) -> Batch:
+def batch_of(*sizes: int, seed: int = 0) -> TourBatch:
     data = instances(*sizes, seed=seed)
     return PointerNet.collate([data[i] for i in range(len(data))])
 
@@ -65,7 +65,7 @@ def network(seed: int = 0) -> Pointer:
     return model
 
 
-def scores(model: nn.Module, batch: Batch, rank: Tensor, steps: list[int]) -> Tensor:
+def scores(model: nn.Module, batch: TourBatch, rank: Tensor, steps: list[int]) -> Tensor:
     with torch.no_grad():
         return cast(Tensor, model(features(batch, rank, torch.tensor(steps)), batch["distances"]))
 
@@ -83,9 +83,9 @@ def test_features_are_those_named() -> None:
     batch = batch_of(6)
     order = order_of(batch["rank"])[0]
     found = features(batch, batch["rank"], torch.tensor([1, 3]))
-    assert found.shape == (1, 2, 6, len(FEATURES) == 8 and 8)
+    assert found.shape == (1, 2, 6, len(NODE_FEATURES) == 8 and 8)
     for node in range(6):
-        row = dict(zip(FEATURES, found[0, 1, node].tolist(), strict=True))
+        row = dict(zip(NODE_FEATURES, found[0, 1, node].tolist(), strict=True))
         x, y = batch["points"][0, node].tolist()
         assert (row["x"], row["y"], row["step_frac"]) == (x, y, 0.5)
         assert row["is_visited"] == float(node in order[:3])
@@ -225,7 +225,9 @@ def test_forcing_all_steps_is_the_teachers_tour_and_none_is_the_models() -> None
     assert strayed.item() != pytest.approx(taught)
 
 
-def augmented(batch: Batch, keys: Tensor | None = None, options: dict[str, Any] | None = None, **knobs: Any) -> Batch:
+def augmented(
+    batch: TourBatch, keys: Tensor | None = None, options: dict[str, Any] | None = None, **knobs: Any
+) -> TourBatch:
     """Returns the batch after augmentation; the tensors given stay as they are."""
     copies = {name: part.clone() for name, part in batch.items()}
     keys = draws.keys(0, 0, torch.arange(len(batch["rank"]))) if keys is None else keys

@@ -58,12 +58,12 @@ def config(folder: Path) -> Config:
     return Config(knobs, {"data": str(folder)})
 
 
-def batch_of(config: Config, *indices: int) -> signals.Batch:
+def batch_of(config: Config, *indices: int) -> signals.SignalBatch:
     data = Signals().dataset(config, "train")
     return Signals.collate([data[i] for i in indices])
 
 
-def codes(model: nn.Module, batch: signals.Batch) -> Tensor:
+def codes(model: nn.Module, batch: signals.SignalBatch) -> Tensor:
     with torch.no_grad():
         found: Tensor = model.eval()(batch["x"], batch["mask"], batch["lengths"], embed=True)
     return found

@@ -20,7 +20,7 @@ from trainables.loop import Evaluation, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from trainables.temporal import Block, Temporal
+from trainables.temporal import BarBlock, Temporal
 from trainables.workload import Config, WorkloadError, blocks
 from tuning.config.cards import Card
 
@@ -68,7 +68,7 @@ def logits(model: nn.Module, windows: Tensor) -> Tensor:
 
 def test_the_default_data_is_real_and_splits_by_time() -> None:
     workload = Temporal()
-    for path in (None, temporal.SAMPLE):
+    for path in (None, temporal.STOCKS_FILE):
         asked = Config(options={"data": None if path is None else str(path)})
         train_part, val_part = workload.part(asked, "train"), workload.part(asked, "val")
         assert len(train_part.labels) > 2 * len(val_part.labels) > 3000
@@ -178,7 +178,7 @@ def test_a_transformer_has_whole_heads(options: dict[str, Any]) -> None:
 
 def test_attention_alone_does_not_know_the_order_of_bars() -> None:
     torch.manual_seed(0)
-    block, hidden = Block(32, dropout=0.0).eval(), torch.randn(2, 6, 32)
+    block, hidden = BarBlock(32, dropout=0.0).eval(), torch.randn(2, 6, 32)
     order = torch.randperm(6)
     assert torch.allclose(block(hidden[:, order]), block(hidden)[:, order], atol=1e-6)
 

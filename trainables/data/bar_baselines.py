@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.bar_windows import Part
+from trainables.data.bar_windows import BarWindows
 from trainables.data.timeframes import DAY_US, HOUR_US, Ints
 
 
-def rules(train: Part, val: Part, daily: bool) -> dict[str, float]:
+def rules(train: BarWindows, val: BarWindows, daily: bool) -> dict[str, float]:
     """Returns the accuracy of each rule on the validation part, by name.
 
     Whether the last known label is to be followed or opposed is learned. The clock is the UTC hour of the decision, of

@@ -32,7 +32,7 @@ import pandas as pd
 
 from trainables.data.errors import DataError
 
-SUFFIXES = (".csv", ".txt", ".csv.gz", ".txt.gz", ".csv.zip", ".zip", ".json", ".json.gz", ".feather", ".parquet")
+BAR_SUFFIXES = (".csv", ".txt", ".csv.gz", ".txt.gz", ".csv.zip", ".zip", ".json", ".json.gz", ".feather", ".parquet")
 PRICES = ("open", "high", "low", "close")
 
 _BAR = ["time", "open", "high", "low", "close", "volume"]
@@ -76,8 +76,8 @@ def read_table(path: Path) -> Table:
     """Returns the file's table; raises DataError where its layout is none of those above."""
     if not path.is_file():
         raise _wrong(path, "no such file", "a file or a folder of market bars")
-    if not path.name.endswith(SUFFIXES):
-        raise _wrong(path, f"suffix {path.suffix!r}", ", ".join(SUFFIXES))
+    if not path.name.endswith(BAR_SUFFIXES):
+        raise _wrong(path, f"suffix {path.suffix!r}", ", ".join(BAR_SUFFIXES))
     try:
         if path.suffix in (".feather", ".parquet"):
             return _arrow(path)

@@ -20,7 +20,7 @@ from trainables.data.timeframes import Bars, Floats, Ints, Label, Timeframe, ans
 
 
 @dataclass(frozen=True)
-class Part:
+class BarWindows:
     """One split: windows (decisions, bars of all frames, feature), frame after frame, oldest bar first.
 
     `labels` are 0 or 1, `last_labels` the labels known last at the decisions, `decided_us` when these are, all of
@@ -50,7 +50,7 @@ class Decisions:
 
 def parts(
     series: Mapping[str, Bars], frames: Sequence[Timeframe], label: Label, horizon: int, val_frac: float
-) -> tuple[Part, Part]:
+) -> tuple[BarWindows, BarWindows]:
     """Returns the training and the validation part of all series, split at one point in time.
 
     Raises DataError for a series with nothing to train on.
@@ -58,7 +58,7 @@ def parts(
     framed = {name: [resample(bars, frame) for frame in frames] for name, bars in series.items()}
     made = {name: decisions(frames, bars, label, horizon) for name, bars in framed.items()}
     cut_us = split_at(list(made.values()), val_frac)
-    found: list[list[Part]] = [[], []]
+    found: list[list[BarWindows]] = [[], []]
     for name, these in made.items():
         training = these.known_us <= cut_us
         if not training.any():
@@ -70,7 +70,7 @@ def parts(
                 windows(v, end[chosen], frame.window) for v, end, frame in zip(values, these.ends, frames, strict=True)
             )
             part.append(
-                Part(
+                BarWindows(
                     np.concatenate(list(looks), axis=1),
                     these.labels[chosen],
                     these.last_labels[chosen],
@@ -134,8 +134,8 @@ def windows(values: NDArray[np.float32], ends: Ints, window: int) -> NDArray[np.
     return looks
 
 
-def _pooled(series: Sequence[Part]) -> Part:
-    return Part(
+def _pooled(series: Sequence[BarWindows]) -> BarWindows:
+    return BarWindows(
         np.concatenate([part.windows for part in series]),
         np.concatenate([part.labels for part in series]),
         np.concatenate([part.last_labels for part in series]),

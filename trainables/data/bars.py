@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trainables.data.bar_files import PRICES, SUFFIXES, Table, read_table
+from trainables.data.bar_files import BAR_SUFFIXES, PRICES, Table, read_table
 from trainables.data.errors import DataError
 from trainables.data.timeframes import Bars
 
-COLUMNS = (*PRICES, "volume")
-ROUNDING = 1e-4
+BAR_COLUMNS = (*PRICES, "volume")
+PRICE_ROUNDING_FRAC = 1e-4
 """A high below the close (or the like) by up to this share of the price is put right, being rounding; more is refused.
 Adjusted prices are rounded column by column."""
 
@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, pd.DataFrame]:
     """
     files = sorted(f for f in path.iterdir() if _is_bars(f)) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{path}: found no file of market bars; allowed: files ending in {', '.join(SUFFIXES)}")
+        raise DataError(f"{path}: found no file of market bars; allowed: files ending in {', '.join(BAR_SUFFIXES)}")
     parts: dict[str, list[pd.DataFrame]] = {}
     for file in files:
         for symbol, bars in _checked(read_table(file)).items():
@@ -87,20 +87,20 @@ def times_us(bars: pd.DataFrame) -> NDArray[np.int64]:
 
 
 def _is_bars(file: Path) -> bool:
-    return file.is_file() and file.name.endswith(SUFFIXES) and not file.name.startswith(".")
+    return file.is_file() and file.name.endswith(BAR_SUFFIXES) and not file.name.startswith(".")
 
 
 def _checked(table: Table) -> dict[str, pd.DataFrame]:
     """Returns the table's bars by symbol, each symbol's sorted and unique."""
     columns = table.columns
     times = _times(table)
-    values = {name: _numbers(table, name) for name in (*COLUMNS, "adjusted") if name in columns}
+    values = {name: _numbers(table, name) for name in (*BAR_COLUMNS, "adjusted") if name in columns}
     values.setdefault("volume", pd.Series(0.0, index=columns.index))
     _check_prices(table, values)
     if "adjusted" in values:
         factor = values.pop("adjusted") / values["close"]
         values |= {name: values[name] * factor for name in PRICES}
-    bars = pd.DataFrame({"time": times, **{name: values[name] for name in COLUMNS}})
+    bars = pd.DataFrame({"time": times, **{name: values[name] for name in BAR_COLUMNS}})
     symbols = columns["symbol"].astype(str) if "symbol" in columns else _symbol(table.path)
     bars["symbol"] = symbols
     bars = bars.sort_values(["symbol", "time"], kind="stable").drop_duplicates()
@@ -114,7 +114,7 @@ def _checked(table: Table) -> dict[str, pd.DataFrame]:
 def _symbol(path: Path) -> str:
     """Returns the file's name without suffixes and without the month or year that ends it."""
     name = path.name
-    while (stem := Path(name).stem) != name and name.endswith(SUFFIXES):
+    while (stem := Path(name).stem) != name and name.endswith(BAR_SUFFIXES):
         name = stem
     return _PERIOD.sub("", name)
 
@@ -147,7 +147,7 @@ def _check_prices(table: Table, values: Mapping[str, pd.Series[float]]) -> None:
     for name, other, right in (("high", body.max(axis=1), np.maximum), ("low", body.min(axis=1), np.minimum)):
         given = values[name]
         fixed = right(given, other)
-        bad = (fixed - given).abs() > ROUNDING * given
+        bad = (fixed - given).abs() > PRICE_ROUNDING_FRAC * given
         if bad.any():
             label = given.index[bad][0]
             side = "below" if name == "high" else "above"

@@ -29,9 +29,9 @@ from typing import NoReturn
 
 from trainables.data.errors import DataError
 
-SAMPLE = Path(__file__).parent / "samples" / "epistemic_snli_format.jsonl.gz"
+ENTAILMENT_FILE = Path(__file__).parent / "samples" / "epistemic_snli_format.jsonl.gz"
 MAX_LINE_BYTES = 1_000_000
-SUFFIXES = (".jsonl", ".tsv", ".txt")
+PAIR_SUFFIXES = (".jsonl", ".tsv", ".txt")
 """In order of preference where a folder holds the same split more than once, as SNLI's does."""
 
 _LABELS = {
@@ -49,7 +49,7 @@ _HYPOTHESIS_FIELDS = ("sentence2", "hypothesis")
 
 
 @dataclass(frozen=True)
-class Pair:
+class TextPair:
     """A premise, a hypothesis, and whether the first entails the second; neutral and contradiction are both False."""
 
     premise: str
@@ -57,7 +57,7 @@ class Pair:
     entails: bool
 
 
-def read(path: Path) -> list[Pair]:
+def read(path: Path) -> list[TextPair]:
     """Returns the labelled pairs of one file, in its order.
 
     Records without a label (a header, a test split) and those labelled "-" are left out. Raises DataError.
@@ -65,8 +65,8 @@ def read(path: Path) -> list[Pair]:
     name = path.name.removesuffix(".gz")
     if not path.is_file():
         raise _wrong(path, "no such file", "a file of sentence pairs")
-    if not name.endswith(SUFFIXES):
-        raise _wrong(path, f"suffix {Path(name).suffix!r}", ", ".join(SUFFIXES) + ", each also with .gz")
+    if not name.endswith(PAIR_SUFFIXES):
+        raise _wrong(path, f"suffix {Path(name).suffix!r}", ", ".join(PAIR_SUFFIXES) + ", each also with .gz")
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
@@ -79,7 +79,7 @@ def read(path: Path) -> list[Pair]:
     return pairs
 
 
-def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[Pair], list[Pair]]:
+def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[TextPair], list[TextPair]]:
     """Returns the training and the validation pairs of a file or a folder.
 
     A folder's train and dev (or val) files are taken as they are, of MultiNLI's two dev files the matched one. A single
@@ -106,7 +106,7 @@ def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[Pair], lis
     return train, val
 
 
-def balanced(pairs: Sequence[Pair], rng: random.Random, limit: int | None = None) -> list[Pair]:
+def balanced(pairs: Sequence[TextPair], rng: random.Random, limit: int | None = None) -> list[TextPair]:
     """Returns as many pairs of one class as of the other, in their order, and at most `limit` in all.
 
     What is left out is drawn by `rng`: with both classes equal, always guessing one of them is right half the time.
@@ -117,13 +117,13 @@ def balanced(pairs: Sequence[Pair], rng: random.Random, limit: int | None = None
     return [pairs[i] for i in sorted(i for indices in classes for i in rng.sample(indices, size))]
 
 
-def majority_accuracy(val: Sequence[Pair]) -> float:
+def majority_accuracy(val: Sequence[TextPair]) -> float:
     """Returns the accuracy, 0 to 1, of always guessing the larger class."""
     share = sum(pair.entails for pair in val) / len(val)
     return max(share, 1.0 - share)
 
 
-def hypothesis_only_accuracy(train: Sequence[Pair], val: Sequence[Pair]) -> float:
+def hypothesis_only_accuracy(train: Sequence[TextPair], val: Sequence[TextPair]) -> float:
     """Returns the accuracy, 0 to 1, of a guesser that never sees the premise.
 
     Where it is far above the majority, the hypotheses give the label away and the set does not ask for entailment
@@ -157,7 +157,7 @@ def _terms(text: str) -> list[str]:
 def _file_of(folder: Path, *words: str) -> Path | None:
     """Returns the folder's file with one of the words in its name, or None; raises DataError for two training files."""
     named = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(words)})(?:[^a-z]|$)")
-    for suffix in SUFFIXES:
+    for suffix in PAIR_SUFFIXES:
         found = sorted(
             file
             for file in folder.iterdir()
@@ -174,7 +174,9 @@ def _file_of(folder: Path, *words: str) -> Path | None:
 
 def _no_train_file(folder: Path) -> NoReturn:
     names = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
-    raise _wrong(folder, names, f"a file with 'train' in its name, ending in {', '.join(SUFFIXES)} or .gz of these")
+    raise _wrong(
+        folder, names, f"a file with 'train' in its name, ending in {', '.join(PAIR_SUFFIXES)} or .gz of these"
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -195,7 +197,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise _wrong(path, str(error), "a file that can be read to its end", line=number + 1) from None
 
 
-def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Pair]:
+def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TextPair]:
     for number, text in lines:
         try:
             record = json.loads(text)
@@ -208,7 +210,7 @@ def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Pair]:
             yield from _pair(path, number, record)
 
 
-def _tsv_pairs(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[Pair]:
+def _tsv_pairs(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[TextPair]:
     """Yields the pairs of a tab-separated file; quotes are text like any other, GLUE's are not balanced."""
     header = first[1].split("\t")
     if len(header) == 3 and header[2] in _LABELS:
@@ -225,7 +227,7 @@ def _tsv_pairs(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, st
         yield from _pair(path, number, dict(zip(header, cells, strict=False)))
 
 
-def _pair(path: Path, number: int, record: Mapping[str, object]) -> Iterator[Pair]:
+def _pair(path: Path, number: int, record: Mapping[str, object]) -> Iterator[TextPair]:
     """Yields the record's pair, or nothing where its label is "-"."""
     values = []
     for fields in (_PREMISE_FIELDS, _HYPOTHESIS_FIELDS, _LABEL_FIELDS):
@@ -240,4 +242,4 @@ def _pair(path: Path, number: int, record: Mapping[str, object]) -> Iterator[Pai
         raise _wrong(path, f"{values[2]!r:.60}", ", ".join(_LABELS), line=number, field=str(field))
     entails = _LABELS[values[2]]
     if entails is not None:
-        yield Pair(values[0], values[1], entails)
+        yield TextPair(values[0], values[1], entails)

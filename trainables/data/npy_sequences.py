@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trainables.data.errors import DataError
 
 SPLITS = ("train", "val", "test")
-COLUMNS = ("id", "label", "split")
+LABEL_COLUMNS = ("id", "label", "split")
 STATISTICS_FILES = 4096
 """Most files read for mean and deviation, evenly spread: a set of any size is begun within seconds."""
 _ARRAY = "an array (time, channel) of real numbers, saved by numpy.save"
@@ -128,9 +128,9 @@ def _listed(root: Path) -> dict[str, list[tuple[Path, str]]]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as stream:
             rows = csv.DictReader(stream, strict=True)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or [])]
+            missing = [name for name in LABEL_COLUMNS if name not in (rows.fieldnames or [])]
             if missing:
-                raise DataError(f"{table}:1: found no column {', '.join(missing)}; allowed: {', '.join(COLUMNS)}")
+                raise DataError(f"{table}:1: found no column {', '.join(missing)}; allowed: {', '.join(LABEL_COLUMNS)}")
             for row in rows:
                 where = f"{table}:{rows.line_num}"
                 _check_name(where, "id", row["id"])

@@ -23,8 +23,8 @@ from trainables.data import npy_sequences
 from trainables.data.cache import written_once
 from trainables.data.errors import DataError
 
-SAMPLES = Path(__file__).parent / "samples"
-DIGITS, VOWELS = SAMPLES / "fsdd_digits_f16.npz", SAMPLES / "japanese_vowels.npz"
+SAMPLES_DIR = Path(__file__).parent / "samples"
+DIGITS, VOWELS = SAMPLES_DIR / "fsdd_digits_f16.npz", SAMPLES_DIR / "japanese_vowels.npz"
 EMBEDDED = {"digits": DIGITS, "japanese_vowels": VOWELS}
 LAYOUT = 1
 """Part of the cache's key: a tree that is written in another way gets another number."""

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Label = Literal["volatility", "direction"]
 
-FEATURES = ("log return", "log high/low", "log close/open", "log volume")
+BAR_FEATURES = ("log return", "log high/low", "log close/open", "log volume")
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
 _UNITS_US = {"min": HOUR_US // 60, "h": HOUR_US, "D": DAY_US, "W": 7 * DAY_US, "M": 28 * DAY_US}
@@ -102,7 +102,7 @@ def resample(bars: Bars, frame: Timeframe) -> Bars:
 
 
 def features(bars: Bars) -> Floats:
-    """Returns FEATURES of each bar but the first, which has no return, shape (bars - 1, 4)."""
+    """Returns BAR_FEATURES of each bar but the first, which has no return, shape (bars - 1, 4)."""
     opened, high, low, close, volume = bars.values.T
     columns = [np.diff(np.log(close)), np.log(high / low)[1:], np.log(close / opened)[1:], np.log1p(volume)[1:]]
     return np.stack(columns, axis=1)

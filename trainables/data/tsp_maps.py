@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from trainables.data.tsp_instances import Instance, Splits, euclidean, solved
 from trainables.data.tsplib import Problem
 
-SAMPLE = Path(__file__).parent / "samples" / "world_cities_latlng.npz"
+CITIES_FILE = Path(__file__).parent / "samples" / "world_cities_latlng.npz"
 AROUND = 150
 """Places around the centre from which an instance is drawn; all of a map that has fewer."""
 VAL_SHARE = 0.2
-"""Of the centres of a map."""
+"""Of the centres of a map, or of the instances of files that do not tell training from test."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -47,7 +47,7 @@ class Cities:
     """45,065 cities of the world; around a centre the earth is taken for flat."""
 
     def __init__(self) -> None:
-        with np.load(SAMPLE, allow_pickle=False) as file:
+        with np.load(CITIES_FILE, allow_pickle=False) as file:
             self._degrees: Floats = file["ll"].astype(np.float64)
         latitude, longitude = np.radians(self._degrees).T
         flat = np.cos(latitude)

@@ -13,8 +13,6 @@ from trainables.data.errors import DataError
 from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, solved
 
 UNIFORM = "uniform"
-VAL_SHARE = 0.2
-"""Of the instances of a file or folder that does not tell training from test."""
 _TSPLIB = (".tsp", ".tsp.gz")
 
 
@@ -87,5 +85,5 @@ def _split(path: Path, found: Sequence[Instance], sizes: tuple[int, int], seed: 
             f"{path}: found too few instances, {len(found)}; allowed: 2 or more, some to train on, some to judge by"
         )
     order = np.random.default_rng(seed).permutation(len(found))
-    held_out = max(1, min(int(VAL_SHARE * len(found)), sizes[1]))
+    held_out = max(1, min(int(tsp_maps.VAL_SHARE * len(found)), sizes[1]))
     return Splits([found[i] for i in order[held_out:][: sizes[0]]], [found[i] for i in order[:held_out]])

@@ -97,7 +97,7 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
     return WorkerConfig(study["config"]["workload"]["ref"], own, device, machine.cores(), cap_bytes, study["seed"])
 
 
-def _only(pairs: list[ablation.Pair], names: str) -> list[ablation.Pair]:
+def _only(pairs: list[ablation.AblationPair], names: str) -> list[ablation.AblationPair]:
     wanted = {name.strip() for name in names.split(",") if name.strip()}
     known = {name for pair in pairs for name in pair.knobs}
     for name in sorted(wanted - known):

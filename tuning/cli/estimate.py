@@ -27,7 +27,7 @@ from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers import machine, nvml
 
-HELP = """\
+DESCRIPTION = """\
 Says what fits a card, without one: the predicted peak of a training step, by micro-batch, type of autocast,
 activation checkpointing and adapter.
 
@@ -43,7 +43,7 @@ Predict = Callable[[Sequence[Request]], list[Prediction]]
 def parser() -> argparse.ArgumentParser:
     """Returns the arguments of the command."""
     made = argparse.ArgumentParser(
-        prog="python -m tuning estimate", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tuning estimate", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("settings", nargs="*", metavar="key=value", help="as for python -m tuning.run")
     made.add_argument(

@@ -23,7 +23,6 @@ GROUPS = ("workload", "card", "budget", "preset")
 """Keys whose value names a file of `search_spaces/<key>/`."""
 
 MAX_CHARS = 4096
-MAX_DEPTH = 10
 MAX_FILE_BYTES = 1_000_000
 
 # Their values are text whatever they look like: a run may be called 2026, and a path may hold spaces and brackets.
@@ -228,8 +227,9 @@ def _check_brackets(item: str, start: int) -> None:
             quote = i
         elif character in _CLOSING:
             stack.append(i)
-            if len(stack) > MAX_DEPTH:
-                raise _caret(item, i, f"nested deeper than {MAX_DEPTH}", "write a list of values, or {low: 1, high: 8}")
+            if len(stack) > yaml_files.MAX_DEPTH:
+                found = f"nested deeper than {yaml_files.MAX_DEPTH}"
+                raise _caret(item, i, found, "write a list of values, or {low: 1, high: 8}")
         elif character in _CLOSING.values() and (not stack or _CLOSING[item[stack.pop()]] != character):
             raise _caret(item, i, f"the {character} closes nothing", "remove it, or open it before")
     if quote >= 0:

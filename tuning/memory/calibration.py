@@ -18,7 +18,7 @@ from pathlib import Path
 
 from trainables.files import cache_dir, write_whole
 
-NAMES: Mapping[str, str] = {
+CONSTANTS: Mapping[str, str] = {
     "context_bytes": "what a process takes of the card beside torch's allocator",
     "cublas_bytes": "workspace of a cuBLAS handle, of which forward and backward have one each",
     "lstm_reserve": "numbers that cuDNN keeps of an LSTM for each step, sample, layer, direction and unit",
@@ -32,7 +32,7 @@ NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured on `device` under `torch`; `constants` are of `NAMES`, those that could not be measured absent.
+    """What was measured on `device` under `torch`; `constants` are of `CONSTANTS`, without those not measured.
 
     Raises ValueError for a constant that is not one, negative or not finite.
     """
@@ -46,8 +46,8 @@ class Calibration:
     def __post_init__(self) -> None:
         for name, value in self.constants.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if name not in NAMES or not number or not math.isfinite(value) or value < 0:
-                raise ValueError(f"expected numbers >= 0 named {', '.join(NAMES)}, got {name}={value!r}")
+            if name not in CONSTANTS or not number or not math.isfinite(value) or value < 0:
+                raise ValueError(f"expected numbers >= 0 named {', '.join(CONSTANTS)}, got {name}={value!r}")
 
     @property
     def note(self) -> str:

@@ -18,7 +18,7 @@ Word = Literal["fits", "tight", "no", ""]
 """fits, tight: a study would launch it; tight with P(OOM) over `TIGHT`. no: it would refuse it. "": without a limit."""
 
 TIGHT = 0.05
-MOST = 65_536
+MAX_MICRO_BATCH = 65_536
 """The largest micro-batch that is looked at: the knob's own limit."""
 _ONE = ()
 """The memory group: a prediction is of one, so it needs no knobs."""
@@ -88,7 +88,7 @@ def largest_that_fits(prediction: Prediction, guard: MemoryGuard, kernels: Kerne
     By doubling and halving, so it assumes that what fits also fits with fewer samples.
     """
     limit = guard.limit_bytes(_ONE)
-    if limit is None or prediction.trace(MOST) is None:
+    if limit is None or prediction.trace(MAX_MICRO_BATCH) is None:
         return None
 
     def fits(micro_batch: int) -> bool:
@@ -98,9 +98,9 @@ def largest_that_fits(prediction: Prediction, guard: MemoryGuard, kernels: Kerne
         return kernels == "cpu" or replay(trace.events, capacity_bytes=limit).failed_at is None
 
     low, high = 0, 1
-    while high <= MOST and fits(high):
+    while high <= MAX_MICRO_BATCH and fits(high):
         low, high = high, high * 2
-    high = min(high, MOST + 1)
+    high = min(high, MAX_MICRO_BATCH + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

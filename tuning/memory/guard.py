@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainables.knobs import Scalar, with_memory
-from tuning.memory.need import Need, Told, corrected, raise_to
+from tuning.config.cards import GIB_BYTES
+from tuning.memory.need import Need, Observed, corrected, raise_to
 from tuning.memory.profile import MEASURED, MemoryProfile, Point, Sizes, between
 
 MemoryGroup = tuple[tuple[str, Scalar], ...]
@@ -30,7 +31,6 @@ BORROWED_SPREAD_FRAC = 0.05
 """At least this is the spread of a group that has the profile of one with other minor knobs, such as `compile`."""
 SCALED = ("hidden_size", "adapter_rank")
 """Knobs between whose measured values a profile may be read off: bytes are about a power of them."""
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class MemoryGuard:
         self.cap_bytes, self.costs = cap_bytes, costs or Costs()
         self._profiles = dict(profiles)
         self._plain = {_plain(group): group for group in self._profiles}
-        self._told: dict[MemoryGroup, Told] = {}
+        self._told: dict[MemoryGroup, Observed] = {}
         self._fitted: dict[MemoryGroup, int] = {}
         self._failed: dict[MemoryGroup, int] = {}
         self._needs: dict[MemoryGroup, Need | None] = {}  # since something was told
@@ -203,8 +203,8 @@ class MemoryGuard:
             return FitVerdict("launch", micro_batch, predicted, p_oom, "there is no cap")
         over = p_oom > threshold
         reason = (
-            f"predicted peak {predicted / _GIB:.3g} GiB, P(OOM) {p_oom:.2f} {'>' if over else '<='} "
-            f"{threshold:.2f} at a cap of {self.cap_bytes / _GIB:.3g} GiB"
+            f"predicted peak {predicted / GIB_BYTES:.3g} GiB, P(OOM) {p_oom:.2f} {'>' if over else '<='} "
+            f"{threshold:.2f} at a cap of {self.cap_bytes / GIB_BYTES:.3g} GiB"
         )
         return FitVerdict("refuse" if over else "launch", micro_batch, predicted, p_oom, reason)
 
@@ -217,8 +217,8 @@ class MemoryGuard:
         failed = [m for c in (bare, group) if (m := self._failed.get(c)) is not None]
         return max(self._fitted.get(held, 0), self._fitted.get(group, 0)), min(failed, default=None)
 
-    def _hears(self, group: MemoryGroup) -> Told:
-        return self._told.setdefault(group, Told())
+    def _hears(self, group: MemoryGroup) -> Observed:
+        return self._told.setdefault(group, Observed())
 
     def _forget(self) -> None:
         self._needs.clear()
@@ -235,7 +235,7 @@ class MemoryGuard:
         Most like it is, in this order: holding gradients, where it holds none; one of other minor knobs; what lies
         between two that differ in one scaled knob alone.
         """
-        told = self._told.get(group, Told())
+        told = self._told.get(group, Observed())
         own = self._profiles.get(group)
         if own is not None:
             last = own.points[-1].micro_batch if own.source == MEASURED else 0

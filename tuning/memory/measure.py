@@ -28,7 +28,7 @@ from tuning.memory.profile import MemoryProfile, Sizes
 CHECKPOINTING = "activation_checkpointing"
 FIRST = (2, 8)
 """Two sizes give the line of peak over micro-batch; small ones, so that measuring never is what does not fit."""
-REACH = 1.25
+STEEPER = 1.25
 """How much more a larger size may need than the line so far says: its slope can still grow."""
 CLOSE = 1.05
 """On CUDA and under a virtual card, sizes are measured up to where the line is so many times the cap: a step is lost.
@@ -44,7 +44,7 @@ ROOMY = 8.0
 
 Group = Mapping[str, Scalar]
 """The memory knobs that a space asks for, and its minor knobs as it starts; `groups.key_of` has the others too."""
-Predict = Callable[[Sequence[Group]], Sequence[Prediction]]
+PredictGroups = Callable[[Sequence[Group]], Sequence[Prediction]]
 """Predicts configurations without running them, one prediction for each."""
 
 
@@ -78,7 +78,7 @@ class MemoryStage:
         self._sizes = micro_batches(space)
         self._first = tuple(m for m in FIRST if m <= self._sizes[-1]) or (1,)
 
-    def run(self, predict: Predict | None = None, limit_s: float = LIMIT_S) -> None:
+    def run(self, predict: PredictGroups | None = None, limit_s: float = LIMIT_S) -> None:
         """Measures until every group has a footprint or the time is up; what is known already is left out.
 
         Where all fits by far the time is `ROOMY_S` at most: what is left over then matters to nobody.
@@ -138,7 +138,7 @@ class MemoryStage:
         if (record := _latest(self._journal.records, {**group, CHECKPOINTING: False})) is None:
             return False
         without = MemoryProfile.of(record.fields)
-        if self._cap_bytes is not None and without.capacity(self._sizes[-1]) * REACH > self._cap_bytes:
+        if self._cap_bytes is not None and without.capacity(self._sizes[-1]) * STEEPER > self._cap_bytes:
             return False
         bound = dataclasses.replace(without, source="bound")
         self._write(group, bound, {"measured": [], "message": ""}, alone(record.fields))
@@ -172,7 +172,7 @@ class MemoryStage:
         if record is None or len(record["measured"]) < len(self._first):
             return None
         profile = MemoryProfile.of(record.fields)
-        limit = CLOSE if peaks_are_whole(self._journal.records) else 1 / REACH
+        limit = CLOSE if peaks_are_whole(self._journal.records) else 1 / STEEPER
         cap_bytes = math.inf if self._cap_bytes is None else self._cap_bytes * limit
         done = max(m for m, _ in record["measured"])
         failed = (record.get("failed") or {"micro_batch": math.inf})["micro_batch"]

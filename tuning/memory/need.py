@@ -46,7 +46,7 @@ MARGINS: Mapping[str, Margin] = {
 
 
 @dataclass
-class Told:
+class Observed:
     """What runs of one group told, by micro-batch: `exact` needs, and bounds that the need is not below."""
 
     exact: dict[int, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Need(NamedTuple):
         return found._replace(spread_frac=max(found.spread_frac, self.least_spread))
 
 
-def corrected(need: Need, told: Told, *, own: bool = False) -> Need:
+def corrected(need: Need, told: Observed, *, own: bool = False) -> Need:
     """Returns the need with its profile raised or lowered to what runs of the group told.
 
     Between two sizes that are known the correction goes from one to the other, beyond them it is that of the nearest.

@@ -57,7 +57,7 @@ LOADER_LOST = Fault("loader process lost", Outcome.DATA, "fewer_workers")
 LOADER_HUNG = Fault("loader process hung", Outcome.TIMEOUT, "fewer_workers")
 SHARED_MEMORY = Fault("shared memory", Outcome.SHM, "no_workers")
 DESCRIPTORS = Fault("file descriptors", Outcome.FD, "fewer_workers")
-SAMPLE = Fault("data", Outcome.DATA)
+DATA = Fault("data", Outcome.DATA)
 GROWING = Fault("growing memory", Outcome.OOM)
 """Memory that is never given back: a smaller micro-batch would only reach the cap later."""
 UNKNOWN = Fault("", Outcome.CRASH)
@@ -161,7 +161,7 @@ def _of_one(error: BaseException) -> Fault | None:
     if any(("ray", name) in types for name in _RAY_LOST):
         return PROCESS_LOST  # its text names the OOM killer among what may have happened, whatever did
     if "DataError" in names:
-        return SAMPLE
+        return DATA
     if ("ray", "RayTaskError") in types or not (type(error) is RuntimeError or names & {"AcceleratorError", "OSError"}):
         return None
     if isinstance(error, OSError) and (by_number := _of_number(error)) is not None:

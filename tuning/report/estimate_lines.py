@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainables.knobs import kind_of
-from tuning.memory.fitting import MOST
+from tuning.memory.fitting import MAX_MICRO_BATCH
 from tuning.memory.need import MARGINS
 from tuning.report.format import percent, plain
 
@@ -85,7 +85,7 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
         label = label[: len(axes)]
         cells = [(f"{cell['micro_batch']}", cell) for cell in row["cells"]]
         if row["largest_cell"] is not None and largest not in [cell["micro_batch"] for cell in row["cells"]]:
-            sign = ">=" if largest >= MOST else "<="  # no further is looked than MOST
+            sign = ">=" if largest >= MAX_MICRO_BATCH else "<="  # no further is looked than MAX_MICRO_BATCH
             cells.append((f"{sign}{largest}", row["largest_cell"]))
         for size, cell in cells:
             figures = [size, _gib(cell["needed_bytes"])]

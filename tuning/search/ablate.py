@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuning.journal.records import Journal
-from tuning.search.ablation import Pair
+from tuning.search.ablation import AblationPair
 from tuning.search.protocols import Told, Windows
 
 
 def measure(
-    profiler: Windows, journal: Journal, pairs: Sequence[Pair], rounds: int, window_s: float, told: Told
+    profiler: Windows, journal: Journal, pairs: Sequence[AblationPair], rounds: int, window_s: float, told: Told
 ) -> None:
     """Measures each pair `rounds` times, both sides one after the other on the same batches.
 

@@ -14,7 +14,7 @@ BATCHES = ("batch_size", "micro_batch_size")
 
 
 @dataclass(frozen=True)
-class Pair:
+class AblationPair:
     """Two configurations that differ in `knobs` only: `with_` has what the best has, `without` what `before` has.
 
     `base` says which of the two is the whole configuration the other was made from.
@@ -36,7 +36,7 @@ class Pair:
         return "/".join(_word(with_[n]) for n in self.knobs), "/".join(_word(without[n]) for n in self.knobs)
 
 
-def pairs(best: Mapping[str, Scalar], before: Mapping[str, Scalar]) -> tuple[list[Pair], dict[str, str]]:
+def pairs(best: Mapping[str, Scalar], before: Mapping[str, Scalar]) -> tuple[list[AblationPair], dict[str, str]]:
     """Returns the pairs to measure, and for each knob of which one side cannot be measured, the reason in words.
 
     Knobs that change what is learned and not how fast are left out; the batch size changes both.
@@ -46,13 +46,13 @@ def pairs(best: Mapping[str, Scalar], before: Mapping[str, Scalar]) -> tuple[lis
     groups: list[tuple[str, ...]] = [(n,) for n in differing]
     if all(n in differing for n in BATCHES):
         groups.append(BATCHES)
-    found, idle = list[Pair](), dict[str, str]()
+    found, idle = list[AblationPair](), dict[str, str]()
     for names in groups:
         less = settled({**full_best, **{n: full_before[n] for n in names}})
         more = settled({**full_before, **{n: full_best[n] for n in names}})
         for pair in (
-            Pair("best", names, settled(full_best), less),
-            Pair("before", names, more, settled(full_before)),
+            AblationPair("best", names, settled(full_best), less),
+            AblationPair("before", names, more, settled(full_before)),
         ):
             if pair.with_ == pair.without:
                 idle[f"{pair.base}: {pair.label}"] = "changes nothing there, beside its other knobs"

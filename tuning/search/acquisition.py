@@ -31,7 +31,7 @@ MODELLED = 48
 
 From 64 on LAPACK splits a matrix over threads, which wait for each other beside trials: 171 ms a choice against 50.
 """
-SAMPLES = 64
+JOINT_DRAWS = 64
 """Joint draws of the process."""
 OVERHEAD_S = 0.5
 """What a training costs beside its samples: evaluations, and the start of the next."""
@@ -143,7 +143,7 @@ class Model:
         )
         trained = [t for t in (*modelled, *sorted(self._live)) if t in self._live or t in self._qualities.whole]
         points = [*(self._points[t] for t in trained), *(self._coordinates.at(candidates[i]) for i in usable)]
-        drawn = surrogate.samples(np.array(points), SAMPLES)
+        drawn = surrogate.samples(np.array(points), JOINT_DRAWS)
         own = np.array([self._speeds[t] for t in trained])
         ends = [self._qualities.value(quality) for quality in self._qualities.whole.values()]
         tolerance = absolute(self._tolerance, ends, "max" if self._qualities.value(1.0) > 0 else "min")

@@ -25,7 +25,7 @@ NEAR_CAP_FRAC = 0.95
 """Of the memory; a larger micro-batch would not fit, so it is memory that keeps the launches small."""
 NOTED_FRAC = 0.05
 """Of the time: waiting for data, an optimiser and a processor taken by other machines are spoken of from here on."""
-LOADING = {"read": "reading", "collate": "collating", "augment": "augmentation"}
+LOADING_WORDS = {"read": "reading", "collate": "collating", "augment": "augmentation"}
 """Parts of the waiting that spans tell of where no workers load, in words."""
 
 
@@ -113,7 +113,7 @@ def judge(
     if bound == "memory":
         said.append(f"{retries} allocator retries" if retries else f"{percent(memory_frac or 0.0)} of the memory taken")
     sentence = f"{'optimiser' if bound == 'optimizer' else bound}-bound: {', '.join(said)} ({band})"
-    parts = ((words, _share(spans, name)) for name, words in LOADING.items())
+    parts = ((words, _share(spans, name)) for name, words in LOADING_WORDS.items())
     loading = ", ".join(f"{words} {percent(frac)}" for words, frac in parts if frac >= 0.005)
     if waits and (loading or bound != "loader"):
         sentence += f"; held by waiting for data {percent(found.waited)}{f' ({loading})' if loading else ''}"

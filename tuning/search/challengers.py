@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tuning.search.rule import Rule
 from tuning.stats.uncertainty import mean_half_width
 
-REACH = 2.0
+NEAR_TOLERANCES = 2.0
 """A trial is a challenger within so many tolerances of the best value seen: one seed flatters by about one of them."""
 
 
@@ -76,12 +76,12 @@ class Selection:
 def challengers(found: Sequence[Entrant], first: str, rule: Rule, top: int) -> list[str]:
     """Returns whom to train again, at most `top`: the first pick, and who may take its place.
 
-    Those are the fastest within `REACH` tolerances of the best cost seen; the last place is the most accurate one's,
+    Those are the fastest within `NEAR_TOLERANCES` of the best cost seen; the last place is the most accurate one's,
     which may set a bar that the pick does not reach.
     """
     usable = [one for one in found if not one.failed]
     least = min(one.searched for one in usable)
-    near = [one for one in usable if one.searched - least <= REACH * rule.tolerance or one.id == first]
+    near = [one for one in usable if one.searched - least <= NEAR_TOLERANCES * rule.tolerance or one.id == first]
     accurate = min(usable, key=lambda one: (one.searched, -one.samples_per_s)).id
     by_speed = [one.id for one in sorted(near, key=lambda one: (-one.samples_per_s, one.searched))]
     others = [trial for trial in by_speed if trial not in (first, accurate)]

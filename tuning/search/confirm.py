@@ -17,7 +17,7 @@ from tuning.search.selection import choose
 
 SHARE = 0.3
 """The most that confirming may take of `search.max_time`."""
-SETTLE_S = 1.5
+WINDOW_COST_S = 1.5
 """About what a window costs beside its own length: the first step, and starting workers."""
 START_S = 8.0
 """About what a fresh process takes to load torch, data and model: 5 to 9 s for the built-in workloads on 2 cores."""
@@ -134,7 +134,7 @@ def expected_s(budget: ConfirmSection, configurations: int, horizon: int, sample
 
 def windows_s(budget: ConfirmSection, configurations: int) -> float:
     """Returns about how long the windows of so many configurations take."""
-    return budget.windows * configurations * (budget.window_s + SETTLE_S)
+    return budget.windows * configurations * (budget.window_s + WINDOW_COST_S)
 
 
 def measure_windows(
@@ -155,7 +155,7 @@ def measure_windows(
     names = [name for name in named if any((name, number) not in have for number in range(budget.windows))]
     for name in names:  # once unmeasured: what ran last in the process was something else, and the first time is slow
         profiler.window(named[name], 0.0, seed=budget.windows)
-    round_s = len(names) * (budget.window_s + SETTLE_S)
+    round_s = len(names) * (budget.window_s + WINDOW_COST_S)
     for number in range(budget.windows):
         if number >= LEAST_ROUNDS and left_s is not None and left_s() < round_s:
             break

@@ -20,6 +20,7 @@ from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from trainables.knobs import TABLE, Scalar, is_active
+from tuning.config.cards import GIB_BYTES
 from tuning.config.space import Choice, Parameter, Range, Space
 from tuning.search.throughput import SAMPLES_PER_S
 from tuning.stats.pareto import Mode
@@ -35,9 +36,8 @@ ASKS, DRAWS = 4, 1_000
 """How often Optuna is asked for a configuration that nobody proposed, and random draws are made, before giving up."""
 DRAWN, CHANGED = 32, 32
 """What a chooser is shown beside TPE's proposal: random configurations, and good trials with a knob or two changed."""
-REACH = 0.15
+CHANGE_SD = 0.15
 """Standard deviation of a change of a number, as a share of its range."""
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Sampler:
             signs = [1 if mode == "min" else -1 for mode in self._objectives.values()]
             row = [s * max(s * v for v in seen) for s, seen in zip(signs, zip(*self._rows, strict=True), strict=True)]
             is_whole = not fits or observation.failed
-        trial.set_constraint("memory", -1.0 if fits else observation.overshoot_bytes / _GIB)
+        trial.set_constraint("memory", -1.0 if fits else observation.overshoot_bytes / GIB_BYTES)
         trial.set_constraint("failed", 1.0 if observation.failed else -1.0)
         with _quiet():
             if is_whole:
@@ -212,7 +212,7 @@ class Sampler:
             if name in start and name not in changed:
                 values[name] = start[name]
             elif name in start and isinstance(parameter, Range):
-                place = parameter.place(float(start[name])) + REACH * float(draw.standard_normal())
+                place = parameter.place(float(start[name])) + CHANGE_SD * float(draw.standard_normal())
                 values[name] = parameter.at(min(max(place, 0.0), 1.0))
             else:
                 values[name] = parameter.at(float(draw.random()))

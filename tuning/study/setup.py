@@ -30,7 +30,7 @@ from tuning.workers import executors, machine, nvml, slots
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
-SCHEMA = 1
+RECORDS_SCHEMA = 1
 """Of the records; a run of another one is not gone on with."""
 
 
@@ -170,7 +170,7 @@ def differences(study: Record, facts: Mapping[str, Any], setting: WorkerConfig) 
     here, then_versions, own = facts["device"], study.get("versions") or {}, versions()
     then_device = study.get("device") or {}
     pairs: list[tuple[str, Any, Any]] = [
-        ("schema", study.get("schema"), SCHEMA),
+        ("schema", study.get("schema"), RECORDS_SCHEMA),
         *((name, then_versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
         *((f"device {n}", then_device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
         ("threads", study.get("threads"), setting.threads),
@@ -191,7 +191,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
     virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)
     return {
         "id": run_id,
-        "schema": SCHEMA,
+        "schema": RECORDS_SCHEMA,
         "workload": config.workload.ref,
         "workload_sha256": facts["workload_sha256"],
         "data_sha256": facts.get("data_sha256", ""),

@@ -23,7 +23,7 @@ from tuning.search.protocols import Scheduler, TrialPlan, TrialRequest
 from tuning.workers.worker import WorkerLost
 from tuning.workers.worker_config import TrialOrder
 
-WINDOW_S = 1.0
+TRIAL_WINDOW_S = 1.0
 CUT = "search.max_time was over"
 
 
@@ -85,7 +85,7 @@ class Dispatcher:
             trial=request.trial,
             knobs=dict(request.knobs),
             seed=request.seed,
-            plan=Plan(plan.samples, plan.milestones, window_s=WINDOW_S, cap_bytes=cap_bytes),
+            plan=Plan(plan.samples, plan.milestones, window_s=TRIAL_WINDOW_S, cap_bytes=cap_bytes),
             threads=plan.threads * (plan.concurrency // plan.devices if placed.alone else 1),
             shrink="" if not plan.shrink else "all" if whole else "loader",
             left_s=None if plan.deadline is None else plan.deadline - time.monotonic(),

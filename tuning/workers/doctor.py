@@ -16,7 +16,7 @@ from tuning.workers import machine, nvml
 from tuning.workers.nvml import Gpu
 from tuning.workers.slots import CONTEXT_BYTES
 
-State = Literal["OK", "WARN", "FAIL"]
+CheckState = Literal["OK", "WARN", "FAIL"]
 SAME_CARD_FRAC = 0.9
 """A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16."""
 DIRTY_BYTES, MIN_CARD_BYTES = 256 * 2**20, 2**30
@@ -36,7 +36,7 @@ class Check:
     """One finding; `remedy` is empty where nothing is to be done."""
 
     name: str
-    state: State
+    state: CheckState
     detail: str
     remedy: str = ""
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from trainables.batches import size_of
 
-SAMPLES = 32
+HASHED_SAMPLES = 32
 """So many samples of each split, evenly spaced, stand for all of them."""
 
 
@@ -26,8 +26,8 @@ def of_data(splits: Sequence[Dataset[Any]]) -> dict[str, str]:
         for split in splits:
             size = size_of(split)
             data.update(f"{size};".encode())
-            for number in range(min(SAMPLES, size)):
-                sample = split[number * size // min(SAMPLES, size)]
+            for number in range(min(HASHED_SAMPLES, size)):
+                sample = split[number * size // min(HASHED_SAMPLES, size)]
                 _add(sample, data, shapes)
     except Exception:  # whatever a workload's dataset raises: the measurements that follow will say it
         return {"data_sha256": "", "shapes_sha256": ""}

@@ -70,7 +70,7 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
     return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes)
 
 
-class Card:
+class NvmlCard:
     """One card in NVML. What fails once is not asked again: a call that fails costs as much as one that answers."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:

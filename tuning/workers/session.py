@@ -33,7 +33,7 @@ from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
 from tuning.workers.worker_config import Shrink, TrialOrder, WorkerConfig
 
-WINDOW_S = 0.4
+PROBE_WINDOW_S = 0.4
 """The length of a probe's window: after each it is asked whether another is worth its time."""
 SETTLE_S = 0.5
 
@@ -46,7 +46,7 @@ class Session:
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
-        self._trial: Trial | None = None
+        self._trial: RunningTrial | None = None
         self.sampler = sampler_of(setting.device)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
         self.memory.limit(setting.cap_bytes)
@@ -125,7 +125,7 @@ class Session:
         """
         start = time.perf_counter()
         found: dict[str, Any] = {"windows": [], "samples_per_s": None}
-        plan = dataclasses.replace(self._endless(WINDOW_S), each_step=True)
+        plan = dataclasses.replace(self._endless(PROBE_WINDOW_S), each_step=True)
         self._clear()
         with self._attempt(found, plan):
             state = loop.prepare(self.resident, self.config(knobs), plan)
@@ -182,25 +182,25 @@ class Session:
         return {}
 
     def advance(self, beat_s: float) -> dict[str, Any]:
-        """Returns `Trial.advance` of the trial that was begun."""
+        """Returns `RunningTrial.advance` of the trial that was begun."""
         return self._begun().advance(beat_s)
 
     def finish(self) -> dict[str, Any]:
-        """Returns `Trial.end` of the trial that was begun."""
+        """Returns `RunningTrial.end` of the trial that was begun."""
         return self._begun().end()
 
-    def _begun(self) -> Trial:
+    def _begun(self) -> RunningTrial:
         if self._trial is None:
             raise RuntimeError("no trial was begun")
         return self._trial
 
-    def trial(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, *, shrink: Shrink = "all") -> Trial:
+    def trial(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, *, shrink: Shrink = "all") -> RunningTrial:
         """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.
 
         Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`); with
         "loader" only the latter, with "" none.
         """
-        return Trial(self, dict(knobs), plan, seed, shrink)
+        return RunningTrial(self, dict(knobs), plan, seed, shrink)
 
     def use_threads(self, count: int) -> None:
         """Gives torch's operators so many threads from here on."""
@@ -292,7 +292,7 @@ class _Attempt:
         return True
 
 
-class Trial:
+class RunningTrial:
     """A configuration being trained; `advance` runs it to its next milestone."""
 
     def __init__(self, session: Session, knobs: dict[str, Scalar], plan: Plan, seed: int, shrink: Shrink) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-MOST = 4
+MAX_SLOTS = 4
 """More processes than this on one device are not worth their context: each takes half a gigabyte of a card."""
 MARGIN = 1.05
 """A need within 5 % of a slot is taken for more than it: what runs out of memory has run for nothing."""
 CONTEXT_BYTES = 600 * 2**20
 """What a process takes of a CUDA device beside its tensors: context, kernels, library handles."""
-BUSY_FRAC = 1.2
+MAX_BUSY_FRAC = 1.2
 """The most that processes may ask of a card's time together. Kernels of two processes take turns, and a card that is
 idle for a third of the time is not for two that are busy for two thirds each."""
 
 
 def on_cpu(cores: int, asked: int | None = None) -> int:
     """Returns how many trials run at once where there is no card: as asked, else one a core up to four."""
-    return asked if asked is not None else max(1, min(cores, MOST))
+    return asked if asked is not None else max(1, min(cores, MAX_SLOTS))
 
 
 def on_card(card_bytes: int, needs_bytes: Sequence[int], busy_frac: float | None, cores: int, workers: int) -> int:
@@ -29,9 +29,9 @@ def on_card(card_bytes: int, needs_bytes: Sequence[int], busy_frac: float | None
     if busy_frac is None or not needs_bytes:
         return 1
     typical = sorted(needs_bytes)[len(needs_bytes) // 2]
-    for count in (MOST, MOST // 2):
+    for count in (MAX_SLOTS, MAX_SLOTS // 2):
         fits = typical * MARGIN <= share_bytes(card_bytes, count)
-        if fits and count * busy_frac <= BUSY_FRAC and count * (1 + workers) <= cores:
+        if fits and count * busy_frac <= MAX_BUSY_FRAC and count * (1 + workers) <= cores:
             return count
     return 1
 

@@ -1,8 +1,8 @@
 """What the machine did while a window was measured: the card through NVML, processor and memory through psutil.
 
-A `Sampler` is read when a window closes, so nothing runs beside the training: no thread, no timer. Counters (processor
-seconds, energy) are exact over the window; gauges (utilisation, power, temperature, clock) are what NVML holds at its
-end, means over its own last sixth of a second to a second. `benchmarks/telemetry_cost.py` measures what it costs.
+A `TelemetryReader` is asked when a window closes, so nothing runs beside the training: no thread, no timer. Counters
+(processor seconds, energy) are exact over the window; gauges (utilisation, power, temperature, clock) are what NVML
+holds at its end, means over its own last sixth of a second to a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from tuning.workers import machine
-from tuning.workers.nvml import Card
+from tuning.workers.nvml import NvmlCard
 
 MEANS = ("gpu_sm_frac", "gpu_memory_frac", "power_w", "sm_clock_mhz")
 """Gauges summed up as means over time; `gpu_memory_frac` is the share of time in which its memory was accessed."""
@@ -36,7 +36,7 @@ class Reading:
     throttled: frozenset[str] = frozenset()
 
 
-class Sampler:
+class TelemetryReader:
     """Reads the machine at the end of each window; what cannot be read is None and never an error."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Sampler:
         `counters` are counted beside our own, by name.
         """
         self._more = dict(counters or {})
-        self._card = Card(nvml, uuid) if device == "cuda" else None
+        self._card = NvmlCard(nvml, uuid) if device == "cuda" else None
         self._process = psutil.Process()
         self._cores = machine.cores()
         self.begin()

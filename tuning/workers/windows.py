@@ -13,10 +13,10 @@ from trainables import loop
 from trainables.batches import plan_epoch, size_of
 from trainables.stopwatch import LOADING, SPANS, Window
 from tuning.search.timing import MicroStep
-from tuning.workers.telemetry import Sampler
+from tuning.workers.telemetry import TelemetryReader
 
 
-def read_windows(state: loop.State, sampler: Sampler, dropped: int = 1) -> Iterator[Window]:
+def read_windows(state: loop.State, sampler: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
     """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes."""
     events = (event for event in loop.train(state) if isinstance(event, Window))
     for _ in range(dropped):
@@ -101,12 +101,12 @@ def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:
     return [step for one, step in both if one.whole]
 
 
-def sampler_of(device: str) -> Sampler:
+def sampler_of(device: str) -> TelemetryReader:
     """Returns what reads the device this process trains on; NVML counts cards otherwise than torch, so by its UUID."""
     if device != "cuda":
-        return Sampler(device)
+        return TelemetryReader(device)
     uuid = str(getattr(torch.cuda.get_device_properties(0), "uuid", ""))
-    return Sampler(device, uuid, counters={"allocator_retries": _allocator_retries})
+    return TelemetryReader(device, uuid, counters={"allocator_retries": _allocator_retries})
 
 
 def _allocator_retries() -> float:

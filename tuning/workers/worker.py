@@ -31,7 +31,7 @@ BEAT_S = 5.0
 """So often a training answers, at the end of a window; the time that takes is inside no window."""
 HANG_TIMES = 10
 """A process may take so many times its longest answer so far, and so many times `hang_s` to load the workload."""
-BUSY_FRAC = 0.5
+COMPUTES_FRAC = 0.5
 """A process that has used that share of a core computes, and hangs only after `HANG_TIMES` as long."""
 LAST_S = 10.0
 """What an answer may take at least, also after the deadline: `search.max_time` is passed by no more."""
@@ -235,7 +235,7 @@ class Worker:
         try:
             while not self._pipe.poll(limit_s):
                 waited_s = time.monotonic() - begun
-                if self._spent_s() - spent_s > BUSY_FRAC * waited_s and waited_s < HANG_TIMES * self.config.hang_s:
+                if self._spent_s() - spent_s > COMPUTES_FRAC * waited_s and waited_s < HANG_TIMES * self.config.hang_s:
                     limit_s = self._limit_s(HANG_TIMES) - waited_s  # it computes: a step may take a minute
                     continue
                 said = f"no answer for {waited_s:.0f} s{self._where()}; search.hang_time gives it more time"

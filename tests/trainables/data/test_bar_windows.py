@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.data import bar_baselines
-from trainables.data.bar_windows import Part, decisions, parts, scaled, split_at, windows
+from trainables.data.bar_windows import BarWindows, decisions, parts, scaled, split_at, windows
 from trainables.data.errors import DataError
 from trainables.data.timeframes import (
+    BAR_FEATURES,
     DAY_US,
-    FEATURES,
     HOUR_US,
     Bars,
     Timeframe,
@@ -152,7 +152,7 @@ def test_volatility_and_labels_by_hand() -> None:
 def test_features_by_hand() -> None:
     bars = Bars(np.array([0, 1]), np.array([[1.0, 2.0, 1.0, 2.0, 9.0], [2.0, 8.0, 2.0, 4.0, np.e - 1.0]]))
     assert features(bars) == pytest.approx(np.array([[np.log(2), np.log(4), np.log(2), 1.0]]))
-    assert len(FEATURES) == 4
+    assert len(BAR_FEATURES) == 4
 
 
 @pytest.mark.parametrize("val_frac", [0.1, 0.3, 0.5])
@@ -196,7 +196,7 @@ def test_the_scale_is_that_of_training_bars() -> None:
 def test_parts_hold_every_series_and_refuse_one_too_short() -> None:
     train, val = parts({"a": walk(900, 1), "b": walk(900, 2)}, FRAMES, "volatility", 3, 0.3)
     for part in (train, val):
-        assert isinstance(part, Part)
+        assert isinstance(part, BarWindows)
         assert part.windows.shape == (len(part.labels), 5 + 4 + 2, 4)
         assert part.windows.dtype == np.float32
         assert np.isfinite(part.windows).all()

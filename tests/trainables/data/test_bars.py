@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from trainables.data.bars import COLUMNS, read, spacing_us, times_us
+from trainables.data.bars import BAR_COLUMNS, read, spacing_us, times_us
 from trainables.data.errors import DataError
 
 
@@ -93,7 +93,7 @@ LAYOUTS = {
 
 
 def assert_bars(bars: pd.DataFrame, wanted: list[Bar]) -> None:
-    assert list(bars.columns) == list(COLUMNS)
+    assert list(bars.columns) == list(BAR_COLUMNS)
     assert bars.index.tz is UTC or str(bars.index.tz) == "UTC"
     assert [t.to_pydatetime() for t in bars.index] == [bar.at for bar in wanted]
     assert bars.to_numpy().tolist() == [list(bar[1:]) for bar in wanted]
@@ -116,7 +116,7 @@ def test_every_layout_gives_the_same_bars(tmp_path: Path, layout: str, how: str)
 
 
 def test_layouts_that_are_not_plain_text(tmp_path: Path) -> None:
-    frame = pd.DataFrame([bar[1:] for bar in BARS], columns=list(COLUMNS))
+    frame = pd.DataFrame([bar[1:] for bar in BARS], columns=list(BAR_COLUMNS))
     times = pd.to_datetime([bar.ms for bar in BARS], unit="ms", utc=True)
     (tmp_path / "json.json").write_text(json.dumps([[bar.ms, *bar[1:]] for bar in BARS]))
     (tmp_path / "jsongz.json.gz").write_bytes(gzip.compress((tmp_path / "json.json").read_bytes()))
@@ -260,7 +260,7 @@ def test_refuses_folders_and_parts_that_disagree(tmp_path: Path) -> None:
 
 def test_spacing_is_that_of_most_bars_and_bars_of_two_lengths_are_refused(tmp_path: Path) -> None:
     hours = pd.date_range("2024-01-01", periods=300, freq="h", tz="UTC")
-    bars = pd.DataFrame(1.0, index=hours, columns=list(COLUMNS))
+    bars = pd.DataFrame(1.0, index=hours, columns=list(BAR_COLUMNS))
     assert spacing_us(tmp_path, "x", bars.drop(hours[5:40])) == 3_600_000_000
     assert np.diff(times_us(bars)).tolist() == [3_600_000_000] * 299
     minutes = pd.date_range("2024-01-01", periods=6, freq="min", tz="UTC")

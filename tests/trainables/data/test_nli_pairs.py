@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.data.nli_pairs import (
+    ENTAILMENT_FILE,
     MAX_LINE_BYTES,
-    SAMPLE,
     DataError,
-    Pair,
+    TextPair,
     balanced,
     hypothesis_only_accuracy,
     majority_accuracy,
@@ -23,7 +23,7 @@ from trainables.data.nli_pairs import (
     read_splits,
 )
 
-YES, NO = Pair('A "dog runs.', "An animal runs.", True), Pair("Two men sleep.", "They dance.", False)
+YES, NO = TextPair('A "dog runs.', "An animal runs.", True), TextPair("Two men sleep.", "They dance.", False)
 SNLI = (
     '{"gold_label": "entailment", "sentence1": "A \\"dog runs.", "sentence2": "An animal runs.", "captionID": "1#0"}\n'
     '{"gold_label": "-", "sentence1": "x", "sentence2": "y"}\n'
@@ -62,7 +62,7 @@ def generator() -> random.Random:
     return random.Random(0)
 
 
-def snli(pairs: list[Pair]) -> str:
+def snli(pairs: list[TextPair]) -> str:
     """Returns the pairs as SNLI's JSON lines."""
     label = {True: "entailment", False: "neutral"}
     rows = [{"gold_label": label[p.entails], "sentence1": p.premise, "sentence2": p.hypothesis} for p in pairs]
@@ -163,7 +163,7 @@ def test_split_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_split_parts_every_pair_and_no_premise(
     tmp_path_factory: pytest.TempPathFactory, seed: int, frac: float
 ) -> None:
-    pairs = [Pair(f"p{i // 3}", f"h{i}", i % 3 == 0) for i in range(60)]
+    pairs = [TextPair(f"p{i // 3}", f"h{i}", i % 3 == 0) for i in range(60)]
     path = written(tmp_path_factory.mktemp("split") / "x.jsonl", snli(pairs))
     train, val = read_splits(path, frac, seed)
     assert sorted(train + val, key=pairs.index) == pairs
@@ -175,7 +175,7 @@ def test_split_parts_every_pair_and_no_premise(
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.booleans(), max_size=40), st.none() | st.integers(0, 20))
 def test_balanced_is_half_and_half_in_order(labels: list[bool], limit: int | None) -> None:
-    pairs = [Pair(f"p{i}", "h", entails) for i, entails in enumerate(labels)]
+    pairs = [TextPair(f"p{i}", "h", entails) for i, entails in enumerate(labels)]
     kept = balanced(pairs, generator(), limit)
     assert sum(p.entails for p in kept) * 2 == len(kept)
     assert kept == sorted(kept, key=pairs.index)
@@ -184,7 +184,7 @@ def test_balanced_is_half_and_half_in_order(labels: list[bool], limit: int | Non
 
 
 def test_embedded_sample_has_the_sizes_stated() -> None:
-    splits = read_splits(SAMPLE, 0.2, 0)
+    splits = read_splits(ENTAILMENT_FILE, 0.2, 0)
     train, val = (balanced(part, generator()) for part in splits)
     assert [len(part) for part in (*splits, train, val)] == [1600, 400, 1184, 298]
     assert majority_accuracy(val) == 0.5
@@ -192,14 +192,18 @@ def test_embedded_sample_has_the_sizes_stated() -> None:
 
 
 def test_naive_bayes_is_right_where_a_word_gives_the_label_away() -> None:
-    train = [Pair("p", "nobody sleeps", False), Pair("p", "nobody eats", False), Pair("p", "somebody sleeps", True)]
-    val = [Pair("q", "nobody runs", False), Pair("q", "somebody runs", True), Pair("q", "unseen", False)]
+    train = [
+        TextPair("p", "nobody sleeps", False),
+        TextPair("p", "nobody eats", False),
+        TextPair("p", "somebody sleeps", True),
+    ]
+    val = [TextPair("q", "nobody runs", False), TextPair("q", "somebody runs", True), TextPair("q", "unseen", False)]
     assert hypothesis_only_accuracy(train, val) == 1.0
-    assert hypothesis_only_accuracy(train, [Pair("q", "unseen", True)]) == 0.0  # nothing known: the larger class
+    assert hypothesis_only_accuracy(train, [TextPair("q", "unseen", True)]) == 0.0  # nothing known: the larger class
 
 
 def test_naive_bayes_is_the_formula() -> None:
     # Terms a, b, "a b" | b: (2 of 3+3) / (1 of 1+3) against the prior 1/1, for the hypothesis "b" alone.
-    train = [Pair("p", "a b", True), Pair("p", "b", False)]
-    assert hypothesis_only_accuracy(train, [Pair("q", "b", False)]) == 1.0  # 2/6 < 2/4
-    assert hypothesis_only_accuracy(train, [Pair("q", "a b", True)]) == 1.0  # 8/216 > 2/64
+    train = [TextPair("p", "a b", True), TextPair("p", "b", False)]
+    assert hypothesis_only_accuracy(train, [TextPair("q", "b", False)]) == 1.0  # 2/6 < 2/4
+    assert hypothesis_only_accuracy(train, [TextPair("q", "a b", True)]) == 1.0  # 8/216 > 2/64

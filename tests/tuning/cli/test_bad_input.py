@@ -43,7 +43,7 @@ TABLE = [
     ("knobs.num_workers={b", "{b", "add a }"),
     ("knobs.num_workers=1]", "closes nothing", "remove it"),
     ("knobs.amp_dtype='fp32", "never closed", "add a '"),
-    ("knobs.num_workers=" + "[" * 500, "nested deeper than 10", "list of values"),
+    ("knobs.num_workers=" + "[" * 500, "nested deeper than 20", "list of values"),
     ("knobs.num_workers=a=b", "a=b", "knobs.num_workers=0"),
     ("knobs.num_workers={1: 2}", "the key 1", "{low: 8"),
     ("knobs.num_workers=１", "U+FF11 (FULLWIDTH DIGIT ONE)", "type it again"),  # noqa: RUF001

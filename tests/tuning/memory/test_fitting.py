@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuning.memory.logs import KIB, MIB, prediction, step
-from tuning.memory.fitting import MOST, TIGHT, Fit, Kernels, fit, needed_bytes
+from tuning.memory.fitting import MAX_MICRO_BATCH, TIGHT, Fit, Kernels, fit, needed_bytes
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.peaks import peak_of
 from tuning.memory.prediction import Confidence, Prediction
@@ -68,7 +68,7 @@ def test_the_largest_is_launched_and_one_more_is_not(
 
 
 def test_a_small_model_fits_with_as_many_samples_as_a_batch_can_have() -> None:
-    assert fit({}, prediction(width_bytes=KIB, sample_bytes=1), [1], 8 * GIB, "cuda").largest == MOST
+    assert fit({}, prediction(width_bytes=KIB, sample_bytes=1), [1], 8 * GIB, "cuda").largest == MAX_MICRO_BATCH
 
 
 def test_what_cannot_be_derived_is_left_out() -> None:

@@ -156,7 +156,7 @@ FAULTS = [
         oom.LOADER_LOST,
     ),
     (RuntimeError("DataLoader timed out after 30 seconds"), oom.LOADER_HUNG),
-    (DataError("sample 7 has no label"), oom.SAMPLE),
+    (DataError("sample 7 has no label"), oom.DATA),
     # what must not match
     (ValueError("out of memory"), oom.UNKNOWN),
     (ValueError(CUDA_OOM), oom.UNKNOWN),
@@ -203,7 +203,7 @@ def test_a_cause_is_looked_through(cause: BaseException, expected: oom.Fault) ->
         (oom.HOST_IN_LOADER, (8, 1), {"num_workers": 0}),
         (oom.SHARED_MEMORY, (8, 4), {"num_workers": 0}),
         (oom.SHARED_MEMORY, (8, 0), None),
-        (oom.SAMPLE, (8, 4), None),
+        (oom.DATA, (8, 4), None),
         (oom.UNKNOWN, (8, 4), None),
     ],
     ids=lambda v: v.name if isinstance(v, oom.Fault) else str(v),

@@ -9,13 +9,13 @@ import psutil
 import pytest
 
 from tests.fakes import Nvml
-from tuning.workers.telemetry import MEANS, RATES, Sampler
+from tuning.workers.telemetry import MEANS, RATES, TelemetryReader
 
 CARD = {*MEANS, "temperature_c", "energy_j"}
 
 
 def test_a_cpu_has_no_figures_of_a_card() -> None:
-    sampler = Sampler("cpu")
+    sampler = TelemetryReader("cpu")
     sampler.read()
     found = sampler.summary()
     assert found["readings"] == 1
@@ -25,7 +25,7 @@ def test_a_cpu_has_no_figures_of_a_card() -> None:
 
 
 def test_processor_time_of_this_process_is_seen() -> None:
-    sampler = Sampler("cpu")
+    sampler = TelemetryReader("cpu")
     end, turns = time.process_time() + 0.2, 0
     while time.process_time() < end:
         turns += 1
@@ -36,7 +36,7 @@ def test_processor_time_of_this_process_is_seen() -> None:
 
 
 def test_shares_are_shares_and_rates_are_not_negative() -> None:
-    sampler = Sampler("cpu")
+    sampler = TelemetryReader("cpu")
     for _ in range(50):
         sampler.read()
     found = sampler.summary()
@@ -46,7 +46,7 @@ def test_shares_are_shares_and_rates_are_not_negative() -> None:
 
 def test_energy_is_a_sum_of_differences_temperature_the_highest_power_a_mean() -> None:
     nvml = Nvml(sm=[50, 100], power_mw=[100_000, 300_000], temperature=[60, 55], energy_mj=[1_000, 3_500, 9_000])
-    sampler = Sampler("cuda", nvml=nvml)
+    sampler = TelemetryReader("cuda", nvml=nvml)
     first, second = sampler.read(), sampler.read()
     found = sampler.summary()
     assert (first.figures["energy_j"], second.figures["energy_j"]) == (2.5, 5.5)
@@ -57,7 +57,7 @@ def test_energy_is_a_sum_of_differences_temperature_the_highest_power_a_mean() -
 
 
 def test_what_was_skipped_is_in_no_reading() -> None:
-    sampler = Sampler("cuda", nvml=Nvml(energy_mj=[0, 5_000, 6_000]))
+    sampler = TelemetryReader("cuda", nvml=Nvml(energy_mj=[0, 5_000, 6_000]))
     sampler.skip()
     sampler.read()
     assert sampler.summary()["energy_j"] == 1.0
@@ -66,7 +66,7 @@ def test_what_was_skipped_is_in_no_reading() -> None:
 
 
 def test_why_a_card_was_slowed_is_said_and_an_idle_card_is_not_slowed() -> None:
-    sampler = Sampler("cuda", nvml=Nvml(reasons=[0x01, 0x04 | 0x20]))
+    sampler = TelemetryReader("cuda", nvml=Nvml(reasons=[0x01, 0x04 | 0x20]))
     sampler.read()
     assert sampler.summary()["throttled"] == []
     sampler.read()
@@ -75,7 +75,7 @@ def test_why_a_card_was_slowed_is_said_and_an_idle_card_is_not_slowed() -> None:
 
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
 def test_without_nvml_every_figure_of_the_card_is_none(broken: str) -> None:
-    sampler = Sampler("cuda", nvml=Nvml(broken=(broken,)))
+    sampler = TelemetryReader("cuda", nvml=Nvml(broken=(broken,)))
     sampler.read()
     found = sampler.summary()
     assert {name: found[name] for name in CARD} == dict.fromkeys(CARD)
@@ -84,7 +84,7 @@ def test_without_nvml_every_figure_of_the_card_is_none(broken: str) -> None:
 
 def test_what_is_not_supported_is_none_and_not_asked_again() -> None:
     nvml = Nvml(broken=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"))
-    sampler = Sampler("cuda", nvml=nvml)
+    sampler = TelemetryReader("cuda", nvml=nvml)
     for _ in range(3):
         sampler.read()
     found = sampler.summary()
@@ -96,7 +96,7 @@ def test_what_is_not_supported_is_none_and_not_asked_again() -> None:
 @pytest.mark.parametrize(("known", "asked"), [("GPU-ab", ["GPU-ab"]), ("MIG-ab", ["GPU-ab", "MIG-ab"])])
 def test_the_card_is_found_by_its_uuid(known: str, asked: list[str]) -> None:
     nvml = Nvml(uuid=known)
-    sampler = Sampler("cuda", uuid="ab", nvml=nvml)
+    sampler = TelemetryReader("cuda", uuid="ab", nvml=nvml)
     assert nvml.asked == asked
     assert sampler.read().figures["gpu_sm_frac"] is not None
 
@@ -107,12 +107,12 @@ def test_a_fault_of_ours_is_raised() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Sampler("cuda", nvml=Wrong()).read()
+        TelemetryReader("cuda", nvml=Wrong()).read()
 
 
 def test_counters_of_others_are_differences_too() -> None:
     counts = iter([5.0, 5.0, 8.0, 9.0])
-    sampler = Sampler("cpu", counters={"retries": lambda: next(counts)})
+    sampler = TelemetryReader("cpu", counters={"retries": lambda: next(counts)})
     sampler.begin()
     sampler.read()
     sampler.read()

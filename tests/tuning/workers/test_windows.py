@@ -11,7 +11,7 @@ import pytest
 
 from trainables import loop
 from trainables.stopwatch import Window
-from tuning.workers.session import WINDOW_S, Session, WorkerConfig
+from tuning.workers.session import PROBE_WINDOW_S, Session, WorkerConfig
 from tuning.workers.windows import Works, micro_steps
 
 TIMED = '''
@@ -69,7 +69,7 @@ def test_a_probe_of_a_machine_at_rest_is_exact(session: Session, change: Any) ->
 def test_a_probe_keeps_to_its_time_however_sure_it_is(session: Session) -> None:
     found = session.probe(KNOBS, time_s=2.0)
     assert found["end"] == "time"
-    longest_window_s = WINDOW_S + 4 * 0.01 + 0.002 * 16 * 9  # and one batch of the longest samples
+    longest_window_s = PROBE_WINDOW_S + 4 * 0.01 + 0.002 * 16 * 9  # and one batch of the longest samples
     assert 2.0 - longest_window_s < found["wall_s"] <= 2.0
 
 
@@ -99,7 +99,7 @@ def test_works_follow_the_run_from_epoch_to_epoch(session: Session) -> None:
 
 
 def test_a_probe_waits_for_a_whole_batch(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuning.workers.session.WINDOW_S", 0.0)  # a window is a step, the first of one sample
+    monkeypatch.setattr("tuning.workers.session.PROBE_WINDOW_S", 0.0)  # a window is a step, the first of one sample
     found = session.probe({**KNOBS, "batch_size": 61, "micro_batch_size": 61}, time_s=0.1)
     assert (found["outcome"], found["end"], len(found["windows"])) == ("ok", "time", 2)
     assert found["samples_per_s"] == pytest.approx(61 / (found["micro_step_s"] + found["optimizer_step_s"]))

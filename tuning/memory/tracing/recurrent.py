@@ -106,7 +106,7 @@ def _call(kind: str, args: Sequence[Any], constants: Mapping[str, float]) -> Any
 def cudnn(constants: Mapping[str, float] | None = None) -> Iterator[set[str]]:
     """Inside the block recurrent networks on fake CUDA tensors run as on cuDNN; yields the kinds that did.
 
-    `constants` are those measured on a card (`calibration.NAMES`).
+    `constants` are those measured on a card (`calibration.CONSTANTS`).
     """
     functions = cast(Any, torch._VF)
     originals = {kind: getattr(functions, kind) for kind in GATES}

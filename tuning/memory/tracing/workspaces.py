@@ -27,7 +27,7 @@ UNSEEN = ("convolution", "cudnn")
 class Cuda:
     """What CUDA's operators take inside themselves on a card of a compute capability; see `lifetimes.Insides`.
 
-    `constants` are those measured on such a card (`calibration.NAMES`); without, a convolution takes nothing.
+    `constants` are those measured on such a card (`calibration.CONSTANTS`); without, a convolution takes nothing.
     """
 
     def __init__(self, capability: tuple[int, int], constants: Mapping[str, float] | None = None) -> None:
