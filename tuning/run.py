@@ -83,6 +83,8 @@ def main(argv: list[str] | None = None) -> int:
     # Imported late, so that --help answers at once: these bring pydantic and rich.
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
+    from tuning.config.shareable import masked_items
+    from tuning.report import sentences
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
     terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
@@ -94,12 +96,16 @@ def main(argv: list[str] | None = None) -> int:
                 f"{unknown[0]} is no option", allowed="-h -q -v --validate", remedy="settings are key=value"
             )
         _listen(heard, terminal.interrupted)
+        validates = "--validate" in flags
+        if not validates:
+            terminal.begin(" ".join(masked_items(overrides)) or "workload=nli", started)
         config = load(overrides)
-        from tuning.study import setup, study  # torch and Ray, only now
+        from tuning.study import setup, study  # all that searches and measures, only now
 
-        if "--validate" in flags:
+        if validates:
             _, config = setup.checked(config)
-            for text in [*config.dropped, "the configuration is valid"]:
+            left_out = config.dropped if verbose else sentences.left_out(config)
+            for text in [*left_out, "the configuration is valid"]:
                 terminal.note(text)
             return 0
         study.run(config, terminal, started)

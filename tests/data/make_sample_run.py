@@ -196,7 +196,7 @@ def confirm(script: Script) -> None:
             trained = round(rate * (1.03 + 0.006 * number), 2)  # whole trainings run a little faster than windows
             script.add(
                 "confirmed", 1200 / rate * 0.45 + 0.1, name=name, config=configs[name], seed=seed,
-                values={"accuracy": accuracy}, samples=1200, samples_per_s=trained,
+                outcome="ok", values={"accuracy": accuracy}, samples=1200, samples_per_s=trained,
                 train_s=round(1200 / rate * 0.45, 2),
             )  # fmt: skip
     script.add(

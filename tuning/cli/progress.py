@@ -1,108 +1,251 @@
-"""What moves on the screen: the live line of a study, and the bar of a training."""
+"""How far a study is, as one value: a function of its records, its configuration and the clock. No terminal."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tuning.cli import eta
+from tuning.config.lenient import finite, mapping, whole
+from tuning.config.schema import StudyConfig
+from tuning.journal import timeline
+from tuning.journal.records import Record, last
+from tuning.report.format import outcome
+from tuning.report.trial_views import SPEED, TrialView, trial_views, view
+from tuning.search.selection import choose, rule_of
+from tuning.search.throughput import Speeds, probed
+from tuning.workers.worker import Asked
 
-from tuning.journal.records import Record
-from tuning.report.format import duration, rate
-from tuning.report.trial_views import SPEED
-
-REFRESH_PER_S = 4
-MIN_TRIALS_FOR_ETA = 3
-PLAIN_LINE_S = 5.0
-"""Where there is no terminal to draw a training's bar on, a line this often."""
-
-
-class Status:
-    """What the live line shows: stage, how many are done, the best so far, and when the search will be over."""
-
-    def __init__(self, facts: Record | Mapping[str, Any], trials: int = 0) -> None:
-        objectives = facts.get("objectives") or {}
-        self.objective = next((n for n in objectives if n != SPEED), "")
-        self._lower = objectives.get(self.objective) == "min"
-        self._trials, self._slots = trials, int(facts.get("concurrency") or 1)
-        self._stage, self._entered = "", 0.0
-        self._done = {"probe": 0, "search": 0, "confirm": 0}
-        self._took_s: list[float] = []
-        self._best_value: float | None = None
-        self._best_speed: float | None = None
-        self.reference: Mapping[str, Any] | None = None
-
-    def enter(self, stage: str, now_s: float) -> None:
-        """A stage begins at `now_s` of the caller's clock."""
-        self._stage, self._entered = stage, now_s
-        if stage == "search":
-            self.reference = None
-
-    def take(self, record: Record) -> None:
-        """Something was written; `reference` is the configuration that event lines are told against."""
-        speed = record.get(SPEED)
-        if record.event == "probe":
-            self._done["probe"] += 1
-            if speed and (self._best_speed is None or speed > self._best_speed):
-                self._best_speed, self.reference = speed, record.get("config")
-        elif record.event == "trial" or (record.event == "refused" and self._stage == "search"):
-            self._done["search"] += 1
-            self.reference = self.reference or record.get("config")
-            if record.event == "trial":
-                self._took_s.append(sum(record.get(k) or 0.0 for k in ("setup_s", "train_s", "evaluate_s")))
-            value = (record.get("values") or {}).get(self.objective)
-            if value is not None and (self._best_value is None or (value < self._best_value) == self._lower):
-                self._best_value = value
-        elif record.event in ("window", "confirmed"):
-            self._done["confirm"] += 1
-
-    def eta_s(self) -> float | None:
-        """Returns the median trial's seconds times the trials left over the slots; None before three have ended."""
-        left = self._trials - self._done["search"]
-        if self._stage != "search" or len(self._took_s) < MIN_TRIALS_FOR_ETA or left <= 0:
-            return None
-        return statistics.median(self._took_s) * left / self._slots
-
-    def line(self, now_s: float) -> str:
-        """Returns the live line at `now_s` of the caller's clock."""
-        total = f"/{self._trials}" if self._stage == "search" and self._trials else ""
-        done = f"{self._done[self._stage]}{total} done" if self._stage in self._done else ""
-        best = ""
-        if self._stage == "probe" and self._best_speed:
-            best = f"best {rate(self._best_speed)} samples/s"
-        elif self._best_value is not None:
-            best = f"best {self.objective} {self._best_value:.3f}"
-        eta = self.eta_s()
-        left = f"~{duration(eta)} left" if eta is not None else ""
-        return "  ".join(p for p in (self._stage, done, best, duration(max(0.0, now_s - self._entered)), left) if p)
+STARTING = "start"
+"""What comes before the first stage."""
+UNITS = {"probe": "probes", "search": "trials", "confirm": "trainings and windows"}
+"""What is counted in a stage."""
 
 
-class TrainingBar:
-    """A training on a person's terminal as a bar with speed, loss and time left; elsewhere a line every few seconds."""
+@dataclass(frozen=True)
+class Row:
+    """A probe, trial or configuration: what became of it, or since when (seconds of the run) it is running."""
 
-    def __init__(self, messages: Console, total: int, begun_at: int) -> None:
-        self._messages, self._total, self._said = messages, total, time.monotonic()
-        shown = "{task.percentage:>3.0f}%  {task.fields[rate]}  {task.fields[loss]}"
-        columns = (TextColumn("training"), BarColumn(bar_width=None), TextColumn(shown), TimeElapsedColumn())
-        left = (TextColumn("left"), TimeRemainingColumn())
-        options: dict[str, Any] = {"transient": True, "refresh_per_second": REFRESH_PER_S}
-        self._bar = Progress(*columns, *left, console=messages, disable=not messages.is_terminal, **options)
-        self._task = self._bar.add_task("", total=total, completed=begun_at, rate="", loss="")
+    name: str
+    state: str
+    config: Mapping[str, Any]
+    samples_per_s: float | None = None
+    value: float | None = None
+    peak_bytes: int | None = None
+    since_s: float | None = None
+    is_best: bool = False
 
-    def __enter__(self) -> TrainingBar:
-        self._bar.start()
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+@dataclass(frozen=True)
+class Progress:
+    """Stage `number` of `stages`, what runs and what ended there (`rows`, as they began), and the time in seconds.
 
-    def moved(self, samples: int, samples_per_s: float, loss: float) -> None:
-        """Shows how far it is."""
-        fast, said = f"{samples_per_s:.1f} samples/s", f"loss {loss:.3f}"
-        self._bar.update(self._task, completed=samples, rate=fast, loss=said)
-        if not self._messages.is_terminal and time.monotonic() - self._said >= PLAIN_LINE_S:
-            self._said = time.monotonic()
-            self._messages.print(f"{samples}/{self._total} samples  {fast}  {said}", markup=False)
+    `done` of `planned` (None where nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" where
+    something does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
+    search.max_time. `before` is the speed that the best is compared with, as it was probed.
+    """
+
+    stage: str
+    number: int
+    stages: int
+    used_s: float
+    rows: tuple[Row, ...] = ()
+    done: int = 0
+    planned: int | None = None
+    doing: str = ""
+    allowed_s: float | None = None
+    ends_at_s: float | None = None
+    objective: str = ""
+    cap_bytes: int | None = None
+    before: float | None = None
+
+    @property
+    def best(self) -> Row | None:
+        """The best so far, None where nothing has ended well."""
+        return next((row for row in self.rows if row.is_best), None)
+
+
+def progress(
+    records: Sequence[Record], config: StudyConfig, used_s: float, asked: Asked | None = None, doing: str = ""
+) -> Progress:
+    """Returns how far a study is after `used_s` seconds.
+
+    `asked` is what the measuring process is at; `doing` what goes on where the records do not tell.
+    """
+    study, stage, names = _fields(records, "study"), stage_of(records), stages(config)
+    objective = next((name for name in mapping(study.get("objectives")) if name != SPEED), "")
+    rows = tuple(_rows(records, config, stage, objective, asked or Asked()))
+    done, planned = counted(records, config, stage)
+    probed = [r for r in records if r.event == "probe" and r["name"] == "before"]
+    return Progress(
+        stage=stage,
+        number=names.index(stage) + 1 if stage in names else 0,
+        stages=len(names),
+        used_s=used_s,
+        rows=rows,
+        done=done,
+        planned=planned,
+        doing="" if any(row.since_s is not None for row in rows) else doing or _waiting(records, config, stage, asked),
+        allowed_s=config.search.max_time_s,
+        ends_at_s=eta.ends_at_s(records, config, used_s),
+        objective=objective,
+        cap_bytes=whole(mapping(study.get("card")).get("cap_bytes")),
+        before=finite(probed[-1].get(SPEED)) if probed else None,
+    )
+
+
+def stages(config: StudyConfig) -> tuple[str, ...]:
+    """Returns the stages of a study in order."""
+    found = ("estimate", "probe", "search", "confirm", "export")
+    return found if config.search.strategy == "staged" else tuple(name for name in found if name != "probe")
+
+
+def stage_of(records: Sequence[Record]) -> str:
+    """Returns the stage that has begun last, `STARTING` where none has."""
+    return next((str(r["stage"]) for r in reversed(records) if r.event == "stage"), STARTING)
+
+
+def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple[int, int | None]:
+    """Returns how many probes, trials or measurements of the stage are done, and of how many, None where unknown."""
+    if stage == "probe":
+        return sum(r.event == "probe" for r in records), None
+    if stage == "search":
+        ended = {str(r["trial"]) for r in records if r.event == "trial"}
+        refused = sum(r.event == "refused" and r["stage"] == "search" for r in records)
+        return len(ended) + refused, config.search.trials
+    if stage != "confirm":
+        return 0, None
+    budget = config.budget.confirm
+    trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
+    windows = budget.windows * (len(config.named) + 1)
+    done = sum(r.event in ("window", "confirmed") for r in records)
+    return done, max(done, trained * budget.seeds + windows)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _rows(records: Sequence[Record], config: StudyConfig, stage: str, objective: str, asked: Asked) -> Iterator[Row]:
+    if stage == "probe":
+        yield from _probes(records, asked)
+    elif stage == "search":
+        yield from _trials(records, config, objective)
+    elif stage in ("confirm", "export"):
+        yield from _confirmed(records, config, objective, asked)
+
+
+def _probes(records: Sequence[Record], asked: Asked) -> Iterator[Row]:
+    found = [r for r in records if r.event == "probe"]
+    views = [view(r, {}, "name") for r in found]
+    fastest = max((v for v in views if v.samples_per_s), key=lambda v: v.samples_per_s or 0.0, default=None)
+    for number, own in enumerate(views, start=1):
+        state = "" if own.outcome == "ok" else outcome(own.outcome)
+        name, peak_bytes = own.trial or str(number), own.peak_allocated_bytes
+        yield Row(name, state, own.config, own.samples_per_s, None, peak_bytes, is_best=own is fastest)
+    if asked.method == "probe":
+        placed = timeline.moments(records)
+        yield Row(str(len(found) + 1), "runs", asked.knobs, since_s=placed[-1][1] if placed else 0.0)
+
+
+def _trials(records: Sequence[Record], config: StudyConfig, objective: str) -> Iterator[Row]:
+    ended = {one.trial: one for one in trial_views(records, {objective: ""})}
+    rungs = {r["trial"]: r for r in records if r.event == "rung"}
+    begun = {r["trial"]: (r, at) for r, at, _ in timeline.moments(records) if r.event == "trial_start"}
+    latest = {r["trial"]: r.seq for r in records if r.event == "trial"}
+    best, speeds = _best(records, config), Speeds(probed(records))
+    for trial in dict.fromkeys([*begun, *ended]):
+        start, at = begun.get(trial, (None, 0.0))
+        runs = start is not None and start.seq > latest.get(trial, -1)
+        if runs and start is not None:
+            rung = rungs.get(trial)
+            seen = rung if rung is not None and rung.seq > start.seq else None
+            value = None if seen is None else finite(mapping(seen["values"]).get(objective))
+            speed = None if seen is None else finite(seen.get(SPEED))
+            state = "runs" if seen is None else f"at {seen['samples']}"
+            speed = speed or _expected(speeds, mapping(start["config"]))
+            yield Row(trial, state, mapping(start["config"]), speed, value, since_s=at)
+        else:
+            yield _of_trial(ended[trial], objective, is_best=trial == best)
+
+
+def _expected(speeds: Speeds, config: Mapping[str, Any]) -> float | None:
+    """Returns what a probe found for these knobs; None where nobody probed them, or they are of another version."""
+    try:
+        return speeds.of(config)
+    except ValueError:
+        return None
+
+
+def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> Row:
+    state = f"stopped at {own.stopped_at}" if own.stopped_at is not None else outcome(own.outcome)
+    trained = own.outcome in ("ok", "stopped")  # of one that failed the speed is only what was expected
+    speed = own.samples_per_s if trained else None
+    return Row(
+        own.trial, state, own.config, speed, own.values.get(objective), own.peak_allocated_bytes, is_best=is_best
+    )
+
+
+def _best(records: Sequence[Record], config: StudyConfig) -> str:
+    """Returns the trial that would be picked now, "" where there is none."""
+    rule = rule_of(records, config.pick.tolerance)
+    picked = None if rule is None else choose(records, rule)
+    return "" if picked is None else picked.best
+
+
+def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, asked: Asked) -> Iterator[Row]:
+    """Yields the configurations that are measured again: those trained on fresh seeds, and those in windows."""
+    began = next((n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "confirm")), len(records))
+    own = [r for r in records[began:] if r.event in ("confirmed", "window")]
+    first = _best(records, config)
+    configs = {t.trial: t.config for t in trial_views(records, {objective: ""})}
+    names = dict.fromkeys([first, *(str(r["trial"]) for r in records if r.event == "rival"), *config.named])
+    now = timeline.moments(records)[-1][1] if records else 0.0
+    picked = next((str(r["best"]) for r in reversed(records) if r.event == "pick" and r.get("best")), first)
+    for name in filter(None, names):
+        labels = {name, "best"} if name == picked else {name}
+        knobs = configs.get(name, config.named.get(name, {}))
+        trained = [r for r in own if r.event == "confirmed" and r["name"] in labels]
+        windows = [r for r in own if r.event == "window" and r["name"] in labels]
+        values = [v for r in trained if (v := finite(mapping(r["values"]).get(objective))) is not None]
+        speeds = [v for r in windows or trained if (v := finite(r.get(SPEED)))]
+        parts = [
+            f"{len(of)} {word}{'s' * (len(of) > 1)}" for of, word in ((trained, "seed"), (windows, "window")) if of
+        ]
+        runs = asked.method in ("begin", "advance", "window") and dict(asked.knobs) == dict(knobs)
+        yield Row(
+            name,
+            ("trains" if asked.method != "window" else "window") if runs else ", ".join(parts),
+            knobs,
+            statistics.median(speeds) if speeds else None,
+            statistics.fmean(values) if values else None,
+            max((whole(r.get("peak_allocated_bytes")) or 0 for r in trained), default=0) or None,
+            since_s=now if runs else None,
+            is_best=name == picked,
+        )
+
+
+# -- why nothing runs --------------------------------------------------------------------------------------------------
+
+
+def _waiting(records: Sequence[Record], config: StudyConfig, stage: str, asked: Asked | None) -> str:
+    method = asked.method if asked else ""
+    if method == "load":
+        return "a process loads torch, data and model"
+    if stage == "estimate":
+        return "measuring what a step takes of memory"
+    if stage == "search":
+        session = max((n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "search")), default=0)
+        if not any(r.event == "trial_start" for r in records[session:]):
+            slots = whole(_fields(records, "study").get("concurrency")) or 1
+            return f"starting Ray and {slots} workers" if slots > 1 or config.dashboard else "proposing the first trial"
+        return "proposing the next trial"
+    if stage == "confirm":
+        return "choosing what is measured again"
+    return "writing best.yaml and the report" if stage == "export" else ""
+
+
+def _fields(records: Sequence[Record], event: str) -> Mapping[str, Any]:
+    found = last(records, event)
+    return {} if found is None else found.fields

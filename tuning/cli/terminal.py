@@ -1,6 +1,6 @@
 """What a run says: progress to stderr, the result to stdout. Values are text and never markup, whatever is in them.
 
-A terminal gets one live line; a pipe, a CI log or TERM=dumb gets a short line for each event, without any escape code.
+A terminal gets a live view; a pipe, a CI log or TERM=dumb gets a short line for each event, without any escape code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tuning.cli.progress import REFRESH_PER_S, Status
+from tuning.cli import live
+from tuning.cli.progress import STARTING, Progress, progress
 from tuning.config.errors import PreflightError, StoppedEarly, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.journal.records import Record
@@ -29,6 +30,7 @@ from tuning.report import sentences, text
 from tuning.report.format import LABEL_WIDTH, fit, labelled, plain
 from tuning.report.summary import Summary
 from tuning.workers.doctor import Check
+from tuning.workers.worker import Asked
 
 PIPE_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 40, 1000
 
@@ -51,10 +53,26 @@ class Terminal:
         self._drawn = self._err.is_terminal and "CI" not in env and verbosity >= 0
         self._live: Live | None = None
         self._warned: set[str] = set()
-        self._status = Status({})
-        self._resume = ""
+        self._config: StudyConfig | None = None
+        self._records: Callable[[], Sequence[Record]] = list
+        self._asked: Callable[[], Asked] = Asked
+        self._began, self._doing, self._resume = clock(), "", ""
 
     # -- before and during ------------------------------------------------------------------------------------------
+
+    def begin(self, what: str, began: float) -> None:
+        """Says at once that the run has begun, at `began` of the clock, before anything of size is loaded."""
+        self._began = began
+        self._say(labelled([("cardtune", what)]))
+        self.doing("reading the configuration")
+
+    def doing(self, what: str) -> None:
+        """Says what goes on while there is no stage yet."""
+        self._doing = what
+        if self._drawn:
+            self._start_live()
+        else:
+            self._say(labelled([(STARTING, what)]))
 
     def checks(self, findings: Sequence[Check]) -> None:
         """Says what preflight found: what is not right, or everything when verbose. A FAIL is raised by its check."""
@@ -65,33 +83,54 @@ class Terminal:
             elif self._verbosity > 0:
                 self._say(labelled([(found.state.lower(), told)]))
 
-    def plan(self, config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> None:
-        """Says what will be done, before it is: what, where, how much, on what, and how to go on if interrupted."""
-        self._resume = sentences.resume_command(folder)
-        self._status = Status(facts, config.search.trials)
-        self._say(labelled([*text.planned(config, facts, folder), ("resume", self._resume)]))
+    def plan(self, config: StudyConfig) -> None:
+        """Says what will be done, before anything of it is loaded: what, on what, how much, until when."""
+        self._config = config
+        self._say(labelled(text.planned(config)))
+        for said in config.dropped if self._verbosity > 0 else ():
+            self.note(said)
+
+    def watch(self, asked: Callable[[], Asked]) -> None:
+        """Has it shown what the measuring process is at."""
+        self._asked = asked
+
+    def opened(
+        self, facts: Record | Mapping[str, Any], folder: Path, began: float, records: Callable[[], Sequence[Record]]
+    ) -> None:
+        """Says where the run stands, what it trains on, and how to go on with it; from here on its records are shown.
+
+        `began` is when it would have begun in one go, by the clock.
+        """
+        self._resume, self._doing = sentences.resume_command(folder), ""
+        self._began, self._records = began, records
+        self._say(labelled([*text.trained_on(facts, folder), ("resume", self._resume)]))
 
     def dashboard(self, url: str, token_path: Path) -> None:
         """Says where Ray's dashboard is and how to log in; it answers 401 without the token."""
         self._say(f"{'ray':<{LABEL_WIDTH}}{url}  log in with the token: cat {shlex.quote(str(token_path))}")
 
     def stage(self, name: str) -> None:
-        """Says that a stage begins."""
-        self._status.enter(name, self._clock())
-        if self._drawn:
-            self._start_live()
-        else:
-            self._say(labelled([("stage", name)]))
+        """Says that a stage begins; on a terminal, what the last one found stays above it."""
+        if not self._drawn:
+            found = self._progress(self._records())
+            self._say(labelled([("stage", f"{live.header(found)}   {live.clock(found)}" if found else name)]))
+            return
+        records = self._records()
+        ended = max((n for n, r in enumerate(records) if (r.event, r.get("state")) == ("stage", "start")), default=0)
+        found = self._progress(records[:ended])
+        if found is not None and found.stage in ("probe", "search"):
+            self._say(live.ended(found, self._err.width))
+        self._start_live()
 
     def record(self, record: Record) -> None:
         """Takes a probe, trial, refusal, rung, window, confirmation or note as it is written."""
         if record.event == "note":
             self.note(record["text"])
-        said = text.event(record, self._status.reference, self._status.objective)
-        self._status.take(record)
-        told = record.event not in ("rung", "window") and not self._drawn
-        if said and (told or self._verbosity > 0):
-            self._say(fit(said, self._err.width - 1))
+        elif self._verbosity > 0 or (record.event not in ("rung", "window") and not self._drawn):
+            found = self._progress(self._records())
+            best = found.best if found else None
+            said = text.event(record, best.config if best else None, found.objective if found else "", _count(found))
+            self._say(fit(said, self._err.width - 1)) if said else None
 
     def note(self, said: str) -> None:
         """Says something a person should know."""
@@ -119,7 +158,9 @@ class Terminal:
         """Prints an error as it describes itself, and how to go on with a run that can be resumed."""
         self._stop_live()
         for said in str(error).splitlines():
-            line(self._err, said, "red" if said.startswith("error") else "")
+            on_screen = self._err.is_terminal and "try: " not in said  # what is to be typed is never broken
+            style = "red" if said.startswith("error") else ""
+            show(self._err, Text(plain(said)), style) if on_screen else line(self._err, said, style)
         if self._resume and isinstance(error, PreflightError | StoppedEarly):
             self.resume_hint(self._resume)
 
@@ -147,12 +188,27 @@ class Terminal:
         if self._verbosity >= 0:
             line(self._err, said) if isinstance(said, str) else show(self._err, said)
 
+    def _progress(self, records: Sequence[Record]) -> Progress | None:
+        """Returns how far the study is, None before its plan is known."""
+        if self._config is None:
+            return None
+        try:
+            return progress(records, self._config, self._clock() - self._began, self._asked(), self._doing)
+        except Exception:  # what is shown of a study must never end it
+            return None
+
+    def _view(self) -> RenderableType:
+        found = self._progress(self._records()) or Progress(
+            STARTING, 0, 0, self._clock() - self._began, doing=self._doing
+        )
+        return live.study(found, self._err.width, self._err.height)
+
     def _start_live(self) -> None:
         if self._live is None:
             self._live = Live(
-                get_renderable=lambda: Text(fit(self._status.line(self._clock()), self._err.width - 1)),
+                get_renderable=self._view,
                 console=self._err,
-                refresh_per_second=REFRESH_PER_S,
+                refresh_per_second=live.REFRESH_PER_S,
                 transient=True,
                 redirect_stdout=False,
             )
@@ -168,20 +224,28 @@ def console(stream: TextIO, env: Mapping[str, str]) -> Console:
     """Returns a console without any escape code unless a person looks at a capable terminal; COLUMNS sets its width."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")  # a log in ASCII takes "±" as \\xb1
-    shown = stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    shown = stream.isatty() and env.get("TERM") != "dumb"
     columns = env.get("COLUMNS", "")
     asked = max(MIN_WIDTH, min(int(columns), MAX_WIDTH)) if re.fullmatch("[0-9]{1,6}", columns) else None
     made = _Console(
         file=stream,
         force_terminal=shown,
-        color_system="auto" if shown else None,
+        color_system="auto" if shown and not env.get("NO_COLOR") else None,
         width=asked or (None if stream.isatty() else PIPE_WIDTH),
         markup=False,
         highlight=False,
         emoji=False,
     )
-    made.width = max(MIN_WIDTH, made.width)
+    if made.width < MIN_WIDTH:  # else a terminal may become wider or narrower while a study runs
+        made.width = MIN_WIDTH
     return made
+
+
+def _count(found: Progress | None) -> str:
+    """Returns "3/12", "3" where nobody knows of how many, "" where nothing is counted."""
+    if found is None or not found.done:
+        return ""
+    return f"{found.done}/{found.planned}" if found.planned is not None else str(found.done)
 
 
 def line(on: Console, said: str, style: str = "") -> None:

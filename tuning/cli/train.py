@@ -27,7 +27,7 @@ from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
-from tuning.cli.progress import TrainingBar
+from tuning.cli.live import TrainingBar
 from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line
 from tuning.config import atomic, best_file

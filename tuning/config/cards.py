@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -101,6 +101,26 @@ def honoured(card: Card, values: Mapping[str, Scalar], label: str) -> tuple[dict
     reasons = {n: reason for n, v in values.items() if (reason := refusal(TABLE[n], v, card)) is not None}
     sentences = [f"{label}.{n}={word(values[n])} is left out: {reason}" for n, reason in reasons.items()]
     return {n: v for n, v in values.items() if n not in reasons}, sentences
+
+
+def lacking(card: Card, dropped: Sequence[str]) -> tuple[dict[str, dict[str, list[str]]], list[str]]:
+    """Returns what is missing here of what was dropped, and the sentences that are about something else.
+
+    By what is needed ("a CUDA device"), then by where it was asked ("knobs", "named.after"), the names of the knobs.
+    """
+    found: dict[str, dict[str, list[str]]] = {}
+    others = []
+    for sentence in dropped:
+        key, _, rest = sentence.partition("=")
+        (where, _, name), value = key.rpartition("."), rest.partition(" is left out: ")[0]
+        rules = TABLE[name].rules if name in TABLE else ()
+        lacks = (r.needs for r in rules for v in r.values if word(v) == value and r.why_not(card, v) is not None)
+        needs = next(lacks, "")
+        if needs:
+            found.setdefault(needs, {}).setdefault(where, []).append(name)
+        else:
+            others.append(sentence)
+    return found, others
 
 
 def _honoured(card: Card, name: str, values: tuple[object, ...]) -> list[object]:

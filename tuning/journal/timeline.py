@@ -70,7 +70,7 @@ class _Steps:
 
 def intervals(records: Sequence[Record]) -> list[Interval]:
     """Returns what happened when, in the order of the records; waiting is what is left between them."""
-    placed = _placed(records)
+    placed = moments(records)
     steps = _steps(placed)
     first_stage = next((at for record, at, _ in placed if record.event == "stage"), placed[0][1] if placed else 0.0)
     found = [Interval("startup", 0.0, first_stage, "start")]
@@ -82,7 +82,7 @@ def intervals(records: Sequence[Record]) -> list[Interval]:
 
 def times(records: Sequence[Record]) -> Times:
     """Returns where the time went; all zero without records."""
-    placed = _placed(records)
+    placed = moments(records)
     wall_s = max((at for _, at, _ in placed), default=0.0)
     painted = _paint(intervals(records), wall_s)
     busy_s, evaluate_frac = painted["training"], _evaluate_frac(records)
@@ -98,7 +98,7 @@ def times(records: Sequence[Record]) -> Times:
     )
 
 
-def _placed(records: Sequence[Record]) -> list[tuple[Record, float, int]]:
+def moments(records: Sequence[Record]) -> list[tuple[Record, float, int]]:
     """Returns each record with the moment it was written, in seconds of the run, and its session's number."""
     found: list[tuple[Record, float, int]] = []
     origin = base = end = 0.0

@@ -141,6 +141,13 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None) 
     return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
 
 
+def unlike(config: Mapping[str, object], other: Mapping[str, object] | None) -> list[str]:
+    """Returns "name=value" for each knob that is otherwise in `other`, those that matter most to a reader first."""
+    found = differing(config, other)
+    first: dict[str, object] = {name: found[name] for name in ("learning_rate", "batch_size") if name in found}
+    return assignments({**first, **found})
+
+
 def settings(config: Mapping[str, object]) -> list[str]:
     """Returns "name=value" for each knob that has to be set: those with another value than the default."""
     defaults = Knobs().as_dict()

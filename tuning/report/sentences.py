@@ -7,11 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuning.config.cards import HERE
+from tuning.config.cards import HERE, lacking
+from tuning.config.schema import StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
 from tuning.report.summary import Claim, Place, Summary
 from tuning.search.bottleneck import Verdict
 from tuning.stats.uncertainty import Gain
+
+
+def left_out(config: StudyConfig) -> list[str]:
+    """Returns what of the space and of the named configurations is left out, by what it needs."""
+    missing, others = lacking(config.card, config.dropped)
+    found = []
+    for needs, by_place in missing.items():
+        names = list(dict.fromkeys(by_place.get("knobs", ())))
+        if names:
+            knobs = "1 knob needs" if len(names) == 1 else f"{len(names)} knobs need"
+            verb = "is" if len(names) == 1 else "are"
+            found.append(f"{knobs} {needs} and {verb} left out: {', '.join(names)}; -v lists why")
+        for place, own in by_place.items():
+            if place != "knobs":
+                found.append(f"{place.partition('.')[2]} is measured without {', '.join(own)}: {needs} is needed")
+    return found + others
 
 
 def answer(found: Summary) -> str:

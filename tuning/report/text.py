@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainables.knobs import Knobs, kind_of
+from tuning.config.cards import HERE
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice
 from tuning.journal.records import Record
@@ -21,58 +22,59 @@ from tuning.report.summary import Named, Summary
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
 
+_COUNTED_EVENTS = ("probe", "trial", "refused", "window", "confirmed")
 _COUNTED = {"total": "parameters", "trainable": "of them trained"}
 
 
-def planned(config: StudyConfig, facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """Returns the plan as labelled lines: what, on what, how much, until when, where to."""
-    device, card = facts.get("device") or {}, facts.get("card") or {}
-    emulated = ", emulated" if card.get("virtual") else ""
-    confirm, trials = config.budget.confirm, config.search.trials
-    limit = f"at most {duration(config.search.max_time_s)}" if config.search.max_time_s else "no time limit"
-    steps = f"{trials} trials ({facts.get('concurrency') or config.concurrency} at a time), "
-    steps += f"{confirm.windows} windows and {confirm.seeds} seeds to confirm"
-    if config.search.strategy == "staged":
-        steps = f"probes for {duration(config.budget.probe.max_time_s)}, {steps}"
-    horizon = facts.get("horizon_samples") or "?"
-    where = f"card {card.get('name') or config.card.name}{emulated}, device {device.get('name') or 'unknown'}"
+def planned(config: StudyConfig) -> list[tuple[str, str]]:
+    """Returns the plan as labelled lines, as far as it is known before anything is loaded."""
+    budget, search, space = config.budget, config.search, config.space
+    limit = f"at most {duration(search.max_time_s)}" if search.max_time_s else "no time limit"
+    confirm = f"{budget.confirm.windows} windows and {budget.confirm.seeds} seeds to confirm"
+    at_once = "" if config.concurrency == "auto" else f" ({config.concurrency} at a time)"
+    steps = [f"{search.trials} trials{at_once}, {confirm}"]
+    if search.strategy == "staged":
+        steps.insert(0, f"probes for {duration(budget.probe.max_time_s)}")
+    dtypes = space.parameters.get("amp_dtype", space.fixed.get("amp_dtype", Knobs().amp_dtype))
+    fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
     return [
-        ("run", folder.name),
-        ("what", f"{config.workload.name} on {where}"),
-        ("plan", steps),
-        ("budget", f"{config.budget.name}, {limit}, {horizon} samples a trial, seed {config.search.seed}"),
-        ("writes", f"{folder}/trials.jsonl"),
-        *_trained_on(config, facts),
+        ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
+        ("plan", ", ".join(steps)),
+        ("budget", f"{budget.name}, {limit}, {budget.train_epochs:g} epochs a trial, seed {search.seed}"),
+        ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
+        ("active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"),
+        ("tried", ", ".join(n for n in space.parameters if kind_of(n) != "learning")),
     ]
 
 
-def _trained_on(config: StudyConfig, facts: Record | Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields device, parameters, precision, the optimisations that are on, and those tried."""
-    device, counted = facts.get("device") or {}, facts.get("parameters") or {}
+def trained_on(facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """Returns what is known once the model is loaded: run, device, parameters, trials, where it is written."""
+    device, card, counted = (facts.get(name) or {} for name in ("device", "card", "parameters"))
     cores, threads = device.get("cores"), facts.get("threads") or device.get("threads")
     hardware = [str(device.get("name") or "unknown"), size(device.get("memory_bytes"))]
     if device.get("capability"):
         hardware.append(f"compute capability {'.'.join(map(str, device['capability']))}")
     hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
-    space = config.space
-    dtypes = space.parameters.get("amp_dtype", space.fixed.get("amp_dtype", Knobs().amp_dtype))
-    fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
-    yield "device", ", ".join(hardware)
-    if counted:
-        yield "model", ", ".join(f"{counted[name]:,} {word}" for name, word in _COUNTED.items() if name in counted)
-    yield "types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))
-    yield "active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"
-    yield "tried", ", ".join(n for n in space.parameters if kind_of(n) != "learning")
+    emulated = [f"card {card.get('name')}, emulated"] * bool(card.get("virtual"))
+    at_once = facts.get("concurrency") or 1
+    trial = f"{facts.get('horizon_samples') or '?'} samples each, {at_once} at a time"
+    return [
+        ("run", folder.name),
+        ("device", ", ".join([*emulated, *hardware])),
+        *[("model", ", ".join(f"{counted[n]:,} {word}" for n, word in _COUNTED.items() if n in counted))]
+        * bool(counted),
+        ("trials", trial),
+        ("writes", f"{folder}/trials.jsonl"),
+    ]
 
 
-def event(record: Record, reference: Mapping[str, Any] | None, objective: str = "") -> str:
+def event(record: Record, reference: Mapping[str, Any] | None, objective: str = "", count: str = "") -> str:
     """Returns what happened in a line, "" for events that are not told; knobs are those unlike in `reference`.
 
-    Of the values that were measured it shows the objective's, where there is one of this name.
+    Of the values that were measured it shows the objective's, where there is one of this name. `count` says how many
+    of its kind are done, as "3/12".
     """
-    differing = fmt.differing(record.get("config") or {}, reference)
-    first: dict[str, object] = {k: differing[k] for k in ("learning_rate", "batch_size") if k in differing}
-    knobs = " ".join(fmt.assignments({**first, **differing}))
+    knobs = " ".join(fmt.unlike(record.get("config") or {}, reference))
     name, reason = plain(record.get("trial") or record.get("name") or ""), plain(record.get("reason") or "")
     samples_per_s, outcome = record.get(SPEED), plain(record.get("outcome") or "ok")
     fast = f"{rate(samples_per_s)} samples/s" if samples_per_s else ""
@@ -82,19 +84,23 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
     ended = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
     # Of a trial that failed the speed is only what was expected.
     trained = fast.replace(" samples", "") if values else ""
+    peak = size(record.get("peak_allocated_bytes")) if record.get("peak_allocated_bytes") else ""
     told = {
-        "probe": f"{name:<8}{fast or outcome:<17} {size(record.get('peak_allocated_bytes')):<9} {knobs}",
-        "trial": f"{name:<6}{ended:<16}{values:<15} {trained:<9} {knobs}",
-        "rated": f"{name:<6}{fast}  {knobs}",
-        "rung": f"{name:<6}{record.get('samples')} samples  {values}",
-        "refused": f"{reason}  {knobs}",
-        **dict.fromkeys(("retired", "widened", "lost"), f"{name:<6}{reason}"),
-        "rival": f"{name:<6}{sentences.challenger_sentence(record.fields)}",
-        "window": f"{name:<8}{fast or outcome}",
-        "confirmed": f"{name:<8}seed {record.get('seed')}  {values or outcome}  {fast}",
+        "probe": [name, fast or outcome, peak, knobs],
+        "trial": [name, ended, values, trained, knobs],
+        "rated": [name, fast, knobs],
+        "rung": [name, f"{record.get('samples')} samples", values],
+        "refused": [reason, knobs],
+        **{key: [name, reason] for key in ("retired", "widened", "lost")},
+        "rival": [name, sentences.challenger_sentence(record.fields)],
+        "window": [name, fast or outcome],
+        "confirmed": [name, f"seed {record.get('seed')}", values or outcome, fast],
     }
+    if record.event not in told:
+        return ""
     label = {"rival": "challenger", "confirmed": "again"}.get(record.event, record.event)
-    return f"{label:<{fmt.LABEL_WIDTH}} {told[record.event]}" if record.event in told else ""
+    parts = [count if record.event in _COUNTED_EVENTS else "", *told[record.event]]
+    return f"{label:<{fmt.LABEL_WIDTH - 1}} {'  '.join(filter(None, parts))}"
 
 
 def summary(found: Summary) -> list[RenderableType]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, trials
+from tuning.journal.records import Journal, Record, last, trials
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
-from tuning.search.rule import Rule
+from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.throughput import SYSTEM, Probed, Speeds, fastest, inside, probed
 from tuning.stats.pareto import front, knee
 
@@ -64,6 +64,20 @@ def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) ->
         speed = speeds.of(config)  # nothing where the micro-batch does not fit, or another group was probed
         if speed is not None and speed > FASTER * float(trial.samples_per_s or 0.0):
             told(journal.append("rated", trial=trial.id, config=config, samples_per_s=speed))
+
+
+def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:
+    """Returns what is asked of the pick, the tolerance in the objective's own unit; None before the study's record.
+
+    A tolerance such as "2%" is a share of the best quality that ended trials have.
+    """
+    study = last(records, "study")
+    if study is None:
+        return None
+    objective, mode = next(iter(study["objectives"].items()))
+    seen = [t.values.get(objective) for t in trials(records) if t.outcome == "ok"]
+    own = absolute(tolerance, [value for value in seen if value is not None], mode)
+    return Rule(objective, mode, own, best_baseline(study.get("baselines") or {}, objective, mode))
 
 
 def choose(records: Sequence[Record], rule: Rule) -> Pick | None:

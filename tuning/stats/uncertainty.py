@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit  # scipy.stats takes 0.7 s longer to import, in every worker
-
 _Z_975 = statistics.NormalDist().inv_cdf(0.975)
 
 
@@ -20,6 +18,8 @@ def t_975(degrees: int) -> float:
     """Returns the 97.5 % quantile of Student's t; raises ValueError below one degree of freedom."""
     if degrees < 1:
         raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")
+    from scipy.special import stdtrit  # only here: importing it takes longer than all that a run says first
+
     return float(stdtrit(degrees, 0.975))
 
 

@@ -27,14 +27,14 @@ from tuning.memory import groups
 from tuning.memory import measure as estimate
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
-from tuning.report import export, report, summary
+from tuning.report import export, report, sentences, summary
 from tuning.search import runtime_check
 from tuning.search.confirm import Confirmed, ConfirmTerms, confirm
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
-from tuning.search.rule import Rule, absolute, best_baseline
+from tuning.search.rule import Rule
 from tuning.search.scheduler import TrialScheduler
-from tuning.search.selection import Pick, choose, recombine
+from tuning.search.selection import Pick, choose, recombine, rule_of
 from tuning.study.limits import Limits
 from tuning.study.setup import checked, command_of, described, differences, new_folder, setting_of, study_fields
 from tuning.workers import doctor, executors, nvml
@@ -58,6 +58,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         return folder
     cuda = config.card.device == "cuda"
     checks = doctor.preflight(config, config.card.device)
+    terminal.plan(config)
     terminal.checks(checks)
     doctor.require(checks)
     setting = setting_of(config)
@@ -66,6 +67,8 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     with ExitStack() as stack:
         profiler = stack.enter_context(Worker(setting, terminal.warning))
         profiler.start()
+        terminal.watch(lambda: profiler.asked)
+        terminal.doing("a process loads torch, data and model")
         executors.prepare(config)
         if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
             cluster = stack.enter_context(executors.cluster(config))
@@ -116,9 +119,9 @@ class _Study:
         self._limits = Limits(
             self._config, self._facts, self._journal, self._began, free_bytes, executors.devices(self._config)
         )
-        for text in self._config.dropped:
+        self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
+        for text in sentences.left_out(self._config):
             self._note(text)
-        self._terminal.plan(self._config, self._facts, self._folder)
         shortage = self._limits.shortage()
         if shortage:
             self._terminal.warning(shortage)
@@ -279,11 +282,11 @@ class _Study:
         return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
 
     def _rule(self) -> Rule:
-        """Returns what is asked of the pick, with the tolerance in the objective's own unit."""
-        objective, mode = next(iter(self._facts["objectives"].items()))
-        seen = [t.values.get(objective) for t in trials(self._journal.records) if t.outcome == "ok"]
-        tolerance = absolute(self._config.pick.tolerance, [value for value in seen if value is not None], mode)
-        return Rule(objective, mode, tolerance, best_baseline(self._facts.get("baselines") or {}, objective, mode))
+        """Returns what is asked of the pick."""
+        rule = rule_of(self._journal.records, self._config.pick.tolerance)
+        if rule is None:
+            raise RuntimeError(f"{self._journal.path} has no study record; open() writes it first")
+        return rule
 
     def _opening(self) -> Record:
         opening = last(self._journal.records, "study")

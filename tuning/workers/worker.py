@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, cast
@@ -48,6 +49,14 @@ _TRAINED: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a process is at: the method it was asked for, "load" while it begins, "" for none; and the knobs."""
+
+    method: str = ""
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+
+
 class WorkerLost(Exception):
     """The process ended, hung, or failed beside its work; `fault` says which. A new one can be asked."""
 
@@ -73,10 +82,11 @@ class Worker:
     is the measurement's outcome. As an executor's worker (`begin`, `advance`, `finish`) it raises WorkerLost. Either
     way PreflightError says that a process cannot load the workload. `warn` hears of what was lost. After `deadline`, in
     seconds of the monotonic clock, no answer is waited for longer than `LAST_S`, or twice the longest so far.
+    `asked` is what the process is at, for whoever shows it.
     """
 
     def __init__(self, config: WorkerConfig, warn: Callable[[str], None] = lambda text: None) -> None:
-        self.config, self.deadline = config, cast(float | None, None)
+        self.config, self.deadline, self.asked = config, cast(float | None, None), Asked()
         self._warn = warn
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -196,12 +206,17 @@ class Worker:
 
     def _ask(self, method: str, *arguments: Any, expected_s: float = 0.0) -> dict[str, Any]:
         if not self._is_ready:
+            self.asked = Asked("load")
             self._load()
+        order = arguments[0] if arguments else None
+        knobs = order.knobs if isinstance(order, TrialOrder) else order
+        self.asked = Asked(method, knobs if isinstance(knobs, Mapping) else self.asked.knobs)
         try:
             self._pipe.send((method, arguments))
         except OSError as error:
             raise self._lost() from error
         answer = self._answer(expected_s + self._limit_s())
+        self.asked = Asked("", self.asked.knobs)
         if isinstance(answer, Failed):
             self.end()
             said = f"{answer.kind}: {answer.text}"

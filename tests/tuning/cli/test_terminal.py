@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.tuning import hostile
-from tuning.cli.progress import Status
 from tuning.cli.terminal import Terminal
 from tuning.config import load
 from tuning.config.errors import ConfigError
@@ -36,8 +36,12 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
     """Returns what stdout and stderr hold after a whole run."""
     out, err = stream(), stream()
     terminal = Terminal(verbosity, out=out, err=err, env={"TERM": "xterm-256color", **env}, clock=lambda: 0.0)
-    terminal.plan(study, records[0], FOLDER)
+    seen = []
+    terminal.begin("workload=nli", 0.0)
+    terminal.plan(study)
+    terminal.opened(records[0], FOLDER, 0.0, lambda: seen)
     for record in records:
+        seen.append(record)
         if record.event == "stage" and record["state"] == "start":
             terminal.stage(record["stage"])
         terminal.record(record)
@@ -66,20 +70,46 @@ def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
     assert err.count("\ntrial ") == 11
 
 
-@pytest.mark.parametrize(
-    ("stream", "env"),
-    [(io.StringIO, {}), (Tty, {"NO_COLOR": "1"}), (Tty, {"TERM": "dumb"}), (io.StringIO, {"CI": "1"})],
-)
+@pytest.mark.parametrize(("stream", "env"), [(io.StringIO, {}), (Tty, {"TERM": "dumb"}), (io.StringIO, {"CI": "1"})])
 def test_no_escape_code_where_none_is_wanted(records, study, stream, env):
     out, err = play(records, study, stream, **env)
     assert "\x1b" not in out + err
     assert "\r" not in out + err
 
 
-def test_a_terminal_gets_one_live_line(records, study):
+def test_a_terminal_gets_a_live_view_and_what_each_stage_found(records, study):
     out, err = play(records, study, Tty)
     assert "\x1b[1mlength_bucketing=true" in out
     assert "\ntrial " not in err
+    assert "stage 3 of 5: search   12 of 12 trials" in err
+    assert all(f" t{number:03d} " in err for number in range(11))
+
+
+def test_without_colour_a_terminal_has_a_live_view_without_colours(records, study):
+    out, err = play(records, study, Tty, NO_COLOR="1")
+    assert "stage 3 of 5: search" in err
+    assert not re.search(r"\x1b\[[0-9;]*m", out + err)
+
+
+def test_a_pipe_has_a_line_an_event_with_how_many_are_done(records, study):
+    _, err = play(records, study)
+    told = [line.split() for line in err.splitlines()]
+    assert [words[1] for words in told if words[:1] == ["probe"]] == [str(n) for n in range(1, 7)]
+    assert [words[1] for words in told if words[:1] == ["trial"]] == [f"{n}/12" for n in range(1, 12)]
+    stages = [line for line in err.splitlines() if line.startswith("stage")]
+    assert [line.split(":")[0] for line in stages] == [f"stage     stage {n} of 5" for n in range(1, 6)]
+
+
+def test_the_plan_is_told_before_anything_is_loaded_and_a_run_can_be_interrupted_then(study):
+    stream = io.StringIO()
+    terminal = Terminal(out=io.StringIO(), err=stream, env={})
+    terminal.begin("workload=nli", 0.0)
+    terminal.plan(study)
+    told = stream.getvalue()
+    assert told.startswith("cardtune  workload=nli\nstart     reading the configuration\n")
+    assert "plan      probes for 24s, 12 trials" in told
+    terminal.interrupted(signal.SIGINT)
+    assert "resume" not in stream.getvalue()
 
 
 def test_80_columns_with_twelve_knobs_and_long_values(records, study):
@@ -105,7 +135,7 @@ def test_a_trial_that_was_overtaken_is_told_with_its_new_speed(records, study):
 @pytest.mark.parametrize("columns", [40, 60, 120])
 @pytest.mark.parametrize("stream", [io.StringIO, Tty])
 def test_columns_of_the_environment_decide_in_a_pipe_too(records, study, stream, columns):
-    told = "".join(play(records, study, stream, COLUMNS=str(columns), NO_COLOR="1")).splitlines()
+    told = "".join(play(records, study, stream, COLUMNS=str(columns), TERM="dumb")).splitlines()
     widths = [len(line) for line in told if FOLDER.name not in line]  # a path or an id is not cut
     assert columns - 20 < max(widths) <= columns
 
@@ -141,10 +171,10 @@ def test_checks_are_told_when_something_is_wrong():
     assert stream.getvalue() == "warning   shm: 64 MiB; --shm-size=1g\n"
 
 
-def test_an_interruption_says_how_to_go_on(records, study):
+def test_an_interruption_says_how_to_go_on(records):
     stream = io.StringIO()
     terminal = Terminal(-1, out=io.StringIO(), err=stream, env={})
-    terminal.plan(study, records[0], Path("elsewhere/nli/x1"))
+    terminal.opened(records[0], Path("elsewhere/nli/x1"), 0.0, list)
     terminal.interrupted(signal.SIGINT)
     assert "interrupted by SIGINT" in stream.getvalue()
     assert "resume with: python -m tuning.run resume=x1 runs_dir=elsewhere\n" in stream.getvalue()
@@ -155,31 +185,6 @@ def test_an_error_is_printed_whole_and_without_markup():
     error = ConfigError("name=[/foo]", allowed="letters", remedy="another name")
     Terminal(-1, out=io.StringIO(), err=stream, env={}).error(error)
     assert stream.getvalue() == "error: name=[/foo]\n  allowed: letters\n  try: another name\n"
-
-
-def ended(took_s, accuracy=0.5):
-    fields = {"trial": "t", "outcome": "ok", "values": {"accuracy": accuracy}, "train_s": took_s}
-    return Record(0, "2026-11-21T10:00:00.000Z", "trial", fields)
-
-
-def test_the_time_left_needs_three_trials_and_knows_the_slots():
-    progress = Status({"objectives": {"accuracy": "max"}, "concurrency": 2}, trials=11)
-    progress.enter("search", 0.0)
-    for took_s in (10.0, 30.0):
-        progress.take(ended(took_s))
-        assert progress.eta_s() is None
-    progress.take(ended(20.0, accuracy=0.75))
-    assert progress.eta_s() == 20.0 * 8 / 2
-    assert progress.line(65.0) == "search  3/11 done  best accuracy 0.750  1m05s  ~1m20s left"
-
-
-def test_the_best_of_an_error_is_the_lowest():
-    progress = Status({"objectives": {"error": "min"}}, trials=9)
-    progress.enter("search", 0.0)
-    for value in (3.0, 1.0, 2.0):
-        fields = {"values": {"error": value}, "outcome": "ok"}
-        progress.take(Record(0, "2026-11-21T10:00:00.000Z", "trial", fields))
-    assert "best error 1.000" in progress.line(0.0)
 
 
 def test_a_run_cut_off_anywhere_has_a_result(records):

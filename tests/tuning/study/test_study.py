@@ -127,7 +127,8 @@ def test_what_can_be_known_before_ray_starts_is_refused_before(
 def test_validate_says_what_would_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["card=cpu", "--validate"]) == 0
     err = capsys.readouterr().err
-    assert "note      knobs.tf32=true is left out" in err
+    assert "note      3 knobs need a CUDA device and are left out: " in err
+    assert "tf32" in err
     assert err.endswith("note      the configuration is valid\n")
 
 

@@ -1,0 +1,137 @@
+"""How far a study is: a value of its records and the clock, and the view that is drawn of it."""
+
+import dataclasses
+
+import pytest
+from rich.console import Console
+
+from tests.tuning import hostile
+from tuning.cli import live
+from tuning.cli.progress import progress
+from tuning.config import load
+from tuning.journal import timeline
+from tuning.journal.records import Record
+from tuning.workers.worker import Asked
+
+SIZES = [(40, 12), (80, 24), (100, 30), (200, 50)]
+
+
+@pytest.fixture(scope="module")
+def study():
+    return load.load(["workload=nli"])
+
+
+@pytest.fixture(scope="module")
+def moments(records):
+    return timeline.moments(records)
+
+
+def drawn(found, width, height):
+    """Returns the lines of the view, as a terminal of that size has them."""
+    console = Console(width=width, height=height, color_system=None)
+    with console.capture() as captured:
+        console.print(live.study(found, width, height))
+    return captured.get().splitlines()
+
+
+def test_wherever_a_run_is_its_view_fits_the_terminal(records, study, moments):
+    for end in range(len(records) + 1):
+        used_s = moments[end - 1][1] if end else 0.0
+        for asked in (Asked(), Asked("probe", {"batch_size": 4}), Asked("load")):
+            found = progress(records[:end], study, used_s, asked)
+            for width, height in SIZES:
+                lines = drawn(found, width, height)
+                assert max(map(len, lines)) <= width
+                assert len(lines) < height
+
+
+def test_the_view_holds_hostile_text_as_text(records, study):
+    for end in (20, 45, len(records)):
+        text = "\n".join(drawn(progress(hostile.run(records)[:end], study, 50.0), 200, 50))
+        assert "\x1b" not in text
+        assert "\x07" not in text
+
+
+def test_stages_and_counts_never_go_back(records, study, moments):
+    before = progress([], study, 0.0)
+    assert (before.number, before.stages, before.ends_at_s) == (0, 5, None)
+    for end in range(1, len(records) + 1):
+        found = progress(records[:end], study, moments[end - 1][1])
+        assert found.number >= before.number
+        assert found.done >= before.done or found.stage != before.stage
+        assert found.planned is None or found.done <= found.planned
+        before = found
+    assert (before.stage, before.number) == ("export", 5)
+
+
+def test_every_trial_has_one_row_from_its_start_on_and_those_without_an_end_run(records, study):
+    end = next(n for n, r in enumerate(records) if r.event == "trial" and r["trial"] == "t003")
+    begun = {r["trial"] for r in records[:end] if r.event == "trial_start"}
+    ended = {r["trial"] for r in records[:end] if r.event == "trial"}
+    rows = progress(records[:end], study, 60.0).rows
+    assert sorted(row.name for row in rows) == sorted(begun)
+    assert {row.name for row in rows if row.since_s is not None} == begun - ended
+    assert all(row.samples_per_s is None for row in rows if row.state == "oom")
+
+
+def test_the_best_is_the_one_that_would_be_picked_and_stands_first(records, study):
+    end = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "confirm")
+    found = progress(records[:end], study, 80.0)
+    assert found.best is not None
+    assert found.best.name == "t007"
+    assert live.shown(found.rows, 3)[0].name == "t007"
+    assert [row.is_best for row in found.rows].count(True) == 1
+    assert next(line for line in drawn(found, 100, 30) if line.startswith("* ")).startswith("* t007 ")
+    assert "best 1.84 times as fast as before" in live.header(found)
+
+
+def test_what_runs_is_shown_even_where_there_is_room_for_little(records, study):
+    end = max(n for n, r in enumerate(records) if r.event == "trial_start") + 1
+    found = progress(records[:end], study, 90.0)
+    runs = [row.name for row in found.rows if row.since_s is not None]
+    assert runs
+    assert set(runs) < {row.name for row in live.shown(found.rows, len(runs) + 1)}
+
+
+def test_it_says_why_nothing_runs(records, study):
+    search = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "search") + 1
+    assert progress([], study, 1.0, doing="reading the configuration").doing == "reading the configuration"
+    assert progress(records[:4], study, 5.0, Asked("load")).doing == "a process loads torch, data and model"
+    assert progress(records[:search], study, 40.0).doing == "starting Ray and 2 workers"
+    assert progress(records[: search + 2], study, 42.0).doing == ""
+
+
+def test_a_probe_that_runs_is_a_row_with_its_knobs(records, study):
+    begun = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "probe") + 1
+    (row,) = progress(records[:begun], study, 9.0, Asked("probe", {"batch_size": 4})).rows
+    assert (row.state, dict(row.config)) == ("runs", {"batch_size": 4})
+
+
+def even(records, study, trials=12, each_s=10.0):
+    """Returns the records of a search whose trials take turns, each as long as the others; one slot."""
+    fields = {**records[0].fields, "concurrency": 1, "horizon_samples": 100}
+    found = [dataclasses.replace(records[0], fields=fields, mono=0.0)]
+    found.append(Record(1, records[0].t, "stage", {"stage": "search", "state": "start"}, 0.0))
+    for number in range(trials):
+        own = {"trial": f"t{number:03d}", "config": {}}
+        begun, ended = number * each_s, (number + 1) * each_s
+        found.append(Record(2 + 2 * number, records[0].t, "trial_start", own, begun))
+        result = {"outcome": "ok", "values": {"accuracy": 0.5}, "samples_per_s": 10.0, "train_s": each_s}
+        found.append(Record(3 + 2 * number, records[0].t, "trial", {**own, **result}, ended))
+    return found
+
+
+def test_the_end_is_foreseen_from_what_trials_take(records, study):
+    whole = even(records, study)
+    free = study.model_copy(update={"search": study.search.model_copy(update={"max_time_s": None})})
+    ends = [progress(whole[: 2 + 2 * n], free, 10.0 * n).ends_at_s for n in range(1, 13)]
+    assert max(ends) - min(ends) < 1e-6
+    assert ends[0] > 120.0  # confirming comes after the last trial
+    assert progress(whole[:2], free, 0.0).ends_at_s is None
+
+
+def test_the_end_is_never_after_the_time_allowed(records, study):
+    short = study.model_copy(update={"search": study.search.model_copy(update={"max_time_s": 60.0})})
+    found = progress(even(records, study)[:8], short, 30.0)
+    assert (found.allowed_s, found.ends_at_s) == (60.0, 60.0)
+    assert live.clock(found) == "30s of 1m, ends in about 30s"
