@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import progress
-from tuning.cli.progress import Row
+from tuning.cli.progress import StageRow
 from tuning.report import format as fmt
 from tuning.report.format import duration, plain, rate, size
 
@@ -105,7 +105,7 @@ def rows(found: progress.Progress, width: int, most: int) -> Table:
     return table
 
 
-def shown(found: Sequence[Row], most: int) -> list[Row]:
+def shown(found: Sequence[StageRow], most: int) -> list[StageRow]:
     """Returns at most `most` rows, the best first: it, what runs, and the latest of the others."""
     best = [row for row in found if row.is_best]
     runs = [row for row in found if row.since_s is not None and not row.is_best]
@@ -128,13 +128,13 @@ def _bar(found: progress.Progress) -> Table:
     return made
 
 
-def _state(row: Row, used_s: float) -> str:
+def _state(row: StageRow, used_s: float) -> str:
     if row.since_s is None:
         return plain(row.state)
     return f"{plain(row.state)} {_whole_s(used_s - row.since_s)}"
 
 
-def _unlike(row: Row, found: progress.Progress) -> Iterator[str]:
+def _unlike(row: StageRow, found: progress.Progress) -> Iterator[str]:
     """Yields the knobs of a row that are not those of the best, which stand below the table."""
     if not row.is_best:
         yield from fmt.unlike(row.config, {} if found.best is None else found.best.config)

@@ -25,7 +25,7 @@ UNITS = {"probe": "probes", "search": "trials", "confirm": "trainings and window
 
 
 @dataclass(frozen=True)
-class Row:
+class StageRow:
     """A probe, trial or configuration: what became of it, or since when (seconds of the run) it is running."""
 
     name: str
@@ -51,7 +51,7 @@ class Progress:
     number: int
     stages: int
     used_s: float
-    rows: tuple[Row, ...] = ()
+    rows: tuple[StageRow, ...] = ()
     done: int = 0
     planned: int | None = None
     doing: str = ""
@@ -62,7 +62,7 @@ class Progress:
     before: float | None = None
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> StageRow | None:
         """The best so far, None where nothing has ended well."""
         return next((row for row in self.rows if row.is_best), None)
 
@@ -127,7 +127,9 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def _rows(records: Sequence[Record], config: StudyConfig, stage: str, objective: str, asked: Asked) -> Iterator[Row]:
+def _rows(
+    records: Sequence[Record], config: StudyConfig, stage: str, objective: str, asked: Asked
+) -> Iterator[StageRow]:
     if stage == "probe":
         yield from _probes(records, asked)
     elif stage == "search":
@@ -136,20 +138,20 @@ def _rows(records: Sequence[Record], config: StudyConfig, stage: str, objective:
         yield from _confirmed(records, config, objective, asked)
 
 
-def _probes(records: Sequence[Record], asked: Asked) -> Iterator[Row]:
+def _probes(records: Sequence[Record], asked: Asked) -> Iterator[StageRow]:
     found = [r for r in records if r.event == "probe"]
     views = [view(r, {}, "name") for r in found]
     fastest = max((v for v in views if v.samples_per_s), key=lambda v: v.samples_per_s or 0.0, default=None)
     for number, own in enumerate(views, start=1):
         state = "" if own.outcome == "ok" else outcome(own.outcome)
         name, peak_bytes = own.trial or str(number), own.peak_allocated_bytes
-        yield Row(name, state, own.config, own.samples_per_s, None, peak_bytes, is_best=own is fastest)
+        yield StageRow(name, state, own.config, own.samples_per_s, None, peak_bytes, is_best=own is fastest)
     if asked.method == "probe":
         placed = timeline.moments(records)
-        yield Row(str(len(found) + 1), "runs", asked.knobs, since_s=placed[-1][1] if placed else 0.0)
+        yield StageRow(str(len(found) + 1), "runs", asked.knobs, since_s=placed[-1][1] if placed else 0.0)
 
 
-def _trials(records: Sequence[Record], config: StudyConfig, objective: str) -> Iterator[Row]:
+def _trials(records: Sequence[Record], config: StudyConfig, objective: str) -> Iterator[StageRow]:
     ended = {one.trial: one for one in trial_views(records, {objective: ""})}
     rungs = {r["trial"]: r for r in records if r.event == "rung"}
     begun = {r["trial"]: (r, at) for r, at, _ in timeline.moments(records) if r.event == "trial_start"}
@@ -165,7 +167,7 @@ def _trials(records: Sequence[Record], config: StudyConfig, objective: str) -> I
             speed = None if seen is None else finite(seen.get(SPEED))
             state = "runs" if seen is None else f"at {seen['samples']}"
             speed = speed or _expected(speeds, mapping(start["config"]))
-            yield Row(trial, state, mapping(start["config"]), speed, value, since_s=at)
+            yield StageRow(trial, state, mapping(start["config"]), speed, value, since_s=at)
         else:
             yield _of_trial(ended[trial], objective, is_best=trial == best)
 
@@ -178,11 +180,11 @@ def _expected(speeds: Speeds, config: Mapping[str, Any]) -> float | None:
         return None
 
 
-def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> Row:
+def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> StageRow:
     state = f"stopped at {own.stopped_at}" if own.stopped_at is not None else outcome(own.outcome)
     trained = own.outcome in ("ok", "stopped")  # of one that failed the speed is only what was expected
     speed = own.samples_per_s if trained else None
-    return Row(
+    return StageRow(
         own.trial, state, own.config, speed, own.values.get(objective), own.peak_allocated_bytes, is_best=is_best
     )
 
@@ -194,7 +196,7 @@ def _best(records: Sequence[Record], config: StudyConfig) -> str:
     return "" if picked is None else picked.best
 
 
-def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, asked: Asked) -> Iterator[Row]:
+def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, asked: Asked) -> Iterator[StageRow]:
     """Yields the configurations that are measured again: those trained on fresh seeds, and those in windows."""
     began = next((n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "confirm")), len(records))
     own = [r for r in records[began:] if r.event in ("confirmed", "window")]
@@ -214,7 +216,7 @@ def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, a
             f"{len(of)} {word}{'s' * (len(of) > 1)}" for of, word in ((trained, "seed"), (windows, "window")) if of
         ]
         runs = asked.method in ("begin", "advance", "window") and dict(asked.knobs) == dict(knobs)
-        yield Row(
+        yield StageRow(
             name,
             ("trains" if asked.method != "window" else "window") if runs else ", ".join(parts),
             knobs,
