@@ -37,7 +37,7 @@ class Evaluation:
     wall_s: float
 
 
-class _Enough(Exception):
+class Enough(Exception):
     """An evaluation was seen for long enough."""
 
 
@@ -104,13 +104,13 @@ def _fitting(state: State) -> int:
         for _ in range(2):
             yield small
             live.append(state.live_bytes)
-        raise _Enough
+        raise Enough
 
     state.counts = True
     hook = state.model.register_forward_pre_hook(lambda *_: calls.append(None))
     try:
         with state.own_peak() as peak:
-            with suppress(_Enough):
+            with suppress(Enough):
                 _judged(state, state.model, sizes())
             needed = peak() - held
     finally:

@@ -6,12 +6,13 @@ checkpoints and OOM are the loop's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
@@ -106,6 +107,17 @@ class WorkloadError(Exception):
     """A workload that cannot be found, or that does not keep the contract."""
 
 
+class HookFailed(Exception):
+    """A method of a workload that raised, or that returned what the loop cannot use.
+
+    `hook` is its name, the text what it did. Where it raised, its own exception is the cause.
+    """
+
+    def __init__(self, hook: str, said: str) -> None:
+        super().__init__(said)
+        self.hook = hook
+
+
 BUILT_IN = tuple(
     sorted(p.stem for p in Path(__file__).parent.glob("*.py") if "\nWORKLOAD = " in p.read_text(encoding="utf-8"))
 )
@@ -150,7 +162,13 @@ def _module(ref: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # before exec, so that dataclasses and pickles in it resolve
         try:
-            spec.loader.exec_module(module)
+            with _own_arguments(path):
+                spec.loader.exec_module(module)
+        except SystemExit as error:
+            del sys.modules[name]
+            raise WorkloadError(
+                f'{ref} calls sys.exit when it is imported; what is run belongs behind `if __name__ == "__main__":`'
+            ) from error
         except BaseException:
             del sys.modules[name]
             raise
@@ -162,6 +180,16 @@ def _module(ref: str) -> Any:
             known_names = ", ".join(BUILT_IN)
             raise WorkloadError(f"no workload {ref!r}; ours are {known_names}, or give a .py file") from None
         raise
+
+
+@contextlib.contextmanager
+def _own_arguments(path: Path) -> Iterator[None]:
+    """A file that reads a command line when it is imported finds its own, an empty one, and not ours."""
+    ours, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = ours
 
 
 def options_of(

@@ -60,7 +60,7 @@ options
   -h, --help      this text
 
 exit codes
-  0 done   1 no usable trial   2 wrong command line or configuration
+  0 done   1 no usable trial, or the workload failed   2 wrong command line
   3 this machine cannot run it   4 stopped early, can be resumed
   130 interrupted   143 terminated
 

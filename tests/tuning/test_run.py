@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import MINE, ROOT
 from tuning import __main__, run
 
 
@@ -71,6 +71,19 @@ def test_a_workload_that_cannot_be_imported_is_one_error(
     err = capsys.readouterr().err
     assert "NameError: name 'undefined' is not defined" in err
     assert "Traceback" not in err
+
+
+def test_a_file_with_a_command_line_of_its_own_finds_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reads = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', {})\n"
+    rest = f"asked = parser.parse_args()\n{MINE.read_text()}"
+    (tmp_path / "optional.py").write_text(reads.format("default=0.1") + rest)
+    assert run.main(["workload=optional.py", "--validate"]) == 0
+    (tmp_path / "required.py").write_text(reads.format("required=True") + rest)
+    assert run.main(["workload=required.py", "--validate"]) == 2
+    assert "required.py calls sys.exit when it is imported; what is run belongs behind" in capsys.readouterr().err
 
 
 def test_other_verbs_list_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from tuning.cli import live
 from tuning.cli.progress import STARTING, Progress, progress
-from tuning.config.errors import PreflightError, StoppedEarly, reader_has_gone
+from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.journal.records import Record
 from tuning.report import sentences, text
@@ -167,7 +167,8 @@ class Terminal:
     def traceback(self, error: BaseException) -> None:
         """Prints where an error came from, for -v and TUNING_DEBUG=1."""
         self._stop_live()
-        for said in "".join(traceback.format_exception(error)).splitlines():
+        theirs = error.traceback if isinstance(error, UserCodeError) else ""
+        for said in (theirs or "".join(traceback.format_exception(error))).splitlines():
             line(self._err, said)
 
     def interrupted(self, signum: int) -> None:

@@ -37,7 +37,7 @@ from tuning.config.resolve import checked_options, option_fault
 from tuning.memory import oom
 from tuning.report import text
 from tuning.search import runtime_check
-from tuning.workers import machine, nvml
+from tuning.workers import machine, nvml, user_code
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -212,7 +212,7 @@ def _run(
                 raise Interrupted(signals.signum, said, f"resume with: {job.go_on}")
         # Nothing was left to train where the checkpoint is of the last step.
         return windows, values or loop.evaluate(state, state.model).values
-    except (RuntimeError, MemoryError, OSError, loop.Diverged) as error:
+    except Exception as error:  # whatever a user's code raises
         if signals.signum:  # it may be the signal's doing, as where a loader's worker has taken it
             last = "the last checkpoint stands" if checkpoint.exists(job.out) else "there is no checkpoint yet"
             said = f", and the step could not be finished ({type(error).__name__}); {last}"
@@ -225,11 +225,15 @@ def _telling(best: Best) -> Iterator[None]:
     """Turns what is raised inside, where data and model are loaded, into an error that says where to mend it."""
     try:
         yield
-    except (WorkloadError, OSError, RuntimeError, MemoryError, ValueError, AssertionError) as error:
+    except TuningError:
+        raise
+    except Exception as error:  # whatever a user's code raises
         outcome = oom.classify(error)
         if isinstance(error, WorkloadError) or outcome is oom.Outcome.DATA:
             fault = option_fault(str(error), best.options)
             raise ConfigError(f"{best.path}: {fault.what}", allowed=fault.allowed, remedy=fault.remedy) from error
+        if outcome is oom.Outcome.CRASH:
+            raise user_code.error_of(user_code.failed(error), best.ref) from error
         short = outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM)
         remedy = "a larger card, or --device cpu" if short else "put back what it needs, or mend it"
         raise PreflightError(f"{best.ref} cannot start: {error}"[:300], remedy=remedy) from error
@@ -322,4 +326,6 @@ def _ended(error: BaseException, job: TrainingJob) -> TuningError:
         micro = int(job.best.knobs["micro_batch_size"])
         remedy = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name}" if micro > 1 else "a larger card"
         return StoppedEarly(f"out of memory: {error}"[:300], remedy=remedy)
+    if outcome is oom.Outcome.CRASH and user_code.frames(error):
+        return user_code.error_of(user_code.failed(error), job.best.ref)
     return StoppedEarly(f"{outcome}: {type(error).__name__}: {error}"[:300], remedy=job.go_on)

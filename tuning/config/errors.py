@@ -1,6 +1,7 @@
 """The errors a user may see, and the exit code of each.
 
     TuningError            1   it ran, and there is no usable trial
+    +-- UserCodeError      1   the code of a workload failed, or returned what the loop cannot use
     +-- ConfigError        2   the command line, a configuration file, or the data it names; nothing was run or written
     +-- PreflightError     3   this machine cannot run it: card, memory, disk, ports, packages
     +-- StoppedEarly       4   stopped before its end, and can be resumed
@@ -75,6 +76,14 @@ class PreflightError(TuningError):
     """This machine cannot run it."""
 
     exit_code = 3
+
+
+class UserCodeError(TuningError):
+    """The code of a workload failed; `traceback` is theirs, without our frames, for -v."""
+
+    def __init__(self, what: str, *, allowed: str = "", remedy: str = "", traceback: str = "") -> None:
+        super().__init__(what, allowed=allowed, remedy=remedy)
+        self.traceback = traceback
 
 
 class StoppedEarly(TuningError):

@@ -212,12 +212,11 @@ def checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any] | None
     return dict(given)
 
 
-def workload_said(cause: BaseException | None) -> str:
+def workload_said(text: str) -> str:
     """Returns the words of the WorkloadError or DataError that ended another process, "" where none of them did.
 
-    `cause` is what was raised here: its text ends with the other process's traceback.
+    `text` ends with the other process's traceback.
     """
-    text = str(cause or "")
     starts = [m.end() for m in re.finditer(r"^(?:[\w.]+\.)?(?:WorkloadError|DataError): ", text, re.MULTILINE)]
     return text[starts[-1] :].strip() if starts else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from trainables import workload
 from trainables.knobs import Scalar, kind_of
 from tuning.config import atomic
-from tuning.config.errors import ConfigError, PreflightError
+from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.resolve import (
     apply_card,
     from_resolved,
@@ -23,13 +23,15 @@ from tuning.config.resolve import (
 )
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
-from tuning.config.space import Range
+from tuning.config.space import Choice, Range
 from tuning.journal.records import Record, last, read
 from tuning.journal.runs import JOURNAL, find_run, versions
-from tuning.workers import executors, machine, nvml, slots
+from tuning.workers import executors, machine, nvml, slots, user_code
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
+FEW_VALIDATION = 50
+"""Below so many validation samples a study says that their quality tells little."""
 RECORDS_SCHEMA = 1
 """Of the records; a run of another one is not gone on with."""
 
@@ -95,9 +97,11 @@ def _complete(config: StudyConfig) -> StudyConfig:
                 f"workload={config.workload.ref}: {error}", remedy="see the example in README.md"
             ) from error
         except Exception as error:  # whatever a user's file raises when it is imported
-            said = f"{type(error).__name__}: {error}"
+            lines = [f"{type(error).__name__}: {error}", *user_code.last_lines(error).splitlines()]
+            said = "\n  ".join(lines)
             raise ConfigError(
-                f"workload={config.workload.ref} cannot be imported: {said}", remedy="-v says where"
+                f"workload={config.workload.ref} cannot be imported: {said}",
+                remedy=user_code.remedy(error) or "mend it; -v shows the whole traceback",
             ) from error
         options = dict(getattr(own, "options", {}))
         config = with_workload_defaults(config, own.default_space, options)
@@ -118,15 +122,30 @@ def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, 
     """Returns what the worker knows of device and workload; raises ConfigError where an option or data are wrong."""
     try:
         facts = profiler.describe(knobs)
-    except PreflightError as error:
-        said = workload_said(error.__cause__)
+    except UserCodeError as error:
+        said = workload_said(error.traceback)
         if not said:
             raise
         raise option_fault(said, options) from error
     for split, count in (("training", facts["train_samples"]), ("validation", facts["val_samples"])):
         if count < 1:
             raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
+    profiler.sanity_check(knobs)
     return facts
+
+
+def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator[str]:
+    """Yields sentences about data that are too few for what is asked."""
+    train, val = int(facts["train_samples"]), int(facts["val_samples"])
+    if val < FEW_VALIDATION:
+        yield (
+            f"the validation split has {val} sample{'s' * (val != 1)}: one of them more or less moves a share by "
+            f"{1 / val:.0%}, so that qualities can hardly be told apart"
+        )
+    given = config.space.given("batch_size")
+    largest = given.high if isinstance(given, Range) else max(given.values) if isinstance(given, Choice) else given
+    if float(largest) > train:
+        yield f"knobs.batch_size goes to {largest:g}, and there are {train} training samples: batches are of {train}"
 
 
 def setting_of(config: StudyConfig) -> WorkerConfig:

@@ -36,7 +36,16 @@ from tuning.search.rule import Rule
 from tuning.search.scheduler import TrialScheduler
 from tuning.search.selection import Pick, choose, recombine, rule_of
 from tuning.study.limits import Limits
-from tuning.study.setup import checked, command_of, described, differences, new_folder, setting_of, study_fields
+from tuning.study.setup import (
+    cautions,
+    checked,
+    command_of,
+    described,
+    differences,
+    new_folder,
+    setting_of,
+    study_fields,
+)
 from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -120,7 +129,7 @@ class _Study:
             self._config, self._facts, self._journal, self._began, free_bytes, executors.devices(self._config)
         )
         self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
-        for text in sentences.left_out(self._config):
+        for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
             self._note(text)
         shortage = self._limits.shortage()
         if shortage:
@@ -180,9 +189,7 @@ class _Study:
             raise NoUsableTrial(
                 f"no trial reached its end in {self._folder}"
                 + (f"; {common[0][1]} of them: {common[0][0][:200]}" if common else ""),
-                remedy="mend what it names; the workload contract suite finds such faults in seconds"
-                if common
-                else "search.max_time=10m",
+                remedy="mend what it names" if common else "search.max_time=10m",
             )
         with self._stage("confirm") as needed:
             if needed:

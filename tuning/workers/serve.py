@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import os
 import pickle
 import signal
 import sys
 import threading
-import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tuning.workers import user_code
 from tuning.workers.session import Session
-from tuning.workers.worker_config import Failed
 
-ANSWERED = ("describe", "footprint", "probe", "window", "begin", "advance", "finish")
+ANSWERED = ("describe", "sanity_check", "footprint", "probe", "window", "begin", "advance", "finish")
 """The methods of a session that make up the protocol."""
 
 
@@ -31,8 +31,8 @@ def serve(connection: Connection) -> None:
         try:
             session = Session(connection.recv())
             session.warm({})
-        except Exception as error:  # whatever a workload's loading raises: the study says it
-            connection.send(_failed(error))
+        except (Exception, SystemExit) as error:  # whatever a workload's loading raises: the study says it
+            connection.send(user_code.failed(error))
             return
         connection.send({})
         while True:
@@ -41,16 +41,12 @@ def serve(connection: Connection) -> None:
                 if method not in ANSWERED:
                     raise ValueError(f"a worker has no {method}")
                 answer = getattr(session, method)(*arguments)
-            except Exception as error:  # likewise, where it is no result
-                answer = _failed(error)
+            except (Exception, SystemExit) as error:  # likewise, where it is no result
+                answer = user_code.failed(error)
             try:
                 connection.send(answer)
             except (TypeError, AttributeError, pickle.PicklingError) as error:  # a value of a user's file
-                connection.send(_failed(error))
-
-
-def _failed(error: BaseException) -> Failed:
-    return Failed(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+                connection.send(user_code.failed(error))
 
 
 def _end_with_the_study() -> None:
@@ -60,8 +56,21 @@ def _end_with_the_study() -> None:
     os._exit(1)
 
 
+class _NoTerminal(io.TextIOBase):
+    """Standard input of a worker: input() and a debugger would wait for ever."""
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        """Raises RuntimeError."""
+        raise RuntimeError("input() or a debugger, and there is no terminal here")
+
+
+def _no_breakpoint(*_: object, **__: object) -> None:
+    raise RuntimeError("breakpoint(), and there is no terminal here")
+
+
 def main() -> None:
     """Serves the one who started this process, and ends with them."""
+    sys.stdin, sys.breakpointhook = _NoTerminal(), _no_breakpoint
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is heard by the study, which ends this process
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # where it stands, for one who waits in vain
     with contextlib.suppress(OSError):  # what the kernel ends first where memory ends; the study lives on

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainables import loop, workload
+from trainables import loop, sanity, workload
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
@@ -27,12 +27,14 @@ from trainables.stopwatch import Window
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.search import timing
-from tuning.workers import fingerprint
+from tuning.workers import fingerprint, user_code
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
 from tuning.workers.worker_config import Shrink, TrialOrder, WorkerConfig
 
+RELOAD_S = 1.0
+"""A data set that loads in less is loaded again, to see that it is the same each time."""
 PROBE_WINDOW_S = 0.4
 """The length of a probe's window: after each it is asked whether another is worth its time."""
 SETTLE_S = 0.5
@@ -46,6 +48,7 @@ class Session:
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
         self._settled = False
+        self._loading_s = math.inf
         self._trial: RunningTrial | None = None
         self.sampler = sampler_of(setting.device)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
@@ -58,8 +61,9 @@ class Session:
 
     def warm(self, knobs: Mapping[str, Scalar]) -> None:
         """Loads data and model, so that the first trial finds them; what is loaded is left out of later collections."""
-        config = self.config(knobs)
+        config, begun = self.config(knobs), time.perf_counter()
         self.resident.dataset(config, "train")
+        self._loading_s = time.perf_counter() - begun
         self.resident.model(config)
         gc.collect()
         gc.freeze()  # a collection after an OOM would otherwise walk the libraries' objects: 0.1 s and more
@@ -84,6 +88,36 @@ class Session:
             "workload_sha256": workload.source_hash(self.resident.workload),
             **fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
         }
+
+    def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns nothing where the hooks of the workload do what the loop asks of them; raises what is wrong.
+
+        What the machine lacks, such as memory, is left to the measurements, which know what to do about it.
+        """
+        config = self.config(knobs)
+        if self._loading_s < RELOAD_S:
+            self._compare_reloaded(config)
+        try:
+            sanity.check(self.resident, config)
+        except Exception as error:  # whatever a user's code raises
+            if oom.classify(error) in (Outcome.CRASH, Outcome.DATA):
+                raise
+            self.recover(error)
+        return {}
+
+    def _compare_reloaded(self, config: workload.Config) -> None:
+        """Raises HookFailed where a second call of `dataset` returns other samples than the first."""
+        first = self.resident.dataset(config, "train")
+        again = self.resident.workload.dataset(config, "train")
+        sizes = size_of(first), size_of(again)
+        if sizes[0] != sizes[1]:
+            said = f"returned {sizes[0]} samples, and then {sizes[1]}"
+        elif fingerprint.of_data([first]) == fingerprint.of_data([first]) != fingerprint.of_data([again]):
+            said = "returned other samples, or another order, at its second call"
+        else:
+            return
+        said += ": it must return the same at every call, or trials are compared on different data (a seed is missing?)"
+        raise workload.HookFailed("dataset(config, 'train')", said)
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns parameter, gradient and optimiser bytes, and the measured peak for each micro-batch.
@@ -281,6 +315,8 @@ class _Attempt:
         self.fault = fault = oom.fault(error)
         outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else fault.outcome
         message = f"{type(error).__name__}: {error}"[:500]
+        if outcome in (Outcome.CRASH, Outcome.DATA) and (place := user_code.place(error)):
+            message += f" ({place})"
         self._found.update(outcome=str(outcome), message=message, failed_at=time.time(), fault=fault.name)
         if outcome is Outcome.OOM:
             self._found["wanted_bytes"] = self._session.memory.wanted_bytes(str(error))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tuning.config.errors import PreflightError
+from tuning.config.errors import PreflightError, UserCodeError
 from tuning.memory.oom import Outcome
 from tuning.workers.worker import Worker, WorkerLost
 from tuning.workers.worker_config import TrialOrder
@@ -54,7 +54,7 @@ class TrialRunner:
                     self._begin()
                 found = self._worker.advance()
                 break
-            except PreflightError as error:
+            except (PreflightError, UserCodeError) as error:
                 return {**_ended(Outcome.CRASH, error.what), "fatal": error.what, "events": self._events}
             except WorkerLost as lost:
                 self._is_open = False

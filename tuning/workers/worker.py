@@ -25,6 +25,7 @@ from trainables.plan import Plan
 from tuning.config.errors import PreflightError
 from tuning.memory import oom
 from tuning.memory.oom import Fault, Outcome
+from tuning.workers import user_code
 from tuning.workers.worker_config import Failed, TrialOrder, WorkerConfig
 
 HUNG = Fault("process hung", Outcome.TIMEOUT)
@@ -40,7 +41,6 @@ _ENDED_S = 10.0
 """How long a killed process is waited for; one that a driver holds cannot be killed, and is left behind."""
 _LIBRARY = f"{os.sep}lib{os.sep}python"
 """In the path of every module that is Python's or installed, and in none of a user's own."""
-_SUITE = "run the workload contract suite on it, see README.md"
 _PROBED: dict[str, Any] = {"windows": [], "samples_per_s": None}
 _FOOTPRINT = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0, "measured": [], "measured_alone": []}
 _TRAINED: dict[str, Any] = {
@@ -72,7 +72,12 @@ class WorkerLost(Exception):
 
 
 class WorkerFailed(WorkerLost):
-    """The process answered with an exception that is no outcome; its cause has the traceback."""
+    """The process answered with an exception that is no outcome; `failed` is that in words."""
+
+    def __init__(self, failed: Failed) -> None:
+        said = f"{failed.kind}: {failed.text}"
+        super().__init__(oom.fault(RuntimeError(said)), said)
+        self.failed = failed
 
 
 class Worker:
@@ -80,8 +85,9 @@ class Worker:
 
     As a profiler (`search.protocols.Profiler`) it measures once more what its process was lost over; lost again, that
     is the measurement's outcome. As an executor's worker (`begin`, `advance`, `finish`) it raises WorkerLost. Either
-    way PreflightError says that a process cannot load the workload. `warn` hears of what was lost. After `deadline`, in
-    seconds of the monotonic clock, no answer is waited for longer than `LAST_S`, or twice the longest so far.
+    way UserCodeError says that the workload's code failed, PreflightError that this machine cannot load it. `warn`
+    hears of what was lost. After `deadline`, in seconds of the monotonic clock, no answer is waited for longer than
+    `LAST_S`, or twice the longest so far.
     `asked` is what the process is at, for whoever shows it.
     """
 
@@ -103,6 +109,10 @@ class Worker:
             remedy = "mend what it names, or give it more time: search.hang_time=10m"
             raise PreflightError(f"the measuring process failed twice: {found['message']}", remedy=remedy)
         return found
+
+    def sanity_check(self, knobs: Mapping[str, Scalar]) -> None:
+        """Raises UserCodeError where `Session.sanity_check` finds something wrong with the workload's code."""
+        self._measured({}, "sanity_check", dict(knobs))
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns `Session.footprint`."""
@@ -198,9 +208,7 @@ class Worker:
                 self._warn(f"{lost}; what it measured is measured once more")
                 return work()
         except WorkerFailed as failed:
-            raise PreflightError(f"the workload failed while it was measured: {failed}", remedy=_SUITE) from (
-                failed.__cause__
-            )
+            raise user_code.error_of(failed.failed, self.config.workload) from None
         except WorkerLost as lost:
             return {**nothing, **lost.result(), "wall_s": time.monotonic() - begun}
 
@@ -219,22 +227,18 @@ class Worker:
         self.asked = Asked("", self.asked.knobs)
         if isinstance(answer, Failed):
             self.end()
-            said = f"{answer.kind}: {answer.text}"
-            raise WorkerFailed(oom.fault(RuntimeError(said)), said) from RuntimeError(answer.traceback)
+            raise WorkerFailed(answer)
         if answer.get("retire"):  # its device context is lost, or memory: the next call starts another
             self.end()
         return cast(dict[str, Any], answer)
 
     def _load(self) -> None:
-        """Waits until the process has loaded the workload; raises PreflightError where it says that it cannot."""
+        """Waits until the process has loaded the workload; raises what it says where it cannot."""
         self.start()
         answer = self._answer(self._limit_s(HANG_TIMES))
         if isinstance(answer, Failed):
             self.end()
-            raise PreflightError(
-                f"the measuring process cannot start: {answer.kind}: {answer.text}",
-                remedy=_SUITE,
-            ) from RuntimeError(answer.traceback)
+            raise user_code.error_of(answer, self.config.workload)
         self._is_ready = True
 
     def _limit_s(self, times: int = 1) -> float:

@@ -45,8 +45,17 @@ class TrialOrder:
 
 @dataclass(frozen=True)
 class Failed:
-    """An exception of the worker's process, in words: what a user's file defines cannot be loaded elsewhere."""
+    """An exception of the worker's process, in words: what a user's file defines cannot be loaded elsewhere.
+
+    `hook` is the method of the workload that failed, where it is known, `last_lines` and `traceback` are of the user's
+    files where there are any in it, `remedy` says what would help, "" where nothing is known. `outcome` is what
+    `memory.oom` makes of it.
+    """
 
     kind: str
     text: str
     traceback: str
+    hook: str = ""
+    last_lines: str = ""
+    remedy: str = ""
+    outcome: str = ""

@@ -21,7 +21,7 @@ from trainables.knobs import Scalar
 from tuning import run
 from tuning.cli.terminal import Terminal
 from tuning.config import load, resolve
-from tuning.config.errors import ConfigError, PreflightError
+from tuning.config.errors import ConfigError, UserCodeError
 from tuning.journal.records import Journal, Record
 from tuning.report import summary
 from tuning.search.protocols import TrialPlan
@@ -141,7 +141,7 @@ class Described(Worker):
     def describe(self, knobs: object) -> dict[str, object]:
         """Returns the facts, or raises as the real one does when its process died."""
         if self._text:
-            raise PreflightError("the process died") from RuntimeError(self._text)
+            raise UserCodeError("the process died", traceback=self._text)
         return self._facts
 
 
@@ -178,7 +178,7 @@ def test_what_a_workload_says_of_its_options_and_data_is_an_error_of_the_command
 
 
 def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
-    with pytest.raises(PreflightError, match="the process died"):
+    with pytest.raises(UserCodeError, match="the process died"):
         setup.described(Described({}, f"{DIED}ZeroDivisionError: division by zero"), OPTIONS, {})
 
 
@@ -186,6 +186,16 @@ def test_any_other_end_of_the_measuring_process_stays_what_it_is() -> None:
 def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, split: str) -> None:
     with pytest.raises(ConfigError, match=f"the {split} split of the workload is empty"):
         setup.described(Described({"train_samples": train, "val_samples": val}), {}, {})
+
+
+def test_data_that_are_too_few_for_what_is_asked_are_noted() -> None:
+    config = load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]"])
+    few = list(setup.cautions(config, {"train_samples": 10, "val_samples": 5}))
+    assert [f.split(":")[0] for f in few] == [
+        "the validation split has 5 samples",
+        "knobs.batch_size goes to 64, and there are 10 training samples",
+    ]
+    assert not list(setup.cautions(config, {"train_samples": 64, "val_samples": 50}))
 
 
 def opened(

@@ -114,7 +114,7 @@ def test_where_no_new_process_can_load_the_search_ends_with_what_it_says_and_can
     scheduler = Queue([("nowhere", None)] * 2)
     with (
         Worker(dying(tmp_path, "last")) as worker,
-        pytest.raises(StoppedEarly, match=r"(?s)cannot start: OSError: the data is gone.*go on with resume="),
+        pytest.raises(StoppedEarly, match=r"(?s)raised OSError: the data is gone.*go on with resume="),
     ):
         LocalExecutor(worker).run(scheduler, ORDERS)
     assert scheduler.found == {}

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE
-from tuning.config.errors import PreflightError
+from tuning.config.errors import UserCodeError
 from tuning.workers import worker as worker_module
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -53,10 +53,10 @@ def test_what_a_workload_raises_comes_back_in_words_whatever_its_class(tmp_path:
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     with (
         Worker(WorkerConfig(str(tmp_path / "broken.py"), {"fail": True})) as worker,
-        pytest.raises(PreflightError, match="cannot start: Odd: no such place") as raised,
+        pytest.raises(UserCodeError, match=r"broken\.py raised Odd: no such place") as raised,
     ):
         worker.describe({})
-    assert "broken.py" in str(raised.value.__cause__)  # its traceback, for -v
+    assert "broken.py" in raised.value.traceback  # for -v
 
 
 def test_a_measurement_that_kills_its_process_is_made_once_more_and_then_an_outcome(tmp_path: Path) -> None:

@@ -1,0 +1,154 @@
+"""What a user's own code does wrong is said before anything is measured: where, and which hook would help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuning.config.errors import TuningError, UserCodeError
+from tuning.workers import user_code
+from tuning.workers.session import Session
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
+
+KNOBS = {"batch_size": 16, "micro_batch_size": 8}
+FILE = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from tests.data.mine import Moons
+
+class Mine(Moons):
+    calls = 0
+{body}
+
+WORKLOAD = Mine()
+"""
+SHAPES = """
+    def dataset(self, config, split):
+        return [(torch.zeros(2 + i % 3), 0) for i in range(64)]
+"""
+ITEM = """
+    def dataset(self, config, split):
+        class Items:
+            def __len__(self):
+                return 64
+            def __getitem__(self, index):
+                raise FileNotFoundError(f"no image {index}")
+        return Items()
+"""
+SIZES = """
+    def dataset(self, config, split):
+        self.calls += 1
+        whole = super().dataset(config, split)
+        return TensorDataset(*whole[: 100 + self.calls])
+"""
+UNSEEDED = """
+    def dataset(self, config, split):
+        return TensorDataset(torch.randn(64, 2), torch.zeros(64, dtype=torch.long))
+"""
+HOOK = """
+    def {signature}:
+        {line}
+"""
+
+
+def _loss(line: str) -> str:
+    return HOOK.format(signature="loss(self, model, batch)", line=line)
+
+
+def _evaluate(line: str) -> str:
+    return HOOK.format(signature="evaluate(self, model, batches)", line=line)
+
+
+CROSS = "nn.functional.cross_entropy(model(batch[0]), batch[1]"
+WRONG = {
+    "shapes": (SHAPES, "`collate` of mine.py raised RuntimeError: stack expects", "give `collate(samples)`"),
+    "item": (ITEM, "`dataset(config, 'train')` of mine.py raised FileNotFoundError: no image", "-v shows"),
+    "sizes": (SIZES, "returned 101 samples, and then 102", "-v shows"),
+    "unseeded": (UNSEEDED, "returned other samples, or another order", "-v shows"),
+    "none": (_loss("pass"), "`loss` of mine.py returned None", "-v shows"),
+    "each": (_loss(f"return {CROSS}, reduction='none')"), "returned shape (8,): it must be a mean", "-v shows"),
+    "detached": (_loss(f"return {CROSS}).detach()"), "no weight of the model can change", "-v shows"),
+    "nan": (_loss(f"return {CROSS}) * float('nan')"), "is not finite on the first samples", "-v shows"),
+    "matrix": (_loss("return model(batch[0].T).mean()"), "raised RuntimeError: mat1 and mat2", "-v shows"),
+    "cuda": (_loss("return model(batch[0].cuda()).mean()"), "raised", "leave out .cuda()"),
+    "exit": (_loss("sys.exit(2)"), "it calls sys.exit", "-v shows"),
+    "float": (_evaluate("return 0.5"), "`evaluate` of mine.py returned a float: it must return a dict with", "-v"),
+    "key": (_evaluate("return {'acc': 0.5}"), "returned acc, without accuracy", "-v shows"),
+    "list": (_evaluate("return {'accuracy': [0.5, 0.6]}"), "returned accuracy=a list", "-v shows"),
+}
+
+
+def _said(path: Path) -> TuningError:
+    """Returns what a person is told of the file, without the time that a process takes."""
+    try:
+        session = Session(WorkerConfig(str(path)))
+        session.warm({})
+        session.sanity_check(KNOBS)
+    except (Exception, SystemExit) as error:
+        return user_code.error_of(user_code.failed(error), str(path))
+    raise AssertionError("nothing was found")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_mistake_is_named_with_what_would_help(name: str, tmp_path: Path) -> None:
+    body, what, remedy = WRONG[name]
+    (tmp_path / "mine.py").write_text(FILE.format(body=body), encoding="utf-8")
+    error = _said(tmp_path / "mine.py")
+    said = str(error)
+    assert isinstance(error, UserCodeError)
+    assert error.exit_code == 1
+    assert what in said
+    assert remedy in said
+    assert len(said.splitlines()) <= 8
+    if "raised" in what:
+        assert "session.py" not in error.traceback
+        assert error.traceback.count("Traceback (most") == 1
+    if name in ("item", "matrix"):
+        assert 'mine.py", line ' in said
+        assert said.splitlines()[2].strip() in FILE.format(body=body)
+
+
+@pytest.mark.parametrize("line", ["breakpoint()", "input('go on?')", "import pdb; pdb.set_trace()"])
+def test_what_waits_for_a_terminal_is_said_and_not_waited_for(line: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FILE.format(body=_loss(line)), encoding="utf-8")
+    with Worker(WorkerConfig(str(tmp_path / "mine.py"))) as worker, pytest.raises(UserCodeError) as raised:
+        worker.sanity_check(KNOBS)
+    assert "there is no terminal here" in str(raised.value)
+    assert "leave it out" in raised.value.remedy
+    assert "mine.py" in str(raised.value)
+
+
+def test_a_data_set_that_cannot_be_read_is_their_code_too(tmp_path: Path) -> None:
+    body = HOOK.format(signature="dataset(self, config, split)", line="return open('/no/such.csv')")
+    (tmp_path / "mine.py").write_text(FILE.format(body=body), encoding="utf-8")
+    error = _said(tmp_path / "mine.py")
+    assert isinstance(error, UserCodeError)
+    assert "mine.py raised FileNotFoundError" in str(error)
+    assert "line 12, in dataset" in str(error)
+    assert "session.py" not in error.traceback
+
+
+NEEDS_BOTH = """
+    def dataset(self, config, split):
+        whole = super().dataset(config, split)
+        points, label = whole[:]
+        order = label.argsort(stable=True) if split == "val" else torch.arange(len(label))
+        return TensorDataset(points[order], label[order])
+
+    def evaluate(self, model, batches):
+        labels = torch.cat([label for _, label in batches])
+        if len(labels) < 100:
+            raise ValueError("only one class is present: the area under the curve is not defined")
+        return {"accuracy": 0.5}
+"""
+
+
+def test_a_metric_that_a_few_samples_do_not_define_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FILE.format(body=NEEDS_BOTH), encoding="utf-8")
+    session = Session(WorkerConfig(str(tmp_path / "mine.py")))
+    session.warm({})
+    assert session.sanity_check(KNOBS) == {}

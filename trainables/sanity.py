@@ -1,0 +1,149 @@
+"""A workload tried before anything is measured: one optimiser step and one evaluation of the loop, on a few samples.
+
+Every hook is called as a training calls it, so a wrong key is said after seconds and not after two trainings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from trainables import loop
+from trainables.batches import size_of
+from trainables.evaluation import Enough
+from trainables.plan import Plan
+from trainables.resident import Resident
+from trainables.state import Diverged
+from trainables.workload import Config, HookFailed, Split
+
+FEW = 8
+"""Samples of each split that are tried first."""
+
+
+def check(resident: Resident, config: Config) -> None:
+    """Raises HookFailed for the first hook that fails, and as it is what the loop itself meets, such as an OOM.
+
+    What fails on a few samples is tried with a whole micro-batch and the whole validation split before it is said: a
+    loss or a metric may need more, as an area under a curve needs both classes.
+    """
+    micro = min(config.knobs.micro_batch_size, config.knobs.batch_size)
+    config = config.with_knobs(num_workers=0, ram_cache=False, compile="off")
+    with contextlib.suppress(Exception):
+        _tried(resident, config, min(FEW, micro), FEW)
+        return
+    _tried(resident, config, micro, None)  # outside, so that a traceback shows what is raised once
+
+
+def _tried(resident: Resident, config: Config, train: int, val: int | None) -> None:
+    """Trains one step on `train` samples and evaluates on `val`, None for all."""
+    few = _Few(resident, {"train": train, "val": val})
+    count = size_of(few.dataset(config, "train"))
+    config = config.with_knobs(batch_size=count, micro_batch_size=count)
+    try:
+        for _ in loop.train(loop.prepare(few, config, Plan(samples=count, milestones=(count,)))):
+            pass
+    except Diverged as diverged:
+        # A half-precision loss may overflow, and a metric of untrained weights be undefined: a trial tells.
+        if "loss" in str(diverged) and config.knobs.amp_dtype == "fp32":
+            raise HookFailed("loss", "is not finite on the first samples, before any step") from None
+
+
+class _Few(Resident):
+    """A resident's model with the hooks watched, and with a few samples of its data."""
+
+    def __init__(self, whole: Resident, sizes: Mapping[Split, int | None]) -> None:
+        super().__init__(_Watched(whole.workload))  # type: ignore[arg-type]  # it has whatever the workload has
+        self._whole, self._sizes, self.meter = whole, sizes, whole.meter
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns the resident's own model."""
+        return self._whole.model(config)
+
+    def dataset(self, config: Config, split: Split) -> Dataset[Any]:
+        """Returns samples spread evenly over the split."""
+        return _Part(self._whole.dataset(config, split), self._sizes[split], split)
+
+
+class _Part(Dataset[Any]):
+    """So many samples of a split, evenly spaced; None for all."""
+
+    def __init__(self, whole: Dataset[Any], count: int | None, split: Split) -> None:
+        size = size_of(whole)
+        count = size if count is None else min(count, size)
+        self._indices = [number * size // count for number in range(count)]
+        self._item = _watched(f"dataset(config, {split!r})", whole.__getitem__)
+        if (at_once := getattr(whole, "batch", None)) is not None:
+            batch = _watched("dataset.batch", at_once)
+            self.batch = lambda asked: batch([self._indices[i] for i in asked])
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._item(self._indices[index])
+
+
+class _Watched:
+    """A workload whose methods raise HookFailed."""
+
+    def __init__(self, workload: Any) -> None:
+        self._own = workload
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._own, name, default_collate) if name == "collate" else getattr(self._own, name)
+        if not callable(found):
+            return found
+        if name == "evaluate":
+            return _watched(name, found, functools.partial(_evaluate_fault, self._own.objectives))
+        return _watched(name, found, _loss_fault if name == "loss" else None)
+
+
+def _watched(hook: str, call: Callable[..., Any], fault: Callable[[Any], str] | None = None) -> Callable[..., Any]:
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            found = call(*arguments, **named)
+        except (HookFailed, Diverged, Enough):
+            raise
+        except Exception as error:  # whatever a user's code raises
+            raise HookFailed(hook, f"raised {type(error).__name__}: {error}") from error
+        if fault is not None and (said := fault(found)):
+            raise HookFailed(hook, said)
+        return found
+
+    return called
+
+
+def _loss_fault(found: object) -> str:
+    if not isinstance(found, Tensor):
+        return f"returned {_shown(found)}: it must return the mean loss of the batch, a tensor of shape ()"
+    if found.numel() != 1:
+        return f"returned shape {tuple(found.shape)}: it must be a mean, shape (), such as loss.mean()"
+    if not found.requires_grad:
+        return "returned what no weight of the model can change: without .detach(), .item() or no_grad()"
+    return ""
+
+
+def _evaluate_fault(objectives: Mapping[str, str], found: object) -> str:
+    names = ", ".join(objectives)
+    if not isinstance(found, Mapping):
+        return f"returned {_shown(found)}: it must return a dict with {names}"
+    missing = [name for name in objectives if name not in found]
+    if missing:
+        there = ", ".join(map(str, found)) or "nothing"
+        return f"returned {there}, without {', '.join(missing)}: it must return a dict with {names} of `objectives`"
+    for name, value in found.items():
+        try:
+            math.isfinite(float(value))
+        except (TypeError, ValueError, RuntimeError):
+            return f"returned {name}={_shown(value)}: each value must be a number"
+    return ""
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,156 @@
+"""What an exception says of the user's own code: its last lines there, the hook that would help, a traceback of theirs.
+
+Theirs is every file that is neither ours nor installed.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import FrameSummary, StackSummary, TracebackException
+
+from tuning.config.errors import PreflightError, TuningError, UserCodeError
+from tuning.memory import oom
+from tuning.memory.oom import Outcome
+from tuning.workers.worker_config import Failed
+
+LAST_FRAMES = 2
+"""Of their traceback, so many frames stand in the error; -v shows all."""
+
+_HINTS = (
+    (r"stack expects each tensor to be equal size|storage that is not resizable|equal size", "shapes"),
+    (r"default_collate: batch must contain|each element in list of batch should be of equal", "types"),
+    (r"grad can be implicitly created only for scalar outputs", "mean"),
+    (r"does not require grad and does not have a grad_fn", "graph"),
+    (r"optimizer got an empty parameter list", "parameters"),
+    (r"Torch not compiled with CUDA|No CUDA GPUs|on the same device|should be the same|same device type", "device"),
+    (r"device-side assert triggered", "assert"),
+    (r"no terminal here", "terminal"),
+    (r"calls sys\.exit", "exit"),
+)
+_REMEDIES = {
+    "shapes": "samples differ in shape: give `collate(samples)`, which pads them, and `length(sample)` for bucketing",
+    "types": "torch cannot stack such samples: give `collate(samples)`, which makes a batch of a list of them",
+    "mean": "`loss` must be a mean, shape (): loss.mean()",
+    "graph": "`loss` must come from the model's output, without .detach(), .item() or no_grad()",
+    "parameters": "`model` must return a module with a parameter that requires grad",
+    "device": "the loop moves model and batches to the device: leave out .cuda() and .to(), and make new tensors with "
+    "device=batch.device",
+    "assert": "an index is out of its range, most often a label >= the number of classes; card=cpu says where",
+    "terminal": "leave it out; python -m tuning train --from best.yaml runs in your terminal",
+    "exit": 'what is run belongs behind `if __name__ == "__main__":`',
+}
+_OURS = [str(Path(__file__).resolve().parents[2] / name) for name in ("tuning", "trainables")]
+_INSTALLED = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)\n +(?P<text>[^\n]+)')
+
+
+def failed(error: BaseException) -> Failed:
+    """Returns the exception in words."""
+    return Failed(
+        kind=type(error).__name__,
+        text="it calls sys.exit" if isinstance(error, SystemExit) else str(error),
+        traceback=their_traceback(error),
+        hook=_hook(error),
+        last_lines=last_lines(error),
+        remedy=remedy(error),
+        outcome=str(oom.classify(error)),
+    )
+
+
+def error_of(failed: Failed, workload: str) -> TuningError:
+    """Returns what a person is told of an exception in the process: of the machine, or of the workload's code."""
+    said = f"{failed.kind}: {failed.text}".strip()
+    if failed.outcome not in (Outcome.CRASH, Outcome.DATA):
+        remedy = "free what other programs hold, or a smaller model"
+        what = f"the workload cannot be loaded or measured: {said}"
+        error: TuningError = PreflightError(what[:500], remedy=remedy)
+        error.__cause__ = RuntimeError(failed.traceback)
+        return error
+    of = Path(workload).name
+    said = f"`{failed.hook}` of {of} {failed.text}" if failed.hook else f"{of} raised {said}"
+    lines = [" ".join(said.split())[:400], *failed.last_lines.splitlines()]
+    remedy = failed.remedy or "mend it; -v shows the whole traceback"
+    return UserCodeError("\n  ".join(lines), remedy=remedy, traceback=failed.traceback)
+
+
+def last_lines(error: BaseException) -> str:
+    """Returns the last frames of theirs, two lines each, the innermost last; "" where no file of theirs is in it."""
+    return "\n".join(
+        f'File "{_short(f.filename)}", line {f.lineno}, in {f.name}\n  {f.line}' for f in frames(error)[-LAST_FRAMES:]
+    )
+
+
+def place(error: BaseException) -> str:
+    """Returns "mine.py:33" of the innermost frame of theirs, "" where there is none."""
+    found = frames(error)
+    return f"{Path(found[-1].filename).name}:{found[-1].lineno}" if found else ""
+
+
+def frames(error: BaseException) -> list[FrameSummary]:
+    """Returns the frames of their files, the innermost last, of the error or of the first of its causes with any."""
+    for link in _chain(error):
+        own = [f for f in traceback.extract_tb(link.__traceback__) if _is_theirs(f.filename)]
+        # What a loader process raised comes as text.
+        told = [
+            FrameSummary(m["file"], int(m["line"]), m["name"], line=m["text"])
+            for m in _FRAME.finditer(str(link))
+            if _is_theirs(m["file"])
+        ]
+        if (told or own) and not _hook(link):
+            return told or own
+    return []
+
+
+def remedy(error: BaseException) -> str:
+    """Returns what would help, in words of the contract; "" where nothing is known of such an error."""
+    text = "\n".join(f"{type(link).__name__}: {link}" for link in _chain(error))
+    return next((_REMEDIES[key] for pattern, key in _HINTS if re.search(pattern, text)), "")
+
+
+def their_traceback(error: BaseException) -> str:
+    """Returns the traceback of what their code raised without our frames; the whole one where it has none of theirs."""
+    while _hook(error) and error.__cause__ is not None:
+        error = error.__cause__
+    shown = TracebackException.from_exception(error)
+    if frames(error):
+        _leave_out_ours(shown)
+    return "".join(shown.format())
+
+
+def _hook(error: BaseException) -> str:
+    """Returns the method that a `trainables.workload.HookFailed` names, known by name: no torch is imported here."""
+    return str(getattr(error, "hook", "")) if type(error).__name__ == "HookFailed" else ""
+
+
+def _leave_out_ours(shown: TracebackException) -> None:
+    shown.stack = StackSummary.from_list([f for f in shown.stack if not _is_in(f.filename, _OURS)])
+    for link in (shown.__cause__, shown.__context__):
+        if link is not None:
+            _leave_out_ours(link)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _is_theirs(file: str) -> bool:
+    return not file.startswith("<") and not _is_in(file, [*_OURS, *_INSTALLED]) and "-packages/" not in file
+
+
+def _is_in(file: str, folders: list[str]) -> bool:
+    return any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+def _short(file: str) -> str:
+    """Returns the path as one would type it here."""
+    here = Path.cwd()
+    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
