@@ -17,7 +17,7 @@ COMMANDS = """\
   python -m tuning show ID                                      the summary of a run
   python -m tuning ablate ID                                    what each optimisation bought here, in pairs
   python -m tuning report ID                                    best.yaml, front.csv and report.html once more
-  python -m tuning doctor                                       what this machine has, to paste into an issue
+  python -m tuning doctor workload=nli                          what this machine has, to paste into an issue
 
 exit codes: 0 done  1 no usable trial  2 wrong command line  3 this machine cannot  4 stopped early
 """

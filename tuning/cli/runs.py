@@ -18,7 +18,7 @@ from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
 from tuning.report.summary import Summary
-from tuning.workers import doctor, nvml
+from tuning.workers import doctor, machine_checks, nvml
 
 NEWEST_SCHEMA = 1
 """Of the study record; a higher one is of a later version."""
@@ -115,12 +115,19 @@ def write_again(arguments: Sequence[str]) -> int:
 
 def check_machine(arguments: Sequence[str]) -> int:
     """Prints what this machine has and returns the exit code: 3 where something is missing."""
-    asked = _parser("doctor", "Says what this machine has.").parse_args(arguments)
-    checks = doctor.preflight(load([f"runs_dir={asked.runs_dir}"]), "cuda" if nvml.gpus() else "cpu")
+    made = _parser("doctor", "Says what this machine has, and what a study would miss here.")
+    made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a study's, such as workload=nli card=rtx3090")
+    asked = made.parse_args(arguments)
+    config = load([*asked.settings, f"runs_dir={asked.runs_dir}"])
+    cuda = config.card.device != "cpu" and bool(nvml.gpus())  # a card that is not here is emulated
+    checks = doctor.preflight(config, "cuda" if cuda else "cpu")
+    if not any(setting.startswith("workload=") for setting in asked.settings):
+        checks = [*(check for check in checks if check.name != "packages"), machine_checks.workloads()]
+    checks += machine_checks.found()
     if asked.json:
-        print(json.dumps([vars(check) for check in checks]))
-    for check in [] if asked.json else checks:
-        print(f"{check.state:<5}{check.name}: {check.detail}" + (f"; {check.remedy}" if check.remedy else ""))
+        print(json.dumps([asdict(check) for check in checks]))
+    else:
+        Terminal().findings(checks)
     return 3 if any(check.state == "FAIL" for check in checks) else 0
 
 

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import live
@@ -82,6 +83,18 @@ class Terminal:
                 self.warning(told)
             elif self._verbosity > 0:
                 self._say(labelled([(found.state.lower(), told)]))
+
+    def findings(self, checks: Sequence[Check]) -> None:
+        """Prints every finding to stdout: its state, its name, what was found, and what to do."""
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(overflow="fold")
+        for found in checks:
+            told = f"{found.detail}; {found.remedy}" if found.remedy else found.detail
+            style = {"WARN": "yellow", "FAIL": "bold red"}.get(found.state, "")
+            grid.add_row(Text(found.state, style=style), Text(found.name), Text(plain(told)))
+        show(self._out, grid)
 
     def plan(self, config: StudyConfig) -> None:
         """Says what will be done, before anything of it is loaded: what, on what, how much, until when."""

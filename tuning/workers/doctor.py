@@ -90,7 +90,10 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         "" if available > MIN_RAM_BYTES else "close other programs: two trials and Ray take about 2 GiB",
     )
     name = config.workload.ref
-    missing = [m for m in PACKAGES.get(name, ()) if importlib.util.find_spec(m) is None]
+    needed = PACKAGES.get(name, ())
+    missing = [m for m in needed if importlib.util.find_spec(m) is None]
+    if needed and not missing:
+        yield Check("packages", "OK", f"{name} has {' and '.join(needed)}")
     if missing:
         yield Check("packages", "FAIL", f"{name} needs {' and '.join(missing)}", f"pip install 'cardtune[{name}]'")
 

@@ -30,11 +30,45 @@ class Gpu:
     held_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Driver:
+    """The driver: its version, the newest CUDA it can run, its visible cards, and those without persistence mode.
+
+    A card that does not say, such as a slice of one, counts as one with it.
+    """
+
+    version: str
+    cuda: str
+    cards: int
+    not_persistent: int
+
+
+def driver() -> Driver | None:
+    """Returns what the driver says of itself; None where there is none, or it does not say."""
+    try:
+        pynvml = importlib.import_module("pynvml")
+        pynvml.nvmlInit()
+    except (ImportError, OSError):
+        return None
+    except pynvml.NVMLError:
+        return None
+    try:
+        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
+        handles = _visible(pynvml)
+        version = str(pynvml.nvmlSystemGetDriverVersion())
+        without = 0
+        for handle in handles:
+            with contextlib.suppress(AttributeError, pynvml.NVMLError):
+                without += not int(pynvml.nvmlDeviceGetPersistenceMode(handle))
+        return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), without)
+    except (AttributeError, pynvml.NVMLError):
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def gpus() -> list[Gpu]:
     """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
-        return []
     try:
         pynvml = importlib.import_module("pynvml")  # of nvidia-ml-py; needed here only
         pynvml.nvmlInit()
@@ -43,13 +77,21 @@ def gpus() -> list[Gpu]:
     except pynvml.NVMLError:
         return []
     try:
-        every = [str(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        asked = every if visible is None else [part.strip() for part in visible.split(",")]
-        return [_gpu(pynvml, _handle(pynvml, one)) for one in asked if one in every or not one.isdigit()]
+        return [_gpu(pynvml, handle) for handle in _visible(pynvml)]
     except pynvml.NVMLError:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def _visible(nvml: Any) -> list[Any]:
+    """Returns the cards that CUDA_VISIBLE_DEVICES leaves visible, in its order; raises NVMLError."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return []
+    every = [str(number) for number in range(nvml.nvmlDeviceGetCount())]
+    asked = every if visible is None else [part.strip() for part in visible.split(",")]
+    return [_handle(nvml, one) for one in asked if one in every or not one.isdigit()]
 
 
 def _handle(nvml: Any, asked: str) -> Any:

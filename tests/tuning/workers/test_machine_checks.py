@@ -1,0 +1,146 @@
+"""What doctor says of a machine: each finding with a state and what to do, and nothing of what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tuning.workers.test_doctor import Driver
+from tuning import __main__
+from tuning.workers import machine_checks
+from tuning.workers.doctor import Check
+
+
+class WholeDriver(Driver):
+    """A driver of one card that says everything of itself."""
+
+    def __init__(self, cuda: int = 12040, persistent: int = 1) -> None:
+        super().__init__(0)
+        self._cuda, self._persistent = cuda, persistent
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        """Returns its version."""
+        return "550.54.15"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        """Returns the newest CUDA it can run."""
+        return self._cuda
+
+    def nvmlDeviceGetPersistenceMode(self, handle: int) -> int:
+        """Returns whether the driver stays loaded."""
+        return self._persistent
+
+
+def checks(monkeypatch: pytest.MonkeyPatch, root: Path, **env: str) -> dict[str, Check]:
+    """Returns the findings by name."""
+    monkeypatch.setattr(machine_checks, "_asked", lambda said, cards: Check("torch", "OK", f"{said}; it sees {cards}"))
+    return {check.name: check for check in machine_checks.found(env, root)}
+
+
+def test_a_machine_that_says_nothing_leaves_out_what_it_does_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = checks(monkeypatch, tmp_path)
+    assert {"driver", "persistence mode", "clock governor"}.isdisjoint(found)
+    assert {"torch", "cores", "RAM", "open files", "threads", "C++ compiler"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("built", "cuda", "state", "says"),
+    [
+        (("2.13.0", "12.8"), 12080, "OK", "built for CUDA 12.8; it sees 1"),
+        (("2.13.0", "12.8"), 12020, "OK", "it sees 1"),  # a driver runs every CUDA of its major version
+        (("2.13.0", "13.0"), 12080, "FAIL", "the driver can run CUDA 12.8 at most"),
+        (("2.13.0+cpu", None), 12080, "FAIL", "built without CUDA, and the driver has 1 card"),
+    ],
+)
+def test_torch_has_to_fit_the_driver(
+    built: tuple[str, str | None],
+    cuda: int,
+    state: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", WholeDriver(cuda))
+    monkeypatch.setattr(machine_checks, "_built", lambda: built)
+    found = checks(monkeypatch, tmp_path)
+    assert (found["torch"].state, says in found["torch"].detail) == (state, True)
+    assert bool(found["torch"].remedy) == (state == "FAIL")
+    assert found["driver"].detail.startswith("550.54.15, CUDA up to 12.")
+
+
+def test_torch_that_sees_fewer_cards_than_the_driver_is_told() -> None:
+    seen = machine_checks._asked("2.13.0", cards=7)  # no machine of ours has so many
+    assert (seen.state, "of 7 cards" in seen.detail) == ("FAIL", True)
+
+
+@pytest.mark.parametrize(("mode", "state"), [(0, "WARN"), (1, "OK")])
+def test_persistence_mode(mode: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", WholeDriver(persistent=mode))
+    monkeypatch.setattr(machine_checks, "_built", lambda: ("2.13.0", "12.4"))
+    assert checks(monkeypatch, tmp_path)["persistence mode"].state == state
+
+
+@pytest.mark.parametrize(
+    ("governor", "driver", "state"),
+    [
+        ("performance", "acpi-cpufreq", "OK"),
+        ("powersave", "acpi-cpufreq", "WARN"),
+        ("powersave", "intel_pstate", "OK"),
+        ("ondemand", "acpi-cpufreq", "WARN"),
+    ],
+)
+def test_clocks_that_are_held_down_are_told(
+    governor: str, driver: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "sys/devices/system/cpu/cpu0/cpufreq"
+    folder.mkdir(parents=True)
+    (folder / "scaling_governor").write_text(f"{governor}\n")
+    (folder / "scaling_driver").write_text(f"{driver}\n")
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert checks(monkeypatch, tmp_path)["clock governor"].state == state
+
+
+@pytest.mark.parametrize(
+    ("limits", "state", "remedy"),
+    [
+        ((1024, 65536), "WARN", "ulimit -n 4096"),
+        ((1024, 1024), "WARN", "docker run --ulimit nofile=4096"),
+        ((65536, 65536), "OK", ""),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "OK", ""),
+    ],
+)
+def test_few_open_files_are_told_with_what_raises_them(
+    limits: tuple[int, int], state: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    found = checks(monkeypatch, tmp_path)["open files"]
+    assert (found.state, found.remedy.startswith(remedy)) == (state, True)
+
+
+def test_more_threads_than_cores_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert checks(monkeypatch, tmp_path, OMP_NUM_THREADS="9999")["threads"].state == "WARN"
+    assert checks(monkeypatch, tmp_path, OMP_NUM_THREADS="1")["threads"].state == "OK"
+
+
+def test_doctor_checks_the_workload_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert __main__.main(["doctor", "workload=nli", "--json"]) == 0
+    found = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert all(check["state"] in ("OK", "WARN", "FAIL") and check["detail"] for check in found.values())
+    assert ("packages" in found, "workloads" in found) == (True, False)
+    assert __main__.main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert ("workloads" in told, max(map(len, told.splitlines())) <= 80) == (True, True)
+    assert __main__.main(["doctor", "workload=none-such"]) == 2
+    assert not list(tmp_path.iterdir())

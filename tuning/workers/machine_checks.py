@@ -1,0 +1,172 @@
+"""What of a machine makes trainings slow or fail without saying so: torch beside the driver, limits, clocks, threads.
+
+For `doctor` alone, which may take its time: no study waits for these. What cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import psutil
+
+from tuning.workers import machine
+from tuning.workers.doctor import PACKAGES, Check
+from tuning.workers.nvml import Driver, driver
+
+MIN_FILES = 4096
+"""Open files that loader workers, Ray and checkpoints of a few trials at once may come to."""
+TORCH_S = 60.0
+"""What asking torch for its cards may take: an import beside other work."""
+COMPILERS = ("g++", "c++", "clang++")
+_ASK = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
+_SLOW_GOVERNORS = ("powersave", "conservative", "ondemand", "userspace")
+_OWN_GOVERNORS = ("intel_pstate", "amd-pstate", "amd-pstate-epp")
+"""Drivers whose "powersave" raises clocks under load all the same."""
+
+
+def found(env: Mapping[str, str] = os.environ, root: Path = machine.ROOT) -> list[Check]:
+    """Returns every check of the machine that can be made on it; `root` is where its file system begins."""
+    return [*_torch(driver()), *_limits(root), *_files(), *_governor(root), *_threads(env), *_compiler(env)]
+
+
+def workloads() -> Check:
+    """Returns which of our workloads lack packages here."""
+    lacking = {name: [m for m in own if importlib.util.find_spec(m) is None] for name, own in PACKAGES.items()}
+    missing = {name: own for name, own in lacking.items() if own}
+    if not missing:
+        return Check("workloads", "OK", f"packages of {', '.join(PACKAGES)} are here")
+    said = "; ".join(f"{name} needs {' and '.join(own)}" for name, own in missing.items())
+    return Check("workloads", "WARN", said, f"pip install 'cardtune[{','.join(missing)}]', for those that you use")
+
+
+def _torch(here: Driver | None) -> Iterator[Check]:
+    """Yields what torch was built for, what the driver can run, and whether torch sees the driver's cards."""
+    built = _built()
+    if built is None:
+        yield Check("torch", "FAIL", "not installed", "pip install torch")
+        return
+    version, cuda = built
+    said = f"{version}, built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
+    if here is None or not here.cards:
+        yield Check("torch", "OK", said)
+        return
+    cards = f"{here.cards} card{'s' * (here.cards > 1)}"
+    yield Check("driver", "OK", f"{here.version}, CUDA up to {here.cuda}, {cards}")
+    if not cuda:
+        yield Check("torch", "FAIL", f"{said}, and the driver has {cards}", "install a build of torch with CUDA")
+        return
+    if int(cuda.split(".")[0]) > int(here.cuda.split(".")[0]):
+        remedy = f"a newer driver, or a build of torch for CUDA {here.cuda.split('.')[0]}"
+        yield Check("torch", "FAIL", f"{said}, and the driver can run CUDA {here.cuda} at most", remedy)
+        return
+    yield _asked(said, here.cards)
+    if here.not_persistent:
+        said = f"off on {here.not_persistent} of {cards}: each process that comes first waits for the driver to load"
+        yield Check("persistence mode", "WARN", said, "sudo nvidia-smi -pm 1")
+    else:
+        yield Check("persistence mode", "OK", f"on, {cards}")
+
+
+def _built() -> tuple[str, str | None] | None:
+    """Returns version and CUDA version of the installed torch as its files have them, without loading it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8", errors="replace")
+    values = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= '([^']*)'", text, re.MULTILINE))
+    return values.get("__version__", "of unknown version"), values.get("cuda")
+
+
+def _asked(said: str, cards: int) -> Check:
+    """Returns whether torch, in a process of its own, sees as many cards as the driver shows."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=TORCH_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("torch", "WARN", f"{said}; it did not answer: {error}"[:200])
+    seen = done.stdout.split()
+    if done.returncode or len(seen) != 2:
+        last = done.stderr.strip().rpartition("\n")[2]
+        return Check("torch", "FAIL", f"{said}; it cannot be loaded: {last}"[:300], "install torch anew")
+    if seen != ["True", str(cards)]:
+        remedy = "CUDA_VISIBLE_DEVICES, the container's --gpus, or a driver and a torch that fit each other"
+        return Check("torch", "FAIL", f"{said}; it sees {seen[1]} of {cards} cards", remedy)
+    return Check("torch", "OK", f"{said}; it sees {cards} card{'s' * (cards > 1)}")
+
+
+def _limits(root: Path) -> Iterator[Check]:
+    """Yields what of cores and RAM a container or an affinity leaves to this process."""
+    own, cores = machine.cores(root), os.cpu_count() or 1
+    remedy = "" if own > 1 else "give the container more cores: loader workers take the time of training"
+    yield Check("cores", "OK" if own > 1 else "WARN", f"{own} of {cores}", remedy)
+    limit, total = machine.memory_bytes(root), psutil.virtual_memory().total
+    of = "" if limit == total else f" of {total / 2**30:.1f} GiB, by the limit of a cgroup"
+    yield Check("RAM", "OK", f"{limit / 2**30:.1f} GiB{of}")
+
+
+def _files() -> Iterator[Check]:
+    """Yields how many files this process may open, and could."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= MIN_FILES:
+        yield Check("open files", "OK", "no limit" if soft == resource.RLIM_INFINITY else str(soft))
+        return
+    raisable = hard == resource.RLIM_INFINITY or hard >= MIN_FILES
+    remedy = f"ulimit -n {MIN_FILES}" if raisable else f"docker run --ulimit nofile={MIN_FILES}, or limits.conf"
+    yield Check("open files", "WARN", f"{soft}: loader workers and trials at once may want more", remedy)
+
+
+def _governor(root: Path) -> Iterator[Check]:
+    """Yields how the processor's clocks are chosen."""
+    folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
+    names = {text for folder in folders if (text := _text(folder / "scaling_governor"))}
+    drivers = {_text(folder / "scaling_driver") for folder in folders}
+    if not names:
+        return
+    slow = names & set(_SLOW_GOVERNORS)
+    if slow == {"powersave"} and drivers <= set(_OWN_GOVERNORS):
+        slow = set()
+    said = ", ".join(sorted(names))
+    if slow:
+        said, remedy = (
+            f"{said}: clocks change while something is measured",
+            "sudo cpupower frequency-set -g performance",
+        )
+        yield Check("clock governor", "WARN", said, remedy)
+    else:
+        yield Check("clock governor", "OK", said)
+
+
+def _threads(env: Mapping[str, str]) -> Iterator[Check]:
+    """Yields what the environment says of threads; a study sets torch's own, and what loads before it obeys these."""
+    cores = machine.cores()
+    asked = {name: env[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if env.get(name)}
+    said = ", ".join(f"{name}={value}" for name, value in asked.items())
+    over = [name for name, value in asked.items() if value.isdigit() and int(value) > cores]
+    if over:
+        yield Check("threads", "WARN", f"{said} on {cores} cores", f"unset {' '.join(over)}")
+    else:
+        yield Check("threads", "OK", said or f"OMP_NUM_THREADS is not set; a study computes with {cores}")
+
+
+def _compiler(env: Mapping[str, str]) -> Iterator[Check]:
+    """Yields the C++ compiler that memory is predicted with where there is no card."""
+    named = env.get("CXX", "").split()
+    there = next((c for c in [*named[:1], *COMPILERS] if shutil.which(c)), None)
+    said = there or "none of $CXX, g++, c++ and clang++: memory without a card is predicted roughly"
+    yield Check("C++ compiler", "OK" if there else "WARN", said, "" if there else "apt-get install g++")
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text(encoding="ascii").strip()
+    return ""
