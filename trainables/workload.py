@@ -127,8 +127,9 @@ BUILT_IN = tuple(
 def load(ref: str) -> Workload:
     """Returns the workload `ref` names: one of ours ("nli"), a dotted module, or a path to a .py file.
 
-    The module must hold a `WORKLOAD`, an instance or a class of the contract. Raises WorkloadError with what is
-    missing. A file is imported under a name made of its stem, once a process.
+    The module must hold a `WORKLOAD`, an instance or a class of the contract, and may hold a `BEFORE`, a dict of knobs
+    that gains are measured against. Raises WorkloadError with what is missing. A file is imported under a name made of
+    its stem, once a process.
     """
     module = _module(ref)
     found = getattr(module, "WORKLOAD", None)
@@ -143,6 +144,11 @@ def load(ref: str) -> Workload:
     if bad or not workload.objectives:
         raise WorkloadError(f"{ref}: objectives must map each name to 'min' or 'max', got {dict(workload.objectives)}")
     return cast(Workload, workload)
+
+
+def before_of(ref: str) -> Mapping[str, Scalar] | None:
+    """Returns the `BEFORE` of a workload's module, knobs as they are now; None where there is none."""
+    return cast("Mapping[str, Scalar] | None", getattr(_module(ref), "BEFORE", None))
 
 
 def _module(ref: str) -> Any:

@@ -52,3 +52,4 @@ class Moons:
 
 
 WORKLOAD = Moons()
+BEFORE = {"learning_rate": 0.01, "batch_size": 32}  # how it is trained today: what gains are measured against

@@ -16,6 +16,7 @@ from pathlib import Path
 from trainables.knobs import Scalar
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.config.schema import PLAIN
 from tuning.journal.records import Journal, Record, last, read
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run
 from tuning.report import export, report, summary, text
@@ -54,8 +55,9 @@ def main(argv: Sequence[str]) -> int:
     found = summary.from_records(records)
     if found.best is None:
         raise NoUsableTrial(f"run {asked.id} has no best configuration yet", remedy=f"python -m tuning show {asked.id}")
-    before = found.named["before"].config if "before" in found.named else {}
-    pairs, idle = ablation.pairs(found.best.config, before)
+    reference = found.reference
+    before, name = (reference.config, reference.name) if reference else ({}, PLAIN)
+    pairs, idle = ablation.pairs(found.best.config, before, name)
     pairs = _only(pairs, asked.only)
     messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
     setting = _setting(folder, records)

@@ -52,7 +52,7 @@ def header(found: progress.Progress) -> str:
         parts.append(f"{found.done}{f' of {found.planned}' if found.planned is not None else ''} {unit}")
     best = found.best
     if best is not None and best.samples_per_s and found.before:
-        parts.append(f"best {best.samples_per_s / found.before:.2f} times as fast as before")
+        parts.append(f"best {best.samples_per_s / found.before:.2f} times as fast as {found.reference}")
     return "   ".join(parts)
 
 

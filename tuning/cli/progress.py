@@ -9,7 +9,7 @@ from typing import Any
 
 from tuning.cli import eta
 from tuning.config.lenient import finite, mapping, whole
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Record, last
 from tuning.report.format import outcome
@@ -44,7 +44,7 @@ class Progress:
 
     `done` of `planned` (None where nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" where
     something does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
-    search.max_time. `before` is the speed that the best is compared with, as it was probed.
+    search.max_time. `before` is the probed speed that the best is compared with, `reference` its name.
     """
 
     stage: str
@@ -60,6 +60,7 @@ class Progress:
     objective: str = ""
     cap_bytes: int | None = None
     before: float | None = None
+    reference: str = ""
 
     @property
     def best(self) -> StageRow | None:
@@ -78,7 +79,7 @@ def progress(
     objective = next((name for name in mapping(study.get("objectives")) if name != SPEED), "")
     rows = tuple(_rows(records, config, stage, objective, asked or Asked()))
     done, planned = counted(records, config, stage)
-    probed = [r for r in records if r.event == "probe" and r["name"] == "before"]
+    probed = [r for r in records if r.event == "probe" and r["name"] in (BEFORE, PLAIN)]
     return Progress(
         stage=stage,
         number=names.index(stage) + 1 if stage in names else 0,
@@ -93,6 +94,7 @@ def progress(
         objective=objective,
         cap_bytes=whole(mapping(study.get("card")).get("cap_bytes")),
         before=finite(probed[-1].get(SPEED)) if probed else None,
+        reference=str(probed[-1]["name"]) if probed else "",
     )
 
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainables.knobs import NAMES, Knobs
+from trainables.knobs import NAMES
 from tuning.config import command_line, yaml_files
 from tuning.config.command_line import Typed, WorkloadRef
 from tuning.config.errors import ConfigError
@@ -50,7 +50,6 @@ def load(argv: Sequence[str]) -> StudyConfig:
     options = checked_options(tree["workload"], declared, origins)
     tree |= {"workload": {"ref": workload.ref, "name": workload.name, "options": options}, "secrets": secrets}
     if not workload.packaged:  # its own space, and with it what is idle, is known once its module is imported
-        tree["named"].setdefault("before", Knobs().as_dict())
         config = checked(tree, origins, [], tuple(argv), defaults)
     else:
         dropped = drop_idle(tree["knobs"], origins)

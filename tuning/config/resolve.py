@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import NAMES, TABLE, Scalar
+from trainables.knobs import NAMES, TABLE, Knobs, Scalar
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.errors import ConfigError
-from tuning.config.schema import CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
+from tuning.config.schema import BEFORE, PLAIN, CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
 from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 
@@ -69,11 +69,15 @@ def apply_card(config: StudyConfig, card: Card) -> StudyConfig:
 
 
 def with_workload_defaults(
-    config: StudyConfig, default_space: Mapping[str, object], options: Mapping[str, Scalar | None]
+    config: StudyConfig,
+    default_space: Mapping[str, object],
+    options: Mapping[str, Scalar | None],
+    before: Mapping[str, Scalar] | None = None,
 ) -> StudyConfig:
     """Returns the configuration of a workload of one's own, completed with what its module declares.
 
-    What was typed wins over `default_space` and over the defaults in `options`. Raises ConfigError for an unknown
+    What was typed wins over `default_space`, over the defaults in `options`, and over `before`, the configuration that
+    gains are measured against; where there is none, those are the plain defaults. Raises ConfigError for an unknown
     option or one of another type, and for a bad space. A packaged workload has all this in its YAML: unchanged.
     """
     ref = config.workload.ref
@@ -87,7 +91,10 @@ def with_workload_defaults(
     check_whole(space)
     merged = checked_options({**options, **config.workload.options}, options, origins)
     workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged)
-    update = {"workload": workload, "space": space, "origins": origins, "dropped": dropped}
+    own = {**(_named("BEFORE", before, {}) if before is not None else {}), **config.named.get(BEFORE, {})}
+    reference = {BEFORE: own} if own else {PLAIN: Knobs().as_dict()}
+    named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
+    update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return apply_card(config.model_copy(update=update), config.card)
 
 

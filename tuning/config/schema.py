@@ -22,6 +22,8 @@ _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DAY_S = 86_400.0
+BEFORE, PLAIN = "before", "plain defaults"
+"""What gains are measured against: the user's present configuration, or PyTorch's defaults where none is given."""
 
 
 def duration_s(value: object) -> object:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuning.config.lenient import finite, mapping, numbers, texts, whole
+from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
 from tuning.journal.records import Record
 from tuning.journal.timeline import Interval, Times
@@ -128,6 +129,11 @@ class Summary:
     def best(self) -> Named | None:
         """The picked configuration, None before the pick."""
         return self.named.get("best")
+
+    @property
+    def reference(self) -> Named | None:
+        """What gains are measured against: the configuration as it was before, else the plain defaults."""
+        return self.named.get(BEFORE) or self.named.get(PLAIN)
 
     @property
     def trials_asked(self) -> int | None:

@@ -42,8 +42,9 @@ def _configuration(found: Summary, one: Named) -> list[str]:
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
-    """Yields what each optimisation bought at the best, and added to `before`: speed, memory, the claim."""
-    for base, title in (("best", "best with it, over best without"), ("before", "before with it, over before")):
+    """Yields what each optimisation bought at the best, and added to what it is compared with."""
+    for base in dict.fromkeys(["best", *(one.base for one in found)]):
+        title = f"{base} with it, over {base}{' without' if base == 'best' else ''}"
         own = [one for one in found if one.base == base]
         width = 5 if any(one.claim for one in own) else 4
         rows = [_ablated(one)[:width] for one in own]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
 
-Base = Literal["best", "before"]
 BATCHES = ("batch_size", "micro_batch_size")
 """Two knobs that documents speak of as one; they are also changed together."""
 
@@ -17,10 +15,10 @@ BATCHES = ("batch_size", "micro_batch_size")
 class AblationPair:
     """Two configurations that differ in `knobs` only: `with_` has what the best has, `without` what `before` has.
 
-    `base` says which of the two is the whole configuration the other was made from.
+    `base` names the configuration that the other was made from: best, or what it is compared with.
     """
 
-    base: Base
+    base: str
     knobs: tuple[str, ...]
     with_: Mapping[str, Scalar]
     without: Mapping[str, Scalar]
@@ -36,9 +34,12 @@ class AblationPair:
         return "/".join(_word(with_[n]) for n in self.knobs), "/".join(_word(without[n]) for n in self.knobs)
 
 
-def pairs(best: Mapping[str, Scalar], before: Mapping[str, Scalar]) -> tuple[list[AblationPair], dict[str, str]]:
+def pairs(
+    best: Mapping[str, Scalar], before: Mapping[str, Scalar], name: str = "before"
+) -> tuple[list[AblationPair], dict[str, str]]:
     """Returns the pairs to measure, and for each knob of which one side cannot be measured, the reason in words.
 
+    `name` is what `before` is called.
     Knobs that change what is learned and not how fast are left out; the batch size changes both.
     """
     full_best, full_before = Knobs.of(best).as_dict(), Knobs.of(before).as_dict()
@@ -52,7 +53,7 @@ def pairs(best: Mapping[str, Scalar], before: Mapping[str, Scalar]) -> tuple[lis
         more = settled({**full_before, **{n: full_best[n] for n in names}})
         for pair in (
             AblationPair("best", names, settled(full_best), less),
-            AblationPair("before", names, more, settled(full_before)),
+            AblationPair(name, names, more, settled(full_before)),
         ):
             if pair.with_ == pair.without:
                 idle[f"{pair.base}: {pair.label}"] = "changes nothing there, beside its other knobs"

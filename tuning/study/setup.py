@@ -104,7 +104,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
                 remedy=user_code.remedy(error) or "mend it; -v shows the whole traceback",
             ) from error
         options = dict(getattr(own, "options", {}))
-        config = with_workload_defaults(config, own.default_space, options)
+        config = with_workload_defaults(config, own.default_space, options, workload.before_of(config.workload.ref))
     ranges = [n for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"]
     if ranges and config.search.strategy == "staged":
         raise ConfigError(

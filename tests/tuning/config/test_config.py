@@ -174,7 +174,7 @@ def test_own_workload_is_not_imported_and_takes_any_option(own):
     config = load([f"workload={own}", "workload.depth=3", "knobs.num_workers=0", "knobs.prefetch_factor=4"])
     assert (config.workload.ref, config.workload.name) == (str(own), "my-workload")
     assert config.workload.options == {"depth": 3}
-    assert config.named == {"before": Knobs().as_dict()}
+    assert config.named == {}
     assert config.space.fixed == {"num_workers": 0, "prefetch_factor": 4}
 
 
@@ -203,6 +203,21 @@ def test_own_workload_refuses_what_its_module_does_not_declare(own, argument, me
     config = load([f"workload={own}", argument])
     with pytest.raises(ConfigError, match=message):
         with_workload_defaults(config, {"batch_size": [4, 8]}, {"depth": 1})
+
+
+def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
+    space, before = {"batch_size": [2, 4]}, {"batch_size": 2, "num_workers": 2}
+    typed = load([f"workload={own}", "named.before.batch_size=8", "named.small.batch_size=1"])
+    assert with_workload_defaults(load([f"workload={own}"]), space, {}, before).named == {"before": before}
+    both = with_workload_defaults(typed, space, {}, before).named
+    assert both == {"before": {"batch_size": 8, "num_workers": 2}, "small": {"batch_size": 1}}
+    assert next(iter(both)) == "before"
+    nothing = with_workload_defaults(load([f"workload={own}"]), space, {}).named
+    assert nothing == {"plain defaults": Knobs().as_dict()}
+    with pytest.raises(ConfigError, match=r"BEFORE.lr=0.1: lr is not a knob"):
+        with_workload_defaults(load([f"workload={own}"]), space, {}, {"lr": 0.1})
+    with pytest.raises(ConfigError, match="BEFORE=3 is not a configuration"):
+        with_workload_defaults(load([f"workload={own}"]), space, {}, 3)
 
 
 def test_bad_space_of_own_workload_names_its_file(own):
