@@ -61,6 +61,15 @@ def _workers(value: object) -> object:
     raise ValueError("auto, or a whole number from 1 to 256")
 
 
+def _epochs(value: object) -> object:
+    """Returns "auto", or a number above 0 up to 10,000."""
+    if value == "auto":
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 10_000:
+        return float(value)
+    raise ValueError("auto, or a number > 0 and <= 10000")
+
+
 def _tolerance(value: object) -> float | str:
     """Returns a number of at least 0, or a percentage as "2%"; no per cent at all is the number 0."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
@@ -154,10 +163,13 @@ class ConfirmSection(Section):
 
 
 class BudgetSection(Section):
-    """What a study may spend; `train_epochs` of the training split is the horizon of a trial that is never stopped."""
+    """What a study may spend; `train_epochs` of the training split is the horizon of a trial that is never stopped.
+
+    "auto": as many as let all trials be trained in the time there is (`Limits.horizon`); one epoch without a limit.
+    """
 
     name: Slug
-    train_epochs: Annotated[float, Field(gt=0, le=10_000)]
+    train_epochs: Annotated[float | Literal["auto"], BeforeValidator(_epochs)]
     rungs: RungsSection
     probe: ProbeSection
     confirm: ConfirmSection
@@ -166,12 +178,14 @@ class BudgetSection(Section):
 class SearchSection(Section):
     """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed.
 
+    Without trials a study is of probes alone: the fastest settings that change nothing learned.
+
     `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
     joint, every knob. `sampler` proposes: model (a Gaussian process of the quality over known speeds; TPE in a joint
     search), tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs, or none does.
     """
 
-    trials: Annotated[int, Field(ge=1, le=100_000)]
+    trials: Annotated[int, Field(ge=0, le=100_000)]
     max_time_s: Annotated[Annotated[float, Field(gt=0, le=365 * _DAY_S)] | None, BeforeValidator(duration_s)] = Field(
         alias="max_time"
     )

@@ -19,13 +19,14 @@ class Outcome(StrEnum):
 
     OK = "ok"
     STOPPED = "stopped"  # by a rung
+    CUT = "cut"  # search.max_time was over
     OOM = "oom"  # of the device
     HOST_OOM = "host_oom"
     SHM = "shm"  # /dev/shm, which DataLoader workers pass batches through
     FD = "fd"  # file descriptors
     DIVERGED = "diverged"  # a loss or a metric that is not finite
     DATA = "data"  # a sample, or a loader process
-    TIMEOUT = "timeout"
+    TIMEOUT = "timeout"  # it hung
     KILLED = "killed"  # its process was lost
     NO_RESULT = "no_result"
     REFUSED = "refused"  # predicted not to fit, never run

@@ -272,6 +272,10 @@ def _named(
 ) -> dict[str, Named]:
     by_id = {t.trial: t for t in trials}
     sources = {name: by_id[str(pick[name])] for name in PICKS if str(pick.get(name, "")) in by_id}
+    if config := mapping(pick.get("config")):  # found by probes alone
+        known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
+        sources["best"] = replace(known[-1], trial="") if known else TrialView("", "ok", config)
+        sources["best"] = replace(sources["best"], config=config)
     # A joint search probes nothing: its named configurations are known from their windows alone.
     windowed = [r for r in confirming.records if r.event == "window" and r.get("config")]
     sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}

@@ -10,6 +10,7 @@ from typing import Protocol
 from trainables.knobs import Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.journal.records import Journal, Record, trials
+from tuning.memory.oom import Outcome
 from tuning.search.challengers import Entrant, Selection, challengers, settle
 from tuning.search.protocols import Profiler, Told
 from tuning.search.rule import Rule
@@ -22,7 +23,9 @@ WINDOW_COST_S = 1.5
 START_S = 8.0
 """About what a fresh process takes to load torch, data and model: 5 to 9 s for the built-in workloads on 2 cores."""
 LEAST_ROUNDS = 3
-"""Rounds of windows that are taken however late it is: below, an interval of gains says nothing."""
+"""Rounds of windows that are kept time for before anything is trained: below, an interval of gains says nothing."""
+LEAST_WINDOW_S = 0.3
+"""Windows are no shorter than this, however little time there is; then there are fewer rounds."""
 MORE = 1.15
 """A training's seconds over those of its samples alone: evaluation and set-up."""
 
@@ -39,6 +42,14 @@ class Windowed(Protocol):
     def window_s(self) -> float:
         """Returns the seconds of a window."""
         ...
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The least that `Windowed` asks for."""
+
+    windows: int
+    window_s: float
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
     for trial in trials(records):
         value, own = trial.values.get(objective), again.get(trial.id, [])
         if trial.outcome == "ok" and trial.samples_per_s and value is not None:
+            own = [r for r in own if r["outcome"] != Outcome.CUT]  # the time was over, which says nothing of it
             ended = [r for r in own if r["outcome"] == "ok" and r["values"].get(objective) is not None]
             by_seed = {int(r["seed"]): sign * float(r["values"][objective]) for r in ended}
             found.append(Entrant(trial.id, trial.samples_per_s, sign * value, by_seed, failed=len(ended) < len(own)))
@@ -117,13 +129,15 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
 def affordable(left_s: float, budget: ConfirmSection, named: int, training_s: Sequence[float]) -> tuple[int, int]:
     """Returns how many of the challengers, and on how many seeds each, can be trained before the windows.
 
-    `training_s` are the seconds of one training of each, the pick first. Fewer challengers go first, then fewer seeds;
-    the pick is trained once however little time there is.
+    `training_s` are the seconds of one training of each, the pick first. Fewer challengers go first, then fewer seeds,
+    then all rounds of windows but the `LEAST_ROUNDS`; where that is not enough, nothing is trained: (1, 0).
     """
     options = [(count, budget.seeds) for count in range(len(training_s), 0, -1)]
     options += [(1, seeds) for seeds in range(budget.seeds - 1, 0, -1)]
-    spare_s = left_s - windows_s(budget, named + 1)
-    return next((o for o in options if sum(training_s[: o[0]]) * o[1] <= spare_s), (1, 1))
+    whole_s = windows_s(budget, named + 1)
+    spare_s = left_s - whole_s
+    found = next((o for o in options if sum(training_s[: o[0]]) * o[1] <= spare_s), None)
+    return found or (1, int(training_s[0] <= left_s - whole_s * LEAST_ROUNDS / budget.windows))
 
 
 def expected_s(budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float) -> float:
@@ -147,23 +161,30 @@ def measure_windows(
 ) -> None:
     """Measures up to `budget.windows` rounds; in each every configuration has one window, on the same batches.
 
-    The order turns from round to round, so that a machine that slows down does so for all of them. After
-    `LEAST_ROUNDS` another round is begun only where `left_s` says that it can be ended.
+    The order turns from round to round, so that a machine that slows down does so for all of them. Where `left_s` is
+    given, windows are as short as `LEAST_ROUNDS` of them need, and no round is begun that cannot be ended.
     """
     own = [r for r in journal.records if r.event == "window" and r.get("config") == dict(named.get(r["name"], {}))]
     have = {(r["name"], r["round"]) for r in own}
     names = [name for name in named if any((name, number) not in have for number in range(budget.windows))]
+    if not names or (left_s is not None and left_s() < len(names) * LEAST_WINDOW_S):
+        return
     for name in names:  # once unmeasured: what ran last in the process was something else, and the first time is slow
         profiler.window(named[name], 0.0, seed=budget.windows)
-    round_s = len(names) * (budget.window_s + WINDOW_COST_S)
+    window_s = budget.window_s
+    if left_s is not None:
+        window_s = min(window_s, max(LEAST_WINDOW_S, left_s() / (LEAST_ROUNDS * len(names)) - WINDOW_COST_S))
+    round_s = len(names) * (window_s + WINDOW_COST_S)
     for number in range(budget.windows):
-        if number >= LEAST_ROUNDS and left_s is not None and left_s() < round_s:
+        if left_s is not None and left_s() < round_s:
             break
-        turn = number % max(1, len(names))
+        turn, took_s = number % len(names), 0.0
         for name in names[turn:] + names[:turn]:
             if (name, number) not in have:
-                found = profiler.window(named[name], budget.window_s, seed=number)
+                found = profiler.window(named[name], window_s, seed=number)
+                took_s += float(found.get("wall_s") or 0.0)
                 told(journal.append("window", name=name, round=number, config=dict(named[name]), **found))
+        round_s = max(round_s, took_s)
 
 
 def median_rate(records: Sequence[Record], name: str) -> float | None:
@@ -186,15 +207,16 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
         if not any(r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records):
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    windows = windows_s(terms.budget, named + 1) * LEAST_ROUNDS / terms.budget.windows
+    least_s = windows_s(terms.budget, named + 1) * LEAST_ROUNDS / terms.budget.windows
     for seed in terms.seeds[:seeds]:
         # A machine slower than expected leaves out a seed of all alike, after the first.
-        if seed != terms.seeds[0] and terms.left_s() < sum(each_s[:count]) + windows:
+        if seed != terms.seeds[0] and terms.left_s() < sum(each_s[:count]) + least_s:
             break
         for trial in chosen[:count]:
             records = [r for r in journal.records if r.event == "confirmed" and r["name"] == trial]
             if all(r["outcome"] == "ok" and r["seed"] != seed for r in records):
-                _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, told)
+                left_s = terms.left_s() - least_s
+                _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, left_s, told)
 
 
 def _train_again(
@@ -204,9 +226,10 @@ def _train_again(
     knobs: Mapping[str, Scalar],
     samples: int,
     seed: int,
+    left_s: float,
     told: Told,
 ) -> None:
-    found = profiler.train(knobs, samples, (samples,), seed)
+    found = profiler.train(knobs, samples, (samples,), seed, left_s)
     told(
         journal.append(
             "confirmed",

@@ -21,6 +21,8 @@ PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
 FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
+NAMED_TIMES = 1.5
+"""So many times a probe's time is kept for each named configuration: it loads in another way, and may be slow."""
 SHORTEST_FRAC = 1 / 3
 """Of `probe_time_s`, the least that all probes of a stage take where there are many knobs and groups.
 
@@ -63,8 +65,8 @@ class ProbeStage:
         """Measures until the stage's time is spent, then what is `named`; leaves out what the records hold."""
         self._told = told
         began = self._clock()
-        until = began + self._budget.max_time_s
-        self._sweep(self._groups[0], until if len(self._groups) == 1 else began + FIRST_FRAC * self._budget.max_time_s)
+        until = began + self._budget.max_time_s - len(named) * NAMED_TIMES * self._probe_s
+        self._sweep(self._groups[0], until if len(self._groups) == 1 else began + FIRST_FRAC * (until - began))
         for group in self._groups[1:]:
             if self._clock() < until:
                 self._at(self._start(group))
@@ -72,9 +74,10 @@ class ProbeStage:
             share = (until - self._clock()) / (len(self._groups) - number)
             self._sweep(group, self._clock() + share)
         have = {r["name"] for r in self._journal.records if r.event == "probe" and r["name"]}
+        ends_at = began + self._budget.max_time_s
         for name, knobs in named.items():  # one step of a configuration tuned for a card can take 40 s on a CPU
-            if name not in have:
-                told(self._measure(dict(knobs), self._budget.probe_time_s, name=name))
+            if name not in have and self._clock() < ends_at:
+                told(self._measure(dict(knobs), self._probe_s, name=name))
 
     def _sweep(self, group: Mapping[str, Scalar], until: float) -> None:
         """Descends in one group, then measures what it found at smaller batch sizes, as far as the time lasts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,8 +34,10 @@ class Probes(Protocol):
 class Profiler(Footprints, Probes, Windows, Protocol):
     """One warm process that has the device to itself; every method returns plain values (`workers.session`)."""
 
-    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
-        """Returns the result of training on `samples` samples."""
+    def train(
+        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
+    ) -> dict[str, Any]:
+        """Returns the result of training on `samples` samples; its outcome is `cut` where `left_s` was over."""
         ...
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainables.knobs import Scalar
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trials
 from tuning.memory.guard import MemoryGuard
@@ -80,6 +81,14 @@ def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:
     return Rule(objective, mode, own, best_baseline(study.get("baselines") or {}, objective, mode))
 
 
+def fastest_probed(
+    records: Sequence[Record], space: Space, guard: MemoryGuard, start: Mapping[str, Scalar]
+) -> dict[str, Scalar] | None:
+    """Returns `start` with the fastest system knobs that were probed and fit, None where nothing was."""
+    choice = fastest(Speeds([p for p in probed(records) if inside(space, p)]), guard, start)
+    return None if choice is None else space.complete({**start, **choice.system})
+
+
 def choose(records: Sequence[Record], rule: Rule) -> Pick | None:
     """Returns the pick over the trials that ran to their end, or None where there is none.
 
@@ -88,7 +97,7 @@ def choose(records: Sequence[Record], rule: Rule) -> Pick | None:
     ended = [
         t for t in trials(records) if t.outcome == "ok" and t.samples_per_s and t.values.get(rule.objective) is not None
     ]
-    failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] != "ok"}
+    failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] not in ("ok", Outcome.CUT)}
     finished = [
         Finished(t.id, {n: float(v) for n, v in t.values.items() if v is not None}, float(t.samples_per_s or 0.0))
         for t in [t for t in ended if t.id not in failed] or ended

@@ -134,6 +134,12 @@ def fastest(speeds: Speeds, guard: MemoryGuard, knobs: Mapping[str, Scalar]) -> 
     return best
 
 
+def system_only(space: Space, start: Mapping[str, Scalar]) -> Space:
+    """Returns the space of the system knobs alone, every other knob fixed at `start`: nothing learned can change."""
+    held = {n: start[n] for n in space.parameters if n in start and kind_of(n) != "system"}
+    return Space(space.subset({"system"}).parameters, {**space.fixed, **held})
+
+
 def probed(records: Sequence[Record]) -> list[Probed]:
     """Returns the probes that succeeded."""
     return [

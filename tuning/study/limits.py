@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuning.config.schema import StudyConfig
-from tuning.journal.records import Journal, Record, stage_done
+from tuning.journal.records import Journal, Record, last
 from tuning.memory import calibration
 from tuning.report.format import duration
 from tuning.search import confirm
@@ -21,8 +21,14 @@ from tuning.workers import machine, slots
 
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
-CONFIRM_FRAC = 0.3
-"""The most of search.max_time that is kept for confirming, from trials that run."""
+EXPORT_S = 3.0
+"""What comes after the last measurement: the report and its figures, 1.1 s on two quiet cores."""
+ENOUGH_TRIALS = 8
+"""Trials that a study should have time for, where more time is asked for."""
+MOST_EPOCHS = 100
+"""The most epochs that are chosen by time."""
+PROBE_FRAC = 0.25
+"""The most of what is left of search.max_time after start-up that is spent on probes."""
 
 
 class Limits:
@@ -46,10 +52,21 @@ class Limits:
         self._ram_bytes: int | None = None
 
     @property
-    def ends_at(self) -> float | None:
-        """Returns when search.max_time is over, on the monotonic clock; None without a limit."""
+    def ends_at(self) -> float:
+        """Returns when measuring is over, on the monotonic clock: the report is to be written within search.max_time.
+
+        Infinity without a limit.
+        """
         limit_s = self._config.search.max_time_s
-        return None if limit_s is None else self._began + limit_s
+        return math.inf if limit_s is None else self._began + limit_s - EXPORT_S
+
+    def left_s(self) -> float:
+        """Returns the seconds until then."""
+        return self.ends_at - time.monotonic()
+
+    def probe_s(self) -> float:
+        """Returns the seconds that all probes may take."""
+        return min(self._config.budget.probe.max_time_s, max(1.0, PROBE_FRAC * self.left_s()))
 
     def passed_s(self) -> float:
         """Returns the seconds that the study has taken, earlier sessions included."""
@@ -72,12 +89,12 @@ class Limits:
     def plan(self) -> TrialPlan:
         """Returns how every trial is run: its samples, rungs, and its slot. On a card it takes the probes to say."""
         config, budget, cores = self._config, self._config.budget, machine.cores()
-        samples = max(1, round(budget.train_epochs * int(self._facts["train_samples"])))
+        samples = self.horizon()
         first = max(1, round(samples * budget.rungs.first_frac))
         asked = config.concurrency if isinstance(config.concurrency, int) else None
         card_bytes, cuda = self.cap_bytes(), config.card.device == "cuda"
         a_device = math.ceil(asked / self._devices) if asked is not None else self._slots_a_card(cores)
-        count = (asked or self._devices * a_device) if cuda else slots.on_cpu(cores, asked)
+        count = (asked or self._devices * a_device) if cuda else slots.on_cpu(cores, asked, config.search.max_time_s)
         cap_bytes, alone_bytes = None, None
         if cuda and (a_device > 1 or config.card.cap_bytes is not None):
             model_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)
@@ -95,6 +112,50 @@ class Limits:
             cap_bytes=cap_bytes,
             alone_bytes=alone_bytes,
             deadline=self._cut_at(),
+        )
+
+    def horizon(self) -> int:
+        """Returns the samples of a trial that is never stopped, as the journal has it or the budget says.
+
+        Where that is "auto", all trials one after the other at the fastest speed probed take the time of the search: in
+        whole epochs, or a part of one where the data are many.
+        """
+        study = last(self._journal.records, "study")
+        if study is not None and study.get("horizon_samples"):
+            return int(study["horizon_samples"])
+        epochs, train_samples = self._config.budget.train_epochs, int(self._facts["train_samples"])
+        if not isinstance(epochs, str):
+            return max(1, round(epochs * train_samples))
+        limit_s, rate = self._config.search.max_time_s, self._fastest_per_s()
+        if limit_s is None or not rate:
+            return train_samples
+        search_s = max(0.0, self.left_s() - confirm.SHARE * limit_s)
+        whole = rate * search_s / max(1, self._config.search.trials) / train_samples
+        return max(1, round(min(MOST_EPOCHS, math.floor(whole) if whole >= 1 else whole) * train_samples))
+
+    def _fastest_per_s(self) -> float:
+        """Returns the largest speed that was probed, 0 where nothing was."""
+        return max((p.samples_per_s for p in probed(self._journal.records)), default=0.0)
+
+    def training_s(self) -> float:
+        """Returns about how long a training takes at the fastest speed probed; 0 where nothing was."""
+        rate = self._fastest_per_s()
+        return confirm.MORE * self.horizon() / rate if rate else 0.0
+
+    def idle(self) -> str:
+        """Returns why nothing is trained, "" where the search begins: no trials, or no time for one."""
+        if self._config.search.trials == 0:
+            return "search.trials=0: nothing is trained; the pick are the fastest system knobs that were probed"
+        limit_s, training_s, cut_at = self._config.search.max_time_s, self.training_s(), self._cut_at()
+        if limit_s is None or cut_at is None or any(r.event == "trial_start" for r in self._journal.records):
+            return ""
+        left_s = max(0.0, cut_at - time.monotonic())
+        if left_s >= training_s:
+            return ""
+        enough = math.ceil((self.passed_s() + ENOUGH_TRIALS * training_s) / (1 - confirm.SHARE) / 60)
+        return (
+            f"a training takes about {duration(training_s)}, and {duration(left_s)} are left for the search: nothing "
+            f"is trained; search.max_time={enough}m has it search, or a smaller budget.train_epochs"
         )
 
     def _slots_a_card(self, cores: int) -> int:
@@ -117,19 +178,20 @@ class Limits:
         limit_s = self._config.search.max_time_s
         if limit_s is None:
             return None
-        windows_s = confirm.windows_s(self._config.budget.confirm, len(self._config.named) + 1)
-        return self._began + limit_s - min(windows_s, CONFIRM_FRAC * limit_s)
+        windows_s = confirm.windows_s(self._config.budget.confirm, self._configurations())
+        return self.ends_at - min(windows_s * confirm.LEAST_ROUNDS / 5, confirm.SHARE * limit_s)
 
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
         search, objectives = self._config.search, self._facts["objectives"]
         deadline = None
         if search.max_time_s is not None:
-            rate = max((p.samples_per_s for p in probed(self._journal.records)), default=0.0)
-            named, reserve_s = len(self._config.named) + 1, 0.0
+            rate, reserve_s = self._fastest_per_s(), 0.0
             if rate:
-                reserve_s = confirm.expected_s(self._config.budget.confirm, named, self.plan().samples, rate)
-            deadline = self._began + search.max_time_s - min(reserve_s, confirm.SHARE * search.max_time_s)
+                reserve_s = confirm.expected_s(
+                    self._config.budget.confirm, self._configurations(), self.horizon(), rate
+                )
+            deadline = self.ends_at - min(reserve_s, confirm.SHARE * search.max_time_s)
         objective, mode = next(iter(objectives.items()))
         return SearchTerms(
             strategy=search.strategy,
@@ -144,29 +206,11 @@ class Limits:
             baseline=best_baseline(self._facts.get("baselines") or {}, objective, mode),
         )
 
-    def shortage(self) -> str:
-        """Returns a sentence where search.max_time cannot hold even what comes beside the search, "" where it can."""
-        limit_s, budget, done = self._config.search.max_time_s, self._config.budget, self._journal.records
-        if limit_s is None or stage_done(done, "search"):
-            return ""
-        probing = self._config.search.strategy == "staged" and not stage_done(done, "probe")
-        probing_s, passed_s = budget.probe.max_time_s if probing else 0.0, self.passed_s()
-        confirming_s = confirm.expected_s(budget.confirm, len(self._config.named) + 1, 0, 1.0)
-        least_s, trials = passed_s + probing_s + confirming_s, self.plan().concurrency
-        if limit_s >= least_s:
-            return ""
-        probes = f", probes ({duration(probing_s)})" if probing else ""
-        return (
-            f"search.max_time={duration(limit_s)} is too short: start-up ({duration(passed_s)}){probes} and confirming "
-            f"(about {duration(confirming_s)}) alone take {duration(least_s)}, and {trials} "
-            f"trial{'s are' if trials > 1 else ' is'} searched whatever the limit; give it "
-            f"search.max_time={math.ceil(2 * least_s / 60)}m, or lower "
-            f"{'budget.probe.max_time_s and ' if probing else ''}budget.confirm.windows"
-        )
-
     def confirm_s(self) -> float:
         """Returns the seconds that confirming may take from here on: what max_time leaves, at most a share of it."""
         limit_s = self._config.search.max_time_s
-        if limit_s is None:
-            return math.inf
-        return min(limit_s - self.passed_s(), confirm.SHARE * limit_s)
+        return math.inf if limit_s is None else min(self.left_s(), confirm.SHARE * limit_s)
+
+    def _configurations(self) -> int:
+        """Returns how many configurations take windows in turns: the best, what is named, the plain defaults."""
+        return len(self._config.named) + 2

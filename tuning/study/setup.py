@@ -53,13 +53,15 @@ def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
 
 
 def concurrency(config: StudyConfig) -> int:
-    """Returns how many search trials run at once: as asked, else one a core up to four.
+    """Returns how many search trials run at once: as asked, else one a core up to four, in a short study one.
 
     On cards it is one each as far as can be known before the probes, which may show room for more (`Limits.plan`).
     """
     if isinstance(config.concurrency, int):
         return config.concurrency
-    return executors.devices(config) if config.card.device == "cuda" else slots.on_cpu(machine.cores())
+    if config.card.device == "cuda":
+        return executors.devices(config)
+    return slots.on_cpu(machine.cores(), limit_s=config.search.max_time_s)
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
@@ -231,11 +233,17 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "baselines": facts["baselines"],
         "train_samples": facts["train_samples"],
         "val_samples": facts["val_samples"],
-        "horizon_samples": max(1, round(config.budget.train_epochs * int(facts["train_samples"]))),
+        "horizon_samples": _horizon(config, int(facts["train_samples"])),
         "concurrency": concurrency(config),
         "threads": setting.threads,
         "config": resolved(config),
     }
+
+
+def _horizon(config: StudyConfig, train_samples: int) -> int | None:
+    """Returns the samples of a trial that is never stopped, None where the probes are to say (`Limits.horizon`)."""
+    epochs = config.budget.train_epochs
+    return None if isinstance(epochs, str) else max(1, round(epochs * train_samples))
 
 
 def _held_by(config: StudyConfig) -> str:

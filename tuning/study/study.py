@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables.knobs import Scalar
+from trainables.workload import BUILT_IN
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.resolve import write_resolved
@@ -25,16 +27,18 @@ from tuning.journal.records import Journal, Record, is_finished, last, read, sta
 from tuning.journal.runs import JOURNAL
 from tuning.memory import groups
 from tuning.memory import measure as estimate
+from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, sentences, summary
 from tuning.search import runtime_check
-from tuning.search.confirm import Confirmed, ConfirmTerms, confirm
+from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, Rounds, confirm, measure_windows
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
 from tuning.search.rule import Rule
 from tuning.search.scheduler import TrialScheduler
-from tuning.search.selection import Pick, choose, recombine, rule_of
+from tuning.search.selection import Pick, choose, fastest_probed, recombine, rule_of
+from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
 from tuning.study.setup import (
     cautions,
@@ -50,6 +54,8 @@ from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
+PLAIN = "plain"
+"""The name of the configuration in which every knob is at its default in the space."""
 PREDICT_S = 60.0
 """What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
 
@@ -75,6 +81,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     free_bytes = min(map(doctor.free_bytes, nvml.gpus())) if cuda else None
     with ExitStack() as stack:
         profiler = stack.enter_context(Worker(setting, terminal.warning))
+        profiler.deadline = started + (config.search.max_time_s or math.inf)
         profiler.start()
         terminal.watch(lambda: profiler.asked)
         terminal.doing("a process loads torch, data and model")
@@ -91,7 +98,6 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             study.open(facts, setting, free_bytes)
             study.measure(profiler)
             study.search(profiler, setting)
-            profiler.end()
             study.confirm(profiler)
             study.publish()
     return folder
@@ -131,9 +137,12 @@ class _Study:
         self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
         for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
             self._note(text)
-        shortage = self._limits.shortage()
-        if shortage:
-            self._terminal.warning(shortage)
+        self._space = self._config.space
+        if self._config.search.trials == 0:
+            self._space = system_only(self._space, groups.defaults(self._space))
+        self._named = dict(self._config.named)
+        if self._config.workload.ref in BUILT_IN:  # of another workload `before` are the plain defaults
+            self._named[PLAIN] = groups.defaults(self._space)
 
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
@@ -141,7 +150,7 @@ class _Study:
         with self._stage("estimate") as needed:
             if needed:
                 cuda = self._config.card.device == "cuda"
-                first = estimate.MemoryStage(profiler, self._config.space, self._journal, cap_bytes, cuda=cuda)
+                first = estimate.MemoryStage(profiler, self._space, self._journal, cap_bytes, cuda=cuda)
                 first.run(self._predict if cuda else None)
         self._journal.repeat("study")
         if self._config.search.strategy == "joint":
@@ -149,19 +158,20 @@ class _Study:
         with self._stage("probe") as needed:
             if needed:
                 learned = groups.guard(self._journal.records, cap_bytes)
-                stage = ProbeStage(
-                    profiler,
-                    self._config.space,
-                    self._journal,
-                    learned,
-                    self._config.budget.probe,
-                )
+                budget = self._config.budget.probe.model_copy(update={"max_time_s": self._limits.probe_s()})
+                stage = ProbeStage(profiler, self._space, self._journal, learned, budget)
                 stage.run(self._config.named, self._told)
+        if not self._opening().get("horizon_samples"):
+            self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
+            self._note(f"a trial trains on {self._limits.horizon()} samples, as the time allows; budget.train_epochs=N")
 
     def search(self, profiler: Worker, setting: WorkerConfig) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
         with self._stage("search") as needed:
             if not needed:
+                return
+            if idle := self._limits.idle():
+                self._note(idle)
                 return
             plan = self._limits.plan()
             scheduler = TrialScheduler(
@@ -183,6 +193,11 @@ class _Study:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
         profiler.deadline = self._limits.ends_at
         picked = self._pick()
+        if picked is None and (config := self._probed()) is not None:
+            with self._stage("confirm") as needed:
+                if needed:
+                    self._pick_probed(profiler, config)
+            return
         if picked is None:
             failed = [t for t in trials(self._journal.records) if t.message]
             common = collections.Counter(f"{t.outcome}: {t.message}" for t in failed).most_common(1)
@@ -194,7 +209,23 @@ class _Study:
         with self._stage("confirm") as needed:
             if needed:
                 terms = self._confirm_terms()
-                self._append_pick(picked, confirm(profiler, self._journal, self._config.named, terms, self._told))
+                self._append_pick(picked, confirm(profiler, self._journal, self._named, terms, self._told))
+
+    def _probed(self) -> dict[str, Scalar] | None:
+        """Returns the defaults with the fastest system knobs, where no trial failed and time alone let none end."""
+        if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in trials(self._journal.records)):
+            return None
+        learned = groups.guard(self._journal.records, self._limits.cap_bytes())
+        return fastest_probed(self._journal.records, self._space, learned, groups.defaults(self._space))
+
+    def _pick_probed(self, profiler: Worker, config: Mapping[str, Scalar]) -> None:
+        """Measures what the probes found in turns with the named configurations, and writes it as the pick."""
+        until = time.monotonic() + self._limits.confirm_s()
+        turns = {**self._named, "best": config}
+        rounds = Rounds(LEAST_ROUNDS, min(1.0, self._config.budget.confirm.window_s))
+        measure_windows(profiler, self._journal, turns, rounds, self._told, lambda: until - time.monotonic())
+        rule = "the fastest system knobs that were probed, every other knob at its default: nothing was trained"
+        self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])
 
     def _confirm_terms(self) -> ConfirmTerms:
         seed, budget = self._config.search.seed, self._config.budget.confirm

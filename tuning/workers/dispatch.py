@@ -131,7 +131,7 @@ class Dispatcher:
             )
             self._waiting.append(replace(placed, alone=True))
             return
-        cut = {"outcome": str(Outcome.TIMEOUT), "message": CUT} if trial in self._cut else {}
+        cut = {"outcome": str(Outcome.CUT), "message": CUT} if trial in self._cut else {}
         self._scheduler.ended(trial, {**{n: v for n, v in found.items() if n != "events"}, **cut})
 
     @property

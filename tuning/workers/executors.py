@@ -28,7 +28,7 @@ def one_at_a_time(config: StudyConfig) -> bool:
     """Returns whether it is sure, before anything is measured, that one trial runs at a time."""
     asked = config.concurrency if isinstance(config.concurrency, int) else None
     if asked is not None or config.card.device != "cuda":
-        return slots.on_cpu(machine.cores(), asked) == 1
+        return slots.on_cpu(machine.cores(), asked, config.search.max_time_s) == 1
     return config.search.strategy == "joint" and devices(config) == 1  # see `Limits.plan`
 
 

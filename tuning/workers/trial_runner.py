@@ -8,7 +8,7 @@ from typing import Any
 
 from tuning.config.errors import PreflightError, UserCodeError
 from tuning.memory.oom import Outcome
-from tuning.workers.worker import Worker, WorkerLost
+from tuning.workers.worker import LATE, Worker, WorkerLost
 from tuning.workers.worker_config import TrialOrder
 
 TRIES = 2
@@ -59,7 +59,7 @@ class TrialRunner:
             except WorkerLost as lost:
                 self._is_open = False
                 self._worker.end()
-                if self._tries >= TRIES:
+                if self._tries >= TRIES or lost.fault is LATE:
                     found = {**_ended(lost.fault.outcome, str(lost)), "fault": lost.fault.name}
                     break
                 self._events.append(("lost", f"{lost}; it is run once more"))

@@ -6,6 +6,8 @@ process ends with the one who started it.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -29,14 +31,18 @@ from tuning.workers import user_code
 from tuning.workers.worker_config import Failed, TrialOrder, WorkerConfig
 
 HUNG = Fault("process hung", Outcome.TIMEOUT)
-BEAT_S = 5.0
+LATE = Fault("search.max_time was over", Outcome.CUT)
+BEAT_S, LEAST_BEAT_S = 5.0, 0.5
 """So often a training answers, at the end of a window; the time that takes is inside no window."""
 HANG_TIMES = 10
 """A process may take so many times its longest answer so far, and so many times `hang_s` to load the workload."""
-COMPUTES_FRAC = 0.5
-"""A process that has used that share of a core computes, and hangs only after `HANG_TIMES` as long."""
-LAST_S = 10.0
-"""What an answer may take at least, also after the deadline: `search.max_time` is passed by no more."""
+COMPUTES_FRAC = 0.1
+"""A process that uses that share of a core, its loader's processes included, hangs only after `HANG_TIMES` as long.
+
+Ten busy processes on two cores leave each a fifth of one.
+"""
+LAST_S = 5.0
+"""What an answer may take after the deadline: `search.max_time` is passed by little more."""
 _ENDED_S = 10.0
 """How long a killed process is waited for; one that a driver holds cannot be killed, and is left behind."""
 _LIBRARY = f"{os.sep}lib{os.sep}python"
@@ -87,7 +93,7 @@ class Worker:
     is the measurement's outcome. As an executor's worker (`begin`, `advance`, `finish`) it raises WorkerLost. Either
     way UserCodeError says that the workload's code failed, PreflightError that this machine cannot load it. `warn`
     hears of what was lost. After `deadline`, in seconds of the monotonic clock, no answer is waited for longer than
-    `LAST_S`, or twice the longest so far.
+    `LAST_S`, and nothing is tried again.
     `asked` is what the process is at, for whoever shows it.
     """
 
@@ -105,6 +111,9 @@ class Worker:
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
         found = self._measured({}, "describe", dict(knobs))
+        if found.get("fault") == LATE.name:
+            what = f"search.max_time was over before the workload was loaded: {found['message']}"
+            raise PreflightError(what, remedy="mend what it names, or a larger search.max_time")
         if "fault" in found:
             remedy = "mend what it names, or give it more time: search.hang_time=10m"
             raise PreflightError(f"the measuring process failed twice: {found['message']}", remedy=remedy)
@@ -127,17 +136,23 @@ class Worker:
         """Returns `Session.window`."""
         return self._measured(_PROBED, "window", dict(knobs), window_s, seed, expected_s=window_s)
 
-    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
-        """Returns the result of a whole training, with everything the device has."""
+    def train(
+        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
+    ) -> dict[str, Any]:
+        """Returns the result of a whole training, with everything the device has, or that `left_s` was over: `cut`."""
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self.config.cap_bytes)
         order = TrialOrder("", knobs, seed, plan, self.config.threads, "all")
-        return self._twice(_TRAINED, lambda: self._trained(order))
+        until = time.monotonic() + left_s
+        return self._twice(_TRAINED, lambda: self._trained(order, until))
 
-    def _trained(self, order: TrialOrder) -> dict[str, Any]:
+    def _trained(self, order: TrialOrder, until: float) -> dict[str, Any]:
         self.begin(order)
-        found = self.advance()
+        found = self.advance(until)
         while not found["done"]:
-            found = self.advance()
+            if time.monotonic() >= until:
+                self.finish()
+                return {**found, "outcome": str(Outcome.CUT), "message": LATE.name, "done": True}
+            found = self.advance(until)
         return found
 
     # -- trials --------------------------------------------------------------------------------------------------------
@@ -151,9 +166,10 @@ class Worker:
         """Takes the next trial."""
         self._ask("begin", order)
 
-    def advance(self) -> dict[str, Any]:
-        """Returns the trial's state at its next milestone or beat, or its result: then `done` is true."""
-        return self._ask("advance", BEAT_S)
+    def advance(self, until: float = math.inf) -> dict[str, Any]:
+        """Returns the trial's state at its next milestone, beat or `until`, or its result: then `done` is true."""
+        ends = min(until, math.inf if self.deadline is None else self.deadline)
+        return self._ask("advance", min(BEAT_S, max(LEAST_BEAT_S, ends - time.monotonic())))
 
     def finish(self) -> dict[str, Any]:
         """Ends the trial where it is; returns `Session.settled`."""
@@ -205,6 +221,8 @@ class Worker:
             except WorkerFailed:
                 raise
             except WorkerLost as lost:
+                if lost.fault is LATE:
+                    raise
                 self._warn(f"{lost}; what it measured is measured once more")
                 return work()
         except WorkerFailed as failed:
@@ -246,7 +264,7 @@ class Worker:
         limit_s = max(times * self.config.hang_s, HANG_TIMES * self._longest_s)
         if self.deadline is None:
             return limit_s
-        return min(limit_s, max(self.deadline - time.monotonic(), times * LAST_S, 2 * self._longest_s))
+        return min(limit_s, max(self.deadline - time.monotonic(), 0.0) + LAST_S)
 
     def _answer(self, limit_s: float) -> Any:
         """Returns the next answer; raises WorkerLost where the process ends before, or takes longer than it may."""
@@ -254,12 +272,17 @@ class Worker:
         try:
             while not self._pipe.poll(limit_s):
                 waited_s = time.monotonic() - begun
-                if self._spent_s() - spent_s > COMPUTES_FRAC * waited_s and waited_s < HANG_TIMES * self.config.hang_s:
-                    limit_s = self._limit_s(HANG_TIMES) - waited_s  # it computes: a step may take a minute
+                is_late = self.deadline is not None and time.monotonic() >= self.deadline + LAST_S
+                computes = self._spent_s() - spent_s > COMPUTES_FRAC * waited_s
+                if computes and not is_late and waited_s < HANG_TIMES * self.config.hang_s:
+                    left_s = math.inf if self.deadline is None else self.deadline + LAST_S - time.monotonic()
+                    limit_s = max(0.1, min(HANG_TIMES * self.config.hang_s - waited_s, left_s))  # a step may be long
                     continue
-                said = f"no answer for {waited_s:.0f} s{self._where()}; search.hang_time gives it more time"
+                said = f"no answer for {waited_s:.0f} s{self._where()}"
                 self.end()
-                raise WorkerLost(HUNG, said)
+                if is_late and (computes or waited_s < self.config.hang_s):
+                    raise WorkerLost(LATE, said)
+                raise WorkerLost(HUNG, f"{said}; search.hang_time gives it more time")
             answer = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise self._lost() from error
@@ -267,14 +290,17 @@ class Worker:
         return answer
 
     def _spent_s(self) -> float:
-        """Returns the processor seconds that the process has used, 0 where it is gone."""
+        """Returns the processor seconds that the process and its loader's have used, 0 where it is gone."""
         if self._process is None:
             return 0.0
-        try:
-            times = psutil.Process(self._process.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(times.user + times.system)
+        spent_s = 0.0
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._process.pid)
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    times = one.cpu_times()
+                    spent_s += times.user + times.system
+        return spent_s
 
     @property
     def _pipe(self) -> Connection:
