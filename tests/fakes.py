@@ -167,7 +167,9 @@ class FormulaProfiler:
         """Returns the formula's speed."""
         return self.probe(knobs, window_s, 0.0)
 
-    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+    def train(
+        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
+    ) -> dict[str, Any]:
         """Returns a result whose error falls with the distance of the learning rate from 0.1."""
         rate = Knobs.of(knobs).learning_rate
         return {

@@ -30,11 +30,16 @@ settings (key=value, in any order), with what they are without you in brackets
                           p100, a100, h100, h200; memory of a card that is not
                           here is emulated [auto]
   budget=quick|full       how much to spend [quick]
+  budget.train_epochs=N   how long a training is: epochs, or auto, as the time
+                          allows [the workload's, auto for one of your own]
+  budget.probe.max_time_s=N, budget.rungs.first_frac=X, budget.rungs.eta=N,
+  budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   its other parts
   preset=NAME             knobs fixed to a known set, such as rtx3090_max_perf
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
-  search.trials=N         most trials [budget's]
-  search.max_time=4m      most wall time of the whole study [budget's]
+  search.trials=N         most trials; 0: probes alone, the fastest settings
+                          that change nothing learned, in a minute [budget's]
+  search.max_time=4m      wall time of the whole study, held to [budget's]
   search.hang_time=60s    a process that idles so long without an answer is
                           ended, and tried once more [60s]
   search.strategy=staged  staged: probe, then train; joint: one flat space

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from tuning.config.cards import HERE, lacking
 from tuning.config.schema import StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
-from tuning.report.summary import Claim, Place, Summary
+from tuning.report.summary import Claim, Named, Place, Summary
 from tuning.search.bottleneck import Verdict
 from tuning.stats.uncertainty import Gain
 
@@ -31,6 +32,10 @@ def left_out(config: StudyConfig) -> list[str]:
     return found + others
 
 
+STEEP_FRAC = 0.6
+"""nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
+
+
 def answer(found: Summary) -> str:
     """Returns what the run found, in a sentence or two: what the pick gains, how sure that is, what to keep instead."""
     best = found.best
@@ -38,19 +43,29 @@ def answer(found: Summary) -> str:
         return "No configuration was picked: the run ended before its pick, or no trial reached its end."
     gains = [g for g in found.gains if g.of == "best"]
     if not gains:
-        return f"Trial {plain(best.trial)} is the pick; nothing was measured beside it."
+        return f"The pick is of {found_by(best)}; nothing was measured beside it."
     said = f"The pick is {' and '.join(map(gain_sentence, gains))}"
     rounds = max(g.rounds for g in gains)
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
-    cautions = [f"keep {plain(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
-    cautions += [caution] if (caution := baseline_sentence(found)) else []
+    cautions = [f"keep {called(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
+    cautions += filter(None, [baseline_sentence(found), too_short_sentence(found)])
     return ". But ".join([said, *cautions]) + "."
+
+
+def called(name: str) -> str:
+    """Returns a named configuration as sentences speak of it."""
+    return "the plain defaults" if name == "plain" else plain(name)
+
+
+def found_by(best: Named) -> str:
+    """Returns where the pick comes from, in a few words."""
+    return f"trial {plain(best.trial)}" if best.trial else "probes alone: nothing was trained"
 
 
 def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means: faster, slower, or no difference that the rounds can tell."""
-    over = plain(gain.over)
+    over = called(gain.over)
     if gain.rounds < 2:
         grounds = "one round" if gain.rounds else "probes, not side by side"
         return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"
@@ -86,6 +101,31 @@ def baseline_sentence(found: Summary) -> str:
         whose = "the next run's" if len(own.by_seed) > 1 else "by so few validation samples,"
         return f"{whose} {plain(objective)} may be {beside}"
     return ""
+
+
+def too_short_sentence(found: Summary) -> str:
+    """Returns that trainings were too short to compare, "" where they were not or nothing tells.
+
+    They were where the median training came to `STEEP_FRAC` or more of what it learned after its last rung, at half of
+    its samples or later. Learned is what its quality is better than the best baseline.
+    """
+    if found.baseline is None or not found.trials:
+        return ""
+    sign = 1.0 if found.objectives[found.objective] == "max" else -1.0
+    shares = []
+    for trial in found.trials:
+        curve = found.curves.get(trial.trial, ())
+        if trial.outcome == "ok" and len(curve) > 1:
+            (_, rung), (_, end) = curve[-2:]
+            learned = sign * (end - found.baseline.value)
+            shares.append(sign * (end - rung) / learned if learned > 0 else 0.0)
+    if not shares or statistics.median(shares) < STEEP_FRAC:
+        return ""
+    share, objective = percent(statistics.median(shares)), plain(found.objective)
+    return (
+        f"{share} of what trainings gain in {objective} over the baseline came after their last rung: they were too "
+        "short to compare, and a larger budget.train_epochs tells more"
+    )
 
 
 def claim_sentence(claim: Claim | None, measured: Gain | None) -> str:

@@ -108,7 +108,7 @@ def summary(found: Summary) -> list[RenderableType]:
     best, times = found.best, found.times
     rows: list[tuple[str, RenderableType]] = []
     if best is not None:
-        chosen, trial = fmt.settings(best.config), f"(trial {plain(best.trial)})"
+        chosen, trial = fmt.settings(best.config), f"({sentences.found_by(best)})"
         rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
         if chosen:
             rows.append(("", f"every other knob at its default {trial}"))

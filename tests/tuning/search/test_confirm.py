@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ class SeededBench(FormulaProfiler):
         self.errors, self.broken = errors, broken
         self.trained: list[tuple[float, int]] = []
 
-    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+    def train(
+        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
+    ) -> dict[str, Any]:
         """Returns the error of the learning rate, a little more for odd seeds."""
         rate = float(knobs["learning_rate"])
         self.trained.append((rate, seed))
@@ -154,18 +157,43 @@ def test_a_pick_that_fails_on_a_fresh_seed_is_no_pick(tmp_path: Path) -> None:
     assert list(found.selection.means) == ["b"]
 
 
-def test_with_no_time_left_the_pick_is_trained_once_and_challengers_are_named(tmp_path: Path) -> None:
+def test_with_no_time_left_nothing_is_trained_or_measured_and_challengers_are_named(tmp_path: Path) -> None:
     journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
     found = settled(journal, profiler, left_s=0.0)
-    assert found.best == "a"
-    assert profiler.trained == [(0.1, 1)]
+    assert (found.best, found.selection) == ("a", None)
+    assert profiler.trained == []
     assert [(r["trial"], r["decision"]) for r in journal.records if r.event == "rival"] == [("b", "too long")]
-    assert sum(r.event == "window" and r["name"] == "best" for r in journal.records) == 3
+    assert not any(r.event == "window" for r in journal.records)
+
+
+def test_with_little_time_left_the_windows_have_it_and_are_shorter(tmp_path: Path) -> None:
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215})
+    clock = iter(range(0, 1000, 2))  # every look at the clock takes two seconds
+    terms = ConfirmTerms(RULE, (1, 2, 3), BUDGET, samples=100, left_s=lambda: 14.0 - next(clock))
+    found = confirm(profiler, journal, {"before": NAMED["before"]}, terms, ignore)
+    assert (found.best, profiler.trained) == ("a", [])
+    rounds = {r["round"] for r in journal.records if r.event == "window"}
+    assert 1 <= len(rounds) < BUDGET.windows
+
+
+def test_a_training_that_the_time_cut_says_nothing_of_the_pick(tmp_path: Path) -> None:
+    class Cut(SeededBench):
+        """Every training after the first is cut."""
+
+        def train(self, knobs: Mapping[str, Scalar], *rest: Any) -> dict[str, Any]:
+            found = super().train(knobs, *rest)
+            return found if len(self.trained) == 1 else {**found, "outcome": "cut", "values": {}}
+
+    journal = searched(tmp_path)
+    found = settled(journal, Cut({0.1: 0.215}), budget=BUDGET.model_copy(update={"top": 1}))
+    assert found.best == "a"
+    assert found.selection is not None
+    assert found.selection.seeds == (1,)
 
 
 @pytest.mark.parametrize(
     ("spare_s", "expected"),
-    [(1000.0, (3, 3)), (17.9, (2, 3)), (11.9, (1, 3)), (5.9, (1, 2)), (3.9, (1, 1)), (0, (1, 1))],
+    [(1000.0, (3, 3)), (17.9, (2, 3)), (11.9, (1, 3)), (5.9, (1, 2)), (3.9, (1, 1)), (0, (1, 1)), (-6, (1, 0))],
 )
 def test_challengers_go_before_seeds(spare_s: float, expected: tuple[int, int]) -> None:
     windows = 5 * 2 * (BUDGET.window_s + 1.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import shlex
 import subprocess
 import sys
@@ -17,13 +18,14 @@ import pytest
 
 from tests.commands import MINE, ROOT
 from tests.fakes import FormulaProfiler
-from trainables.knobs import Scalar
+from trainables.knobs import Scalar, kind_of
 from tuning import run
 from tuning.cli.terminal import Terminal
-from tuning.config import load, resolve
+from tuning.config import best_file, load, resolve
 from tuning.config.errors import ConfigError, UserCodeError
-from tuning.journal.records import Journal, Record
-from tuning.report import summary
+from tuning.journal.records import Journal, Record, last
+from tuning.memory import groups
+from tuning.report import export, summary
 from tuning.search.protocols import TrialPlan
 from tuning.study import setup, study
 from tuning.study.limits import Limits
@@ -266,25 +268,6 @@ def test_a_joint_search_has_no_probe_stage(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_too_little_time_is_said_at_the_start(tmp_path: Path) -> None:
-    started = time.monotonic() - 14
-    _, journal, said = opened(tmp_path, "search.max_time=60s", "budget.confirm.windows=5", started=started)
-    journal.close()
-    words = " ".join(said.getvalue().split())
-    assert "warning search.max_time=1m is too short: start-up (14s), probes (24s) and confirming (about 53s)" in words
-    assert "alone take 1m31s, and " in words
-    assert "give it search.max_time=4m, or lower budget.probe.max_time_s and budget.confirm.windows" in words
-    warned = said.getvalue()[said.getvalue().index("warning") :]
-    assert max(map(len, warned.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("typed", [["search.max_time=10m"], ["search.max_time=null"]])
-def test_enough_time_is_no_word_worth(tmp_path: Path, typed: list[str]) -> None:
-    _, journal, said = opened(tmp_path, *typed, started=time.monotonic())
-    journal.close()
-    assert "warning" not in said.getvalue()
-
-
 @pytest.mark.parametrize(
     ("slots", "dashboard", "executor", "profiler"),
     [(1, False, "LocalExecutor", "kept"), (2, False, "ray", "ended"), (1, True, "ray", "ended")],
@@ -346,7 +329,9 @@ class Seeded(FormulaProfiler):
         super().__init__()
         self.errors = errors
 
-    def train(self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int) -> dict[str, Any]:
+    def train(
+        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
+    ) -> dict[str, Any]:
         """Returns the learning rate's error."""
         found = {**super().train(knobs, samples, milestones, seed), "train_s": 1.0}
         error = self.errors.get(float(knobs["learning_rate"]))
@@ -504,3 +489,48 @@ def test_a_study_says_its_first_word_without_torch_or_ray() -> None:
         cwd=ROOT,
     )
     assert found.stdout == "set()\n"
+
+
+def test_without_trials_the_pick_is_the_fastest_system_knobs_with_every_other_knob_at_its_default(
+    tmp_path: Path,
+) -> None:
+    made, journal, _ = opened(tmp_path, "search.trials=0", "knobs.amp_dtype=[fp32,bf16]", started=time.monotonic())
+    profiler = FormulaProfiler()
+    made.measure(profiler)  # type: ignore[arg-type]
+    made.search(profiler, setup.setting_of(made._config))  # type: ignore[arg-type]
+    made.confirm(profiler)  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.best is not None
+    start = groups.defaults(made._config.space)
+    learned = {n: v for n, v in start.items() if kind_of(n) != "system"}
+    assert {n: found.best.config[n] for n in learned} == learned
+    assert found.best.config["num_workers"] == 2
+    assert all(p.config["amp_dtype"] == start["amp_dtype"] for p in found.probes if not p.trial)
+    assert {(g.of, g.over) for g in found.gains} >= {("best", "before"), ("best", "plain")}
+    assert not any(r.event in ("trial_start", "confirmed") for r in journal.records)
+    assert "nothing was trained" in found.rule
+    paths = export.write_all(found, tmp_path)
+    assert best_file.read(paths[0]).knobs["num_workers"] == 2
+    journal.close()
+
+
+def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
+    late = time.monotonic() - 100
+    made, journal, _ = opened(tmp_path, "search.max_time=120s", "budget.train_epochs=1000", started=late)
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
+    made.search(FormulaProfiler(), setup.setting_of(made._config))  # type: ignore[arg-type]
+    (said,) = [r["text"] for r in journal.records if r.event == "note" and "are left for the search" in r["text"]]
+    assert "search.max_time=" in said
+    journal.close()
+
+
+def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, f"workload={MINE}", "search.trials=10", started=time.monotonic())
+    assert last(journal.records, "study")["horizon_samples"] is None  # type: ignore[index]
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
+    horizon = last(journal.records, "study")["horizon_samples"]  # type: ignore[index]
+    fastest = max(r["samples_per_s"] for r in journal.records if r.event == "probe")
+    assert horizon % FACTS["train_samples"] == 0
+    assert 0 < horizon <= fastest * 240 * 0.7 / 10
+    assert made._limits.plan().samples == horizon
+    journal.close()

@@ -83,7 +83,7 @@ def test_a_trial_that_runs_when_the_time_is_over_is_cut_at_its_next_beat_and_say
     for placed, state in ((first, BEAT), (second, RUNG)):
         assert not dispatcher.goes_on(placed, state)
         dispatcher.ended(placed, state)
-    assert {f["outcome"] for f in scheduler.found.values()} == {"timeout"}
+    assert {f["outcome"] for f in scheduler.found.values()} == {"cut"}
     assert {f["message"] for f in scheduler.found.values()} == {"search.max_time was over"}
 
 
