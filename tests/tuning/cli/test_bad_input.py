@@ -101,7 +101,6 @@ TABLE = [
     ("search=5", "5", "search.trials=<value>"),
     ("search.trials.x=3", "12", "search.trials=<value>"),
     ("search.trails=40", "40", "did you mean search.trials=40?"),
-    ("search.trials=-1", "0", "search.trials=12"),
     ("search.trials=-1", "-1", "search.trials=12"),
     ("search.trials=1e9", "1000000000", "search.trials=12"),
     ("search.trials=1.5", "1.5", "search.trials=12"),
