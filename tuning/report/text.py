@@ -35,12 +35,14 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     steps = [f"{search.trials} trials{at_once}, {confirm}"]
     if search.strategy == "staged":
         steps.insert(0, f"probes for {duration(budget.probe.max_time_s)}")
+    auto = budget.train_epochs == "auto"
+    epochs = "trials as long as the time allows" if auto else f"{budget.train_epochs:g} epochs a trial"
     dtypes = space.parameters.get("amp_dtype", space.fixed.get("amp_dtype", Knobs().amp_dtype))
     fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
         ("plan", ", ".join(steps)),
-        ("budget", f"{budget.name}, {limit}, {budget.train_epochs:g} epochs a trial, seed {search.seed}"),
+        ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
         ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
         ("active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"),
         ("tried", ", ".join(n for n in space.parameters if kind_of(n) != "learning")),
