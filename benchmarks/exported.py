@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import provenance, publish
+from trainables.knobs import using
 from trainables.workload import BUILT_IN
 from tuning.config import best_file
 from tuning.config.best_file import Best
@@ -83,7 +84,9 @@ def confirmed(best: Best, setting: WorkerConfig) -> float:
 
 def repeats(folder: Path, found: Summary, times: int, measured_at: float) -> list[dict[str, float]]:
     """Returns the speeds of every repeat and the seconds since the study measured its own, unix time `measured_at`."""
-    best, place = best_file.read(folder / "best.yaml"), found.place
+    place = found.place
+    with using(found.table):
+        best = best_file.completed(best_file.read(folder / "best.yaml"))
     threads = machine.cores()
     if place.cores not in (None, threads):
         raise RuntimeError(f"{folder.name} was measured on {place.cores} cores, and this process may use {threads}")

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
+from trainables.knob_columns import Knob
+from trainables.our_knobs import ROWS
 from trainables.workload import Config, Split
 
 SYMBOLS, LONGEST = 16, 64
@@ -80,6 +82,7 @@ class Majority:
     """The workload."""
 
     objectives: ClassVar[Mapping[str, Any]] = {"loss": "min"}
+    knobs: ClassVar[Mapping[str, Knob]] = {name: ROWS[name] for name in ("hidden_size", "dropout")}
     default_space: ClassVar[Mapping[str, Any]] = {"learning_rate": [0.001, 0.01], "hidden_size": [32, 64]}
     options: ClassVar[Mapping[str, Any]] = {"count": 128}
 

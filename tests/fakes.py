@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainables import draws
+from trainables.knob_columns import Knob
 from trainables.knobs import Knobs, Scalar
+from trainables.our_knobs import OURS, ROWS
 from trainables.workload import Config, Split
 
 
@@ -37,6 +39,7 @@ class Sums:
     """Learns to add: one weight, whose right value is 1. `poison` makes the loss NaN or raises, by option."""
 
     objectives: ClassVar[Mapping[str, Any]] = {"error": "min"}
+    knobs: ClassVar[Mapping[str, Knob]] = {"dropout": ROWS["dropout"]}
     default_space: ClassVar[Mapping[str, Any]] = {"learning_rate": [0.1, 0.01], "batch_size": [8, 16]}
     options: ClassVar[Mapping[str, Any]] = {"poison": "", "count": 64}
 
@@ -73,6 +76,8 @@ class Sums:
 
 class Noisy(Sums):
     """Sums with an augmentation, and with two phases: the first learns nothing but counts its batches."""
+
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
 
     def augment(self, batch: dict[str, Tensor], keys: Tensor, config: Config, phase: str) -> dict[str, Tensor]:
         """Returns the batch with noise on its values, and on which phase it belongs to."""

@@ -12,21 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables import knob_columns, knob_page, knobs
+from trainables import knob_columns, knob_page
 from trainables.knob_columns import Bound, Domain, Kind, Measured, Memory, Requires, Span, refusal
-from trainables.knobs import TABLE, Knobs
+from trainables.knobs import Knobs
+from trainables.our_knobs import EVERY
 from tuning.config.cards import Card
 
 ROOT = Path(__file__).parents[1]
-names = pytest.mark.parametrize("name", knobs.NAMES)
+names = pytest.mark.parametrize("name", sorted(EVERY))
 
 
 @names
 def test_every_row_has_every_column(name: str) -> None:
-    row = TABLE[name]
+    row = EVERY[name]
     assert re.fullmatch(r"(?s)\S.{15,}[.]", row.doc)
     assert set(row.acts_in) <= {path.stem for path in (ROOT / "trainables").glob("*.py")}
     assert row.acts_in
+    assert (row.acts_in[0] == "workload") == (name in EVERY.own)
     assert row.claimed
     assert row.kind in get_args(Kind)
     assert row.memory in get_args(Memory)
@@ -38,12 +40,12 @@ def test_every_row_has_every_column(name: str) -> None:
 
 @names
 def test_values_of_other_columns_are_values_of_the_knobs(name: str) -> None:
-    row = TABLE[name]
+    row = EVERY[name]
     for rule in row.rules:
         assert rule.values == tuple(map(row.domain.check, rule.values))
         assert row.default not in rule.values or name == "amp_dtype", "a default is honoured everywhere"
     if row.requires:
-        assert not row.requires.met(TABLE[row.requires.knob].default) or name == "fused_optimizer"
+        assert not row.requires.met(EVERY[row.requires.knob].default) or name == "fused_optimizer"
         assert row.requires.knob in row.requires.example
     for measured in (Measured(True), Measured(False, cpu_frac=1.0, augment_frac=0.5)):
         advised = [remedy(Knobs(), measured) for remedy in row.remedies.values()]
@@ -57,9 +59,9 @@ def test_the_page_is_that_of_the_table() -> None:
 
 
 def test_other_names_and_short_names_belong_to_one_knob_each() -> None:
-    own = [text for name, row in TABLE.items() for text in (name, *row.also)]
+    own = [text for name, row in EVERY.items() for text in (name, *row.also)]
     assert len(own) == len(set(own))
-    short = [row.short for row in TABLE.values() if row.short]
+    short = [row.short for row in EVERY.values() if row.short]
     assert len(short) == len(set(short))
 
 
@@ -88,11 +90,11 @@ def test_bf16_on_a_cpu_depends_on_its_instruction_sets(
     monkeypatch: pytest.MonkeyPatch, flags: set[str], reason: str | None
 ) -> None:
     monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset(flags))
-    found = refusal(TABLE["amp_dtype"], "bf16", Card("cpu", device="cpu"))
+    found = refusal(EVERY["amp_dtype"], "bf16", Card("cpu", device="cpu"))
     assert reason in found if reason and found else found is reason
-    assert refusal(TABLE["amp_dtype"], "fp32", Card("cpu", device="cpu")) is None
+    assert refusal(EVERY["amp_dtype"], "fp32", Card("cpu", device="cpu")) is None
     for elsewhere in (Card("auto"), Card("h200", capability=(9, 0), device="cuda")):
-        assert refusal(TABLE["amp_dtype"], "bf16", elsewhere) is None
+        assert refusal(EVERY["amp_dtype"], "bf16", elsewhere) is None
 
 
 def test_flags_are_read_from_the_machine() -> None:
@@ -101,5 +103,5 @@ def test_flags_are_read_from_the_machine() -> None:
 
 
 def test_a_rule_is_of_its_values_alone() -> None:
-    assert refusal(TABLE["pin_memory"], 1, Card("cpu", device="cpu")) is None  # 1 is not True
+    assert refusal(EVERY["pin_memory"], 1, Card("cpu", device="cpu")) is None  # 1 is not True
     assert Domain(int, low=0).describe() == "a whole number >= 0"

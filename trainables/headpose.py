@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables.knob_columns import Domain
+from trainables.knob_columns import Domain, Knob
+from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
@@ -147,6 +148,7 @@ class HeadPose:
     """Yaw, pitch and roll, judged by the mean absolute error in degrees; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"mae": "min"}
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["headpose"].own
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 1e-3, "high": 2e-2, "log": True},
         "batch_size": [32, 64, 128],

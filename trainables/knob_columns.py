@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 Scalar = bool | int | float | str
 Kind = Literal["system", "learning", "both"]
-Memory = Literal["none", "step", "minor", "group"]
+Memory = Literal["none", "step", "minor", "switch", "group"]
 """How a knob moves a step's peak memory.
 
-group: by its values a sample or a parameter needs another amount, so each is measured for itself (a number with a
-fraction only by whether it is above 0). minor: by a few per cent, which the guard's margin holds. step: by how many
-samples a micro-step has, or whether gradients of earlier micro-steps are held in it; one profile has all of that.
+group: by its values a sample or a parameter needs another amount, so each is measured for itself; numbers between two
+measured ones are read off. switch: the same, and all that counts is whether it is above 0. minor: by a few per cent,
+which the guard's margin holds. step: by how many samples a micro-step has, or whether gradients of earlier micro-steps
+are held in it; one profile has all of that.
 """
 Span = Literal["loader", "augment", "transfer", "compute", "optimizer", "none"]
 """The part of a step that a knob can shorten; of one that takes no time, the knob is not worth a probe."""
@@ -71,6 +72,8 @@ class Domain:
 
 
 FLAG = Domain(bool, values=(False, True))
+_OF_VALUES = Domain(str)
+"""Stands for a domain that is to be made of `values`, `low` and `high`."""
 
 
 @dataclass(frozen=True)
@@ -202,29 +205,108 @@ def turn(value: Scalar) -> Remedy:
 
 @dataclass(frozen=True)
 class Knob:
-    """One row of the table.
+    """One row of the table: what a knob is by default, what it can change, and what values it may take.
 
-    `acts_in` are the modules of `trainables` that act on it. `seen` reads it back from a first step, None where it
-    leaves no trace there. `claimed` names the documents that recommend it (docs/knobs.md). `remedies` are by what
-    bounds a step. `short` heads a column of trials, "" for none; `also` are other names that people use.
-    `shapes_model`: a workload's `model()` may read it, so that a change needs a new model.
+    Of a workload's own, as in `knobs = {"channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True)}`:
+    `kind` is "system" (speed and memory only), "learning" (what is learned only) or "both"; the values are those of a
+    list, or numbers from `low` to `high`, both allowed, or a default of true or false alone; `shapes_model` says that
+    `model()` reads it, so that a change needs a new model. `doc` is a sentence for people. Raises ValueError for what
+    does not go together.
+
+    Further columns are for the rows of the loop: `acts_in` are the modules of `trainables` that act on it. `seen` reads
+    it back from a first step, None where it leaves no trace there. `claimed` names the documents that recommend it
+    (docs/knobs.md). `remedies` are by what bounds a step. `short` heads a column of trials, "" for its name; `also` are
+    other names that people use.
     """
 
     default: Scalar
     kind: Kind
-    domain: Domain
-    doc: str
-    acts_in: tuple[str, ...]
-    memory: Memory
-    span: Span
-    seen: Reader | None
-    claimed: str
+    domain: Domain = _OF_VALUES
+    doc: str = ""
+    acts_in: tuple[str, ...] = ("workload",)
+    memory: Memory | None = None
+    """None: each value is measured, or, of a learning knob, none moves it by much."""
+    span: Span | None = None
+    """None: compute, or, of a learning knob, none."""
+    seen: Reader | None = None
+    claimed: str = "-"
     requires: Requires | None = None
     rules: tuple[DeviceRule, ...] = ()
     remedies: Mapping[Bound, Remedy] = field(default_factory=dict)
     short: str = ""
     also: tuple[str, ...] = ()
     shapes_model: bool = False
+    values: InitVar[Sequence[Scalar]] = ()
+    low: InitVar[float] = -math.inf
+    high: InitVar[float] = math.inf
+
+    def __post_init__(self, values: Sequence[Scalar], low: float, high: float) -> None:
+        said = f"Knob({self.default!r}, {self.kind!r}, ...)"
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"{said}: kind is {self.kind!r}; allowed: {', '.join(get_args(Kind))}")
+        if not isinstance(self.default, bool | int | float | str):
+            raise ValueError(f"{said}: the default is no true or false, number or text")
+        if self.domain is _OF_VALUES:
+            object.__setattr__(self, "domain", _domain(said, self.default, tuple(values), low, high))
+        elif not isinstance(self.domain, Domain):
+            raise ValueError(f"{said}: name what it may be, as in values={self.domain!r}")
+        try:
+            object.__setattr__(self, "default", self.domain.check(self.default))
+        except ValueError as error:
+            raise ValueError(f"{said}: the default: {error}") from None
+        learning = self.kind == "learning"
+        if self.memory is None:
+            moves = ("minor" if self.shapes_model else "none") if learning else "group"
+            object.__setattr__(self, "memory", moves)
+        if self.span is None:
+            object.__setattr__(self, "span", "none" if learning else "compute")
+
+    def as_raw(self) -> dict[str, Any]:
+        """Returns what a record keeps of a workload's own knob, as plain values; `of_raw` reads it back."""
+        own, ends = self.domain, (self.domain.low, self.domain.high)
+        return {
+            "default": self.default,
+            "kind": self.kind,
+            "type": own.type.__name__,
+            "values": list(own.values),
+            "range": [end if math.isfinite(end) else None for end in ends],
+            "memory": self.memory,
+            "span": self.span,
+            "shapes_model": self.shapes_model,
+            "doc": self.doc,
+        }
+
+    @classmethod
+    def of_raw(cls, raw: Mapping[str, Any]) -> Knob:
+        """Returns the knob of a record; raises KeyError, TypeError or ValueError for what is none."""
+        low, high = (math.nan if end is None else end for end in raw["range"])
+        ends = (-math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high)
+        domain = Domain(_TYPES[raw["type"]], tuple(raw["values"]), *ends)
+        more = {name: raw[name] for name in ("doc", "memory", "span", "shapes_model")}
+        return cls(raw["default"], raw["kind"], domain, **more)
+
+
+_TYPES: Mapping[str, type[Any]] = {one.__name__: one for one in (bool, int, float, str)}
+
+
+def _domain(said: str, default: Scalar, values: tuple[Scalar, ...], low: float, high: float) -> Domain:
+    """Returns what a knob of a workload's own may be, by what its file gives."""
+    if isinstance(default, bool):
+        return FLAG
+    ranged = low > -math.inf or high < math.inf
+    if values and ranged:
+        raise ValueError(f"{said}: values, low and high are given; leave out the values, or both ends")
+    if values:
+        kinds = {type(value) for value in values} - {int if isinstance(default, float) else None}
+        if len(kinds - {float}) > 1 or not kinds <= {int, float, str}:
+            raise ValueError(f"{said}: values={values!r} must be numbers, or texts")
+        return Domain(str if str in kinds else float if float in kinds else int, values=values)
+    if isinstance(default, str):
+        raise ValueError(f"{said}: a text needs the texts it may be, as in values=({default!r}, ...)")
+    if not low <= high:
+        raise ValueError(f"{said}: low={low!r} is greater than high={high!r}")
+    whole = isinstance(default, int) and all(math.isinf(end) or end == int(end) for end in (low, high))
+    return Domain(int if whole else float, low=low, high=high)
 
 
 def refusal(row: Knob, value: object, device: Device) -> str | None:

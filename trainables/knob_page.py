@@ -5,15 +5,17 @@ python -m trainables.knob_page > docs/knobs.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from trainables.knob_columns import Knob, word
-from trainables.knobs import TABLE
+from trainables.knobs import OF_THE_LOOP
+from trainables.our_knobs import OURS, ROWS
 
 _HEAD = """\
 # Knobs
 
-Every optimisation and what is known of it. This page is made from the table in `trainables/knobs.py`:
+Every optimisation and what is known of it. This page is made from the tables in `trainables/knobs.py` and
+`our_knobs.py`:
 `python -m trainables.knob_page > docs/knobs.md`.
 
 - **Kind**: system knobs change speed and memory only, learning knobs what is learned, both is both
@@ -22,9 +24,9 @@ Every optimisation and what is known of it. This page is made from the table in 
 - **Values**: the default comes first.
 - **Needs**: what another knob, the device or the machine must have for it; values that the device cannot honour are
   left out of a search, with a sentence why.
-- **Memory**: whether the peak of a step depends on it. *group*: each value is measured for itself. *minor*: by a few
-  per cent, which the memory guard's margin holds. *step*: through the samples of a micro-step and the gradients held
-  in it.
+- **Memory**: whether the peak of a step depends on it. *group*: each value is measured for itself. *switch*: so too,
+  by whether it is above 0. *minor*: by a few per cent, which the memory guard's margin holds. *step*: through the
+  samples of a micro-step and the gradients held in it.
 - **Shortens**: the part of a step that it can make faster. Where that part takes less than 2 % of the time, probes
   leave the knob as it is.
 - **Read back**: whether the first optimiser step of every run shows that the knob was honoured
@@ -37,19 +39,47 @@ Every optimisation and what is known of it. This page is made from the table in 
 What single knobs bought on a CPU: [workloads](../benchmarks/results/workloads_cpu_202611.md). What they buy on yours:
 `python -m tuning ablate RUN`.
 
+"""
+_TABLE = """\
 | knob | what it does | kind | values | needs | memory | shortens | read back | claimed in |
 |---|---|---|---|---|---|---|---|---|
+"""
+_OWN = """
+## Knobs of our workloads
+
+Each is a knob of the workloads named alone, as yours has those that its file declares:
+
+```
+from trainables import Knob
+
+class Mine:
+    knobs = {
+        "channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True),
+        "momentum": Knob(0.9, "learning", low=0.0, high=0.99),
+        "mirror": Knob(False, "learning"),
+    }
+```
+
+First the default, then the kind, then what it may be; `shapes_model=True` where `model()` reads it, as
+`config.knobs.channels`. It is searched where `default_space` or the command line says so, as in
+`knobs.channels=[16,32]`, and stands in best.yaml like the others. What a workload does not declare is no knob of it.
+
 """
 
 
 def page() -> str:
     """Returns the page as Markdown."""
-    return _HEAD + "".join(f"| {' | '.join(_cells(name, row))} |\n" for name, row in TABLE.items())
+    return _HEAD + _TABLE + _lines(OF_THE_LOOP) + _OWN + _TABLE + _lines(ROWS)
+
+
+def _lines(rows: Mapping[str, Knob]) -> str:
+    return "".join(f"| {' | '.join(_cells(name, row))} |\n" for name, row in rows.items())
 
 
 def _cells(name: str, row: Knob) -> Iterator[str]:
     yield f"`{name}`"
-    yield f"{row.doc} ({', '.join(f'`{module}`' for module in row.acts_in)})"
+    whose = [ref for ref, rows in OURS.items() if name in rows.own] or row.acts_in
+    yield f"{row.doc} ({', '.join(f'`{module}`' for module in whose)})"
     yield row.kind
     others = [word(v) for v in row.domain.values if v != row.default]
     yield f"**{word(row.default)}**, {', '.join(others) if others else row.domain.describe()}"
@@ -58,8 +88,8 @@ def _cells(name: str, row: Knob) -> Iterator[str]:
         whole = set(rule.values) >= {v for v in row.domain.values if v != row.default}
         own.append(rule.needs if whole else f"{rule.needs} for {' and '.join(map(word, rule.values))}")
     yield "; ".join(own) or "-"
-    yield row.memory
-    yield row.span
+    yield str(row.memory)
+    yield str(row.span)
     yield "no" if row.seen is None else "yes"
     yield row.claimed
 

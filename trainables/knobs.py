@@ -5,16 +5,18 @@ A knob travels: `search_spaces/*.yaml` or the command line -> `tuning.config` (c
 and its test: card rules, memory groups, probes, remedies, the runtime check, other names and docs/knobs.md are read
 from the row. `trainables.knob_columns` says what the columns mean.
 
-Torch is not imported here, so that a configuration can be checked before torch is.
+A `KnobTable` is the rows of one workload: those here, and the ones that its file declares. One is in use in a process
+at a time. Torch is not imported here, so that a configuration can be checked before torch is.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast, get_args
 
 from trainables import knob_readers as read
 from trainables.knob_columns import (
@@ -25,7 +27,6 @@ from trainables.knob_columns import (
     Memory,
     Requires,
     Scalar,
-    Span,
     capability,
     card_types,
     cpu_flags,
@@ -34,7 +35,7 @@ from trainables.knob_columns import (
     turn,
 )
 
-__all__ = ["NAMES", "TABLE", "Knobs", "Scalar", "domain_of", "is_active", "kind_of", "with_memory", "with_span"]
+__all__ = ["OF_THE_LOOP", "KnobTable", "Knobs", "Scalar", "domain_of", "is_active", "kind_of", "table", "use", "using"]
 
 _VOLTA, _AMPERE = (7, 0), (8, 0)  # the first with Triton's code, and the first with bfloat16 and TensorFloat-32
 _DTYPES = ("fp32", "bf16", "fp16")
@@ -42,12 +43,14 @@ _WORKERS = Requires("num_workers", above=0)
 
 
 def _row(row: Knob) -> Any:
-    return field(default=row.default, metadata={"row": row})
+    """Returns the row, as the type that its values have."""
+    return row
 
 
-@dataclass(frozen=True)
 class Knobs:
-    """The knobs of one trial. Defaults are the plain PyTorch way, so every gain has something to be measured against.
+    """The knobs of one trial, not to be changed: those below and, as further attributes, the workload's own.
+
+    Defaults are the plain PyTorch way, so every gain has something to be measured against.
 
     Kinds (docs/design.md section 3): *system* knobs change speed and memory only, *learning* knobs change what is
     learned, *both* change both. `tests/trainables/test_loop.py` holds the system ones to their word.
@@ -121,11 +124,6 @@ class Knobs:
         False, "system", FLAG, "Augment on the device after the transfer, not in the loader's processes.",
         acts_in=("batches", "loop"), memory="minor", span="augment", claimed="E", seen=read.device_augmentation,
         remedies={"loader": lambda _, step: True if step.cuda else None},
-    ))
-    inplace_augmentation: bool = _row(Knob(
-        False, "system", FLAG, "Augmentations write into the batch instead of making new tensors.",
-        acts_in=("workload",), memory="minor", span="augment", claimed="E", seen=read.inplace_augmentation,
-        remedies={"loader": lambda _, step: True if step.augment_frac >= 0.02 and not step.cuda else None},
     ))
     amp_dtype: str = _row(Knob(
         "fp32", "both", Domain(str, values=_DTYPES), "Type of autocast; fp32 is no autocast, fp16 adds a GradScaler.",
@@ -226,103 +224,191 @@ class Knobs:
         "Share of the steps over which the rate rises from 0; it then falls linearly to 0.",
         acts_in=("optim",), memory="none", span="none", claimed="-", seen=None, also=("warmup",),
     ))
-    architecture: str = _row(Knob(
-        "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
-        "Kind of network, where the workload has several.", shapes_model=True,
-        acts_in=("workload",), memory="group", span="compute", claimed="D", seen=read.architecture,
-    ))
-    hidden_size: int = _row(Knob(
-        128, "both", Domain(int, low=4, high=16_384), "Width of the network's hidden layers.", shapes_model=True,
-        acts_in=("workload",), memory="group", span="compute", claimed="A D", seen=read.hidden_size,
-    ))
-    sequence_packing: bool = _row(Knob(
-        False, "both", FLAG, "Compute on packed sequences, without their padding.", shapes_model=True,
-        acts_in=("workload",), memory="group", span="compute", claimed="C, for later; E",
-        seen=read.first_phase(read.flag("packed", "packed sequences", "no packed sequence")),
-    ))
-    encoder_frac: float = _row(Knob(
-        0.0, "both", Domain(float, low=0.0, high=0.9),
-        "Share of the training samples spent on the encoder alone, before the classifier.",
-        acts_in=("workload", "loop"), memory="group", span="compute", claimed="E", seen=read.encoder_frac,
-    ))
-    augmentation: float = _row(Knob(
-        1.0, "learning", Domain(float, low=0.0, high=2.0),
-        "Strength of the augmentation, as a multiple of the workload's own; 0 is none.",
-        acts_in=("workload",), memory="minor", span="augment", claimed="B E", seen=read.augmentation,
-    ))
-    dropout: float = _row(Knob(
-        0.1, "learning", Domain(float, low=0.0, high=0.9), "Dropout of the layers the workload adds.",
-        acts_in=("workload",), memory="minor", span="none", claimed="A", seen=read.first_phase(read.dropout),
-        shapes_model=True,
-    ))
-    adapter: str = _row(Knob(
-        "dora", "both", Domain(str, values=("none", "lora", "dora")),
-        "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
-        acts_in=("workload",), memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
-    ))
-    adapter_rank: int = _row(Knob(
-        16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
-        acts_in=("workload",), memory="group", span="compute", claimed="-", also=("rank",),
-        seen=read.listed("adapter_ranks", "adapters of rank"),
-    ))
     # fmt: on
 
-    def __post_init__(self) -> None:
-        for name, row in TABLE.items():
-            value = getattr(self, name)
-            if value is row.default:  # most are: a search makes knobs thousands of times, and checking all took 0.3 ms
+    def __init__(self, **values: Scalar) -> None:
+        self._fill(table(), values)
+
+    def _fill(self, rows: KnobTable, values: Mapping[str, object]) -> None:
+        own = self.__dict__
+        own["_table"] = rows
+        own.update(rows.defaults)
+        for name, value in values.items():
+            if name not in rows:
+                near = difflib.get_close_matches(name, rows, n=1)
+                hint = f"; did you mean {near[0]}?" if near else f"; knobs are {', '.join(rows)}"
+                raise ValueError(f"{name} is not a knob of this workload{hint}")
+            if value is own[name]:  # most are: a search makes knobs thousands of times, and checking all took 0.3 ms
                 continue
             try:
-                object.__setattr__(self, name, row.domain.check(value))
+                own[name] = rows[name].domain.check(value)
             except ValueError as error:
                 raise ValueError(f"knob {name}: {error}") from None
 
     @classmethod
-    def of(cls, values: Mapping[str, object]) -> Knobs:
-        """Returns the knobs in `values`, the others at their defaults; raises ValueError for a name that is no knob."""
-        for name in values:
-            if name not in NAMES:
-                near = difflib.get_close_matches(name, NAMES, n=1)
-                hint = f"; did you mean {near[0]}?" if near else f"; knobs are {', '.join(NAMES)}"
-                raise ValueError(f"{name} is not a knob{hint}")
-        return cls(**cast(dict[str, Any], dict(values)))
+    def of(cls, values: Mapping[str, object], rows: KnobTable | None = None) -> Knobs:
+        """Returns the knobs in `values`, the others at their defaults, by the table in use or by `rows`.
+
+        Raises ValueError for a name that is no knob there, and for a value that its knob may not take.
+        """
+        made = cls.__new__(cls)
+        made._fill(table() if rows is None else rows, values)
+        return made
+
+    @property
+    def table(self) -> KnobTable:
+        """Returns the rows these are values of; in a loader's process, which changes none, those in use there."""
+        return cast(KnobTable, self.__dict__.get("_table") or table())
 
     def as_dict(self) -> dict[str, Scalar]:
         """Returns every knob by name."""
-        return {name: getattr(self, name) for name in NAMES}  # dataclasses.asdict copies deeply, 45 us for these 3
+        own = dict(self.__dict__)
+        own.pop("_table", None)
+        return own
 
     def with_(self, **changes: Scalar) -> Knobs:
         """Returns a copy with some knobs changed."""
-        return Knobs.of({**self.as_dict(), **changes})
+        return Knobs.of({**self.as_dict(), **changes}, self.table)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises AttributeError: the values are there, so this is no knob; the type is that of a workload's own."""
+        raise AttributeError(f"{name} is not a knob of this workload; its file declares its own in `knobs`")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Raises AttributeError: `with_` makes others."""
+        raise AttributeError(f"knobs are not changed; with_({name}=...) makes others")
+
+    def __getstate__(self) -> dict[str, Scalar]:
+        """Returns the values alone, for another process: rows hold functions."""
+        return self.as_dict()
+
+    def __setstate__(self, values: Mapping[str, Scalar]) -> None:
+        """Takes the values back."""
+        self.__dict__.update(values)
+
+    def __eq__(self, other: object) -> bool:
+        """Returns whether the other are knobs of the same values."""
+        return isinstance(other, Knobs) and self.as_dict() == other.as_dict()
+
+    def __hash__(self) -> int:
+        """Returns the hash of the values."""
+        return hash(tuple(self.as_dict().items()))
+
+    def __repr__(self) -> str:
+        """Returns the knobs as a call."""
+        return f"Knobs({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
 
 
-PHASE_KNOB = "encoder_frac"
-"""The share of a training that trains the encoder alone: a phase of its own speed, memory and learning curve."""
-TABLE: Mapping[str, Knob] = {f.name: f.metadata["row"] for f in dataclasses.fields(Knobs)}
-"""Every row by the name of its knob."""
-NAMES: tuple[str, ...] = tuple(TABLE)
-ALSO_CALLED: Mapping[str, str] = {other: name for name, row in TABLE.items() for other in row.also}
-"""What people write -> the knob, where the distance between the words does not lead there."""
+OF_THE_LOOP: Mapping[str, Knob] = {name: row for name, row in vars(Knobs).items() if isinstance(row, Knob)}
+"""The rows that every workload has, by the name of the knob."""
+
+
+class KnobTable(Mapping[str, Knob]):
+    """The rows of one workload by the name of the knob: those of the loop, then its own.
+
+    `kinds` are those that were measured on it, where they differ from what the row says. Raises ValueError for an own
+    knob with the name of one of the loop's, or with a name that Python has no attribute for.
+    """
+
+    def __init__(self, own: Mapping[str, Knob] | None = None, kinds: Mapping[str, Kind] | None = None) -> None:
+        self.own = dict(own or {})
+        for name, row in self.own.items():
+            if not isinstance(row, Knob):
+                raise ValueError(f"knobs: {name}: {row!r} is no knob; such as Knob(32, 'both', values=(16, 32, 64))")
+            if name in OF_THE_LOOP:
+                raise ValueError(f"knobs: {name} is a knob that every workload has; give yours another name")
+            if not str(name).isidentifier() or hasattr(Knobs, name) or str(name).startswith("_"):
+                raise ValueError(f"knobs: {name!r} cannot be read as config.knobs.{name}; give it another name")
+        self.kinds = dict(kinds or {})
+        rows = {**OF_THE_LOOP, **self.own}
+        self._rows = {n: replace(row, kind=self.kinds[n]) if n in self.kinds else row for n, row in rows.items()}
+        self.defaults: Mapping[str, Scalar] = {name: row.default for name, row in self._rows.items()}
+
+    def __getitem__(self, name: str) -> Knob:
+        """Returns the row of a knob."""
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names of the knobs."""
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        """Returns how many knobs there are."""
+        return len(self._rows)
+
+    def __contains__(self, name: object) -> bool:
+        """Returns whether it is the name of a knob."""
+        return name in self._rows
+
+    @cached_property
+    def also_called(self) -> Mapping[str, str]:
+        """What people write -> the knob, where the distance between the words does not lead there."""
+        return {other: name for name, row in self.items() for other in row.also}
+
+    @cached_property
+    def requiring(self) -> Mapping[str, Requires]:
+        """What knobs need of another, by their name; those that need nothing are left out."""
+        return {name: row.requires for name, row in self.items() if row.requires is not None}
+
+    @cached_property
+    def system(self) -> tuple[str, ...]:
+        """The knobs that change speed and memory only."""
+        return tuple(name for name, row in self.items() if row.kind == "system")
+
+    @cached_property
+    def both(self) -> tuple[str, ...]:
+        """The knobs that change speed and learning; their values are the speed group."""
+        return tuple(name for name, row in self.items() if row.kind == "both")
+
+    @cached_property
+    def by_memory(self) -> Mapping[Memory | None, tuple[str, ...]]:
+        """The knobs by how they move a step's peak memory."""
+        moves: tuple[Memory, ...] = get_args(Memory)
+        return {move: tuple(name for name, row in self.items() if row.memory == move) for move in moves}
+
+    @cached_property
+    def scaled(self) -> tuple[str, ...]:
+        """Knobs between whose measured values a memory profile may be read off: bytes are about a power of them."""
+        return tuple(name for name in self.by_memory["group"] if self[name].domain.type in (int, float))
+
+    def as_raw(self) -> dict[str, Any]:
+        """Returns the own rows as a record keeps them; `of_raw` reads them back."""
+        return {name: row.as_raw() for name, row in self.own.items()}
+
+
+_in_use = KnobTable()
+
+
+def table() -> KnobTable:
+    """Returns the rows of the workload that this process works on; without one, those of the loop alone."""
+    return _in_use
+
+
+def use(rows: KnobTable) -> KnobTable:
+    """Makes these the rows of the workload that this process works on; returns those before."""
+    global _in_use
+    before, _in_use = _in_use, rows
+    return before
+
+
+@contextmanager
+def using(rows: KnobTable) -> Iterator[None]:
+    """Makes these the rows that are in use inside the block, as where a study is read that was of another workload."""
+    before = use(rows)
+    try:
+        yield
+    finally:
+        use(before)
 
 
 def kind_of(name: str) -> Kind:
     """Returns how the knob may be searched: "system", "learning" or "both"."""
-    return TABLE[name].kind
+    return table()[name].kind
 
 
 def domain_of(name: str) -> Domain:
     """Returns the values the knob may take."""
-    return TABLE[name].domain
-
-
-def with_memory(*moves: Memory) -> tuple[str, ...]:
-    """Returns the knobs that move a step's peak memory in one of these ways."""
-    return tuple(name for name, row in TABLE.items() if row.memory in moves)
-
-
-def with_span(*spans: Span) -> tuple[str, ...]:
-    """Returns the knobs that can shorten one of these parts of a step."""
-    return tuple(name for name, row in TABLE.items() if row.span in spans)
+    return table()[name].domain
 
 
 def is_active(name: str, values: Mapping[str, object]) -> bool:
@@ -330,5 +416,5 @@ def is_active(name: str, values: Mapping[str, object]) -> bool:
 
     True for a name that is no knob, as records of another version may hold.
     """
-    requires = TABLE[name].requires if name in TABLE else None
-    return requires is None or requires.met(values.get(requires.knob, TABLE[requires.knob].default))
+    requires = table().requiring.get(name)
+    return requires is None or requires.met(values.get(requires.knob, table().defaults[requires.knob]))

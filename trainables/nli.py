@@ -35,8 +35,9 @@ from trainables.data.nli_pairs import (
     majority_accuracy,
     read_splits,
 )
-from trainables.knob_columns import Domain
+from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs
+from trainables.our_knobs import OURS
 from trainables.packing import Packed, Packing, plan
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
@@ -143,6 +144,7 @@ class Nli:
     """Entailment or not, judged by accuracy; guessing is right half the time. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["nli"].own
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 2e-4, "high": 3e-3, "log": True},
         "batch_size": [16, 32, 64],

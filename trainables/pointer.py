@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables.knob_columns import Domain
+from trainables.knob_columns import Domain, Knob
+from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
@@ -181,6 +182,7 @@ class PointerNet:
     """Tours judged by their gap, the mean of length over shortest length, minus 1. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["pointer"].own
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 1e-3, "high": 5e-3, "log": True},
         "batch_size": [16, 32, 64],

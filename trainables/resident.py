@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from trainables.batches import Cached, sample_lengths, validation_batches
-from trainables.knobs import TABLE
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.workload import Batch, Config, Split, Workload, collate_of, length_of
 
@@ -115,4 +114,5 @@ def _options_key(config: Config) -> Hashable:
 
 
 def _shape_key(config: Config) -> Hashable:
-    return tuple((n, v) for n, v in config.knobs.as_dict().items() if TABLE[n].shapes_model)
+    rows = config.knobs.table
+    return tuple((n, v) for n, v in config.knobs.as_dict().items() if rows[n].shapes_model)

@@ -34,7 +34,8 @@ from torch.utils.data import Dataset
 from trainables import draws
 from trainables.data import npy_sequences, sequence_sets
 from trainables.data.npy_sequences import Recording
-from trainables.knob_columns import Domain
+from trainables.knob_columns import Domain, Knob
+from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
 TEMPERATURE = 0.2
@@ -223,6 +224,7 @@ class Signals:
     """Classes of sequences, judged by accuracy. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 5e-4, "high": 1e-2, "log": True},
         "batch_size": [16, 32, 64],

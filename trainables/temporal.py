@@ -26,7 +26,8 @@ from torch.utils.data import Dataset
 from trainables.data import bar_baselines, timeframes
 from trainables.data.bar_windows import BarWindows, parts
 from trainables.data.timeframes import BAR_FEATURES, DAY_US, HOUR_US, Timeframe
-from trainables.knob_columns import Domain
+from trainables.knob_columns import Domain, Knob
+from trainables.our_knobs import OURS
 from trainables.workload import Config, Split, WorkloadError, options_of
 
 try:
@@ -152,6 +153,7 @@ class Temporal:
     """One of two futures, judged by accuracy; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["temporal"].own
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 7e-4, "high": 5e-3, "log": True},
         "batch_size": [32, 64, 128],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from trainables.knob_columns import Domain
-from trainables.knobs import Knobs, Scalar
+from trainables.knobs import Knobs, KnobTable, Scalar
 
 if TYPE_CHECKING:  # who only looks a workload up does not wait for torch
     from torch import Tensor, nn
@@ -55,6 +55,8 @@ class Workload(Protocol):
 
     Optional, each with a working default:
       `options: dict[str, Scalar | None]`   the workload's own settings and their defaults;
+      `knobs: dict[str, Knob]`              knobs of its own (`trainables.Knob`), searched like those of the loop and
+                                            read as `config.knobs.NAME`;
       `collate(samples) -> Batch`           default: `torch.utils.data.default_collate`;
       `length(sample) -> int`               for length bucketing; default: all equal, bucketing then changes nothing;
       `augment(batch, keys, config, phase) -> Batch`   for training batches: in the loader's processes, or on the device
@@ -143,12 +145,27 @@ def load(ref: str) -> Workload:
     bad = {k: v for k, v in dict(workload.objectives).items() if v not in ("min", "max")}
     if bad or not workload.objectives:
         raise WorkloadError(f"{ref}: objectives must map each name to 'min' or 'max', got {dict(workload.objectives)}")
+    table_of(cast(Workload, workload))
     return cast(Workload, workload)
 
 
 def before_of(ref: str) -> Mapping[str, Scalar] | None:
     """Returns the `BEFORE` of a workload's module, knobs as they are now; None where there is none."""
     return cast("Mapping[str, Scalar] | None", getattr(_module(ref), "BEFORE", None))
+
+
+def table_of(workload: Workload) -> KnobTable:
+    """Returns the rows of the loop's knobs and of those that the workload declares.
+
+    Raises WorkloadError for wrong ones.
+    """
+    declared = getattr(workload, "knobs", {})
+    if not isinstance(declared, Mapping):
+        raise WorkloadError(f"knobs must be a dict of names and Knob(...), got {type(declared).__name__}")
+    try:
+        return KnobTable(declared)
+    except ValueError as error:
+        raise WorkloadError(str(error)) from None
 
 
 def _module(ref: str) -> Any:

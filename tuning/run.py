@@ -7,10 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tuning.config.errors import ConfigError, TuningError, reader_has_gone
+
+if TYPE_CHECKING:
+    from trainables.knob_columns import Knob
 
 HELP = """\
 Finds the fastest training that keeps its accuracy and fits its card.
@@ -104,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
         validates = "--validate" in flags
         if not validates:
             terminal.begin(" ".join(masked_items(overrides)) or "workload=nli", started)
-        config = load(overrides)
+        config = load(overrides, _own_knobs)
         from tuning.study import setup, study  # all that searches and measures, only now
 
         if validates:
@@ -124,6 +128,13 @@ def main(argv: list[str] | None = None) -> int:
         terminal.interrupted(signum)
         return 128 + signum
     return 0
+
+
+def _own_knobs(ref: str) -> Mapping[str, Knob]:
+    """Returns what the file of a workload declares, which takes torch to import."""
+    from tuning.study import setup
+
+    return setup.own_knobs(ref)
 
 
 def _listen(heard: list[int], say: Callable[[int], None]) -> None:

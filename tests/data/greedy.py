@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from trainables import Knob
+
 WHERE = {"nowhere": 1.0, "forward": 0.1, "backward": 0.2, "optimizer": 0.3, "evaluation": 0.4, "loader": 0.5}
 WHERE = {**WHERE, "loader_hidden": 0.6, "hidden": 0.7}
 CAP_BYTES = 7 * 2**19
@@ -59,6 +61,7 @@ class Greedy:
     """Regression of a sum."""
 
     objectives: ClassVar = {"error": "min"}
+    knobs: ClassVar = {"augmentation": Knob(1.0, "learning", low=0.0, high=2.0)}
     options: ClassVar = {"leak": 0, "times": 1}
     default_space: ClassVar = {"learning_rate": [0.01, 0.1]}
     kept: ClassVar = []

@@ -6,12 +6,15 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from trainables import Knob
+
 
 class Moons:
     """Binary classification of noisy points on two half circles."""
 
     objectives = {"accuracy": "max"}
     options = {"hidden": 32, "noise": 0.15}
+    knobs = {"dropout": Knob(0.1, "learning", low=0.0, high=0.9, shapes_model=True)}
     default_space = {
         "learning_rate": {"low": 1e-3, "high": 3e-2, "log": True},
         "batch_size": [16, 64],

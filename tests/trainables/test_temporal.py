@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trainables import temporal
 from trainables.data.errors import DataError
 from trainables.knob_columns import refusal
-from trainables.knobs import TABLE, Knobs
+from trainables.knobs import Knobs, table
 from trainables.loop import Evaluation, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
@@ -185,7 +185,7 @@ def test_attention_alone_does_not_know_the_order_of_bars() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_precision_learns_much_the_same(options: dict[str, Any], resident: Resident, kind: str) -> None:
-    if kind == "lstm" and (reason := refusal(TABLE["amp_dtype"], "bf16", Card("cpu", device="cpu"))):
+    if kind == "lstm" and (reason := refusal(table()["amp_dtype"], "bf16", Card("cpu", device="cpu"))):
         pytest.skip(reason)
     losses = []
     for dtype in ("fp32", "bf16"):

@@ -19,7 +19,17 @@ from trainables.loop import Evaluation, evaluate, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, collate_of, load, parameter_groups
+from trainables.workload import (
+    BUILT_IN,
+    Config,
+    Workload,
+    baselines,
+    blocks,
+    collate_of,
+    load,
+    parameter_groups,
+    table_of,
+)
 
 SMALL: dict[str, dict[str, Any]] = {
     "nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1},
@@ -40,7 +50,10 @@ def resident(workload_ref: str) -> Resident:
 def config(resident: Resident, workload_ref: str) -> Config:
     options = {**dict(getattr(resident.workload, "options", {})), **SMALL.get(workload_ref, {})}
     rate = typical_rate(resident.workload.default_space.get("learning_rate", 1e-3))
-    return Config(Knobs(batch_size=8, micro_batch_size=4, dropout=0.0, learning_rate=rate), options)
+    rows = table_of(resident.workload)
+    steady = {"dropout": 0.0} if "dropout" in rows else {}
+    knobs = Knobs.of({"batch_size": 8, "micro_batch_size": 4, "learning_rate": rate, **steady}, rows)
+    return Config(knobs, options)
 
 
 def typical_rate(searched: Any) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainables.knobs import Scalar
+from trainables.knobs import Scalar, use
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.schema import PLAIN
@@ -53,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
     folder = find_run(asked.runs_dir, asked.id)
     records, _ = read(folder / JOURNAL)
     found = summary.from_records(records)
+    use(found.table)
     if found.best is None:
         raise NoUsableTrial(f"run {asked.id} has no best configuration yet", remedy=f"python -m tuning show {asked.id}")
     reference = found.reference

@@ -23,7 +23,7 @@ from safetensors.torch import save as save_tensors
 from trainables import checkpoint, loop
 from trainables.batches import size_of
 from trainables.files import SHARED, write_whole
-from trainables.knobs import Knobs
+from trainables.knobs import table, use
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
@@ -101,8 +101,6 @@ def main(argv: Sequence[str]) -> int:
     numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
     best = best_file.read(Path(asked.source))
     messages = console(sys.stderr, os.environ)
-    for warning in best.warnings:
-        line(messages, f"warning: {warning}")
     out = asked.out if asked.out is not None else best.path.parent / "train"
     device = _device(asked.device)
     _check_folder(out, resume=asked.resume, force=asked.force)
@@ -110,6 +108,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         with StopSignals() as signals, atomic.folder(out, "--out"):
             session = _session(best, device)
+            use(session.table)
+            best = best_file.completed(best)
+            for warning in best.warnings:
+                line(messages, f"warning: {warning}")
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
                 best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, machine.cores(), again
@@ -140,7 +142,7 @@ def train(
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
         windows, values = _run(job, state, signals, bar)
-    plain = Knobs().as_dict()  # best.yaml holds every knob; one at its default asks for nothing
+    plain = table().defaults  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
     for said in runtime_check.disagreements(asked, state.active):
         line(messages, f"note: {said}")

@@ -6,13 +6,14 @@ import hashlib
 import json
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainables.knobs import Knobs, Scalar
+from trainables.knobs import Knobs, Scalar, table
+from trainables.our_knobs import EVERY
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError, allowed_by
 from tuning.config.shareable import MASK, at_home
@@ -116,7 +117,8 @@ class BestFile(_Part):
 class Best:
     """A configuration read back from a best.yaml.
 
-    `knobs` are checked and complete, `samples` is what it was trained on, `warnings` are sentences for the user.
+    `knobs` are as the file has them (`completed`), `samples` is what it was trained on, `warnings` are sentences for
+    the user.
     """
 
     path: Path
@@ -150,12 +152,25 @@ def read(path: Path) -> Best:
     secrets = sorted(name for name, value in options.items() if value == MASK)
     if secrets:
         warnings.append(f"{path.name} does not hold the secrets {', '.join(secrets)}: give them on the command line")
-    try:
-        knobs = Knobs.of(found.knobs).as_dict()
-    except ValueError as error:
-        raise ConfigError(f"{path}: knobs: {error}", remedy=REMEDY) from None
     ref, samples, seed = str(at_home(found.workload.ref)), found.train.samples, found.train.seed
-    return Best(path, ref, options, knobs, samples, seed, raw["measured"], raw["provenance"], tuple(warnings))
+    return Best(
+        path, ref, options, dict(found.knobs), samples, seed, raw["measured"], raw["provenance"], tuple(warnings)
+    )
+
+
+def completed(best: Best) -> Best:
+    """Returns it with every knob of the workload whose table is in use, those not named at their defaults.
+
+    Earlier versions wrote knobs of ours into every file: those that this workload lacks are left out, with a warning.
+    Raises ConfigError for other names that are no knobs, and for values that a knob may not take.
+    """
+    lacking = [name for name in best.knobs if name not in table() and name in EVERY]
+    try:
+        knobs = Knobs.of({name: value for name, value in best.knobs.items() if name not in lacking}).as_dict()
+    except ValueError as error:
+        raise ConfigError(f"{best.path}: knobs: {error}", remedy=REMEDY) from None
+    said = f"{best.path.name} sets {', '.join(lacking)}, which the workload does not have: left out"
+    return replace(best, knobs=knobs, warnings=(*best.warnings, *([said] if lacking else [])))
 
 
 def _text_in(path: Path) -> str:

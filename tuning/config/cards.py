@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainables.knob_columns import Scalar, refusal, word
-from trainables.knobs import TABLE, domain_of
+from trainables.knobs import domain_of, table
 from tuning.config.errors import ConfigError
 from tuning.config.space import Choice, Space
 
@@ -57,7 +57,7 @@ class Card:
 def refuse(card: Card, knobs_values: Mapping[str, object]) -> str | None:
     """Returns why the card cannot honour one of the knob values, or None where it can honour all."""
     for name, value in knobs_values.items():
-        reason = refusal(TABLE[name], value, card)
+        reason = refusal(table()[name], value, card)
         if reason is not None:
             return reason
     return None
@@ -72,7 +72,7 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
     for name in [*space.parameters, *space.fixed]:
         given = space.fixed[name] if name in space.fixed else space.parameters[name]
         values = given.values if isinstance(given, Choice) else (given,)
-        reasons = {v: reason for v in values if (reason := refusal(TABLE[name], v, card)) is not None}
+        reasons = {v: reason for v in values if (reason := refusal(table()[name], v, card)) is not None}
         if not reasons:
             continue
         for value, reason in reasons.items():
@@ -98,7 +98,7 @@ def honoured(card: Card, values: Mapping[str, Scalar], label: str) -> tuple[dict
 
     `label` is the configuration's key, such as "named.after"; what is left out keeps the knob's default.
     """
-    reasons = {n: reason for n, v in values.items() if (reason := refusal(TABLE[n], v, card)) is not None}
+    reasons = {n: reason for n, v in values.items() if (reason := refusal(table()[n], v, card)) is not None}
     sentences = [f"{label}.{n}={word(values[n])} is left out: {reason}" for n, reason in reasons.items()]
     return {n: v for n, v in values.items() if n not in reasons}, sentences
 
@@ -113,7 +113,7 @@ def lacking(card: Card, dropped: Sequence[str]) -> tuple[dict[str, dict[str, lis
     for sentence in dropped:
         key, _, rest = sentence.partition("=")
         (where, _, name), value = key.rpartition("."), rest.partition(" is left out: ")[0]
-        rules = TABLE[name].rules if name in TABLE else ()
+        rules = table()[name].rules if name in table() else ()
         lacks = (r.needs for r in rules for v in r.values if word(v) == value and r.why_not(card, v) is not None)
         needs = next(lacks, "")
         if needs:
@@ -125,4 +125,4 @@ def lacking(card: Card, dropped: Sequence[str]) -> tuple[dict[str, dict[str, lis
 
 def _honoured(card: Card, name: str, values: tuple[object, ...]) -> list[object]:
     known: tuple[object, ...] = domain_of(name).values
-    return [v for v in dict.fromkeys((*values, *known)) if refusal(TABLE[name], v, card) is None]
+    return [v for v in dict.fromkeys((*values, *known)) if refusal(table()[name], v, card) is None]

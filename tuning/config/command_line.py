@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import NAMES, domain_of
+from trainables.knobs import domain_of, table
 from tuning.config import yaml_files
 from tuning.config.errors import ConfigError
 from tuning.config.space import near_knob, shown
@@ -197,7 +197,7 @@ def _several(key: str, text: str) -> ConfigError:
         )
     choices = "<value>,<value>" if "(" in text else shown(text)
     name = key.removeprefix("knobs.")
-    is_decimal = point and name in NAMES and domain_of(name).type is float
+    is_decimal = point and name in table() and domain_of(name).type is float
     remedy = f"{key}={point} with a decimal point, or {key}=[<value>,<value>] to search two values"
     return ConfigError(f"{what}; one study searches a list", remedy=remedy if is_decimal else f"{key}=[{choices}]")
 

@@ -1,21 +1,32 @@
-"""What a workload's file says of itself, read without running it: its default space and its options."""
+"""What a workload's file says of itself, read without running it: its default space, its options, its own knobs."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainables.knob_columns import Knob
 from tuning.config.errors import ConfigError
 
 
-def declared(ref: str) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Returns `default_space` and `options` of the class behind WORKLOAD; None for what is not written as a literal.
+@dataclass(frozen=True)
+class Declared:
+    """What the class behind WORKLOAD declares; None for what is not written as a literal."""
 
-    `ref` is the path of a .py file, or a dotted module. Without `options`, a workload has none. Raises ConfigError for
-    a file that is no Python or holds no WORKLOAD.
+    default_space: Mapping[str, Any] | None
+    options: Mapping[str, Any] | None
+    knobs: Mapping[str, Knob] | None
+
+
+def declared(ref: str) -> Declared:
+    """Returns what the workload's class declares; without `options` or `knobs`, it has none.
+
+    `ref` is the path of a .py file, or a dotted module. Raises ConfigError for a file that is no Python or holds no
+    WORKLOAD, and for a knob that cannot be.
     """
     path = _file(ref)
     try:
@@ -32,9 +43,10 @@ def declared(ref: str) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | No
     name = getattr(found.func if isinstance(found, ast.Call) else found, "id", "WORKLOAD")
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     body = next((node.body for node in classes if node.name == name), [])
-    values = {key: value for key, value in _assignments(body) if key in ("default_space", "options")}
+    values = dict(_assignments(body))
     options = _literal(values["options"]) if "options" in values else {}
-    return _literal(values.get("default_space")), options
+    knobs = _knobs(ref, values["knobs"]) if "knobs" in values else {}
+    return Declared(_literal(values.get("default_space")), options, knobs)
 
 
 def _file(ref: str) -> Path:
@@ -64,3 +76,24 @@ def _literal(value: ast.expr | None) -> Mapping[str, Any] | None:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else None
+
+
+def _knobs(ref: str, value: ast.expr) -> Mapping[str, Knob] | None:
+    """Returns the knobs of {"name": Knob(literals), ...}, None where it is written otherwise."""
+    found: dict[str, Knob] = {}
+    pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else [(None, value)]
+    for key, call in pairs:
+        if not isinstance(key, ast.Constant) or not isinstance(key.value, str) or not isinstance(call, ast.Call):
+            return None
+        if getattr(call.func, "id", getattr(call.func, "attr", "")) != "Knob":
+            return None
+        try:
+            given = [ast.literal_eval(argument) for argument in call.args]
+            named = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return None
+        try:
+            found[key.value] = Knob(*given, **named)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"workload={ref}: knobs: {key.value}: {error}", remedy="mend it in the file") from None
+    return found

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainables.knobs import NAMES
+from trainables.knob_columns import Knob
+from trainables.knobs import KnobTable, table, use
+from trainables.our_knobs import OURS
 from tuning.config import command_line, yaml_files
 from tuning.config.command_line import Typed, WorkloadRef
+from tuning.config.declared import declared
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import (
     COMMAND_LINE,
@@ -26,7 +29,6 @@ from tuning.config.resolve import (
     drop_idle,
     is_knob,
     leaves,
-    refuse_unread,
 )
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import is_secret
@@ -34,28 +36,46 @@ from tuning.config.space import shown
 from tuning.config.yaml_files import available
 
 
-def load(argv: Sequence[str]) -> StudyConfig:
-    """Returns the configuration that the command line asks for; raises ConfigError, having written nothing."""
+def load(argv: Sequence[str], knobs_of: Callable[[str], Mapping[str, Knob]] | None = None) -> StudyConfig:
+    """Returns the configuration that the command line asks for; raises ConfigError, having written nothing.
+
+    From here on the knobs of its workload are in use. Those of a workload of one's own are only asked for where one is
+    typed: from `knobs_of`, else from what the file says in literals.
+    """
     typed = command_line.parse(argv, available("workload"))
     secrets = _secrets_of_a_run(typed)
     groups, workload = _groups(typed)
+    use(OURS[workload.ref] if workload.packaged else _own_table(workload.ref, typed, knobs_of))
     defaults, files = copy.deepcopy(_merged(tuple(groups.items())))
     tree = copy.deepcopy(defaults)
     for key, text in typed.values.items():
         _place(tree, key, text, free_options=not workload.packaged)
     origins = _origins(tree, files, typed)
-    if workload.packaged:
-        refuse_unread(tree["knobs"], defaults["knobs"], workload.ref, origins)
-    declared = defaults["workload"] if workload.packaged else None
-    options = checked_options(tree["workload"], declared, origins)
+    lacking = _drop_lacking(tree["knobs"], origins)
+    options = checked_options(tree["workload"], defaults["workload"] if workload.packaged else None, origins)
     tree |= {"workload": {"ref": workload.ref, "name": workload.name, "options": options}, "secrets": secrets}
     if not workload.packaged:  # its own space, and with it what is idle, is known once its module is imported
-        config = checked(tree, origins, [], tuple(argv), defaults)
+        config = checked(tree, origins, lacking, tuple(argv), defaults)
     else:
-        dropped = drop_idle(tree["knobs"], origins)
+        dropped = [*lacking, *drop_idle(tree["knobs"], origins)]
         config = checked(tree, origins, dropped, tuple(argv), defaults)
         check_whole(config.space)
     return apply_card(config, config.card)
+
+
+def _own_table(ref: str, typed: Typed, knobs_of: Callable[[str], Mapping[str, Knob]] | None) -> KnobTable:
+    """Returns the table of a workload of one's own: without its own knobs, unless one of them may be typed."""
+    parts = [key.split(".") for key in typed.values]
+    names = {p[1] if p[0] == "knobs" else p[2] for p in parts if len(p) > {"knobs": 1, "named": 2}.get(p[0], 9)}
+    if names <= set(KnobTable()):
+        return KnobTable()
+    return KnobTable(knobs_of(ref) if knobs_of is not None else declared(ref).knobs or {})
+
+
+def _drop_lacking(knobs: Tree, origins: Mapping[str, str]) -> list[str]:
+    """Takes out of `knobs` what a preset sets and the workload does not have; returns a sentence for each."""
+    lacking = [n for n in knobs if n not in table() and "/preset/" in origins.get(f"knobs.{n}", "")]
+    return [f"knobs.{n}={shown(knobs.pop(n))} is left out: it is not a knob of this workload" for n in lacking]
 
 
 def _groups(typed: Typed) -> tuple[dict[str, str], WorkloadRef]:
@@ -124,7 +144,7 @@ def _place(tree: Tree, key: str, text: str, *, free_options: bool) -> None:
 
 
 def _known(tree: Tree) -> list[str]:
-    return list(dict.fromkeys([*(f"knobs.{n}" for n in NAMES), *leaves(tree), *command_line.GROUPS]))
+    return list(dict.fromkeys([*(f"knobs.{n}" for n in table()), *leaves(tree), *command_line.GROUPS]))
 
 
 def _origins(tree: Tree, files: Sequence[tuple[str, Tree]], typed: Typed) -> dict[str, str]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import NAMES, TABLE, Knobs, Scalar
+from trainables.knobs import Knobs, Scalar, table
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.errors import ConfigError
@@ -56,7 +56,7 @@ def apply_card(config: StudyConfig, card: Card) -> StudyConfig:
     Raises ConfigError when such a value was asked for on the command line. A card whose device is "auto" refuses
     nothing but types it does not list: call this again with the card that was found.
     """
-    asked = {n for n in NAMES if config.origins.get(f"knobs.{n}") == COMMAND_LINE}
+    asked = {n for n in table() if config.origins.get(f"knobs.{n}") == COMMAND_LINE}
     space, dropped = restrict(config.space, card, asked)
     named: dict[str, dict[str, Scalar]] = {}
     for name, values in config.named.items():
@@ -161,19 +161,6 @@ def parsed_space(raw: Mapping[str, object], origins: Mapping[str, str]) -> Space
         with _located(f"knobs.{name}", origins):
             parse_parameter(name, value)
     return Space.parse(raw)
-
-
-def refuse_unread(knobs: Tree, declared: Mapping[str, object], workload: str, origins: Mapping[str, str]) -> None:
-    """Raises ConfigError for a knob that only a workload can act on, where this one's file does not name it."""
-    own = [n for n, row in TABLE.items() if "workload" in row.acts_in]
-    for name in own:
-        typed = name in knobs and origins.get(f"knobs.{name}") == COMMAND_LINE
-        if typed and name not in declared:
-            raise ConfigError(
-                f"knobs.{name}={shown(knobs[name])}: workload {workload} does not read {name}, so it would do nothing",
-                allowed=", ".join(n for n in own if n in declared) + ", and the knobs of the loop",
-                remedy=f"leave out knobs.{name}",
-            )
 
 
 def drop_idle(knobs: Tree, origins: Mapping[str, str]) -> list[str]:

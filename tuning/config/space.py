@@ -11,15 +11,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainables.knob_columns import Kind, Requires, Scalar
-from trainables.knobs import ALSO_CALLED, NAMES, TABLE, Knobs, domain_of, is_active, kind_of
+from trainables.knob_columns import Kind, Scalar
+from trainables.knobs import domain_of, is_active, kind_of, table
 from tuning.config.errors import ConfigError
 
 MAX_CHOICES = 10_000
 
 _RANGE_KEYS = ("low", "high", "log", "integer")
-_DEFAULTS = Knobs().as_dict()
-_REQUIRES: Mapping[str, Requires] = {n: row.requires for n, row in TABLE.items() if row.requires is not None}
 
 
 @dataclass(frozen=True)
@@ -98,22 +96,23 @@ class Space:
         for name in space.without_effect():
             raise ConfigError(
                 f"knobs.{name}={shown(raw[name])} has no effect: {space.unmet(name)}",
-                remedy=f"add {_REQUIRES[name].example}, or leave out knobs.{name}",
+                remedy=f"add {table().requiring[name].example}, or leave out knobs.{name}",
             )
         return space
 
     def without_effect(self) -> tuple[str, ...]:
         """Returns the knobs that were given a value or a search, and whose precondition no configuration here meets."""
-        asked = (n for n in _REQUIRES if n in {**self.parameters, **self.fixed} and self.given(n) != _DEFAULTS[n])
-        return tuple(n for n in asked if not any(map(_REQUIRES[n].met, values_of(self.given(_REQUIRES[n].knob)))))
+        requires, defaults = table().requiring, table().defaults
+        asked = (n for n in requires if n in {**self.parameters, **self.fixed} and self.given(n) != defaults[n])
+        return tuple(n for n in asked if not any(map(requires[n].met, values_of(self.given(requires[n].knob)))))
 
     def given(self, name: str) -> Parameter | Scalar:
         """Returns what the knob may be here: its parameter, its fixed value, or its default."""
-        return self.parameters.get(name, self.fixed.get(name, _DEFAULTS[name]))
+        return self.parameters.get(name, self.fixed.get(name, table().defaults[name]))
 
     def unmet(self, name: str) -> str:
         """Returns in words what a knob of `without_effect` needs, and what there is instead."""
-        requires = _REQUIRES[name]
+        requires = table().requiring[name]
         values = " or ".join(shown(v) for v in values_of(self.given(requires.knob)))
         return f"it needs {requires.words}, which can only be {values} here"
 
@@ -149,13 +148,14 @@ class Space:
 
         A knob without effect is not counted; configurations that differ only before the micro-batch is cut are.
         """
-        others = {requires.knob for requires in _REQUIRES.values()}
-        free = math.prod(_count(p) for n, p in self.parameters.items() if n not in _REQUIRES and n not in others)
+        requires = table().requiring
+        others = {one.knob for one in requires.values()}
+        free = math.prod(_count(p) for n, p in self.parameters.items() if n not in requires and n not in others)
         for other in others:
-            needing = [n for n in self.parameters if n in _REQUIRES and _REQUIRES[n].knob == other]
+            needing = [n for n in self.parameters if n in requires and requires[n].knob == other]
             counts = {n: _count(self.parameters[n]) for n in needing}
             free *= sum(
-                math.prod(count for n, count in counts.items() if _REQUIRES[n].met(value))
+                math.prod(count for n, count in counts.items() if requires[n].met(value))
                 for value in values_of(self.given(other))
             )
         return free
@@ -166,8 +166,8 @@ def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
 
     Raises ConfigError that names the knob, the value, what is allowed and what to write instead.
     """
-    if name not in NAMES:
-        raise ConfigError(f"knobs.{name}={shown(raw)}: {name} is not a knob", remedy=near_knob(name))
+    if name not in table():
+        raise ConfigError(f"knobs.{name}={shown(raw)}: {name} is not a knob of this workload", remedy=near_knob(name))
     if isinstance(raw, Mapping):
         return _range(name, raw)
     if isinstance(raw, list | tuple):
@@ -177,8 +177,9 @@ def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
 
 def near_knob(name: str) -> str:
     """Returns a sentence with the knob most like `name`, or with all of them."""
-    near = ALSO_CALLED.get(name) or next(iter(difflib.get_close_matches(name, NAMES, n=1, cutoff=0.6)), None)
-    return f"did you mean knobs.{near}?" if near else f"knobs are {', '.join(NAMES)}"
+    near = table().also_called.get(name) or next(iter(difflib.get_close_matches(name, table(), n=1, cutoff=0.6)), None)
+    declared = "; a workload of yours declares its own as `knobs` of its class"
+    return f"did you mean knobs.{near}?" if near else f"knobs are {', '.join(table())}{declared}"
 
 
 def _checked(name: str, value: object, raw: object) -> Scalar:
@@ -252,11 +253,11 @@ def _is_number(name: str) -> bool:
 
 
 def _example(name: str) -> str:
-    return f"knobs.{name}={shown(_DEFAULTS[name])}"
+    return f"knobs.{name}={shown(table().defaults[name])}"
 
 
 def _range_example(name: str) -> str:
-    default, domain = float(_DEFAULTS[name]), domain_of(name)
+    default, domain = float(table().defaults[name]), domain_of(name)
     low, high = (max(default // 2, 1), default * 2 or 4) if domain.type is int else (default / 5, default * 5)
     return f"'knobs.{name}={{low: {low:g}, high: {min(high, domain.high):g}, log: true}}'"
 

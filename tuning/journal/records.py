@@ -23,6 +23,9 @@ from typing import Any, Self
 import psutil
 
 from trainables.files import sync_folder, write_whole
+from trainables.knob_columns import Knob
+from trainables.knobs import KnobTable
+from trainables.our_knobs import EVERY, OURS
 from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
 from tuning.journal.format import Record as Record
@@ -256,6 +259,20 @@ class Trial:
 def last(records: Sequence[Record], event: str) -> Record | None:
     """Returns the latest record of an event, or None."""
     return next((r for r in reversed(records) if r.event == event), None)
+
+
+def table_of(records: Sequence[Record]) -> KnobTable:
+    """Returns the knobs of the study that wrote the records, its workload's own among them, without its file.
+
+    Studies of earlier versions did not say: theirs may be any of ours.
+    """
+    study = last(records, "study")
+    try:
+        raw = study["knobs"] if study is not None else {}
+        ours = OURS.get(str(study["workload"])) if study is not None else EVERY
+        return ours or KnobTable({name: Knob.of_raw(row) for name, row in raw.items()})
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return EVERY
 
 
 def trials(records: Sequence[Record]) -> list[Trial]:

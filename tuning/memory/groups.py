@@ -7,30 +7,29 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainables.knobs import PHASE_KNOB, Knobs, Scalar, is_active, with_memory
+from trainables.knobs import Scalar, is_active, table
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Record, last
-from tuning.memory.guard import GRADIENTS_HELD, MINOR_KNOBS, MemoryGroup, MemoryGuard
+from tuning.memory.guard import GRADIENTS_HELD, MemoryGroup, MemoryGuard
 from tuning.memory.oom import GROWING
 from tuning.memory.profile import MemoryProfile
 
-MEMORY_KNOBS = tuple(name for name in with_memory("group") if name != PHASE_KNOB)
-"""Knobs that change what a sample or a parameter needs; the micro-batch size multiplies it. Each value is measured.
-
-`MINOR_KNOBS` change it by a few per cent: with all of them a space of nine knobs would have hundreds of groups to
-measure. They are in the key, so that what ran is known of them alone, and the profile may be another's. Of `PHASE_KNOB`
-all that counts is whether there is a phase for the encoder: with one `signals` needs 2.0 to 10.5 times as much, most at
-the smallest micro-batch.
-"""
-_DEFAULTS = Knobs().as_dict()
 _EDGE_FRAC = 0.1
 """So much of a range at either end is its edge."""
 
 
 def key_of(knobs: Mapping[str, Scalar]) -> MemoryGroup:
-    """Returns the memory group of a configuration, defaults filled in; the key of a group is the same again."""
-    own = [(name, knobs.get(name, _DEFAULTS[name])) for name in MEMORY_KNOBS]
-    own += [(name, _whether(knobs.get(name, _DEFAULTS[name]))) for name in (*MINOR_KNOBS, PHASE_KNOB)]
+    """Returns the memory group of a configuration, defaults filled in; the key of a group is the same again.
+
+    Each value of the knobs of memory "group" is measured; the micro-batch size multiplies what a sample needs. "minor"
+    ones change it by a few per cent: with all of them a space of nine knobs would have hundreds of groups to measure.
+    They are in the key, so that what ran is known of them alone, and the profile may be another's. Of a "switch" all
+    that counts is whether it is above 0: with a phase for the encoder `signals` needs 2.0 to 10.5 times as much, most
+    at the smallest micro-batch.
+    """
+    moves, default = table().by_memory, table().defaults
+    own = [(name, knobs.get(name, default[name])) for name in moves["group"]]
+    own += [(name, _whether(knobs.get(name, default[name]))) for name in (*moves["minor"], *moves["switch"])]
     return (*own, (GRADIENTS_HELD, bool(knobs.get(GRADIENTS_HELD, _holds_gradients(knobs)))))
 
 
@@ -41,7 +40,7 @@ def _whether(value: Scalar) -> Scalar:
 
 def _holds_gradients(knobs: Mapping[str, Scalar]) -> bool:
     """Returns whether gradients of earlier micro-steps are alive in a micro-step; of a mere group, that they are."""
-    full = {**_DEFAULTS, **knobs}
+    full = {**table().defaults, **knobs}
     if not full["set_to_none"] or not {"batch_size", "micro_batch_size"} & knobs.keys():
         return True
     return int(full["batch_size"]) > int(full["micro_batch_size"])
@@ -49,7 +48,7 @@ def _holds_gradients(knobs: Mapping[str, Scalar]) -> bool:
 
 def micro_batch_of(knobs: Mapping[str, Scalar]) -> int:
     """Returns the samples of a configuration's micro-step: no more than its batch has."""
-    return min(int(knobs.get(name, _DEFAULTS[name])) for name in ("micro_batch_size", "batch_size"))
+    return min(int(knobs.get(name, table().defaults[name])) for name in ("micro_batch_size", "batch_size"))
 
 
 def need_of(knobs: Mapping[str, Scalar]) -> tuple[MemoryGroup, int]:
@@ -63,13 +62,13 @@ def need_of(knobs: Mapping[str, Scalar]) -> tuple[MemoryGroup, int]:
 def memory_groups(space: Space) -> list[dict[str, Scalar]]:
     """Returns every combination of memory knobs the space can ask for; of a range its ends and its middle.
 
-    Minor knobs are as the space starts. Those with a phase for the encoder come after those without, where the space
-    has both.
+    Minor knobs are as the space starts. Those with a switch on, such as a phase for the encoder, come after those
+    without, where the space has both.
     """
-    names, start = (PHASE_KNOB, *MEMORY_KNOBS), defaults(space)
-    minor = {n: start[n] for n in MINOR_KNOBS if n in start}
-    phases = {None if v is None else float(v) > 0: v for v in reversed(_values(space, PHASE_KNOB))}
-    values = [sorted(phases.values(), key=lambda v: v or 0), *(_values(space, name) for name in MEMORY_KNOBS)]
+    moves, start = table().by_memory, defaults(space)
+    names = (*moves["switch"], *moves["group"])
+    minor = {n: start[n] for n in moves["minor"] if n in start}
+    values = [_switched(_values(space, n)) if n in moves["switch"] else _values(space, n) for n in names]
     combined = []
     for combination in itertools.product(*values):
         asked = {n: v for n, v in zip(names, combination, strict=True) if v is not None}
@@ -77,9 +76,15 @@ def memory_groups(space: Space) -> list[dict[str, Scalar]]:
     return combined
 
 
+def _switched(values: tuple[Scalar | None, ...]) -> tuple[Scalar | None, ...]:
+    """Returns a value that is off and one that is on, as far as there are any."""
+    found = {None if v is None else float(v) > 0: v for v in reversed(values)}
+    return tuple(sorted(found.values(), key=lambda v: v or 0))
+
+
 def micro_batches(space: Space) -> list[int]:
     """Returns the micro-batch sizes that a trial of the space can come to run, in rising order: halves included."""
-    parameter = space.parameters.get("micro_batch_size", space.fixed.get("micro_batch_size", Knobs().micro_batch_size))
+    parameter = space.given("micro_batch_size")
     if isinstance(parameter, Range):
         asked = [int(parameter.high)]
     else:
@@ -96,10 +101,10 @@ def defaults(space: Space) -> dict[str, Scalar]:
     start: dict[str, Scalar] = dict(space.fixed)
     for name, parameter in space.parameters.items():
         if isinstance(parameter, Choice):
-            start[name] = _DEFAULTS[name] if _DEFAULTS[name] in parameter.values else parameter.values[0]
+            start[name] = table().defaults[name] if table().defaults[name] in parameter.values else parameter.values[0]
         else:
-            place = parameter.place(float(_DEFAULTS[name]))
-            start[name] = _DEFAULTS[name] if _EDGE_FRAC <= place <= 1 - _EDGE_FRAC else parameter.at(0.5)
+            place = parameter.place(float(table().defaults[name]))
+            start[name] = table().defaults[name] if _EDGE_FRAC <= place <= 1 - _EDGE_FRAC else parameter.at(0.5)
     return {n: v for n, v in start.items() if is_active(n, start)}
 
 

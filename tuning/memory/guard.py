@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainables.knobs import Scalar, with_memory
+from trainables.knobs import Scalar, table
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.need import Need, Observed, corrected, raise_to
 from tuning.memory.profile import MEASURED, MemoryProfile, Point, Sizes, between
@@ -25,12 +25,8 @@ GRADIENTS_HELD = "gradients_held"
 
 Without it, or where it is true, they are. A batch of one micro-step holds none, and needs no more.
 """
-MINOR_KNOBS = with_memory("minor")
-"""Knobs that move the peak by a few per cent: what ran is known of its own group, its profile may be another's."""
 BORROWED_SPREAD_FRAC = 0.05
 """At least this is the spread of a group that has the profile of one with other minor knobs, such as `compile`."""
-SCALED = ("hidden_size", "adapter_rank")
-"""Knobs between whose measured values a profile may be read off: bytes are about a power of them."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +241,7 @@ class MemoryGuard:
         alike = self._plain.get(_plain(group))
         if alike is not None and (need := self._need(alike)) is not None:
             return corrected(need._replace(least_spread=BORROWED_SPREAD_FRAC), told)
-        around = (self._around(_plain(group), name) for name, _ in group if name in SCALED)
+        around = (self._around(_plain(group), name) for name, _ in group if name in table().scaled)
         profile = next((found for found in around if found is not None), None)
         if profile is not None:
             return corrected(Need(profile, 0), told)
@@ -277,4 +273,4 @@ def _held(group: MemoryGroup, held: bool = True) -> MemoryGroup:
 
 def _plain(group: MemoryGroup) -> MemoryGroup:
     """Returns the group without its minor knobs."""
-    return tuple(pair for pair in group if pair[0] not in MINOR_KNOBS)
+    return tuple(pair for pair in group if pair[0] not in table().by_memory["minor"])

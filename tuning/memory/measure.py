@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from trainables.knobs import PHASE_KNOB, Scalar
+from trainables.knobs import Scalar, table
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import (
-    MEMORY_KNOBS,
     alone,
     defaults,
     footprints,
@@ -199,6 +198,8 @@ def _latest(records: Sequence[Record], group: Group) -> Record | None:
 
 def _lighter(group: Group) -> tuple[float, ...]:
     """Returns what sorts the groups that need most first, so that what is left over is known to need less."""
-    values = (group.get(n) for n in MEMORY_KNOBS)
+    moves = table().by_memory
+    values = (group.get(n) for n in moves["group"])
     numbers = [-float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    return (float(group.get(CHECKPOINTING) or 0), -float(float(group.get(PHASE_KNOB) or 0) > 0), *numbers)
+    switches = (-float(float(group.get(n) or 0) > 0) for n in moves["switch"])
+    return (float(group.get(CHECKPOINTING) or 0), *switches, *numbers)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainables.files import cache_dir, write_whole
-from trainables.knobs import NAMES, TABLE, Knobs, Scalar, with_memory
+from trainables.knobs import Scalar, table
 from tuning.memory import calibration
 from tuning.memory.prediction import Prediction
 
@@ -90,12 +90,13 @@ def predict_all(
 
 def _wire(request: Request) -> str:
     """Returns the request as a line of JSON, less what does not change its answer."""
-    whole = {**Knobs().as_dict(), **request.knobs}
-    knobs: dict[str, Any] = {n: whole[n] for n in with_memory("group", "minor")}
-    for name, value in knobs.items():  # all that matters of a rate is whether there is one
-        if TABLE[name].domain.type is float:
+    rows = table()
+    whole = {**rows.defaults, **request.knobs}
+    knobs: dict[str, Any] = {n: whole[n] for n, row in rows.items() if row.memory in ("group", "minor", "switch")}
+    for name, value in knobs.items():  # all that matters of such a rate is whether there is one
+        if rows[name].domain.type is float and rows[name].memory != "group":
             knobs[name] = 0.5 if value else 0.0
-    knobs |= {name: request.knobs[name] for name in request.knobs if name not in NAMES}  # refused there, with words
+    knobs |= {name: request.knobs[name] for name in request.knobs if name not in rows}  # refused there, with words
     asked = {**asdict(request), "options": dict(request.options), "knobs": knobs}
     found = calibration.of_card(request.capability) if request.kernels == "cuda" else None
     if found is not None:  # a part of the request, hence of the cache's key

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from trainables.knobs import NAMES, TABLE, Knobs, Scalar, domain_of
+from trainables.knobs import KnobTable, Scalar, domain_of, table, use
 from tuning.config import yaml_files
 from tuning.config.cards import Card, refuse
 from tuning.config.declared import declared
@@ -88,11 +88,13 @@ def _with_declared(config: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
     """Returns the configuration with what a workload of one's own says of itself, and what it does not say."""
     if config.workload.ref in yaml_files.available("workload"):
         return config, ()
-    space, options = declared(config.workload.ref)
-    if space is None or options is None:
-        missing = " and ".join(n for n, found in (("default_space", space), ("options", options)) if found is None)
+    found = declared(config.workload.ref)
+    space, options = found.default_space, found.options
+    if space is None or options is None or found.knobs is None:
+        missing = " and ".join(name for name, value in vars(found).items() if value is None)
         text = f"{missing} of {config.workload.name} are no literals: knobs that are not typed are at their defaults"
         return config, (text,)
+    use(KnobTable(found.knobs))
     return with_workload_defaults(config, space, options), ()
 
 
@@ -100,11 +102,10 @@ def _representative(space: Space) -> tuple[dict[str, Scalar], dict[str, tuple[Sc
     """Returns one value for each knob, the largest or else the first of those searched, and the others by name."""
     chosen: dict[str, Scalar] = {}
     others: dict[str, tuple[Scalar, ...]] = {}
-    defaults = Knobs().as_dict()
-    for name in NAMES:
+    for name, row in table().items():
         given = space.given(name)
-        if TABLE[name].memory == "none" or name == "micro_batch_size":
-            chosen[name] = defaults[name]
+        if row.memory == "none" or name == "micro_batch_size":
+            chosen[name] = row.default
         elif isinstance(given, Range):
             chosen[name] = domain_of(name).check(given.high)
         elif isinstance(given, Choice):

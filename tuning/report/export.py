@@ -18,7 +18,7 @@ from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import masked, shareable
 from tuning.report.format import plain
 from tuning.report.sentences import place_sentence
-from tuning.report.summary import Named, Summary
+from tuning.report.summary import Named, Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import Quality
 
@@ -26,6 +26,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _GIT_TIMEOUT_S = 5
 
 
+@of_its_knobs
 def write_best(
     summary: Summary, path: Path, *, name: str = "best", created: datetime | None = None, overwrite: bool = True
 ) -> Path:

@@ -20,7 +20,7 @@ from tuning.config.shareable import shareable
 from tuning.report import format as fmt
 from tuning.report import plots, sentences, tables
 from tuning.report.format import duration, percent, plain, rate, size, speed
-from tuning.report.summary import Summary
+from tuning.report.summary import Summary, of_its_knobs
 
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
 
@@ -30,6 +30,7 @@ def write_report(summary: Summary, path: Path, *, overwrite: bool = True) -> Pat
     return atomic.write_text(path, render(summary), overwrite=overwrite)
 
 
+@of_its_knobs
 def render(summary: Summary) -> str:
     """Returns the page."""
     environment = jinja2.Environment(

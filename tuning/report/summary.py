@@ -5,17 +5,19 @@ Pure, so a run that is still going, was cut off or was recorded long ago is summ
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from trainables.knobs import KnobTable, table, using
 from tuning.config.lenient import finite, mapping, numbers, texts, whole
 from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
-from tuning.journal.records import Record
+from tuning.journal.records import Record, table_of
 from tuning.journal.timeline import Interval, Times
 from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
@@ -25,6 +27,7 @@ from tuning.search.rule import Baseline, best_baseline
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 PICKS = ("best", "knee", "most_accurate")
 
 
@@ -124,6 +127,8 @@ class Summary:
     intervals: tuple[Interval, ...]
     notes: tuple[str, ...]
     stop_reason: str
+    table: KnobTable = field(default_factory=table)
+    """The knobs of its workload, which may be another than that in use."""
 
     @property
     def best(self) -> Named | None:
@@ -169,8 +174,24 @@ class Summary:
         return tuple(one for one in self.confirmed if self.best is None or one.name != self.best.trial)
 
 
+def of_its_knobs(shown: _Function) -> _Function:
+    """Returns the function of a summary as one that works with the knobs of the summary's own workload in use."""
+
+    @functools.wraps(shown)
+    def called(found: Summary, *args: Any, **kwargs: Any) -> Any:
+        with using(found.table):
+            return shown(found, *args, **kwargs)
+
+    return cast(_Function, called)
+
+
 def from_records(records: Sequence[Record]) -> Summary:
     """Returns the summary of a run, whole or cut off at any record; empty records give an empty summary."""
+    with using(table_of(records)):
+        return _from_records(records)
+
+
+def _from_records(records: Sequence[Record]) -> Summary:
     ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
     records = [r for r in records if r.event not in ("ablation", "receipt")]
     study, pick = _last(records, "study"), _last(records, "pick")
@@ -210,6 +231,7 @@ def from_records(records: Sequence[Record]) -> Summary:
         intervals=tuple(timeline.intervals(records)),
         notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
+        table=table(),
     )
 
 

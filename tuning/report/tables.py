@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainables.knobs import TABLE
+from trainables.knobs import table
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import complete, outcome, percent, plain, quality, rate, ratio, size, speed
 from tuning.report.sentences import bound
@@ -107,7 +107,8 @@ def trials(found: Summary) -> Grid | None:
 
 
 def _short(name: str) -> str:
-    return TABLE[name].short if name in TABLE and TABLE[name].short else name.replace("_", " ")
+    short = table()[name].short if name in table() else ""
+    return short or name.replace("_", " ")
 
 
 def _varied(views: Sequence[TrialView]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from trainables.knobs import Knobs, kind_of
+from trainables.knobs import kind_of
 from tuning.config.cards import HERE
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice
@@ -18,7 +18,7 @@ from tuning.report import format as fmt
 from tuning.report import sentences, tables
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
-from tuning.report.summary import Named, Summary
+from tuning.report.summary import Named, Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
 
@@ -37,7 +37,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
         steps.insert(0, f"probes for {duration(budget.probe.max_time_s)}")
     auto = budget.train_epochs == "auto"
     epochs = "trials as long as the time allows" if auto else f"{budget.train_epochs:g} epochs a trial"
-    dtypes = space.parameters.get("amp_dtype", space.fixed.get("amp_dtype", Knobs().amp_dtype))
+    dtypes = space.given("amp_dtype")
     fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
@@ -105,6 +105,7 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
     return f"{label:<{fmt.LABEL_WIDTH - 1}} {'  '.join(filter(None, parts))}"
 
 
+@of_its_knobs
 def summary(found: Summary) -> list[RenderableType]:
     """Returns the result to be printed: what to set, what it gains and how sure, then the rest; for any width."""
     best, times = found.best, found.times

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
+from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
 
 BATCHES = ("batch_size", "micro_batch_size")
 """Two knobs that documents speak of as one; they are also changed together."""
@@ -43,7 +43,7 @@ def pairs(
     Knobs that change what is learned and not how fast are left out; the batch size changes both.
     """
     full_best, full_before = Knobs.of(best).as_dict(), Knobs.of(before).as_dict()
-    differing = [n for n in NAMES if full_best[n] != full_before[n] and (kind_of(n) != "learning" or n in BATCHES)]
+    differing = [n for n in table() if full_best[n] != full_before[n] and (kind_of(n) != "learning" or n in BATCHES)]
     groups: list[tuple[str, ...]] = [(n,) for n in differing]
     if all(n in differing for n in BATCHES):
         groups.append(BATCHES)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knob_columns import Bound, Measured, word
-from trainables.knobs import TABLE, Knobs, is_active
+from trainables.knobs import Knobs, is_active, table
 
 Band = Literal["good", "OK", "bad"]
 
@@ -165,7 +165,7 @@ def _busy(found: Shares) -> str:
 def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
     """Yields what the knob table advises and is not done already; taking a setting back first, and system knobs."""
     found = []
-    for name, row in TABLE.items():
+    for name, row in table().items():
         value = row.remedies[bound](own, measured) if bound in row.remedies else None
         if value is not None and value != getattr(own, name) and is_active(name, own.as_dict()):
             found.append((value != row.default, row.kind != "system", f"{name}={word(value)}"))

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.knobs import Knobs
+from trainables.knobs import table
 from tuning.config.space import Choice, Parameter, Range, Space
 
 Floats = NDArray[np.float64]
-_DEFAULTS = Knobs().as_dict()
 
 
 class Coordinates:
@@ -34,7 +33,7 @@ class Coordinates:
         """Returns the point of a configuration, of shape (sum of `widths`,)."""
         found: list[float] = []
         for name, parameter in self._parameters.items():
-            value = knobs.get(name, _DEFAULTS[name])
+            value = knobs.get(name, table().defaults[name])
             if isinstance(parameter, Range):
                 found.append(parameter.place(float(value)))
                 continue

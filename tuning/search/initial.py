@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from trainables.knobs import Scalar
+from trainables.knobs import Scalar, table
 from tuning.config.space import Choice, Range, Space
-from tuning.search.throughput import SPEED_KNOBS, Probed, suits
+from tuning.search.throughput import Probed, suits
 
 
 def initial_design(
@@ -34,7 +34,7 @@ def initial_design(
     if not rates:
         return [first]
     n, size = max(rates, key=lambda pair: rates[pair])
-    fastest = {**first, **{name: v for name, v in probes[n].knobs.items() if name in SPEED_KNOBS and name in names}}
+    fastest = {**first, **{name: v for name, v in probes[n].knobs.items() if name in table().both and name in names}}
     if "batch_size" in names:
         fastest["batch_size"] = size
     parameter = space.parameters.get("learning_rate")

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from trainables.knobs import Knobs, Scalar, is_active
+from trainables.knobs import Scalar, is_active, table
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
@@ -15,7 +15,7 @@ from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of
 from tuning.memory.guard import PROBE_COSTS, FitVerdict, MemoryGuard
 from tuning.search.bottleneck import judge
 from tuning.search.protocols import Probes, Told
-from tuning.search.throughput import SPEED_KNOBS, SYSTEM, Probed, group_of, inside, place_of, probed
+from tuning.search.throughput import Probed, group_of, inside, place_of, probed
 
 PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
@@ -192,17 +192,17 @@ class ProbeStage:
         own = [p for p in found if group_of(p.knobs) == group_of(here)]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
         base = defaults(self._space) if best is None else best.knobs
-        return self._clipped({**here, **{n: v for n, v in base.items() if n in SYSTEM}})
+        return self._clipped({**here, **{n: v for n, v in base.items() if n in table().system}})
 
     def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        whole = {"learning_rate": Knobs().learning_rate, **knobs, "batch_size": self._batch_size}
+        whole = {"learning_rate": table().defaults["learning_rate"], **knobs, "batch_size": self._batch_size}
         return {n: v for n, v in whole.items() if is_active(n, whole)}
 
 
 def speed_groups(space: Space) -> list[dict[str, Scalar]]:
     """Returns every combination of the searched "both" knobs, the fewer values differ from the defaults the sooner."""
     start = defaults(space)
-    names = [n for n in SPEED_KNOBS if isinstance(space.parameters.get(n), Choice)]
+    names = [n for n in table().both if isinstance(space.parameters.get(n), Choice)]
     values = [p.values for n in names if isinstance(p := space.parameters[n], Choice)]
     groups = [dict(zip(names, combination, strict=True)) for combination in itertools.product(*values)]
     return sorted(groups, key=lambda group: sum(start.get(n) != v for n, v in group.items()))

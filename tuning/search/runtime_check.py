@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainables.knob_columns import Seen, word
-from trainables.knobs import TABLE, is_active
+from trainables.knobs import is_active, table
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def compare(config: Mapping[str, Any], active: Seen) -> list[Row]:
     """Returns a row for each knob of the configuration that can be read back; none for a run without a first step."""
     rows = []
     for name, asked in config.items() if active else ():
-        reader = TABLE[name].seen if name in TABLE else None
+        reader = table()[name].seen if name in table() else None
         if reader is None or not is_active(name, config):
             continue
         try:

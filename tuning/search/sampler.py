@@ -19,7 +19,7 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
-from trainables.knobs import TABLE, Scalar, is_active
+from trainables.knobs import Scalar, is_active, table
 from tuning.config.cards import GIB_BYTES
 from tuning.config.space import Choice, Parameter, Range, Space
 from tuning.search.throughput import SAMPLES_PER_S
@@ -79,7 +79,7 @@ class Sampler:
         """`initial` are proposed first; what they leave out is drawn."""
         self._space, self._objectives, self._seed, self._name = space, dict(objectives), seed, name
         self._names = sorted(
-            space.parameters, key=lambda knob: TABLE[knob].requires is not None
+            space.parameters, key=lambda knob: knob in table().requiring
         )  # after the knob that it needs
         self._initial = [dict(values) for values in initial]
         self._live: dict[int, optuna.Trial] = {}

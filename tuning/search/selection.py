@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainables.knobs import Scalar
+from trainables.knobs import Scalar, table
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trials
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
 from tuning.search.rule import Rule, absolute, best_baseline
-from tuning.search.throughput import SYSTEM, Probed, Speeds, fastest, inside, probed
+from tuning.search.throughput import Probed, Speeds, fastest, inside, probed
 from tuning.stats.pareto import front, knee
 
 FASTER = 1.03
@@ -57,7 +57,7 @@ def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) ->
     known = known or [Probed.of_trial(t.config, float(t.samples_per_s or 0.0)) for t in ended]
     speeds = Speeds(known)
     for trial in ended:
-        learned = {n: v for n, v in trial.config.items() if n not in SYSTEM}
+        learned = {n: v for n, v in trial.config.items() if n not in table().system}
         choice = fastest(speeds, guard, learned)
         if choice is None:
             continue

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trainables.knobs import NAMES, Knobs, Scalar, is_active, kind_of
+from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Record
 from tuning.memory.groups import need_of
@@ -22,10 +22,6 @@ from tuning.memory.guard import MemoryGuard
 
 SAMPLES_PER_S = "samples_per_s"
 """The objective that every study has beside those of its workload."""
-SPEED_KNOBS = tuple(n for n in NAMES if kind_of(n) == "both")
-"""Knobs that change speed and learning; their values are the speed group."""
-SYSTEM = tuple(n for n in NAMES if kind_of(n) == "system")
-_DEFAULTS = Knobs().as_dict()
 
 
 @dataclass(frozen=True)
@@ -40,19 +36,22 @@ class Probed:
     @classmethod
     def of_trial(cls, knobs: Mapping[str, Scalar], samples_per_s: float) -> Probed:
         """Returns what a trial's own speed tells of its system knobs, all its time being that of micro-steps."""
-        full = {**_DEFAULTS, **knobs}
+        full = {**table().defaults, **knobs}
         batch, micro = int(full["batch_size"]), min(int(full["micro_batch_size"]), int(full["batch_size"]))
         return cls(knobs, batch / samples_per_s / math.ceil(batch / micro), 0.0, samples_per_s)
 
     @cached_property
     def micro_batch_size(self) -> int:
         """Returns the samples of one of its micro-steps."""
-        return min(int(self.knobs.get(name, _DEFAULTS[name])) for name in ("micro_batch_size", "batch_size"))
+        return min(int(self.knobs.get(name, table().defaults[name])) for name in ("micro_batch_size", "batch_size"))
 
     @cached_property
     def system(self) -> Mapping[str, Scalar]:
         """Returns its system knobs, the micro-batch as it ran."""
-        return {**{n: v for n, v in self.knobs.items() if n in SYSTEM}, "micro_batch_size": self.micro_batch_size}
+        return {
+            **{n: v for n, v in self.knobs.items() if n in table().system},
+            "micro_batch_size": self.micro_batch_size,
+        }
 
     def at_batch_size(self, batch_size: int) -> float | None:
         """Returns samples a second at this batch size, or None where the batch is smaller than what was measured."""
@@ -151,31 +150,31 @@ def probed(records: Sequence[Record]) -> list[Probed]:
 
 def group_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
     """Returns the speed group: the values of the "both" knobs, defaults filled in."""
-    return tuple(knobs.get(name, _DEFAULTS[name]) for name in SPEED_KNOBS)
+    return tuple(knobs.get(name, table().defaults[name]) for name in table().both)
 
 
 def place_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
     """Returns what has to be equal for a probe to answer for exactly these knobs; those without effect are left out."""
-    full = {**_DEFAULTS, **knobs}
+    full = {**table().defaults, **knobs}
     full["micro_batch_size"] = min(int(full["micro_batch_size"]), int(full["batch_size"]))
-    return (*(full[n] if is_active(n, full) else _DEFAULTS[n] for n in SYSTEM), *group_of(full))
+    return (*(full[n] if is_active(n, full) else table().defaults[n] for n in table().system), *group_of(full))
 
 
 def suits(space: Space, probe: Probed) -> bool:
     """Returns whether the space has the probe's "both" knobs, so that a trial can be made of them."""
-    return _allows(space, probe, SPEED_KNOBS)
+    return _allows(space, probe, table().both)
 
 
 def inside(space: Space, probe: Probed) -> bool:
     """Returns whether the space allows the probe's system knobs: a configuration named beside it need not be."""
-    return _allows(space, probe, SYSTEM)
+    return _allows(space, probe, table().system)
 
 
 def _allows(space: Space, probe: Probed, names: Sequence[str]) -> bool:
-    full = {**_DEFAULTS, **probe.knobs}
+    full = {**table().defaults, **probe.knobs}
     for name in names:
         given = space.given(name)
-        if not is_active(name, full) or (name in SYSTEM and name not in {**space.parameters, **space.fixed}):
+        if not is_active(name, full) or (name in table().system and name not in {**space.parameters, **space.fixed}):
             continue
         if isinstance(given, Range):
             allowed = full[name] in given

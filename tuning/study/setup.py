@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainables import workload
-from trainables.knobs import Scalar, kind_of
+from trainables.knob_columns import Knob
+from trainables.knobs import Scalar, kind_of, table, use
 from tuning.config import atomic
 from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.resolve import (
@@ -24,7 +25,7 @@ from tuning.config.resolve import (
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Range
-from tuning.journal.records import Record, last, read
+from tuning.journal.records import Record, last, read, table_of
 from tuning.journal.runs import JOURNAL, find_run, versions
 from tuning.workers import executors, machine, nvml, slots, user_code
 from tuning.workers.worker import Worker
@@ -70,6 +71,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     study = last(records, "study")
     if study is None:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
+    use(table_of(records))
     before = from_resolved(study["config"])
     again = ("resume", "runs_dir", "dashboard", "force", *(f"workload.{n}" for n in config.secrets))
     asked = [o for o in config.overrides if o.split("=")[0] not in again]
@@ -92,32 +94,39 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
 def _complete(config: StudyConfig) -> StudyConfig:
     """Returns the configuration with the workload's own defaults and the device settled."""
     if config.workload.ref not in workload.BUILT_IN:
-        try:
-            own = workload.load(config.workload.ref)
-        except workload.WorkloadError as error:
-            raise ConfigError(
-                f"workload={config.workload.ref}: {error}", remedy="see the example in README.md"
-            ) from error
-        except Exception as error:  # whatever a user's file raises when it is imported
-            lines = [f"{type(error).__name__}: {error}", *user_code.last_lines(error).splitlines()]
-            said = "\n  ".join(lines)
-            raise ConfigError(
-                f"workload={config.workload.ref} cannot be imported: {said}",
-                remedy=user_code.remedy(error) or "mend it; -v shows the whole traceback",
-            ) from error
+        own = imported(config.workload.ref)
+        use(workload.table_of(own))
         options = dict(getattr(own, "options", {}))
         config = with_workload_defaults(config, own.default_space, options, workload.before_of(config.workload.ref))
     ranges = [n for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"]
     if ranges and config.search.strategy == "staged":
         raise ConfigError(
             f"knobs.{ranges[0]} is a range, and the staged search probes each of its values",
-            allowed="a list of values for adapter_rank and its like",
+            allowed="a list of values for a knob that changes speed and learning",
             remedy=f"knobs.{ranges[0]}=[8,16,32], or search.strategy=joint",
         )
     card = config.card
     if card.device != "cpu":  # a named card that is not here is emulated on what is
         card = card.on("cuda" if nvml.gpus() else "cpu")
     return apply_card(config, card)
+
+
+def imported(ref: str) -> workload.Workload:
+    """Returns a workload of one's own; raises ConfigError for what it lacks, and for whatever its file raises."""
+    try:
+        return workload.load(ref)
+    except workload.WorkloadError as error:
+        raise ConfigError(f"workload={ref}: {error}", remedy="see the example in README.md") from error
+    except Exception as error:  # whatever a user's file raises when it is imported
+        lines = [f"{type(error).__name__}: {error}", *user_code.last_lines(error).splitlines()]
+        said = "\n  ".join(lines)
+        remedy = user_code.remedy(error) or "mend it; -v shows the whole traceback"
+        raise ConfigError(f"workload={ref} cannot be imported: {said}", remedy=remedy) from error
+
+
+def own_knobs(ref: str) -> Mapping[str, Knob]:
+    """Returns the knobs that the file of a workload of one's own declares; raises ConfigError as `imported` does."""
+    return workload.table_of(imported(ref)).own
 
 
 def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -236,6 +245,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "horizon_samples": _horizon(config, int(facts["train_samples"])),
         "concurrency": concurrency(config),
         "threads": setting.threads,
+        "knobs": table().as_raw(),
         "config": resolved(config),
     }
 

@@ -47,6 +47,7 @@ class Session:
         self.setting = setting
         torch.set_num_threads(setting.threads)
         self.resident = Resident(workload.load(setting.workload))
+        self.table = workload.table_of(self.resident.workload)
         self._settled = False
         self._loading_s = math.inf
         self._trial: RunningTrial | None = None
@@ -57,7 +58,8 @@ class Session:
     def config(self, knobs: Mapping[str, Scalar], seed: int | None = None) -> workload.Config:
         """Returns the configuration of these knobs under the session's setting."""
         own = self.setting
-        return workload.Config(Knobs.of(knobs), dict(own.options), own.seed if seed is None else seed, own.device)
+        options, rows = dict(own.options), self.table
+        return workload.Config(Knobs.of(knobs, rows), options, own.seed if seed is None else seed, own.device)
 
     def warm(self, knobs: Mapping[str, Scalar]) -> None:
         """Loads data and model, so that the first trial finds them; what is loaded is left out of later collections."""
@@ -383,7 +385,7 @@ class RunningTrial:
 
     def _restarted(self, found: Mapping[str, Any], fault: oom.Fault) -> bool:
         """Returns whether the trial is to begin again with less, and makes it ready to."""
-        knobs = Knobs.of(self._knobs)
+        knobs = Knobs.of(self._knobs, self._session.table)
         change = oom.retreat(fault, knobs.micro_batch_size, knobs.num_workers)
         allowed = self._shrink == "all" or (self._shrink == "loader" and change is not None and "num_workers" in change)
         if change is None or not allowed or found.get("poisoned"):

@@ -88,7 +88,7 @@ class Works:
         if self._lengths is None:
             return 1.0
         lengths = [self._lengths[i] for i in indices]
-        return float(sum(lengths) if self._knobs.sequence_packing else max(lengths) * len(lengths))
+        return float(sum(lengths) if self._knobs.as_dict().get("sequence_packing") else max(lengths) * len(lengths))
 
 
 def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:

@@ -12,9 +12,10 @@ import pytest
 
 from tests.commands import MINE
 from tests.tuning.memory.logs import MIB, prediction
+from trainables import Knob
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
-from tuning.config.declared import declared
+from tuning.config.declared import Declared, declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.memory.prediction import Prediction
@@ -107,10 +108,15 @@ def test_what_is_no_literal_is_said(tmp_path: Path) -> None:
     mine.write_text(
         "class A:\n    default_space = dict(batch_size=[1])\n    options: dict = {'size': 3}\nWORKLOAD = A()\n"
     )
-    assert declared(str(mine)) == (None, {"size": 3})
+    assert declared(str(mine)) == Declared(None, {"size": 3}, {})
     assert "default_space of own" in of(f"workload={mine}").notes[0]
     mine.write_text("class WORKLOAD:\n    default_space = {'batch_size': [1, 2]}\n")
-    assert declared(str(mine)) == ({"batch_size": [1, 2]}, {})
+    assert declared(str(mine)) == Declared({"batch_size": [1, 2]}, {}, {})
+    mine.write_text(
+        "class WORKLOAD:\n    default_space = {'n': [1, 2]}\n    knobs = {'n': Knob(1, 'both', low=1, high=8)}\n"
+    )
+    assert declared(str(mine)).knobs == {"n": Knob(1, "both", low=1, high=8)}
+    assert of(f"workload={mine}").knobs["n"] == 2
 
 
 # -- what is answered --------------------------------------------------------------------------------------------------

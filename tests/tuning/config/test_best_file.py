@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trainables import Knob, knobs
 from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError
 
@@ -54,7 +55,7 @@ def edited(path, change):
 )
 def test_a_spoilt_file_is_refused_with_key_and_value(best, change, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        best_file.read(edited(best, change))
+        best_file.completed(best_file.read(edited(best, change)))
     assert len(str(caught.value).splitlines()) <= 8
 
 
@@ -62,7 +63,7 @@ def test_a_changed_value_is_taken_and_said(best):
     def change(body):
         body["knobs"]["learning_rate"] = 1e-3
 
-    read_back = best_file.read(edited(best, change))
+    read_back = best_file.completed(best_file.read(edited(best, change)))
     assert read_back.knobs["learning_rate"] == 1e-3
     assert read_back.warnings == ("best.yaml was edited by hand since it was exported: its sha256 does not match",)
 
@@ -103,3 +104,14 @@ def test_what_is_written_keeps_keys_and_order(best):
     assert list(before) == list(after)
     assert {**after, "sha256": before["sha256"]} == before
     assert best_file.read(best).warnings == ()
+
+
+def test_knobs_that_earlier_versions_wrote_and_the_workload_lacks_are_left_out(best):
+    def change(body):
+        body["knobs"] = {"learning_rate": 1e-3, "architecture": "lstm", "adapter": "dora"}
+
+    with knobs.using(knobs.KnobTable({"channels": Knob(32, "both", values=(16, 32))})):
+        found = best_file.completed(best_file.read(edited(best, change)))
+        assert set(found.knobs) == set(knobs.table())
+    assert (found.knobs["channels"], found.knobs["learning_rate"]) == (32, 1e-3)
+    assert found.warnings[1:] == ("best.yaml sets architecture, adapter, which the workload does not have: left out",)

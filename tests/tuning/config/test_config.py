@@ -8,7 +8,7 @@ import time
 import pytest
 import yaml
 
-from trainables import knob_columns
+from trainables import Knob, knob_columns
 from trainables.knobs import Knobs
 from tuning.config.cards import GIB_BYTES, Card
 from tuning.config.errors import ConfigError
@@ -221,7 +221,7 @@ def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
 
 
 def test_bad_space_of_own_workload_names_its_file(own):
-    with pytest.raises(ConfigError, match=r"knobs.lr=0.1: lr is not a knob \(.*my workload.py\)"):
+    with pytest.raises(ConfigError, match=r"knobs.lr=0.1: lr is not a knob of this workload \(.*my workload.py\)"):
         with_workload_defaults(load([f"workload={own}"]), {"lr": 0.1}, {})
 
 
@@ -276,9 +276,33 @@ def test_importing_takes_no_torch_ray_or_optuna():
 
 
 def test_a_knob_that_the_workload_does_not_read_is_refused_and_not_ignored():
-    with pytest.raises(ConfigError, match="workload nli does not read architecture, so it would do nothing"):
+    with pytest.raises(ConfigError, match="architecture is not a knob of this workload"):
         load(["knobs.architecture=mlp"])
     assert load(["knobs.sequence_packing=[false,true]"]).space.parameters["sequence_packing"].values == (False, True)
+
+
+def test_a_knob_of_ones_own_is_typed_like_any_other(own):
+    own.write_text(
+        "from trainables import Knob\nclass Own:\n    knobs = {'channels': Knob(32, 'both', values=(16, 32, 64))}\n"
+        "    default_space = {'batch_size': [4, 8]}\nWORKLOAD = Own()\n"
+    )
+    for knobs_of in (None, lambda ref: {"channels": Knob(32, "both", values=(16, 32, 64))}):
+        config = load([f"workload={own}", "knobs.channels=[16,64]", "named.before.channels=16"], knobs_of)
+        assert config.space.parameters["channels"] == Choice((16, 64))
+        assert config.named["before"] == {"channels": 16}
+        with pytest.raises(ConfigError, match=r"knobs.channels: 48 .*\n  allowed: one of 16, 32, 64"):
+            load([f"workload={own}", "knobs.channels=48"], knobs_of)
+        with pytest.raises(ConfigError, match=r"did you mean knobs\.channels"):
+            load([f"workload={own}", "knobs.chanels=16"], knobs_of)
+    load(["workload=signals"])
+    with pytest.raises(ConfigError, match="channels is not a knob of this workload"):
+        load(["workload=signals", "knobs.channels=16"])
+
+
+def test_what_a_preset_sets_and_the_workload_lacks_is_left_out():
+    config = load(["workload=nli", "preset=rtx3090ti_routing"])
+    assert "hidden_size" not in config.space.fixed
+    assert "knobs.hidden_size=256 is left out: it is not a knob of this workload" in config.dropped
 
 
 def test_a_name_says_whether_it_holds_a_secret():

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.tuning import hostile
-from trainables.knobs import NAMES
+from trainables.knobs import table
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.report import export, summary
@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back(best):
         0,
     )
     assert (read_back.knobs["learning_rate"], read_back.knobs["micro_batch_size"]) == (6.1e-4, 8)
-    assert set(read_back.knobs) == set(NAMES)
+    assert set(read_back.knobs) == set(table())
     assert read_back.measured["samples_per_s"]["status"] == "confirmed"
     assert read_back.warnings == ()
 

@@ -27,7 +27,7 @@ from trainables.batches import size_of, to_device
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Batch, Config, Workload, load
+from trainables.workload import Batch, Config, Workload, load, table_of
 from tuning.memory.prediction import Confidence, Prediction, Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
 from tuning.memory.tracing.lifetimes import Insides, Lifetimes
@@ -72,9 +72,10 @@ def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
     """Returns the prediction that a request as in `__main__` asks for, with `fallback` of the CPU's kernels."""
     device = "cpu" if fallback else request["kernels"]
     knobs = {name: value for name, value in request["knobs"].items() if name != "micro_batch_size"}
-    config = Config(Knobs.of(knobs), dict(request["options"]), device=device)
+    workload = _workload(request["workload"])
+    config = Config(Knobs.of(knobs, table_of(workload)), dict(request["options"]), device=device)
     job = Job(
-        _workload(request["workload"]),
+        workload,
         config,
         tuple(request["capability"]),
         request.get("insides", False),

@@ -1,0 +1,128 @@
+"""Knobs that a workload declares: what they may be, that they travel as data, and that no two workloads mix."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes import Sums
+from trainables import Knob
+from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, is_active, table, using
+from trainables.our_knobs import OURS
+from trainables.workload import BUILT_IN, Config, WorkloadError, load, table_of
+
+OWN = {
+    "channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True),
+    "momentum_of_mine": Knob(0.9, "learning", low=0.0, high=0.99),
+    "mirror": Knob(False, "system"),
+    "mode": Knob("plain", "learning", values=("plain", "odd")),
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Knob(32, "speed", values=(16, 32)), r"kind is 'speed'; allowed: system, learning, both"),
+        (lambda: Knob(8, "both", values=(16, 32)), r"the default: expected one of 16, 32, got 8"),
+        (lambda: Knob(2.0, "learning", low=0.0, high=1.0), r"the default: expected a number >= 0 and <= 1"),
+        (lambda: Knob(0.5, "learning", low=1.0, high=0.0), r"low=1.0 is greater than high=0.0"),
+        (lambda: Knob(1, "learning", values=(1, 2), high=8), r"values, low and high are given"),
+        (lambda: Knob("a", "learning"), r"a text needs the texts it may be, as in values=\('a', ...\)"),
+        (lambda: Knob(1, "learning", values=(1, "b")), r"must be numbers, or texts"),
+        (lambda: Knob(None, "learning"), r"the default is no true or false, number or text"),  # type: ignore[arg-type]
+        (lambda: Knob(32, "both", (16, 32)), r"name what it may be, as in values=\(16, 32\)"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_knob_that_cannot_be_is_refused_where_it_is_written(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+@pytest.mark.parametrize("name", ["batch_size", "as_dict", "table", "not a name", "_hidden", "9lives"])
+def test_a_name_that_is_taken_or_cannot_be_read_is_refused(name: str) -> None:
+    class Own(Sums):
+        knobs: ClassVar = {name: Knob(1, "learning")}
+
+    with pytest.raises(WorkloadError, match=f"knobs: .*{name}.*another name"):
+        table_of(Own())
+
+
+def test_what_is_no_knob_is_refused() -> None:
+    for wrong in ({"channels": 32}, [32]):
+        with pytest.raises(WorkloadError, match="knobs"):
+            table_of(type("Own", (Sums,), {"knobs": wrong})())
+
+
+def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
+    assert set(OURS) == set(BUILT_IN)
+    for ref, rows in OURS.items():
+        assert dict(table_of(load(ref))) == dict(rows)
+
+
+def test_what_a_workload_does_not_declare_is_no_knob_of_it() -> None:
+    with using(KnobTable(OWN)):
+        assert Knobs(channels=64).channels == 64
+        assert set(Knobs().as_dict()) == {*OF_THE_LOOP, *OWN}
+        for ours in ("hidden_size", "architecture", "adapter", "dropout"):
+            with pytest.raises(ValueError, match=f"{ours} is not a knob of this workload"):
+                Knobs.of({ours: 1})
+            with pytest.raises(AttributeError, match=f"{ours} is not a knob of this workload"):
+                getattr(Knobs(), ours)
+        with pytest.raises(ValueError, match="knob channels: expected one of 16, 32, 64, got 48"):
+            Knobs(channels=48)
+
+
+def test_two_workloads_in_one_process_keep_their_own() -> None:
+    one, other = (
+        KnobTable({"width": Knob(1, "both", low=1, high=8)}),
+        KnobTable({"width": Knob("a", "both", values=("a", "b"))}),
+    )
+    with using(one):
+        first = Config(Knobs(width=4))
+        with using(other):
+            assert Knobs().width == "a"
+            assert first.with_knobs(width=8).knobs.width == 8, "knobs that were made keep their table"
+            with pytest.raises(ValueError, match="knob width"):
+                first.with_knobs(width="b")
+        assert table() is one
+
+
+def test_knobs_are_values() -> None:
+    with using(KnobTable(OWN)):
+        one = Knobs(channels=64, mirror=True)
+        again = pickle.loads(pickle.dumps(one))  # noqa: S301  (a loader's process gets them so)
+        assert (again, again.as_dict(), hash(again)) == (one, one.as_dict(), hash(one))
+        assert one != Knobs()
+        with pytest.raises(AttributeError, match="with_"):
+            one.channels = 16
+        assert repr(one).startswith("Knobs(batch_size=32, ")
+
+
+def test_columns_that_an_own_knob_leaves_out_follow_from_its_kind() -> None:
+    found = {name: (row.memory, row.span) for name, row in OWN.items()}
+    assert found["channels"] == ("group", "compute"), "each value is measured and probed"
+    assert found["momentum_of_mine"] == ("none", "none")
+    assert found["mirror"] == ("group", "compute")
+    rows = KnobTable(OWN)
+    assert (rows.both[-1], rows.system[-1], rows.scaled) == ("channels", "mirror", ("channels",))
+    with using(rows):
+        assert is_active("channels", {})
+
+
+@given(
+    st.sampled_from(["system", "learning", "both"]),
+    st.booleans() | st.integers(-5, 5) | st.floats(-5, 5) | st.sampled_from(["a", "b"]),
+    st.booleans(),
+    st.text(max_size=9),
+)
+def test_a_record_has_all_of_a_knob(kind: Any, default: Any, shapes_model: bool, doc: str) -> None:
+    given_values: dict[str, Any] = {"values": ("a", "b")} if isinstance(default, str) else {}
+    if isinstance(default, float):
+        given_values = {"low": -5.0, "high": 6.0}
+    row = Knob(default, kind, doc=doc, shapes_model=shapes_model, **given_values)
+    assert Knob.of_raw(json.loads(json.dumps(row.as_raw()))) == row

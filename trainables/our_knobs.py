@@ -1,0 +1,77 @@
+"""The knobs that only some of our workloads have, as rows of the table, and who has which.
+
+A workload of one's own declares its rows in its file. Ours are here, as several share one, and a command line is
+checked before the modules are imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trainables import knob_readers as read
+from trainables.knob_columns import FLAG, Domain, Knob
+from trainables.knobs import KnobTable
+
+# fmt: off
+ROWS: Mapping[str, Knob] = {
+    "inplace_augmentation": Knob(
+        False, "system", FLAG, "Augmentations write into the batch instead of making new tensors.",
+        memory="minor", span="augment", claimed="E", seen=read.inplace_augmentation,
+        remedies={"loader": lambda _, step: True if step.augment_frac >= 0.02 and not step.cuda else None},
+    ),
+    "architecture": Knob(
+        "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
+        "Kind of network, where the workload has several.", shapes_model=True,
+        memory="group", span="compute", claimed="D", seen=read.architecture,
+    ),
+    "hidden_size": Knob(
+        128, "both", Domain(int, low=4, high=16_384), "Width of the network's hidden layers.", shapes_model=True,
+        memory="group", span="compute", claimed="A D", seen=read.hidden_size,
+    ),
+    "sequence_packing": Knob(
+        False, "both", FLAG, "Compute on packed sequences, without their padding.", shapes_model=True,
+        memory="group", span="compute", claimed="C, for later; E",
+        seen=read.first_phase(read.flag("packed", "packed sequences", "no packed sequence")),
+    ),
+    "encoder_frac": Knob(
+        0.0, "both", Domain(float, low=0.0, high=0.9),
+        "Share of the training samples spent on the encoder alone, before the classifier.",
+        acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E", seen=read.encoder_frac,
+    ),
+    "augmentation": Knob(
+        1.0, "learning", Domain(float, low=0.0, high=2.0),
+        "Strength of the augmentation, as a multiple of the workload's own; 0 is none.",
+        memory="minor", span="augment", claimed="B E", seen=read.augmentation,
+    ),
+    "dropout": Knob(
+        0.1, "learning", Domain(float, low=0.0, high=0.9), "Dropout of the layers the workload adds.",
+        memory="minor", span="none", claimed="A", seen=read.first_phase(read.dropout),
+        shapes_model=True,
+    ),
+    "adapter": Knob(
+        "dora", "both", Domain(str, values=("none", "lora", "dora")),
+        "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
+        memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
+    ),
+    "adapter_rank": Knob(
+        16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
+        memory="group", span="compute", claimed="-", also=("rank",),
+        seen=read.listed("adapter_ranks", "adapters of rank"),
+    ),
+}
+# fmt: on
+"""Every such row by the name of its knob."""
+
+
+_AUGMENTED = ("augmentation", "inplace_augmentation")
+_WHOSE: Mapping[str, tuple[str, ...]] = {
+    "nli": ("dropout", "adapter", "adapter_rank", "sequence_packing"),
+    "pointer": ("hidden_size", "dropout", *_AUGMENTED),
+    "headpose": ("hidden_size", "dropout", *_AUGMENTED),
+    "temporal": ("architecture", "hidden_size", "dropout"),
+    "signals": ("hidden_size", "sequence_packing", "encoder_frac", "dropout", *_AUGMENTED),
+}
+OURS: Mapping[str, KnobTable] = {ref: KnobTable({name: ROWS[name] for name in names}) for ref, names in _WHOSE.items()}
+"""The table of each of our workloads, by its name."""
+EVERY = KnobTable(ROWS)
+"""With all of them, as records and exports of earlier versions have, whatever their workload."""
