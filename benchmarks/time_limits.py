@@ -85,7 +85,7 @@ WORKLOAD = Hanging()
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
     """Keeps so many processes computing inside the block."""
-    code = "import os, signal\nwhile os.getppid() == int('%d'): sum(i * i for i in range(100_000))" % os.getpid()
+    code = f"import os, signal\nwhile os.getppid() == {os.getpid()}: sum(i * i for i in range(100_000))"
     others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
         yield

@@ -14,7 +14,9 @@ COMMANDS = """\
   python -m tuning train --from runs/nli/ID/best.yaml           train the whole job with it
   python -m tuning estimate workload=nli card=rtx4060           what fits a card, without one and without training
   python -m tuning list                                         runs, newest last
-  python -m tuning show ID                                      the summary of a run
+  python -m tuning show ID                                      the summary and the trials of a run; last: the newest
+  python -m tuning compare ID ID                                two runs: knobs that differ, speed, quality
+  python -m tuning stop ID                                      ends a run in order; it leaves the best so far
   python -m tuning ablate ID                                    what each optimisation bought here, in pairs
   python -m tuning report ID                                    best.yaml, front.csv and report.html once more
   python -m tuning doctor workload=nli                          what this machine has, to paste into an issue
@@ -29,6 +31,8 @@ _VERBS = {
     "list": ("tuning.cli.runs", "list_runs"),
     "show": ("tuning.cli.runs", "show_run"),
     "report": ("tuning.cli.runs", "write_again"),
+    "compare": ("tuning.cli.compare", "main"),
+    "stop": ("tuning.cli.stop", "main"),
     "doctor": ("tuning.cli.runs", "check_machine"),
 }
 """Module and function of each command, loaded when it is asked for: `--help` must not take a second."""

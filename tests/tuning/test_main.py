@@ -74,7 +74,7 @@ def test_show_of_a_run_that_was_cut_off_says_how_to_go_on(runs_dir: Path, capsys
 def test_show_before_a_pick_has_the_way_on_as_the_next_command(
     tmp_path: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(tmp_path / "nli" / "early", records[:20])
+    written(tmp_path / "nli" / "early", [r for r in records[:20] if r.event != "probe"])
     _, out, err = answered(capsys, "show", "early", "--runs-dir", tmp_path)
     assert "No configuration was picked" in out
     assert shlex.split(out[out.index("\nnext") :])[1:] == [
@@ -85,7 +85,7 @@ def test_show_before_a_pick_has_the_way_on_as_the_next_command(
 
 def test_every_printed_command_is_one_that_a_shell_takes(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = answered(capsys, "show", NEWEST, "--runs-dir", runs_dir)[1]
-    commands = out[out.index("\nnext") + 5 :].strip().splitlines()
+    commands = out[out.index("\nnext") + 5 :].partition("\n\n")[0].strip().splitlines()
     assert shlex.split(commands[0])[-1] == str(runs_dir / "nli" / NEWEST / "best.yaml")
     assert [shlex.split(c)[3:] for c in commands[1:]] == [
         [verb, NEWEST, "--runs-dir", str(runs_dir)] for verb in ("ablate", "show")
@@ -164,3 +164,36 @@ def test_a_reader_that_has_gone_ends_the_command_without_a_word(arguments: list[
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_show_lists_the_trials_with_what_differs_and_last_is_the_newest_run(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = answered(capsys, "show", "last", "--runs-dir", runs_dir)
+    assert code == 0
+    assert NEWEST in out
+    listed = out[out.index("\ntrial") :].splitlines()[3:]
+    assert [row.split()[0] for row in listed if row.startswith("t0")] == [f"t{n:03d}" for n in range(11)]
+    assert "t007 *" in out
+    assert "batch_size=" in out
+
+
+def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(
+    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    early = list(records[: next(n for n, r in enumerate(records) if r.event == "pick")])
+    study = dataclasses.replace(early[0], fields={**early[0].fields, "id": "early"})
+    written(runs_dir / "nli" / "early", [study, *(r for r in early[1:] if r.event != "trial" or r["trial"] != "t007")])
+    code, out, _ = answered(capsys, "compare", NEWEST, "early", "--runs-dir", runs_dir)
+    assert code == 0
+    assert NEWEST in out.splitlines()[0]
+    found = json.loads(answered(capsys, "compare", NEWEST, "early", "--runs-dir", runs_dir, "--json")[1])
+    assert found["best"][0] == "trial t007" != found["best"][1]
+    assert {"samples/s", "accuracy", "peak", "learning_rate"} <= set(found)
+    assert answered(capsys, "compare", NEWEST, "nope", "--runs-dir", runs_dir)[0] == 2
+
+
+def test_a_run_that_nobody_runs_cannot_be_stopped(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
+    assert code == 2
+    assert f"run {NEWEST} is not running on this machine" in err

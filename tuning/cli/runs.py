@@ -59,13 +59,13 @@ def _is_newer(study: Record) -> bool:
     return isinstance(schema, int) and schema > NEWEST_SCHEMA
 
 
-def _asked_run(asked: argparse.Namespace) -> tuple[Path, list[Record]]:
+def read_run(runs_dir: str, run_id: str) -> tuple[Path, list[Record]]:
     """Returns folder and records of a run, those of its ablation too; raises ConfigError for a later version's."""
-    folder = find_run(asked.runs_dir, asked.id)
+    folder = find_run(runs_dir, run_id)
     records, warnings = read(folder / JOURNAL)
     study = last(records, "study")
     if study is not None and _is_newer(study):
-        what = f"run {asked.id} was written by a later version of cardtune (schema {study['schema']})"
+        what = f"run {folder.name} was written by a later version of cardtune (schema {study['schema']})"
         raise ConfigError(what, allowed=f"schema {NEWEST_SCHEMA}", remedy="pip install --upgrade cardtune")
     for said in warnings:
         Terminal().warning(said)
@@ -73,16 +73,17 @@ def _asked_run(asked: argparse.Namespace) -> tuple[Path, list[Record]]:
 
 
 def show_run(arguments: Sequence[str]) -> int:
-    """Prints the summary of a run and returns the exit code."""
-    asked = _with_id("show", "Prints the summary of a run.").parse_args(arguments)
-    folder, records = _asked_run(asked)
+    """Prints the summary of a run and its trials, and returns the exit code."""
+    asked = _with_id("show", "Prints the summary of a run and its trials.").parse_args(arguments)
+    folder, records = read_run(asked.runs_dir, asked.id)
     found = summary.from_records(records)
     if asked.json:
         print(json.dumps(_as_json(found, folder, is_finished(records))))
         return 0
     terminal = Terminal()
     terminal.summary(found, folder)
-    if found.best is not None and not is_finished(records):  # without a best, the summary says it
+    terminal.trials(found)
+    if found.best is not None and not found.provisional and not is_finished(records):  # else the summary says it
         terminal.resume_hint(sentences.resume_command(folder))
     return 0
 
@@ -106,7 +107,7 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
 def write_again(arguments: Sequence[str]) -> int:
     """Writes what a run exports once more and returns the exit code."""
     asked = _with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
-    folder, records = _asked_run(asked)
+    folder, records = read_run(asked.runs_dir, asked.id)
     found = summary.from_records(records)
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
     print(json.dumps([str(path) for path in paths]) if asked.json else "\n".join(map(str, paths)))
@@ -140,5 +141,5 @@ def _parser(verb: str, description: str) -> argparse.ArgumentParser:
 
 def _with_id(verb: str, description: str) -> argparse.ArgumentParser:
     made = _parser(verb, description)
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it")
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
     return made

@@ -27,8 +27,8 @@ from tuning.cli.progress import STARTING, Progress, progress
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.journal.records import Record
-from tuning.report import sentences, text
-from tuning.report.format import LABEL_WIDTH, fit, labelled, plain
+from tuning.report import sentences, tables, text
+from tuning.report.format import LABEL_WIDTH, fit, labelled, plain, table
 from tuning.report.summary import Summary
 from tuning.workers.doctor import Check
 from tuning.workers.worker import Asked
@@ -167,6 +167,13 @@ class Terminal:
         if paths:
             self._say(labelled([("wrote", f"{', '.join(p.name for p in paths)}, report.html in {folder}")]))
 
+    def trials(self, summary: Summary) -> None:
+        """Prints every trial to stdout; nothing where none has ended."""
+        found = tables.trial_list(summary)
+        if found is not None:
+            show(self._out, Text(""))
+            show(self._out, table(found.head, found.rows))
+
     def error(self, error: BaseException) -> None:
         """Prints an error as it describes itself, and how to go on with a run that can be resumed."""
         self._stop_live()
@@ -191,6 +198,11 @@ class Terminal:
         line(self._err, f"interrupted by {name}; every trial that ended is saved")
         if self._resume:
             self.resume_hint(self._resume)
+
+    def left(self, said: str) -> None:
+        """Says what a run that ends early leaves, also when quiet."""
+        self._stop_live()
+        line(self._err, said)
 
     def resume_hint(self, command: str) -> None:
         """Says how to go on, on a line of its own to be copied."""

@@ -104,6 +104,7 @@ class BestFile(_Part):
     """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
+    status: Literal["confirmed", "unconfirmed"] = "confirmed"
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart
@@ -148,6 +149,9 @@ def read(path: Path) -> Best:
     warnings = []
     if _sha256({k: v for k, v in raw.items() if k != "sha256"}) != found.sha256:
         warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
+    if found.status == "unconfirmed":
+        again = f"python -m tuning.run resume={found.provenance.study}"
+        warnings.append(f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that")
     options = {name: at_home(value) for name, value in found.workload.options.items()}
     secrets = sorted(name for name, value in options.items() if value == MASK)
     if secrets:

@@ -203,6 +203,21 @@ def _lock(path: Path) -> int:
     return lock
 
 
+def writer_of(path: Path) -> int | None:
+    """Returns the pid of the process that writes the journal at `path`, None where none does."""
+    try:
+        lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return int(pid) if (pid := _holder(lock)) else None
+    finally:
+        os.close(lock)
+    return None
+
+
 def _holder(lock: int) -> str:
     """Returns the pid in a lock file, or "" where none is written in 0.2 s; the holder takes microseconds."""
     for _ in range(20):

@@ -12,6 +12,8 @@ from tuning import __version__
 from tuning.config.errors import ConfigError
 
 JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
+LAST = "last"
+"""In the place of an id, the run that began last."""
 
 
 def known_runs(runs_dir: str) -> list[Path]:
@@ -21,7 +23,7 @@ def known_runs(runs_dir: str) -> list[Path]:
 
 
 def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--runs-dir PATH") -> Path:
-    """Returns the folder of a run by its id; raises ConfigError with the ids there are.
+    """Returns the folder of a run by its id, of the newest for "last"; raises ConfigError with the ids there are.
 
     `asked` is what was typed where it is not the id alone, `option` how another place is named there.
     """
@@ -29,6 +31,8 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
     for folder in known:
         if folder.name == run_id:
             return folder
+    if run_id == LAST and known:
+        return known[-1]
     latest = ", ".join(folder.name for folder in known[-3:])
     near = difflib.get_close_matches(run_id, [folder.name for folder in known], n=1)
     raise ConfigError(

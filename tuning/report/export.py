@@ -37,7 +37,8 @@ def write_best(
     named = summary.named.get(name)
     if named is None:
         raise NoUsableTrial(
-            f"run {summary.id} has no {name} configuration", remedy=f"python -m tuning show {summary.id}"
+            f"run {summary.id} has no {name} configuration: nothing was measured yet",
+            remedy=f"python -m tuning.run resume={summary.id}",
         )
     body = _body(summary, named, created or datetime.now(UTC))
     head = f"# The {name.replace('_', ' ')} configuration of run {plain(summary.id)}; it trains as it stands:\n"
@@ -86,6 +87,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     study = summary.study
     body = {
         "schema": best_file.SCHEMA,
+        "status": _status(summary, named),
         "workload": {"ref": summary.ref, "options": masked(summary.options)},
         "knobs": _every_knob(named),
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
@@ -114,6 +116,13 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     }
     shown: dict[str, Any] = _shown(body)
     return shown
+
+
+def _status(summary: Summary, named: Named) -> str:
+    """Returns whether the study came to its pick, and trained the configuration again where it had trained it."""
+    trained = named.quality.values()
+    confirmed = not summary.provisional and (not trained or any(quality.confirmed for quality in trained))
+    return "confirmed" if confirmed else "unconfirmed"
 
 
 def _every_knob(named: Named) -> dict[str, Scalar]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuning.config.cards import HERE, lacking
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import PLAIN, StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
 from tuning.report.summary import Claim, Named, Place, Summary
 from tuning.search.bottleneck import Verdict
@@ -42,9 +42,10 @@ def answer(found: Summary) -> str:
     if best is None:
         return "No configuration was picked: the run ended before its pick, or no trial reached its end."
     gains = [g for g in found.gains if g.of == "best"]
+    name = "The best so far, unconfirmed," if found.provisional else "The pick"
     if not gains:
-        return f"The pick is of {found_by(best)}; nothing was measured beside it."
-    said = f"The pick is {' and '.join(map(gain_sentence, gains))}"
+        return f"{name} is of {found_by(best)}; nothing was measured beside it."
+    said = f"{name} is {' and '.join(map(gain_sentence, gains))}"
     rounds = max(g.rounds for g in gains)
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
@@ -55,7 +56,7 @@ def answer(found: Summary) -> str:
 
 def called(name: str) -> str:
     """Returns a named configuration as sentences speak of it."""
-    return "the plain defaults" if name == "plain" else plain(name)
+    return "the plain defaults" if name == PLAIN else plain(name)
 
 
 def found_by(best: Named) -> str:
@@ -197,8 +198,10 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
         return [resume_command(folder)]
     runs_dir = _runs_dir(folder)
     named = [found.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
-    rest = (["train", "--from", str(folder / "best.yaml")], ["ablate", *named], ["show", *named])
-    return [shlex.join(["python", "-m", "tuning", *words]) for words in rest]
+    first = [resume_command(folder)] if found.provisional else []
+    again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
+    rest = (*again, ["train", "--from", str(folder / "best.yaml")], ["ablate", *named], ["show", *named])
+    return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
 
 
 def resume_command(folder: Path) -> str:

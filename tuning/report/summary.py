@@ -10,7 +10,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from trainables.knobs import KnobTable, table, using
@@ -21,7 +21,7 @@ from tuning.journal.records import Record, table_of
 from tuning.journal.timeline import Interval, Times
 from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
-from tuning.search import bottleneck
+from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
 from tuning.search.rule import Baseline, best_baseline
 from tuning.stats import uncertainty
@@ -129,10 +129,12 @@ class Summary:
     stop_reason: str
     table: KnobTable = field(default_factory=table)
     """The knobs of its workload, which may be another than that in use."""
+    provisional: bool = False
+    """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
 
     @property
     def best(self) -> Named | None:
-        """The picked configuration, None before the pick."""
+        """The picked configuration; before the pick the best so far, None where nothing is known."""
         return self.named.get("best")
 
     @property
@@ -195,10 +197,13 @@ def _from_records(records: Sequence[Record]) -> Summary:
     ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
     records = [r for r in records if r.event not in ("ablation", "receipt")]
     study, pick = _last(records, "study"), _last(records, "pick")
+    provisional = not pick
+    if provisional and (so_far := selection.so_far(records)):
+        pick = asdict(so_far)
     config, place = mapping(study.get("config")), _place(study)
     workload, given = mapping(config.get("workload")), mapping(config.get("named"))
     objectives = {k: str(v) for k, v in mapping(study.get("objectives")).items() if k != SPEED}
-    front = [*pick["front"]] if isinstance(pick.get("front"), list) else []
+    front = [*pick["front"]] if isinstance(pick.get("front"), list | tuple) else []
     trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views(records, objectives))
     probes = tuple(view(r, objectives, "name") for r in records if r.event == "probe")
     refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")
@@ -232,6 +237,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
         table=table(),
+        provisional=provisional and "best" in named,
     )
 
 
@@ -298,6 +304,8 @@ def _named(
         known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
         sources["best"] = replace(known[-1], trial="") if known else TrialView("", "ok", config)
         sources["best"] = replace(sources["best"], config=config)
+    if not sources and (probe := selection.fastest_probe(confirming.records)) is not None:
+        sources["best"] = view(probe, confirming.objectives, "name")
     # A joint search probes nothing: its named configurations are known from their windows alone.
     windowed = [r for r in confirming.records if r.event == "window" and r.get("config")]
     sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from trainables.knobs import table
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import complete, outcome, percent, plain, quality, rate, ratio, size, speed
-from tuning.report.sentences import bound
+from tuning.report.format import assignments, complete, outcome, percent, plain, quality, rate, ratio, size, speed
+from tuning.report.sentences import bound, found_by
 from tuning.report.summary import PICKS, Named, Summary
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
@@ -104,6 +104,39 @@ def trials(found: Summary) -> Grid | None:
         rows.append([trial.trial, ended, *values, *figures, *(plain(trial.config.get(k, "-")) for k in keys), mark])
     head = ["", "outcome", *found.objectives, "samples/s", "peak", *map(_short, keys), ""]
     return Grid(head, rows) if rows else None
+
+
+def trial_list(found: Summary) -> Grid | None:
+    """Returns every trial as `show` lists it: how it ended, quality, speed, the knobs in which the trials differ."""
+    keys, rows = _varied(found.trials), []
+    best = found.best.trial if found.best else ""
+    for trial in sorted(found.trials, key=lambda t: t.trial):
+        ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
+        values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
+        fast = rate(trial.samples_per_s if trial.outcome in ("ok", "stopped") else None)
+        own = assignments({key: trial.config[key] for key in keys if key in trial.config})
+        rows.append([f"{trial.trial}{' *' * (trial.trial == best)}", ended, *values, fast, " ".join(own)])
+    return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
+
+
+def compared(first: Summary, second: Summary) -> Grid:
+    """Returns the best of two runs side by side: where, how fast, how good, and the knobs that differ."""
+    rows = [["workload", *(one.workload for one in (first, second))]]
+    rows += [["device", *(one.place.device for one in (first, second))]]
+    bests = [one.best for one in (first, second)]
+    rows += [["best", *(found_by(best) if best else "-" for best in bests)]]
+    rows += [
+        ["samples/s", *(speed(best.trained or best.throughput, best.samples_per_s) if best else "-" for best in bests)]
+    ]
+    for name in dict.fromkeys([*first.objectives, *second.objectives]):
+        rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
+    rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]
+    configs = [complete(best.config) if best else {} for best in bests]
+    for name in dict.fromkeys([*configs[0], *configs[1]]):
+        cells = [plain(config[name]) if name in config else "-" for config in configs]
+        if cells[0] != cells[1]:
+            rows.append([name, *cells])
+    return Grid(["", first.id, second.id], rows)
 
 
 def _short(name: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainables.knobs import Scalar, table
+from tuning.config.lenient import finite, mapping
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trials
 from tuning.memory.guard import MemoryGuard
@@ -57,7 +58,7 @@ def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) ->
     known = known or [Probed.of_trial(t.config, float(t.samples_per_s or 0.0)) for t in ended]
     speeds = Speeds(known)
     for trial in ended:
-        learned = {n: v for n, v in trial.config.items() if n not in table().system}
+        learned = _learned(trial.config)
         choice = fastest(speeds, guard, learned)
         if choice is None:
             continue
@@ -73,7 +74,7 @@ def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:
     A tolerance such as "2%" is a share of the best quality that ended trials have.
     """
     study = last(records, "study")
-    if study is None:
+    if study is None or not study.get("objectives"):
         return None
     objective, mode = next(iter(study["objectives"].items()))
     seen = [t.values.get(objective) for t in trials(records) if t.outcome == "ok"]
@@ -87,6 +88,25 @@ def fastest_probed(
     """Returns `start` with the fastest system knobs that were probed and fit, None where nothing was."""
     choice = fastest(Speeds([p for p in probed(records) if inside(space, p)]), guard, start)
     return None if choice is None else space.complete({**start, **choice.system})
+
+
+def so_far(records: Sequence[Record]) -> Pick | None:
+    """Returns what an unfinished study would pick by its own rule; None where no trial has ended."""
+    study = last(records, "study")
+    asked = mapping(mapping(study.get("config") if study is not None else None).get("pick"))
+    rule = rule_of(records, asked.get("tolerance") or 0.0)  # an older study does not say
+    return None if rule is None else choose(records, rule)
+
+
+def fastest_probe(records: Sequence[Record]) -> Record | None:
+    """Returns the fastest probe that learns what the first does: it differs in system knobs alone. None without any."""
+    own = [r for r in records if r.event == "probe" and not r.get("name") and r.get("outcome") == Outcome.OK]
+    alike = [r for r in own if _learned(mapping(r.get("config"))) == _learned(mapping(own[0].get("config")))]
+    return max(alike, key=lambda r: finite(r.get("samples_per_s")) or 0.0, default=None)
+
+
+def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {name: value for name, value in knobs.items() if name not in table().system}
 
 
 def choose(records: Sequence[Record], rule: Rule) -> Pick | None:

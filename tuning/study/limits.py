@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import PLAIN, StudyConfig
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import calibration
 from tuning.report.format import duration
@@ -213,4 +213,4 @@ class Limits:
 
     def _configurations(self) -> int:
         """Returns how many configurations take windows in turns: the best, what is named, the plain defaults."""
-        return len(self._config.named) + 2
+        return len({*self._config.named, PLAIN}) + 1

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import time
@@ -17,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from trainables.knobs import Scalar
-from trainables.workload import BUILT_IN
 from tuning.cli.terminal import Terminal
-from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import write_resolved
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, trials
 from tuning.journal.runs import JOURNAL
@@ -54,8 +54,6 @@ from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
-PLAIN = "plain"
-"""The name of the configuration in which every knob is at its default in the space."""
 PREDICT_S = 60.0
 """What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
 
@@ -96,10 +94,14 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
                 terminal.warning(text)
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting, free_bytes)
-            study.measure(profiler)
-            study.search(profiler, setting)
-            study.confirm(profiler)
-            study.publish()
+            try:
+                study.measure(profiler)
+                study.search(profiler, setting)
+                study.confirm(profiler)
+                study.publish()
+            except (KeyboardInterrupt, TuningError):
+                study.leave()
+                raise
     return folder
 
 
@@ -141,8 +143,7 @@ class _Study:
         if self._config.search.trials == 0:
             self._space = system_only(self._space, groups.defaults(self._space))
         self._named = dict(self._config.named)
-        if self._config.workload.ref in BUILT_IN:  # of another workload `before` are the plain defaults
-            self._named[PLAIN] = groups.defaults(self._space)
+        self._named.setdefault(PLAIN, groups.defaults(self._space))
 
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
@@ -277,6 +278,16 @@ class _Study:
         self._journal.append("stop", reason="finished", resumable=False)
         found = summary.from_records(self._journal.records)
         self._terminal.summary(found, self._folder, paths)
+
+    def leave(self) -> None:
+        """Writes best.yaml and front.csv of what is known where the study ends early; nothing where nothing is."""
+        found = summary.from_records(self._journal.records)
+        if found.best is None:
+            return
+        with contextlib.suppress(TuningError):  # such as a full disk, for which the study may have ended
+            best, *_ = export.write_all(found, self._folder)
+            state = "unconfirmed" if found.provisional else "confirmed"
+            self._terminal.left(f"{best} holds the best so far, {state}: {sentences.found_by(found.best)}")
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 

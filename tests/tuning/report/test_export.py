@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.tuning import hostile
-from trainables.knobs import table
+from trainables.knobs import kind_of, table
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.report import export, summary
@@ -94,8 +94,33 @@ def test_places_that_cannot_be_written(found, best, tmp_path):
 
 
 def test_a_run_without_a_pick_has_no_best(records, tmp_path):
-    with pytest.raises(NoUsableTrial, match="has no best configuration"):
-        export.write_best(summary.from_records(records[:20]), tmp_path / "best.yaml")
+    early = next(n for n, r in enumerate(records) if r.event == "probe")
+    with pytest.raises(NoUsableTrial, match="has no best configuration: nothing was measured"):
+        export.write_best(summary.from_records(records[:early]), tmp_path / "best.yaml")
+
+
+def test_a_run_that_ended_early_has_what_is_known_marked_as_unconfirmed(records, tmp_path):
+    probed = next(n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "search"))
+    picked = next(n for n, r in enumerate(records) if r.event == "pick")
+    for end, quality in ((probed, set()), (picked, {"accuracy"})):
+        own = summary.from_records(records[:end])
+        assert own.provisional
+        best, front = export.write_all(own, tmp_path)[:: len(export.write_all(own, tmp_path)) - 1]
+        read = best_file.read(best)
+        assert set(read.measured["quality"]) == quality
+        assert any("was not trained again on fresh seeds" in said for said in read.warnings)
+        assert front.name == "front.csv"
+    whole = export.write_best(summary.from_records(records), tmp_path / "best.yaml")
+    assert best_file.read(whole).warnings == ()
+
+
+def test_the_fastest_probe_so_far_differs_from_the_first_in_system_knobs_alone(records):
+    probes = [r for r in records if r.event == "probe" and not r["name"]]
+    best = summary.from_records([records[0], *probes]).best
+    first = probes[0]["config"]
+    differing = {n for n, v in best.config.items() if first.get(n) != v}
+    assert best.samples_per_s >= probes[0]["samples_per_s"]
+    assert {kind_of(n) for n in differing} <= {"system"}
 
 
 def test_secrets_and_the_home_folder_stay_at_home(records, tmp_path, monkeypatch):

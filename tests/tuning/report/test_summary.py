@@ -101,7 +101,10 @@ def test_a_value_of_the_search_is_not_called_confirmed(records):
 def test_a_run_sums_up_wherever_it_is_cut_off(records):
     for end in range(len(records) + 1):
         found = summary.from_records(records[:end])
-        assert (found.best is not None) == any(r.event == "pick" for r in records[:end])
+        picked = any(r.event == "pick" for r in records[:end])
+        measured = any(r.event == "probe" and not r["name"] and r["outcome"] == "ok" for r in records[:end])
+        assert (found.best is not None) == measured
+        assert found.provisional == (measured and not picked)
 
 
 @pytest.mark.parametrize("junk", [None, "nonsense", [], {"accuracy": "high"}, float("nan"), True])

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, run, start, wait_for
+from tuning.config import best_file
 from tuning.journal.records import read
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(420)]
@@ -84,6 +85,23 @@ def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(
     assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
+
+
+def test_stop_ends_a_run_in_order_and_leaves_what_is_known_unconfirmed(tmp_path: Path) -> None:
+    made = tmp_path / "runs" / "mine" / "killed"
+    journal = made / "trials.jsonl"
+    process = start("tuning.run", [*STUDY, "concurrency=1"], tmp_path)
+    assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert run("tuning", ["stop", "last"], tmp_path) == 0
+    assert process.wait(timeout=20) == 130
+    assert f"{Path('runs/mine/killed/best.yaml')} holds the best so far" in (tmp_path / "out").read_text()
+    assert best_file.read(made / "best.yaml").warnings[0].startswith("best.yaml is the best so far")
+    assert not psutil.wait_procs(family, timeout=10)[1]
+    assert run("tuning", ["stop", "last"], tmp_path) == 2
+    assert run("tuning", ["report", "last"], tmp_path) == 0
+    assert run("tuning", ["train", "--from", str(made / "best.yaml"), "--samples", "64"], tmp_path) == 0
+    assert "was not trained again on fresh seeds" in (tmp_path / "err").read_text()
 
 
 DEADLY = """

@@ -1,0 +1,44 @@
+"""python -m tuning compare A B: the best of two runs side by side, and the knobs in which they differ."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from tuning.cli.runs import read_run
+from tuning.cli.terminal import console, line, show
+from tuning.report import summary, tables
+from tuning.report.format import table
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the arguments of the command."""
+    made = argparse.ArgumentParser(
+        prog="python -m tuning compare", description="Shows the best of two runs side by side."
+    )
+    made.add_argument("ids", nargs=2, metavar="ID", help="a run's id, as `python -m tuning list` has it, or last")
+    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
+    made.add_argument("--json", action="store_true", help="JSON on stdout")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code; raises ConfigError for an unknown run."""
+    asked = parser().parse_args(arguments)
+    first, second = (summary.from_records(read_run(asked.runs_dir, run_id)[1]) for run_id in asked.ids)
+    found = tables.compared(first, second)
+    if asked.json:
+        print(json.dumps({row[0]: list(row[1:]) for row in found.rows}))
+        return 0
+    result = console(sys.stdout, os.environ)
+    show(result, table(found.head, found.rows))
+    if first.workload != second.workload:
+        line(result, "two workloads: their speeds and qualities are of different things")
+    elif first.place.device != second.place.device:
+        line(result, "two devices: their speeds are of different machines")
+    else:
+        line(result, "not measured side by side: within an hour a machine's speed may drift")
+    return 0

@@ -1,0 +1,51 @@
+"""python -m tuning stop ID: ends a run in order, as Ctrl-C where it was started does; it leaves the best so far."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from tuning.config.errors import ConfigError, StoppedEarly
+from tuning.journal.records import writer_of
+from tuning.journal.runs import JOURNAL, find_run
+from tuning.report.sentences import resume_command
+
+WAIT_S = 60.0
+"""So long a run may take to end; a training step is not broken off, and Ray's processes take their time."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the arguments of the command."""
+    made = argparse.ArgumentParser(
+        prog="python -m tuning stop", description="Ends a run of this machine in order; it leaves the best so far."
+    )
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
+    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code once the run has ended.
+
+    Raises ConfigError where nobody here runs it, and StoppedEarly where it goes on after `WAIT_S`.
+    """
+    asked = parser().parse_args(arguments)
+    folder = find_run(asked.runs_dir, asked.id)
+    pid = writer_of(folder / JOURNAL)
+    if pid is None:
+        what = f"run {folder.name} is not running on this machine"
+        raise ConfigError(what, remedy=f"python -m tuning report {folder.name}, for the best that it has")
+    os.kill(pid, signal.SIGINT)
+    until = time.monotonic() + WAIT_S
+    while writer_of(folder / JOURNAL) is not None:
+        if time.monotonic() > until:
+            what = f"run {folder.name} was asked to end and still does so, as process {pid}"
+            raise StoppedEarly(what, remedy=f"wait for it; kill {pid} once more ends it at once")
+        time.sleep(0.1)
+    best = folder / "best.yaml"
+    print(f"stopped {folder.name}; " + (f"{best} holds the best so far" if best.is_file() else "nothing was measured"))
+    print(f"resume with: {resume_command(folder)}")
+    return 0
