@@ -6,6 +6,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from tuning.config.errors import TuningError, reader_has_gone
 
@@ -52,6 +53,8 @@ def _answered(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(COMMANDS, end="")
         return 0
+    if str(Path.cwd()) not in sys.path:  # `cardtune` finds modules of the working folder too, behind everything else
+        sys.path.append(str(Path.cwd()))
     name, rest = arguments[0], list(arguments[1:])
     if name not in _VERBS:
         near = difflib.get_close_matches(name, _VERBS, n=1)

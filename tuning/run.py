@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit code of one study."""
     started = time.monotonic()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if "-h" in arguments or "--help" in arguments:
+    if not arguments or "-h" in arguments or "--help" in arguments:
         try:
             print(HELP, end="", flush=True)
         except BrokenPipeError:

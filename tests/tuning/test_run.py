@@ -162,3 +162,46 @@ def test_a_run_in_a_shells_background_obeys_signals_and_a_second_ends_all_its_pr
             child.kill()
         assert process.stderr is not None
         assert f"interrupted by {number.name}" in process.stderr.read()
+
+
+def test_alone_it_prints_help_and_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run.main([]) == 0
+    assert capsys.readouterr().out == run.HELP
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("module", ["tuning", "tuning.run"])
+def test_a_file_with_a_name_of_pythons_own_in_the_working_folder_is_not_taken_for_it(
+    module: str, tmp_path: Path
+) -> None:
+    for name in ("argparse", "logging", "random"):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
+    (tmp_path / "mine.py").write_text(MINE.read_text())
+    arguments = (
+        ["estimate", "workload=mine.py", "card=cpu"] if module == "tuning" else ["workload=mine.py", "--validate"]
+    )
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "took" not in done.stdout + done.stderr
+
+
+def test_the_console_script_works_beside_a_folder_called_tuning(tmp_path: Path) -> None:
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "__init__.py").write_text("raise RuntimeError('took their tuning')")
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "cardtune"
+    script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "__init__.py").touch()
+    (tmp_path / "own" / "moons.py").write_text(MINE.read_text())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, str(script), "estimate", "workload=own.moons", "card=cpu"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "took" not in done.stdout + done.stderr
+    assert "cannot be predicted" not in done.stdout

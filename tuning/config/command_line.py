@@ -86,11 +86,10 @@ def choose(group: str, value: str, available: Collection[str]) -> str:
     usual = {"card": "auto", "budget": "quick", "workload": "nli"}.get(group, "")
     first = near[0] if near else usual if usual in available else min(available)
     allowed = f"{names}; or a dotted module, or the path of a .py file" if group == "workload" else names
-    raise ConfigError(
-        f"{group}={_short(value)}: there is no such {group}",
-        allowed=allowed,
-        remedy=f"did you mean {group}={first}?" if near else f"{group}={first}",
-    )
+    remedy = f"did you mean {group}={first}?" if near else f"{group}={first}"
+    if group == "card":  # whoever has a card that is not listed knows its memory
+        remedy += f"{'' if near else ','} or for another card its memory: card=auto card.memory_gib=32"
+    raise ConfigError(f"{group}={_short(value)}: there is no such {group}", allowed=allowed, remedy=remedy)
 
 
 def choose_workload(value: str, available: Collection[str]) -> WorkloadRef:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainables.knob_columns import Knob
@@ -35,6 +35,9 @@ from tuning.config.shareable import is_secret
 from tuning.config.space import shown
 from tuning.config.yaml_files import available
 
+MINUTE_S = 60
+"""Below this a number without a unit is said to be seconds."""
+
 
 def load(argv: Sequence[str], knobs_of: Callable[[str], Mapping[str, Knob]] | None = None) -> StudyConfig:
     """Returns the configuration that the command line asks for; raises ConfigError, having written nothing.
@@ -51,7 +54,7 @@ def load(argv: Sequence[str], knobs_of: Callable[[str], Mapping[str, Knob]] | No
     for key, text in typed.values.items():
         _place(tree, key, text, free_options=not workload.packaged)
     origins = _origins(tree, files, typed)
-    lacking = _drop_lacking(tree["knobs"], origins)
+    lacking = [*_drop_lacking(tree["knobs"], origins), *_meant(typed)]
     options = checked_options(tree["workload"], defaults["workload"] if workload.packaged else None, origins)
     tree |= {"workload": {"ref": workload.ref, "name": workload.name, "options": options}, "secrets": secrets}
     if not workload.packaged:  # its own space, and with it what is idle, is known once its module is imported
@@ -61,6 +64,13 @@ def load(argv: Sequence[str], knobs_of: Callable[[str], Mapping[str, Knob]] | No
         config = checked(tree, origins, dropped, tuple(argv), defaults)
         check_whole(config.space)
     return apply_card(config, config.card)
+
+
+def _meant(typed: Typed) -> Iterator[str]:
+    """Yields a sentence for a time limit of a few seconds without a unit: minutes may be meant."""
+    text = typed.values.get("search.max_time", "")
+    if text.isdecimal() and int(text) < MINUTE_S:
+        yield f"search.max_time={text} is {text} seconds; {text} minutes are search.max_time={text}m"
 
 
 def _own_table(ref: str, typed: Typed, knobs_of: Callable[[str], Mapping[str, Knob]] | None) -> KnobTable:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from tuning.config.errors import ConfigError
 
 MAX_CHOICES = 10_000
 
+_TYPED_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
 _RANGE_KEYS = ("low", "high", "log", "integer")
 
 
@@ -187,10 +189,12 @@ def _checked(name: str, value: object, raw: object) -> Scalar:
         return domain_of(name).check(value)
     except ValueError:
         inside = "" if value is raw else f" in {shown(raw)}"
+        typed = _is_number(name) and re.fullmatch(rf"({_TYPED_NUMBER}) ?(?:\.\.+|-|to) ?({_TYPED_NUMBER})", str(value))
+        range_typed = f"'knobs.{name}={{low: {typed[1]}, high: {typed[2]}}}', a range" if typed else ""
         raise ConfigError(
             f"knobs.{name}: {shown(value)}{inside} is not allowed",
             allowed=domain_of(name).describe(),
-            remedy=_range_example(name) if isinstance(raw, Mapping) else _example(name),
+            remedy=range_typed or (_range_example(name) if isinstance(raw, Mapping) else _example(name)),
         ) from None
 
 

@@ -23,11 +23,11 @@ from typing import Any, Literal
 
 from trainables.files import cache_dir, write_whole
 from trainables.knobs import Scalar, table
+from tuning import search_path
 from tuning.memory import calibration
 from tuning.memory.prediction import Prediction
 
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ def _run(lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",  # a card that is there would answer for one that is not
-        "PYTHONPATH": os.pathsep.join(p for p in (str(_ROOT), os.environ.get("PYTHONPATH", "")) if p),
+        "PYTHONPATH": search_path(),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "tuning.memory.tracing"],
+        [sys.executable, "-P", "-m", "tuning.memory.tracing"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

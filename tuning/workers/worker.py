@@ -24,6 +24,7 @@ import psutil
 
 from trainables.knobs import Scalar
 from trainables.plan import Plan
+from tuning import search_path
 from tuning.config.errors import PreflightError
 from tuning.memory import oom
 from tuning.memory.oom import Fault, Outcome
@@ -185,12 +186,12 @@ class Worker:
         self._said.seek(0)
         self._said.truncate()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tuning.workers.serve", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "tuning.workers.serve", str(theirs.fileno())],
             stdin=subprocess.PIPE,  # never written to: its end tells the process that we are gone
             stdout=self._said,
             stderr=self._said,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": search_path()},
         )
         theirs.close()
         self._connection, self._is_ready = ours, False

@@ -87,7 +87,7 @@ def _build(folder: Path) -> None:
     torch, target = _torch_folder(), folder / _NAME
     flags = ["-O0", "-shared", "-fPIC", "-std=c++20", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
     _call([*_compiler(), *flags, "-o", str(target), str(SOURCE), "-lc10", "-ltorch_cpu"], COMPILE_TIMEOUT_S, "compile")
-    _call([sys.executable, "-m", __spec__.name, str(target)], SMOKE_TIMEOUT_S, "work")
+    _call([sys.executable, "-P", "-m", __spec__.name, str(target)], SMOKE_TIMEOUT_S, "work")
 
 
 def _call(command: list[str], limit_s: float, verb: str) -> None:
