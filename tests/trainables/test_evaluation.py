@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -148,8 +149,10 @@ def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
     ("cap_bytes", "called"), [(None, ["OptimizedModule"] * 2), (NO_CAP, ["Adder", "OptimizedModule"])]
 )
 def test_under_compile_there_is_one_shape_and_what_is_counted_is_not_compiled(
-    cap_bytes: int | None, called: list[str]
+    cap_bytes: int | None, called: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    quick = functools.partial(torch.compile, backend="eager")  # inductor takes 14 s before its first kernel
+    monkeypatch.setattr(torch, "compile", quick)
     workload = Seen(1)
     run(workload, cap_bytes, compile="default")
     assert {size for sizes in workload.evaluations for size in sizes} == {MICRO_BATCH}
