@@ -65,7 +65,7 @@ class Terminal:
         """Says at once that the run has begun, at `began` of the clock, before anything of size is loaded."""
         self._began = began
         self._say(labelled([("cardtune", what)]))
-        self.doing("reading the configuration")
+        self.doing("looking at the machine and the workload")
 
     def doing(self, what: str) -> None:
         """Says what goes on while there is no stage yet."""

@@ -17,7 +17,7 @@ from tuning.config import atomic, best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import masked, shareable
 from tuning.report.format import plain
-from tuning.report.sentences import place_sentence
+from tuning.report.sentences import file_of, place_sentence
 from tuning.report.summary import Named, Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import Quality
@@ -60,9 +60,10 @@ def write_alternatives(summary: Summary, folder: Path, *, created: datetime | No
 
 
 def write_all(summary: Summary, folder: Path) -> list[Path]:
-    """Returns what was written into the run's folder: best.yaml, its alternatives, front.csv."""
+    """Returns what was written into the run's folder: best.yaml, its alternatives, those named by hand, front.csv."""
     best = write_best(summary, folder / "best.yaml")
-    return [best, *write_alternatives(summary, folder), write_front(summary, folder / "front.csv")]
+    given = [write_best(summary, folder / file_of(one.name), name=one.name) for one in summary.given()]
+    return [best, *write_alternatives(summary, folder), *given, write_front(summary, folder / "front.csv")]
 
 
 def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path:

@@ -118,7 +118,8 @@ def percent(frac: float | None) -> str:
 
 def counts(found: Mapping[str, int]) -> str:
     """Returns "12: 5 ok, 4 stopped, ...": how many there are, and how each ended."""
-    return f"{sum(found.values())}: " + ", ".join(f"{n} {outcome(name)}" for name, n in found.items() if n)
+    parts = [f"{n} {outcome(name)}" for name, n in found.items() if n]
+    return f"{sum(found.values())}" + (f": {', '.join(parts)}" if parts else "")
 
 
 # -- knobs -------------------------------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
     """Figure, what it is, and what stands behind it."""
     best = summary.best
     if best is not None:
-        measured = best.trained or best.throughput
-        what = "whole trainings" if best.trained else "windows"
+        measured = best.throughput or best.trained
+        what = "windows in turns" if best.throughput else "whole trainings"
         grounds = f"mean of {len(measured.windows)} {what}, 95 %" if measured else "one probe, not confirmed"
         yield speed(measured) if measured else rate(best.probed_samples_per_s), "samples a second", grounds
         for name, found in best.quality.items():

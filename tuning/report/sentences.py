@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import statistics
 from collections.abc import Mapping
@@ -45,7 +46,8 @@ def answer(found: Summary) -> str:
     name = "The best so far, unconfirmed," if found.provisional else "The pick"
     if not gains:
         return f"{name} is of {found_by(best)}; nothing was measured beside it."
-    said = f"{name} is {' and '.join(map(gain_sentence, gains))}"
+    told = list(map(gain_sentence, gains))
+    said = f"{name} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
     rounds = max(g.rounds for g in gains)
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
@@ -54,9 +56,57 @@ def answer(found: Summary) -> str:
     return ". But ".join([said, *cautions]) + "."
 
 
+def cut_sentence(found: Summary) -> str:
+    """Returns that the search was cut short, with what has it go on, or that the run is not finished; else ""."""
+    done, asked = sum(found.trial_counts.values()), found.trials_asked
+    if found.best is None or asked is None or done >= asked:
+        return ""
+    if not found.is_finished:
+        return f"The run is not finished: {done} of {asked} trials have ended so far"
+    if any("every configuration of the space was tried" in note for note in found.notes):
+        return ""
+    return f"The search was cut short: {done} of {asked} trials ended; a larger search.max_time has them all"
+
+
+def parts_sentence(found: Summary) -> str:
+    """Returns what part of the gain over the reference is another model and what part is free; "" where none is."""
+    reference = found.reference or next(iter(found.given()), None)
+    gain = found.gain("best", reference.name) if reference else None
+    own = found.parts.get(gain.over) if gain else None
+    if gain is None or own is None or (gain.is_told and gain.ratio < 1):
+        return ""
+    over, model = called(gain.over), "a smaller model" if own.is_smaller else "another model"
+    if not own.model:
+        said = [f"None of the gain over {over} comes from a smaller model: the model is the same"]
+    elif own.model_ratio is None:
+        knobs = ", ".join(own.model)
+        return f"How much of the gain over {over} is {model} ({knobs}) is not known: {ablate_command(found)} tells"
+    else:
+        free = f"{gain.ratio / own.model_ratio:.2f} times are free of it"
+        said = [f"Of {gain.ratio:.2f} times over {over}, {own.model_ratio:.2f} are {model} ({', '.join(own.model)})"]
+        said[0] += f" by the {own.ground}, {free}"
+    if own.system_ratio is not None and own.system_ratio > 1:
+        said.append(f"system knobs, which cannot change what is learned, make {own.system_ratio:.2f} by the probes")
+    elif not found.ablation:
+        said.append(f"{ablate_command(found)} tells what each knob bought")
+    return "; ".join(said)
+
+
+def ablate_command(found: Summary) -> str:
+    """Returns the command that measures what each knob bought."""
+    return f"python -m tuning ablate {plain(found.id)}"
+
+
+def not_trained(found: Summary) -> list[str]:
+    """Returns the configurations named by hand of which nobody knows what they learn here."""
+    return [one.name for one in found.given() if found.objective and found.objective not in one.quality]
+
+
 def called(name: str) -> str:
     """Returns a named configuration as sentences speak of it."""
-    return "the plain defaults" if name == PLAIN else plain(name)
+        return f"{name} is of {found_by(best)}; nothing was measured beside it."
+    told = list(map(gain_sentence, gains))
+    said = f"{name} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
 
 
 def found_by(best: Named) -> str:
@@ -198,10 +248,9 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
         return [resume_command(folder)]
     runs_dir = _runs_dir(folder)
     named = [found.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
-    first = [resume_command(folder)] if found.provisional else []
-    again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
-    rest = (*again, ["train", "--from", str(folder / "best.yaml")], ["ablate", *named], ["show", *named])
-    return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
+        return f"{name} is of {found_by(best)}; nothing was measured beside it."
+    told = list(map(gain_sentence, gains))
+    said = f"{name} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
 
 
 def resume_command(folder: Path) -> str:

@@ -17,9 +17,10 @@ from trainables.knobs import KnobTable, table, using
 from tuning.config.lenient import finite, mapping, numbers, texts, whole
 from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
-from tuning.journal.records import Record, table_of
+from tuning.journal.records import Record, is_finished, table_of
 from tuning.journal.timeline import Interval, Times
 from tuning.report.ablation_results import AblationResult, ablation_results
+from tuning.report.parts import Parts, parts
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
@@ -84,8 +85,9 @@ class Named:
 
     @property
     def beside_others(self) -> float | None:
-        """What to compare with other configurations: windows measured in turns, else probes."""
-        return self.throughput.mean if self.throughput else self.probed_samples_per_s
+        """The one speed that a page shows of it: of windows measured in turns, else trainings, else its probe."""
+        found = self.throughput or self.trained
+        return found.mean if found else self.probed_samples_per_s
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Summary:
     confirmed: tuple[Named, ...]
     """What was trained again on fresh seeds to find the best, by its trial's name, the fastest first."""
     gains: tuple[Gain, ...]
+    parts: Mapping[str, Parts]
+    """Of the best's gain over each configuration that was named by hand, by its name."""
     claim: Claim | None
     ablation: tuple[AblationResult, ...]
     rule: str
@@ -127,6 +131,8 @@ class Summary:
     intervals: tuple[Interval, ...]
     notes: tuple[str, ...]
     stop_reason: str
+    is_finished: bool
+    """Nothing more is measured: the run has come to its export."""
     table: KnobTable = field(default_factory=table)
     """The knobs of its workload, which may be another than that in use."""
     provisional: bool = False
@@ -160,6 +166,15 @@ class Summary:
     def gain(self, of: str, over: str) -> Gain | None:
         """Returns the gain of one named configuration over another, None where either was not measured."""
         return next((g for g in self.gains if (g.of, g.over) == (of, over)), None)
+
+    def speed_of(self, trial: TrialView) -> float | None:
+        """Returns the one speed that a page shows of a trial's configuration: as it was measured last (`Named`)."""
+        own = [
+            one
+            for one in (*self.named.values(), *self.confirmed)
+            if trial.trial and trial.trial in (one.trial, one.name)
+        ]
+        return next((one.beside_others for one in own if one.throughput or one.trained), trial.samples_per_s)
 
     def given(self) -> tuple[Named, ...]:
         """Returns the configurations that were named by hand, in the order in which they were measured."""
@@ -211,6 +226,8 @@ def _from_records(records: Sequence[Record]) -> Summary:
     named = _judged(records, _named(confirming, pick, trials, probes), probes, place)
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
+    ablation = ablation_results(ablated, texts(given.get("claims_of")))
+    best, others = named.get("best"), [n for n in named if n not in PICKS]
     return Summary(
         id=str(study.get("id", "")),
         workload=str(study.get("workload", "")),
@@ -229,13 +246,15 @@ def _from_records(records: Sequence[Record]) -> Summary:
         named=named,
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
         gains=_gains(confirming, named),
+        parts={n: parts(n, best.config, named[n].config, records, ablation) for n in others if best is not None},
         claim=_claim(given),
-        ablation=ablation_results(ablated, texts(given.get("claims_of"))),
+        ablation=ablation,
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
         notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
+        is_finished=is_finished(records) or any(r.get("stage") == "export" for r in records if r.event == "stage"),
         table=table(),
         provisional=provisional and "best" in named,
     )

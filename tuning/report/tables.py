@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trainables.knobs import table
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import assignments, complete, outcome, percent, plain, quality, rate, ratio, size, speed
+from tuning.report.format import assignments, complete, outcome, plain, quality, rate, ratio, size, speed
 from tuning.report.sentences import bound, found_by
 from tuning.report.summary import PICKS, Named, Summary
 from tuning.report.trial_views import TrialView
@@ -26,7 +25,7 @@ class Grid:
 def configurations(found: Summary) -> Grid | None:
     """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one."""
     shown = [*([found.best] if found.best else []), *found.given(), *found.challengers(), *found.alternatives()]
-    head = ["samples/s", "in turns", "trainings", *found.objectives, "peak", "waits", "held back by"]
+    head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "held back by"]
     rows = [_configuration(found, one) for one in shown]
     kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
     grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
@@ -34,11 +33,15 @@ def configurations(found: Summary) -> Grid | None:
 
 
 def _configuration(found: Summary, one: Named) -> list[str]:
-    beside = speed(one.throughput, one.probed_samples_per_s) if one.beside_others else outcome(one.outcome)
-    learned = [quality(one.quality[name]) if name in one.quality else "-" for name in found.objectives]
-    waits, held = percent(one.data_wait_frac), bound(one.verdict) if one.verdict else "-"
+    shown = one.throughput or one.trained
+    fast = speed(shown, one.probed_samples_per_s) if one.beside_others else outcome(one.outcome)
+    gain, own = found.gain("best", one.name), found.parts.get(one.name)
+    part = "-" if gain is None or own is None else "unknown" if own.model_ratio is None else f"{own.model_ratio:.2f}x"
+    learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
+    held = bound(one.verdict) if one.verdict else "-"
     name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
-    return [name, beside, speed(one.trained), *learned, size(one.peak_allocated_bytes), waits, held]
+    bought = [ratio(gain, "x") if gain else "-", part]
+    return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held]
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
@@ -88,7 +91,9 @@ def probes(found: Summary) -> Grid | None:
         measured = rate(probe.samples_per_s) if probe.samples_per_s else outcome(probe.outcome)
         cells = [plain(probe.config.get(k, "-")) for k in keys]
         rows.append([probe.trial or str(number), measured, size(probe.peak_allocated_bytes), *cells])
-    return Grid(["", "samples a second", "peak memory", *map(_short, keys)], rows) if rows else None
+    return (
+        Grid(["", "samples a second", "peak memory", *(key.replace("_", " ") for key in keys)], rows) if rows else None
+    )
 
 
 def trials(found: Summary) -> Grid | None:
@@ -99,10 +104,10 @@ def trials(found: Summary) -> Grid | None:
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
         trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
         ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
-        figures = [rate(trial.samples_per_s if trained else None), size(trial.peak_allocated_bytes)]
+        figures = [rate(found.speed_of(trial) if trained else None), size(trial.peak_allocated_bytes)]
         mark = picks.get(trial.trial, "front" if trial.on_front else "")
         rows.append([trial.trial, ended, *values, *figures, *(plain(trial.config.get(k, "-")) for k in keys), mark])
-    head = ["", "outcome", *found.objectives, "samples/s", "peak", *map(_short, keys), ""]
+    head = ["", "outcome", *found.objectives, "samples/s", "peak", *(key.replace("_", " ") for key in keys), ""]
     return Grid(head, rows) if rows else None
 
 
@@ -113,7 +118,7 @@ def trial_list(found: Summary) -> Grid | None:
     for trial in sorted(found.trials, key=lambda t: t.trial):
         ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
-        fast = rate(trial.samples_per_s if trial.outcome in ("ok", "stopped") else None)
+        fast = rate(found.speed_of(trial) if trial.outcome in ("ok", "stopped") else None)
         own = assignments({key: trial.config[key] for key in keys if key in trial.config})
         rows.append([f"{trial.trial}{' *' * (trial.trial == best)}", ended, *values, fast, " ".join(own)])
     return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
@@ -125,9 +130,8 @@ def compared(first: Summary, second: Summary) -> Grid:
     rows += [["device", *(one.place.device for one in (first, second))]]
     bests = [one.best for one in (first, second)]
     rows += [["best", *(found_by(best) if best else "-" for best in bests)]]
-    rows += [
-        ["samples/s", *(speed(best.trained or best.throughput, best.samples_per_s) if best else "-" for best in bests)]
-    ]
+    fast = [speed(best.throughput or best.trained, best.probed_samples_per_s) if best else "-" for best in bests]
+    rows += [["samples/s", *fast]]
     for name in dict.fromkeys([*first.objectives, *second.objectives]):
         rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
     rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]
@@ -137,11 +141,6 @@ def compared(first: Summary, second: Summary) -> Grid:
         if cells[0] != cells[1]:
             rows.append([name, *cells])
     return Grid(["", first.id, second.id], rows)
-
-
-def _short(name: str) -> str:
-    short = table()[name].short if name in table() else ""
-    return short or name.replace("_", " ")
 
 
 def _varied(views: Sequence[TrialView]) -> list[str]:

@@ -107,15 +107,19 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
 
 @of_its_knobs
 def summary(found: Summary) -> list[RenderableType]:
-    """Returns the result to be printed: what to set, what it gains and how sure, then the rest; for any width."""
+    """Returns the result to be printed: what to set, what it buys and how sure, then the rest; for any width."""
     best, times = found.best, found.times
     rows: list[tuple[str, RenderableType]] = []
+    if cut := sentences.cut_sentence(found):
+        rows.append(("note", Text(f"{cut}.", style="yellow")))
     if best is not None:
         chosen, trial = fmt.settings(best.config), f"({sentences.found_by(best)})"
         rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
         if chosen:
             rows.append(("", f"every other knob at its default {trial}"))
     rows.append(("gain" if best else "", Text(sentences.answer(found), style="" if best else "bold")))
+    if parts := sentences.parts_sentence(found):
+        rows.append(("", f"{parts}."))
     if best is not None:
         rows += _of_best(found, best)
     if found.place.virtual or sentences.is_held(found.place):
@@ -124,8 +128,9 @@ def summary(found: Summary) -> list[RenderableType]:
         told = (f"{plain(n)} {', '.join(f'{v:.3f}' for v in own.values())}" for n, own in found.baselines.items())
         rows.append(("baselines", ", ".join(told)))
     short = found.trials_asked is not None and sum(found.trial_counts.values()) < found.trials_asked
-    cut = f" ({found.trials_asked} were asked for)" if short else ""
-    rows.append(("trials", fmt.counts(found.trial_counts) + cut))
+    rows.append(
+        ("trials", fmt.counts(found.trial_counts) + (f" ({found.trials_asked} were asked for)" if short else ""))
+    )
     if found.probes:
         rows.append(("probes", fmt.counts(found.probe_counts)))
     parts = ", ".join(f"{name} {percent(seconds / times.wall_s)}" for name, seconds in sentences.shares(found))
@@ -138,8 +143,8 @@ def summary(found: Summary) -> list[RenderableType]:
 
 def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     ground = ""
-    if grounds := best.trained or best.throughput:
-        what = "whole training" if best.trained else "window"
+    if grounds := best.throughput or best.trained:
+        what = "window" if best.throughput else "whole training"
         count = len(grounds.windows)
         ground = f": mean of {count} {what}s, ± 95 % interval of that mean" if count > 1 else f": one {what}"
     yield "speed", f"{speed(grounds, best.probed_samples_per_s)} samples/s{ground}"

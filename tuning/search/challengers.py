@@ -58,8 +58,8 @@ class Selection:
         difference, half_width = statistics.fmean(differences), mean_half_width(differences)
         return dataclasses.replace(self, best=best, difference=difference, half_width=half_width)
 
-    def sentence(self, first: str, rule: Rule, samples_per_s: float) -> str:
-        """Returns the rule in words; `first` is the pick by one seed, `samples_per_s` the speed of the best."""
+    def sentence(self, first: str, rule: Rule) -> str:
+        """Returns the rule in words; `first` is the pick by one seed."""
         mean = {trial: f"{rule.sign * cost:.4g}" for trial, cost in self.means.items()}
         over = "a fresh seed" if len(self.seeds) == 1 else f"{len(self.seeds)} fresh seeds"
         if len(self.means) == 1:
@@ -69,7 +69,6 @@ class Selection:
         said += f": {mean[self.best]} against {rule.sign * self.bar:.4g}"
         if self.half_width is not None and self.best != self.bar_of:
             said += f" (a difference of {self.difference:.2g} ± {self.half_width:.2g})"
-        said += f", at {samples_per_s:.4g} samples/s"
         return said + (f"; by one seed it was {first}, which confirmed has {mean[first]}" if self.best != first else "")
 
 

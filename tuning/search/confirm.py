@@ -65,7 +65,7 @@ class ConfirmTerms:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """The pick by one seed, the selection over it and its challengers, the best and its samples a second.
+    """The pick by one seed, the selection over it and its challengers, and the best.
 
     The selection is None where none of them came to the end again.
     """
@@ -73,7 +73,6 @@ class Confirmed:
     first: str
     selection: Selection | None
     best: str
-    samples_per_s: float
 
 
 def confirm(
@@ -104,8 +103,7 @@ def confirm(
         selection = selection.of(best, entrants(journal.records, terms))
     else:
         measure_windows(profiler, journal, {**named, "best": configs[best]}, terms.budget, told, terms.left_s)
-    shown = median_rate(journal.records, best) or median_rate(journal.records, "best")
-    return Confirmed(picked.best, selection, best, shown or 0.0)
+    return Confirmed(picked.best, selection, best)
 
 
 def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:

@@ -155,7 +155,6 @@ def pick(found: Sequence[Finished], rule: Rule) -> Pick:
         rule=(
             f"of {len(usable)} the fastest whose {objective} is "
             f"{rule.words(cost[best.id], cost.values(), least, 'the best seen')}: "
-            f"{best.values[objective]:.4g} against {accurate.values[objective]:.4g}, "
-            f"at {best.samples_per_s:.4g} samples/s"
+            f"{best.values[objective]:.4g} against {accurate.values[objective]:.4g}"
         ),
     )

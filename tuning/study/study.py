@@ -247,7 +247,7 @@ class _Study:
             said = f"{picked.rule}; trained again, neither it nor another came to its end on every seed"
             self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
             return
-        sentence = selection.sentence(found.first, rule, found.samples_per_s)
+        sentence = selection.sentence(found.first, rule)
         self._journal.append(
             "pick",
             best=found.best,

@@ -50,10 +50,8 @@ def test_the_means_over_the_same_seeds_decide() -> None:
     assert (found.admitted, found.best, found.bar_of) == (("b", "a"), "b", "a")
     assert found.means == {"b": -0.90, "a": -0.905}
     assert round(found.difference, 12) == 0.005
-    assert "of 2 confirmed on 2 fresh seeds the fastest whose mean accuracy is within 0.01" in found.sentence(
-        "a", RULE, 80.0
-    )
-    assert found.sentence("a", RULE, 80.0).endswith("by one seed it was a, which confirmed has 0.905")
+    assert "of 2 confirmed on 2 fresh seeds the fastest whose mean accuracy is within 0.01" in found.sentence("a", RULE)
+    assert found.sentence("a", RULE).endswith("by one seed it was a, which confirmed has 0.905")
     other = found.of("a", [entrant("a", 10, 0.92, 0.90, 0.91), entrant("b", 80, 0.905, 0.90, 0.90)])
     assert (other.best, other.difference) == ("a", 0.0)
 

@@ -128,7 +128,7 @@ def test_who_is_fastest_among_those_admitted_is_told_by_windows_in_the_same_roun
 
     journal = searched(tmp_path)
     found = settled(journal, Turned({0.1: 0.215, 0.2: 0.221}))
-    assert (found.best, found.samples_per_s) == ("a", 10.0)
+    assert found.best == "a"
     windows = [(r["round"], r["name"]) for r in journal.records if r.event == "window"]
     assert {name for _, name in windows} == {"a", "b", "before"}
     assert all(sum(number == n for n, _ in windows) == 3 for number in range(5)), "one of each in every round"

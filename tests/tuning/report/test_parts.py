@@ -1,0 +1,133 @@
+"""What part of a gain is a smaller model: never made up, told by the ablation first, else by the probes."""
+
+import dataclasses
+
+import pytest
+
+from tests.tuning.report.test_summary import changed
+from trainables.knobs import using
+from trainables.our_knobs import EVERY
+from tuning.journal.records import Record
+from tuning.report import sentences, summary
+from tuning.report.ablation_results import AblationResult
+from tuning.report.parts import parts, shapes_model
+from tuning.stats.uncertainty import Gain
+
+
+@pytest.fixture(autouse=True)
+def every_knob():
+    """The knobs of every workload of ours are in use."""
+    with using(EVERY):
+        yield
+
+
+BEFORE = {"hidden_size": 128, "batch_size": 32, "micro_batch_size": 32, "num_workers": 0}
+BEST = {"hidden_size": 64, "batch_size": 32, "micro_batch_size": 32, "num_workers": 2}
+
+
+def probe(samples_per_s, name=None, **config):
+    """Returns a probe of one micro-step a batch."""
+    step_s = config["batch_size"] / samples_per_s
+    fields = {"name": name, "config": config, "outcome": "ok", "samples_per_s": samples_per_s}
+    return Record(0, "2026-11-21T10:34:40.000Z", "probe", {**fields, "micro_step_s": step_s, "optimizer_step_s": 0.0})
+
+
+PROBES = [
+    probe(100.0, "before", **BEFORE),
+    probe(100.0, **BEFORE),
+    probe(150.0, **{**BEFORE, "num_workers": 2}),
+    probe(300.0, **BEST),
+]
+
+
+def ablated(knobs, value, instead_of, ratio):
+    """Returns the result of an ablation at the best."""
+    gain = Gain("with", "without", ratio, ratio - 0.1, ratio + 0.1, 5)
+    return AblationResult("best", knobs, value, instead_of, gain, None, "", "")
+
+
+def test_which_knobs_make_another_model():
+    assert all(map(shapes_model, ("hidden_size", "architecture", "adapter", "adapter_rank")))
+    assert not any(map(shapes_model, ("batch_size", "amp_dtype", "dropout", "sequence_packing", "num_workers", "?")))
+
+
+def test_probes_tell_the_model_and_the_system_knobs_apart():
+    found = parts("before", BEST, BEFORE, PROBES, [])
+    assert (found.model, found.is_smaller, found.ground) == (("hidden_size=64 for 128",), True, "probes")
+    assert found.model_ratio == pytest.approx(2.0)
+    assert found.system_ratio == pytest.approx(1.5)
+    assert found.others == ()
+
+
+def test_the_ablation_goes_before_the_probes_where_it_took_the_knob_back_to_the_same_value():
+    own = ablated("hidden_size", "64", "128", 1.8)
+    assert parts("before", BEST, BEFORE, PROBES, [own]).model_ratio == pytest.approx(1.8)
+    assert parts("before", BEST, BEFORE, PROBES, [own]).ground == "ablation"
+    other = ablated("hidden_size", "64", "256", 1.8)
+    assert parts("before", BEST, BEFORE, PROBES, [other]).ground == "probes"
+
+
+def test_what_was_not_measured_is_not_known():
+    unprobed = {**BEFORE, "hidden_size": 512}
+    found = parts("before", BEST, unprobed, PROBES[1:], [])
+    assert (found.model_ratio, found.system_ratio, found.ground) == (None, None, "")
+    lone = parts("before", BEST, BEFORE, [PROBES[0], PROBES[3]], [])
+    assert (lone.model_ratio, lone.system_ratio) == (None, None)  # a configuration given is no search of its group
+
+
+def test_the_same_model_has_no_part_in_a_gain():
+    found = parts("before", {**BEFORE, "batch_size": 64, "num_workers": 2}, BEFORE, [], [])
+    assert (found.model, found.model_ratio, found.others) == ((), 1.0, ("batch_size",))
+
+
+def with_probes(records, *probes):
+    """Returns the sample run with another hidden size in its best than in `before`, and probes of these."""
+    own = [changed(r, config={**r["config"], "hidden_size": 64}) if r.event == "trial" else r for r in records]
+    own = [r for r in own if r.event != "probe" or r["name"]]
+    return [*own[:8], *probes, *own[8:]]
+
+
+def test_a_summary_says_what_part_is_a_smaller_model_or_how_it_is_told(records):
+    found = summary.from_records(with_probes(records))
+    said = sentences.parts_sentence(found)
+    assert said.startswith("How much of the gain over before is a smaller model (hidden_size=64 for 128) is not known")
+    assert said.endswith(f"python -m tuning ablate {found.id} tells")
+    best = found.best.config
+    told = [probe(60.0, **best), probe(40.0, **{**best, "hidden_size": 128})]
+    again = summary.from_records(with_probes(records, *told))
+    assert again.parts["before"].model_ratio == pytest.approx(1.5)
+    said = sentences.parts_sentence(again)
+    assert said.startswith("Of 1.85 times over before, 1.50 are a smaller model (hidden_size=64 for 128) by the probes")
+    assert "1.23 times are free of it" in said
+
+
+def test_a_search_that_was_cut_short_says_so_first(records):
+    asked = {**records[0]["config"], "search": {"trials": 40}}
+    own = [changed(records[0], config=asked), *records[1:]]
+    cut = sentences.cut_sentence(summary.from_records(own))
+    assert cut == "The search was cut short: 12 of 40 trials ended; a larger search.max_time has them all"
+    whole = [*own, dataclasses.replace(records[1], fields={"text": "the search ended: " + TRIED})]
+    assert sentences.cut_sentence(summary.from_records(whole)) == ""
+    assert sentences.cut_sentence(summary.from_records(records)) == ""
+
+
+TRIED = "every configuration of the space was tried"
+
+
+def test_one_configuration_has_one_speed_on_a_page(records):
+    found = summary.from_records(records)
+    best = found.best
+    trial = next(t for t in found.trials if t.trial == best.trial)
+    assert found.speed_of(trial) == best.beside_others == best.throughput.mean
+    other = next(t for t in found.trials if t.trial == "t000")
+    assert found.speed_of(other) == other.samples_per_s
+
+
+def test_what_was_not_trained_comes_with_the_command_that_trains_it(records, tmp_path):
+    own = [r for r in records if not (r.event == "confirmed" and r["name"] == "before")]
+    found = summary.from_records(own)
+    assert sentences.not_trained(found) == ["before"]
+    last = sentences.next_commands(found, tmp_path)[-1]
+    assert f"train --from {tmp_path}/before.yaml" in last
+    assert last.endswith("# accuracy of before, which was not trained")
+    assert not any("before.yaml" in line for line in sentences.next_commands(summary.from_records(records), tmp_path))
