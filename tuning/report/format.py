@@ -20,7 +20,7 @@ from tuning.stats.uncertainty import Gain, Quality, Throughput
 
 LABEL_WIDTH = 10
 """Columns of "accuracy  ", "trials    " and the like."""
-_MAX_VALUE = 36
+_MAX_VALUE, _NAME_WIDTH = 36, 20
 _OUTCOMES = {
     "host_oom": "host oom",
     "shm": "out of shared memory",
@@ -185,9 +185,12 @@ def side_by_side(texts: Sequence[str], style: str = "") -> Columns:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """Returns a table whose first column names its rows; cells that do not fit are folded."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in head:
-        made.add_column(Text(plain(column)), overflow="fold")
+    made, rows = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)), list(rows)
+    widest = max((len(plain(row[0])) for row in rows), default=0)
+    for number, column in enumerate(head):
+        made.add_column(
+            Text(plain(column)), overflow="fold", min_width=min(widest, _NAME_WIDTH) if not number else None
+        )
     for row in rows:
         made.add_row(*(Text("" if cell == "" else plain(cell)) for cell in row))
     return made

@@ -97,16 +97,19 @@ def ablate_command(found: Summary) -> str:
     return f"python -m tuning ablate {plain(found.id)}"
 
 
-def not_trained(found: Summary) -> list[str]:
-    """Returns the configurations named by hand of which nobody knows what they learn here."""
-    return [one.name for one in found.given() if found.objective and found.objective not in one.quality]
+def not_trained_sentence(found: Summary) -> str:
+    """Returns how to learn the quality of the reference, "" where it was trained or is not exported."""
+    reference, objective = found.reference, plain(found.objective)
+    if reference is None or not objective or objective in reference.quality or found.provisional:
+        return ""
+    name = file_of(reference.name)
+    command = f"python -m tuning train --from {name} --out train-{name.removesuffix('.yaml')}"
+    return f"The {objective} of {called(reference.name)} was not measured; in the run's folder {command} tells it"
 
 
 def called(name: str) -> str:
     """Returns a named configuration as sentences speak of it."""
-        return f"{name} is of {found_by(best)}; nothing was measured beside it."
-    told = list(map(gain_sentence, gains))
-    said = f"{name} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
+    return f"the {PLAIN}" if name == PLAIN else plain(name)
 
 
 def found_by(best: Named) -> str:
@@ -248,9 +251,16 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
         return [resume_command(folder)]
     runs_dir = _runs_dir(folder)
     named = [found.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
-        return f"{name} is of {found_by(best)}; nothing was measured beside it."
-    told = list(map(gain_sentence, gains))
-    said = f"{name} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
+    first = [resume_command(folder)] if found.provisional else []
+    again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
+    ablate = [["ablate", *named]] if not found.ablation else []
+    rest = (*again, ["train", "--from", str(folder / "best.yaml")], *ablate, ["show", *named])
+    return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
+
+
+def file_of(name: str) -> str:
+    """Returns the name of the file that a named configuration is exported to."""
+    return f"{re.sub('[^A-Za-z0-9_-]', '_', name)}.yaml"
 
 
 def resume_command(folder: Path) -> str:

@@ -153,6 +153,8 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
             f": range of the next run, 95 %, from {len(own.by_seed)} seeds" if len(own.by_seed) > 1 else ": one seed"
         )
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
+    if untrained := sentences.not_trained_sentence(found):
+        yield "", f"{untrained}."
     if best.peak_allocated_bytes:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
         yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak"

@@ -8,7 +8,7 @@ from tests.tuning.report.test_summary import changed
 from trainables.knobs import using
 from trainables.our_knobs import EVERY
 from tuning.journal.records import Record
-from tuning.report import sentences, summary
+from tuning.report import export, sentences, summary
 from tuning.report.ablation_results import AblationResult
 from tuning.report.parts import parts, shapes_model
 from tuning.stats.uncertainty import Gain
@@ -126,8 +126,7 @@ def test_one_configuration_has_one_speed_on_a_page(records):
 def test_what_was_not_trained_comes_with_the_command_that_trains_it(records, tmp_path):
     own = [r for r in records if not (r.event == "confirmed" and r["name"] == "before")]
     found = summary.from_records(own)
-    assert sentences.not_trained(found) == ["before"]
-    last = sentences.next_commands(found, tmp_path)[-1]
-    assert f"train --from {tmp_path}/before.yaml" in last
-    assert last.endswith("# accuracy of before, which was not trained")
-    assert not any("before.yaml" in line for line in sentences.next_commands(summary.from_records(records), tmp_path))
+    said = sentences.not_trained_sentence(found)
+    assert said.startswith("The accuracy of before was not measured; in the run's folder python -m tuning train --from")
+    assert (tmp_path / said.split("--from ")[1].split()[0]) in export.write_all(found, tmp_path)
+    assert sentences.not_trained_sentence(summary.from_records(records)) == ""
