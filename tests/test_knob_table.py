@@ -35,7 +35,7 @@ def test_every_row_has_every_column(name: str) -> None:
     assert row.span in get_args(Span)
     assert set(row.remedies) <= set(get_args(Bound))
     assert row.domain.check(row.default) == getattr(Knobs(), name)
-    assert row.seen is not None or name in ("learning_rate", "warmup_frac", "empty_cache")
+    assert row.seen is not None or name in ("learning_rate", "schedule", "warmup_frac", "empty_cache")
 
 
 @names

@@ -236,6 +236,8 @@ class Knob:
     short: str = ""
     also: tuple[str, ...] = ()
     shapes_model: bool = False
+    replaced_by: str = ""
+    """The hook of a workload in whose presence the loop has no use for the knob."""
     values: InitVar[Sequence[Scalar]] = ()
     low: InitVar[float] = -math.inf
     high: InitVar[float] = math.inf

@@ -133,10 +133,26 @@ def activation_checkpointing(asked: Any, seen: Seen) -> Found:
 
 def optimizer(asked: Any, seen: Seen) -> Found:
     """Reads the types of the optimiser's moments."""
-    types = seen.get("optimizer_state_dtypes")
-    if not types:
+    types, name = seen.get("optimizer_state_dtypes"), seen.get("optimizer", "")
+    if not types and name != "SGD":  # the GradScaler skipped the step
         return None
-    return f"{seen['optimizer']} with moments of {', '.join(types)}", ("uint8" in types) == (asked == "adamw8bit")
+    found = "sgd" if name == "SGD" else "adamw8bit" if types and "uint8" in types else "adamw"
+    return f"{name} with moments of {', '.join(types)}" if types else f"{name} without moments", found == asked
+
+
+def nesterov(asked: Any, seen: Seen) -> Found:
+    """Reads Nesterov's flag of SGD, which has no effect without momentum."""
+    if "nesterov" not in seen or not any(seen.get("momenta", ())):
+        return ("no momentum", False) if asked else None
+    return ("Nesterov's momentum" if seen["nesterov"] else "no Nesterov's momentum"), seen["nesterov"] == asked
+
+
+def max_grad_norm(asked: Any, seen: Seen) -> Found:
+    """Reads whether the gradients' norm was taken before the optimiser's step."""
+    if "norms_taken" not in seen:
+        return None
+    taken = seen["norms_taken"] > 0
+    return ("gradients held to a norm" if taken else "no norm of the gradients"), taken == (asked > 0)
 
 
 def fused_optimizer(asked: Any, seen: Seen) -> Found:

@@ -12,7 +12,7 @@ at a time. Torch is not imported here, so that a configuration can be checked be
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -40,6 +40,7 @@ __all__ = ["OF_THE_LOOP", "KnobTable", "Knobs", "Scalar", "domain_of", "is_activ
 _VOLTA, _AMPERE = (7, 0), (8, 0)  # the first with Triton's code, and the first with bfloat16 and TensorFloat-32
 _DTYPES = ("fp32", "bf16", "fp16")
 _WORKERS = Requires("num_workers", above=0)
+_SGD = Requires("optimizer", equals="sgd")
 
 
 def _row(row: Knob) -> Any:
@@ -185,17 +186,34 @@ class Knobs:
         rules=(cuda("only the allocator of a CUDA device keeps memory back"),),
     ))
     optimizer: str = _row(Knob(
-        "adamw", "both", Domain(str, values=("adamw", "adamw8bit")),
+        "adamw", "both", Domain(str, values=("adamw", "adamw8bit", "sgd")),
         "AdamW with moments of 32 bits, or of 8 bits in blocks (Dettmers et al., arXiv 2110.02861) for tensors of "
-        "4,096 numbers and more.",
+        "4,096 numbers and more; or SGD, whose learning rates are larger.",
         acts_in=("optim",), memory="group", span="optimizer", claimed="C, for later", seen=read.optimizer,
-        rules=(package("bitsandbytes", "quant", "adamw8bit"),), remedies={"memory": turn("adamw8bit")},
+        replaced_by="optimizer", rules=(package("bitsandbytes", "quant", "adamw8bit"),),
+        remedies={"memory": lambda own, _: "adamw8bit" if own.optimizer == "adamw" else None},
     ))
     fused_optimizer: bool = _row(Knob(
         False, "system", FLAG, "One kernel for the whole AdamW step.",
         acts_in=("optim",), memory="minor", span="optimizer", claimed="C", seen=read.fused_optimizer,
         requires=Requires("optimizer", equals="adamw"), remedies={"launch": turn(True), "optimizer": turn(True)},
-        also=("fused",),
+        also=("fused",), replaced_by="optimizer",
+    ))
+    momentum: float = _row(Knob(
+        0.9, "learning", Domain(float, low=0.0, high=0.999), "SGD's momentum; 0 keeps no state.",
+        acts_in=("optim",), memory="switch", span="none", claimed="-", requires=_SGD, replaced_by="optimizer",
+        seen=read.listed("momenta", "momentum"),
+    ))
+    nesterov: bool = _row(Knob(
+        False, "learning", FLAG, "SGD with Nesterov's momentum, where the momentum is above 0.",
+        acts_in=("optim",), memory="minor", span="none", claimed="-", requires=_SGD, replaced_by="optimizer",
+        seen=read.nesterov,
+    ))
+    max_grad_norm: float = _row(Knob(
+        0.0, "learning", Domain(float, low=0.0, high=1e9),
+        "Largest norm of all gradients of a batch together; they are scaled down to it. 0 clips nothing.",
+        acts_in=("loop",), memory="none", span="none", claimed="-", seen=read.max_grad_norm,
+        also=("clip", "grad_clip", "gradient_clip_val"),
     ))
     set_to_none: bool = _row(Knob(
         True, "system", FLAG,
@@ -215,14 +233,20 @@ class Knobs:
         also=("lr",),
     ))
     weight_decay: float = _row(Knob(
-        0.01, "learning", Domain(float, low=0.0, high=1.0), "AdamW's decoupled weight decay.",
+        0.01, "learning", Domain(float, low=0.0, high=1.0), "Weight decay: AdamW's decoupled one, or SGD's.",
         acts_in=("optim",), memory="none", span="none", claimed="-", also=("wd",),
         seen=read.listed("weight_decays", "weight decay"),
     ))
+    schedule: str = _row(Knob(
+        "linear", "learning", Domain(str, values=("linear", "cosine", "constant")),
+        "How the rate goes from its peak after the warm-up: to 0 in a line or a half cosine, or not at all.",
+        acts_in=("optim",), memory="none", span="none", claimed="-", seen=None, replaced_by="schedule",
+        also=("scheduler", "lr_scheduler"),
+    ))
     warmup_frac: float = _row(Knob(
-        0.1, "learning", Domain(float, low=0.0, high=1.0),
-        "Share of the steps over which the rate rises from 0; it then falls linearly to 0.",
+        0.1, "learning", Domain(float, low=0.0, high=1.0), "Share of the steps over which the rate rises from 0.",
         acts_in=("optim",), memory="none", span="none", claimed="-", seen=None, also=("warmup",),
+        replaced_by="schedule",
     ))
     # fmt: on
 
@@ -301,26 +325,35 @@ class Knobs:
 
 OF_THE_LOOP: Mapping[str, Knob] = {name: row for name, row in vars(Knobs).items() if isinstance(row, Knob)}
 """The rows that every workload has, by the name of the knob."""
+for _name in OF_THE_LOOP:
+    delattr(Knobs, _name)  # else one that a workload's table lacks would be read as its row
 
 
 class KnobTable(Mapping[str, Knob]):
     """The rows of one workload by the name of the knob: those of the loop, then its own.
 
-    `kinds` are those that were measured on it, where they differ from what the row says. Raises ValueError for an own
-    knob with the name of one of the loop's, or with a name that Python has no attribute for.
+    `kinds` are those that were measured on it, where they differ from what the row says; `hooks` are the methods that
+    it has in the place of knobs. A workload with an optimiser of its own may have a `momentum` of its own. Raises
+    ValueError for an own knob with the name of another of the loop's, or with one that Python has no attribute for.
     """
 
-    def __init__(self, own: Mapping[str, Knob] | None = None, kinds: Mapping[str, Kind] | None = None) -> None:
-        self.own = dict(own or {})
+    def __init__(
+        self,
+        own: Mapping[str, Knob] | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+        hooks: Collection[str] = (),
+    ) -> None:
+        self.own, self.hooks = dict(own or {}), tuple(sorted(hooks))
+        of_the_loop = {name: row for name, row in OF_THE_LOOP.items() if row.replaced_by not in self.hooks}
         for name, row in self.own.items():
             if not isinstance(row, Knob):
                 raise ValueError(f"knobs: {name}: {row!r} is no knob; such as Knob(32, 'both', values=(16, 32, 64))")
-            if name in OF_THE_LOOP:
+            if name in of_the_loop:
                 raise ValueError(f"knobs: {name} is a knob that every workload has; give yours another name")
             if not str(name).isidentifier() or hasattr(Knobs, name) or str(name).startswith("_"):
                 raise ValueError(f"knobs: {name!r} cannot be read as config.knobs.{name}; give it another name")
         self.kinds = dict(kinds or {})
-        rows = {**OF_THE_LOOP, **self.own}
+        rows = {**of_the_loop, **self.own}
         self._rows = {n: replace(row, kind=self.kinds[n]) if n in self.kinds else row for n, row in rows.items()}
         self.defaults: Mapping[str, Scalar] = {name: row.default for name, row in self._rows.items()}
 

@@ -260,10 +260,11 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
     knobs = state.config.knobs
     # The middle of the step, in samples seen: neither the first nor the last step is then taken at rate 0.
     progress = timetable.progress(state.samples - state.batch_samples / 2)
-    rate = knobs.learning_rate * optim.schedule(progress, knobs.warmup_frac)
-    optim.set_rate(state.optimizer, rate)
+    optim.scale_rates(state.optimizer, optim.schedule(state.resident.workload, progress, state.config))
     state.counts = state.capped and state.sparse.whole(state.steps)
     with watched(state, "optimizer"):
+        if knobs.max_grad_norm > 0:
+            optim.hold_gradients(state.optimizer, state.scaler, knobs.max_grad_norm)
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))

@@ -15,7 +15,7 @@ from trainables.live_bytes import LiveBytes, Sparse
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.witness import StepPart, Witness
-from trainables.workload import Config, parameter_groups
+from trainables.workload import Config
 
 
 class Diverged(Exception):
@@ -103,8 +103,7 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
         torch.cuda.empty_cache()
     model = resident.model(config)
     precision.set_memory_format(model, config.knobs)
-    groups = parameter_groups(resident.workload, model, config)
-    optimizer = optim.adamw(groups, config.knobs)
+    optimizer = optim.prepared(resident.workload, model, config)
     torch.manual_seed(config.seed)
     meter = None
     if device.type == "cuda":

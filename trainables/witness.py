@@ -28,6 +28,7 @@ _FUSED_ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn
 _MATH_ATTENTION = "aten._safe_softmax"
 """Torch's unfused attention is the one caller of this operator; it has none of its own at the dispatcher."""
 _OPTIMIZER_OP = re.compile(r"aten\.(_fused_adamw?_|_foreach_addcdiv_|addcdiv_)$|bitsandbytes\.optimizer_update")
+_NORM_OP = re.compile(r"aten\.(_foreach_norm|linalg_vector_norm|norm)$")
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _TF32_CAPABILITY = (8, 0)
 
@@ -82,6 +83,7 @@ class Witness:
             "recurrent": dict(self._of("recurrent")),
             "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
             "loss_reads": self._of("read")["loss"],
+            "norms_taken": sum(self._of("norm").values()),
             "dropouts": sorted(float(p) for p in self._of("dropout")),
             **self._augmented,
             **self._flags,
@@ -105,6 +107,8 @@ class Witness:
         if self._part == "optimizer":
             if _OPTIMIZER_OP.match(name):
                 self._count("update", name)
+            elif _NORM_OP.match(name):
+                self._count("norm", name)
         elif self._part == "transfer":
             if name == "aten._to_copy":
                 self._copy(kwargs)
@@ -217,11 +221,14 @@ def _model_facts(model: nn.Module) -> dict[str, Any]:
 
 
 def _optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    groups = optimizer.param_groups
     moments = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor) and t.dim()]
     return {
         "optimizer": type(optimizer).__name__,
         "optimizer_state_dtypes": sorted({_short(t.dtype) for t in moments}),
-        "weight_decays": sorted({float(g["weight_decay"]) for g in optimizer.param_groups}),
+        "weight_decays": sorted({float(g["weight_decay"]) for g in groups if "weight_decay" in g}),
+        "momenta": sorted({float(g["momentum"]) for g in groups if "momentum" in g}),
+        "nesterov": any(g.get("nesterov") for g in groups),
     }
 
 

@@ -65,7 +65,11 @@ class Workload(Protocol):
                                             which depend on seed, epoch and the sample's index alone;
       `phases(config) -> Mapping[str, float]`   phases of a run in order -> share of its training samples; the rate's
                                             schedule starts anew in each; default: one, "";
-      `parameter_groups(model, config)`     AdamW's groups, as torch takes them; default: one group of all trainable;
+      `parameter_groups(model, config)`     the optimiser's groups, as torch takes them, with `lr_scale` as a factor of
+                                            the rate; default: one group of all trainable;
+      `optimizer(model, config)`            a torch optimiser in the place of the knob's, each group at its peak rate;
+      `schedule(progress, config) -> float` share of the peak rate after that share of the run, 0 to 1, in the place of
+                                            the knobs `schedule` and `warmup_frac`;
       `blocks(model) -> Sequence[Module]`   what activation checkpointing wraps; default: members of every ModuleList;
       `baselines(config) -> dict[str, dict[str, float]]`   what plain rules reach, such as the majority class:
                                             name -> objectives, printed beside the result; what is no better is not
@@ -102,6 +106,8 @@ class Workload(Protocol):
         ...
 
 
+REPLACING = ("optimizer", "schedule")
+"""Optional hooks that stand in the place of knobs: those are no knobs of a workload that has them."""
 Augment = Callable[[Batch, "Tensor", Config, str], Batch]
 
 
@@ -163,7 +169,7 @@ def table_of(workload: Workload) -> KnobTable:
     if not isinstance(declared, Mapping):
         raise WorkloadError(f"knobs must be a dict of names and Knob(...), got {type(declared).__name__}")
     try:
-        return KnobTable(declared)
+        return KnobTable(declared, hooks=[name for name in REPLACING if callable(getattr(workload, name, None))])
     except ValueError as error:
         raise WorkloadError(str(error)) from None
 
@@ -183,6 +189,7 @@ def _module(ref: str) -> Any:
         if spec is None or spec.loader is None:
             raise WorkloadError(f"{ref} cannot be imported as Python")
         module = importlib.util.module_from_spec(spec)
+        _make_importable(path.parent)
         sys.modules[name] = module  # before exec, so that dataclasses and pickles in it resolve
         try:
             with _own_arguments(path):
@@ -213,6 +220,16 @@ def _own_arguments(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.argv = ours
+
+
+def _make_importable(folder: Path) -> None:
+    """Lets a workload's file import what lies beside it, as under `python file.py`; the standard library goes first.
+
+    Before installed packages, so that its own `data.py` or `evaluate.py` is meant.
+    """
+    if str(folder) not in sys.path:
+        installed = (n for n, entry in enumerate(sys.path) if Path(entry).name in ("site-packages", "dist-packages"))
+        sys.path.insert(next(installed, len(sys.path)), str(folder))
 
 
 def options_of(

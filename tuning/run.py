@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from tuning.config.errors import ConfigError, TuningError, reader_has_gone
 
 if TYPE_CHECKING:
-    from trainables.knob_columns import Knob
+    from trainables.knobs import KnobTable
 
 HELP = """\
 Finds the fastest training that keeps its accuracy and fits its card.
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
         validates = "--validate" in flags
         if not validates:
             terminal.begin(" ".join(masked_items(overrides)) or "workload=nli", started)
-        config = load(overrides, _own_knobs)
+        config = load(overrides, _own_table)
         from tuning.study import setup, study  # all that searches and measures, only now
 
         if validates:
@@ -130,11 +130,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _own_knobs(ref: str) -> Mapping[str, Knob]:
-    """Returns what the file of a workload declares, which takes torch to import."""
+def _own_table(ref: str) -> KnobTable:
+    """Returns the knobs of a workload of one's own, whose file takes torch to import."""
     from tuning.study import setup
 
-    return setup.own_knobs(ref)
+    return setup.own_table(ref)
 
 
 def _listen(heard: list[int], say: Callable[[int], None]) -> None:

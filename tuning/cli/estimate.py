@@ -133,7 +133,7 @@ def _cheaper(base: Mapping[str, Scalar], read: Sequence[str]) -> Iterator[tuple[
         yield {"activation_checkpointing": True}, "about a third more compute"
     if own.amp_dtype == "fp32":
         yield {"amp_dtype": "bf16"}, "some precision; faster where the card has bf16"
-    if own.optimizer == "adamw":
+    if own.as_dict().get("optimizer") == "adamw":
         yield {"optimizer": "adamw8bit", "fused_optimizer": False}, "moments of 8 bits; needs bitsandbytes"
     if "adapter" in read and own.adapter != "lora":
         yield {"adapter": "lora"}, "fewer weights are trained"

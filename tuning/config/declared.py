@@ -20,6 +20,8 @@ class Declared:
     default_space: Mapping[str, Any] | None
     options: Mapping[str, Any] | None
     knobs: Mapping[str, Knob] | None
+    hooks: tuple[str, ...] = ()
+    """Its methods."""
 
 
 def declared(ref: str) -> Declared:
@@ -46,7 +48,8 @@ def declared(ref: str) -> Declared:
     values = dict(_assignments(body))
     options = _literal(values["options"]) if "options" in values else {}
     knobs = _knobs(ref, values["knobs"]) if "knobs" in values else {}
-    return Declared(_literal(values.get("default_space")), options, knobs)
+    methods = tuple(node.name for node in body if isinstance(node, ast.FunctionDef))
+    return Declared(_literal(values.get("default_space")), options, knobs, methods)
 
 
 def _file(ref: str) -> Path:

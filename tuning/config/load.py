@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainables.knob_columns import Knob
 from trainables.knobs import KnobTable, table, use
 from trainables.our_knobs import OURS
 from tuning.config import command_line, yaml_files
@@ -39,16 +38,16 @@ MINUTE_S = 60
 """Below this a number without a unit is said to be seconds."""
 
 
-def load(argv: Sequence[str], knobs_of: Callable[[str], Mapping[str, Knob]] | None = None) -> StudyConfig:
+def load(argv: Sequence[str], table_of: Callable[[str], KnobTable] | None = None) -> StudyConfig:
     """Returns the configuration that the command line asks for; raises ConfigError, having written nothing.
 
     From here on the knobs of its workload are in use. Those of a workload of one's own are only asked for where one is
-    typed: from `knobs_of`, else from what the file says in literals.
+    typed: from `table_of`, else from what the file says in literals.
     """
     typed = command_line.parse(argv, available("workload"))
     secrets = _secrets_of_a_run(typed)
     groups, workload = _groups(typed)
-    use(OURS[workload.ref] if workload.packaged else _own_table(workload.ref, typed, knobs_of))
+    use(OURS[workload.ref] if workload.packaged else _own_table(workload.ref, typed, table_of or _declared_table))
     defaults, files = copy.deepcopy(_merged(tuple(groups.items())))
     tree = copy.deepcopy(defaults)
     for key, text in typed.values.items():
@@ -73,13 +72,18 @@ def _meant(typed: Typed) -> Iterator[str]:
         yield f"search.max_time={text} is {text} seconds; {text} minutes are search.max_time={text}m"
 
 
-def _own_table(ref: str, typed: Typed, knobs_of: Callable[[str], Mapping[str, Knob]] | None) -> KnobTable:
+def _declared_table(ref: str) -> KnobTable:
+    found = declared(ref)
+    return KnobTable(found.knobs or {}, hooks=found.hooks)
+
+
+def _own_table(ref: str, typed: Typed, table_of: Callable[[str], KnobTable]) -> KnobTable:
     """Returns the table of a workload of one's own: without its own knobs, unless one of them may be typed."""
     parts = [key.split(".") for key in typed.values]
     names = {p[1] if p[0] == "knobs" else p[2] for p in parts if len(p) > {"knobs": 1, "named": 2}.get(p[0], 9)}
     if names <= set(KnobTable()):
         return KnobTable()
-    return KnobTable(knobs_of(ref) if knobs_of is not None else declared(ref).knobs or {})
+    return table_of(ref)
 
 
 def _drop_lacking(knobs: Tree, origins: Mapping[str, str]) -> list[str]:

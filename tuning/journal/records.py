@@ -285,7 +285,8 @@ def table_of(records: Sequence[Record]) -> KnobTable:
     try:
         raw = study["knobs"] if study is not None else {}
         ours = OURS.get(str(study["workload"])) if study is not None else EVERY
-        return ours or KnobTable({name: Knob.of_raw(row) for name, row in raw.items()})
+        own = {name: Knob.of_raw(row) for name, row in raw.items()}
+        return ours or KnobTable(own, hooks=study.get("hooks", []) if study is not None else [])
     except (KeyError, TypeError, ValueError, AttributeError):
         return EVERY
 

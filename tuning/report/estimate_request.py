@@ -94,7 +94,7 @@ def _with_declared(config: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
         missing = " and ".join(name for name, value in vars(found).items() if value is None)
         text = f"{missing} of {config.workload.name} are no literals: knobs that are not typed are at their defaults"
         return config, (text,)
-    use(KnobTable(found.knobs))
+    use(KnobTable(found.knobs, hooks=found.hooks))
     return with_workload_defaults(config, space, options), ()
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables import workload
-from trainables.knob_columns import Knob
-from trainables.knobs import Scalar, kind_of, table, use
+from trainables.knobs import KnobTable, Scalar, kind_of, table, use
 from tuning.config import atomic
 from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.resolve import (
@@ -124,9 +123,9 @@ def imported(ref: str) -> workload.Workload:
         raise ConfigError(f"workload={ref} cannot be imported: {said}", remedy=remedy) from error
 
 
-def own_knobs(ref: str) -> Mapping[str, Knob]:
-    """Returns the knobs that the file of a workload of one's own declares; raises ConfigError as `imported` does."""
-    return workload.table_of(imported(ref)).own
+def own_table(ref: str) -> KnobTable:
+    """Returns the knobs of a workload of one's own; raises ConfigError as `imported` does."""
+    return workload.table_of(imported(ref))
 
 
 def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -246,6 +245,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "concurrency": concurrency(config),
         "threads": setting.threads,
         "knobs": table().as_raw(),
+        "hooks": list(table().hooks),
         "config": resolved(config),
     }
 

@@ -148,7 +148,7 @@ class Session:
         return {
             "parameter_bytes": parameter_bytes(model),
             "gradient_bytes": trainable,
-            "optimizer_bytes": state_bytes(model, config.knobs.optimizer),
+            "optimizer_bytes": state_bytes(model, config.knobs),
             "measured": measured,
             "measured_alone": alone,
             "message": message,

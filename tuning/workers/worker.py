@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
@@ -191,11 +192,20 @@ class Worker:
             stdout=self._said,
             stderr=self._said,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": search_path()},
+            env={**os.environ, "PYTHONPATH": self._search_path()},
         )
         theirs.close()
         self._connection, self._is_ready = ours, False
         ours.send(self.config)
+
+    def _search_path(self) -> str:
+        """Returns where the process finds modules: as here, the folder of the workload's file left to its loading.
+
+        A folder called `tuning` beside the file would else be taken for ours.
+        """
+        ref = self.config.workload
+        beside = str(Path(ref).resolve().parent) if ref.endswith(".py") else ""
+        return os.pathsep.join(entry for entry in search_path().split(os.pathsep) if entry != beside)
 
     def end(self) -> None:
         """Ends the process, and leaves its memory, on a card its context too, to whoever measures next."""

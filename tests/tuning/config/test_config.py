@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trainables import Knob, knob_columns
-from trainables.knobs import Knobs
+from trainables.knobs import Knobs, KnobTable
 from tuning.config.cards import GIB_BYTES, Card
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
@@ -286,14 +286,14 @@ def test_a_knob_of_ones_own_is_typed_like_any_other(own):
         "from trainables import Knob\nclass Own:\n    knobs = {'channels': Knob(32, 'both', values=(16, 32, 64))}\n"
         "    default_space = {'batch_size': [4, 8]}\nWORKLOAD = Own()\n"
     )
-    for knobs_of in (None, lambda ref: {"channels": Knob(32, "both", values=(16, 32, 64))}):
-        config = load([f"workload={own}", "knobs.channels=[16,64]", "named.before.channels=16"], knobs_of)
+    for table_of in (None, lambda ref: KnobTable({"channels": Knob(32, "both", values=(16, 32, 64))})):
+        config = load([f"workload={own}", "knobs.channels=[16,64]", "named.before.channels=16"], table_of)
         assert config.space.parameters["channels"] == Choice((16, 64))
         assert config.named["before"] == {"channels": 16}
         with pytest.raises(ConfigError, match=r"knobs.channels: 48 .*\n  allowed: one of 16, 32, 64"):
-            load([f"workload={own}", "knobs.channels=48"], knobs_of)
+            load([f"workload={own}", "knobs.channels=48"], table_of)
         with pytest.raises(ConfigError, match=r"did you mean knobs\.channels"):
-            load([f"workload={own}", "knobs.chanels=16"], knobs_of)
+            load([f"workload={own}", "knobs.chanels=16"], table_of)
     load(["workload=signals"])
     with pytest.raises(ConfigError, match="channels is not a knob of this workload"):
         load(["workload=signals", "knobs.channels=16"])

@@ -110,6 +110,9 @@ class Custom(Perceptron):
         return super().forward(x) + out.sum()
 
 
+SGD: list[dict[str, Any]] = [{"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.0, "max_grad_norm": 1.0}]
+
+
 def traced(net: type[nn.Module], sizes: tuple[int, ...] = (), **knobs: Any) -> Prediction:
     return predict(Job(Task(net), Config(Knobs(**knobs))), sizes)
 
@@ -130,7 +133,7 @@ def bf16_lstm_runs() -> bool:
 
 @pytest.mark.parametrize("net", [Perceptron, Recurrent, Convolution])
 @pytest.mark.parametrize(
-    "knobs", [{}, {"amp_dtype": "bf16"}, {"activation_checkpointing": True}, {"fused_optimizer": True}]
+    "knobs", [{}, {"amp_dtype": "bf16"}, {"activation_checkpointing": True}, {"fused_optimizer": True}, *SGD]
 )
 def test_the_peak_is_that_of_a_real_run_also_at_sizes_not_traced(net: type[nn.Module], knobs: dict[str, Any]) -> None:
     if net is Recurrent and knobs.get("amp_dtype") == "bf16" and not bf16_lstm_runs():

@@ -40,6 +40,30 @@ WORKLOAD = Broken()
 """
 
 
+BESIDE = """
+import net  # beside this file
+
+class Mine(net.Moons):
+    def dataset(self, config, split):
+        import fractions  # of the standard library, whatever is called so beside this file
+        assert fractions.Fraction
+        return super().dataset(config, split)
+
+WORKLOAD = Mine()
+"""
+
+
+def test_a_file_imports_what_lies_beside_it_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(BESIDE, encoding="utf-8")
+    (tmp_path / "net.py").write_text("from tests.data.mine import Moons\n", encoding="utf-8")
+    (tmp_path / "fractions.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "__init__.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
+    (tmp_path / "trainables").mkdir()
+    with Worker(WorkerConfig(str(tmp_path / "mine.py"))) as worker:
+        assert worker.train({**KNOBS, "num_workers": 1}, 16, (16,), seed=1)["outcome"] == "ok"
+
+
 def test_a_process_measures_and_a_fresh_one_follows_when_it_was_ended() -> None:
     with Worker(WorkerConfig(str(MINE))) as worker:
         first = worker.train(KNOBS, 32, (32,), seed=1)

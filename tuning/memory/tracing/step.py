@@ -130,7 +130,7 @@ def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
 
 
 def _trace_all(traced: Traced, job: Job, micro_batches: Sequence[int]) -> None:
-    if job.config.knobs.optimizer == "adamw8bit":
+    if job.config.knobs.as_dict().get("optimizer") == "adamw8bit":
         eight_bit.stand_in()
     with weightless.any_tokenizer(traced.notes):
         available = size_of(job.workload.dataset(job.config, "train"))
