@@ -252,7 +252,7 @@ class Worker:
             self._pipe.send((method, arguments))
         except OSError as error:
             raise self._lost() from error
-        answer = self._answer(expected_s + self._limit_s())
+        answer = self._answer(expected_s + self.config.hang_s)
         self.asked = Asked("", self.asked.knobs)
         if isinstance(answer, Failed):
             self.end()
@@ -264,34 +264,30 @@ class Worker:
     def _load(self) -> None:
         """Waits until the process has loaded the workload; raises what it says where it cannot."""
         self.start()
-        answer = self._answer(self._limit_s(HANG_TIMES))
+        answer = self._answer(HANG_TIMES * self.config.hang_s)
         if isinstance(answer, Failed):
             self.end()
             raise user_code.error_of(answer, self.config.workload)
         self._is_ready = True
 
-    def _limit_s(self, times: int = 1) -> float:
-        """Returns how long the next answer may take."""
-        limit_s = max(times * self.config.hang_s, HANG_TIMES * self._longest_s)
-        if self.deadline is None:
-            return limit_s
-        return min(limit_s, max(self.deadline - time.monotonic(), 0.0) + LAST_S)
+    def _answer(self, idle_s: float) -> Any:
+        """Returns the next answer; raises WorkerLost where the process ends before, or takes longer than it may.
 
-    def _answer(self, limit_s: float) -> Any:
-        """Returns the next answer; raises WorkerLost where the process ends before, or takes longer than it may."""
-        begun, spent_s = time.monotonic(), self._spent_s()
+        It hangs where it neither answers nor computes for `idle_s`, or computes for `HANG_TIMES` its longest answer.
+        """
+        begun = looked = time.monotonic()
+        spent_s, most_s = self._spent_s(), HANG_TIMES * max(self.config.hang_s, self._longest_s)
+        late_at = math.inf if self.deadline is None else self.deadline + LAST_S
         try:
-            while not self._pipe.poll(limit_s):
-                waited_s = time.monotonic() - begun
-                is_late = self.deadline is not None and time.monotonic() >= self.deadline + LAST_S
-                computes = self._spent_s() - spent_s > COMPUTES_FRAC * waited_s
-                if computes and not is_late and waited_s < HANG_TIMES * self.config.hang_s:
-                    left_s = math.inf if self.deadline is None else self.deadline + LAST_S - time.monotonic()
-                    limit_s = max(0.1, min(HANG_TIMES * self.config.hang_s - waited_s, left_s))  # a step may be long
+            while not self._pipe.poll(max(0.0, min(idle_s, begun + most_s - looked, late_at - looked))):
+                now, own_s = time.monotonic(), self._spent_s()
+                computes = own_s - spent_s > COMPUTES_FRAC * (now - looked)
+                if computes and now < min(late_at, begun + most_s):
+                    looked, spent_s = now, own_s
                     continue
-                said = f"no answer for {waited_s:.0f} s{self._where()}"
+                said = f"no answer for {now - begun:.0f} s{self._where()}"
                 self.end()
-                if is_late and (computes or waited_s < self.config.hang_s):
+                if now >= late_at and (computes or now - begun < idle_s):
                     raise WorkerLost(LATE, said)
                 raise WorkerLost(HUNG, f"{said}; search.hang_time gives it more time")
             answer = self._pipe.recv()
