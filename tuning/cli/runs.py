@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -106,12 +108,29 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
 
 def write_again(arguments: Sequence[str]) -> int:
     """Writes what a run exports once more and returns the exit code."""
-    asked = _with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
+    made = _with_id("report", "Writes best.yaml, front.csv and report.html again.")
+    made.add_argument("--follow", action="store_true", help="write report.html of an open run until it ends")
+    asked = made.parse_args(arguments)
     folder, records = read_run(asked.runs_dir, asked.id)
     found = summary.from_records(records)
+    if asked.follow and not found.is_finished:
+        return _follow(folder, asked.json)
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
     print(json.dumps([str(path) for path in paths]) if asked.json else "\n".join(map(str, paths)))
     return 0
+
+
+def _follow(folder: Path, as_json: bool) -> int:
+    """Writes the report of an open run again and again until the run, which then writes its own, has ended."""
+    os.nice(10)  # figures take a second of a core, and the run is what matters
+    path = folder / "report.html"
+    print(json.dumps([str(path)]) if as_json else path, flush=True)
+    while True:
+        found = summary.from_records(read(folder / JOURNAL)[0])
+        if found.is_finished:
+            return 0
+        report.write_report(found, path)
+        time.sleep(report.REFRESH_S)
 
 
 def check_machine(arguments: Sequence[str]) -> int:

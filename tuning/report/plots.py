@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trainables.knobs import table
 from tuning.config.cards import GIB_BYTES
 from tuning.journal.timeline import Interval
-from tuning.report.format import duration, outcome, plain, size
+from tuning.memory.groups import need_of
+from tuning.report.format import complete, duration, plain, size
 from tuning.report.sentences import baseline_sentence
 from tuning.report.summary import Named, Summary
 from tuning.report.trial_views import TrialView
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
 # Stand-ins that no drawing uses otherwise; each becomes a custom property of the page.
 INK, MUTED, RULE, ACCENT, SOFT, PAPER = "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05", "#0a0a06"
 _PROPERTIES = {INK: "ink", MUTED: "muted", RULE: "rule", ACCENT: "accent", SOFT: "soft", PAPER: "paper"}
-_MAX_BARS = 60
+_PANELS = 3
+"""Panels beside each other."""
 _WIDTH_INCHES = 7.2
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 8.5, "axes.labelsize": 8.5, "text.color": INK,
@@ -47,7 +51,8 @@ class Figure:
 def front(summary: Summary) -> Figure | None:
     """Returns quality over throughput of every trial, the front and the named ones marked; None without two points."""
     objective = summary.objective
-    points = [t for t in summary.trials if t.samples_per_s and t.values.get(objective) is not None]
+    points = [replace(t, samples_per_s=summary.speed_of(t)) for t in summary.trials if t.samples_per_s]
+    points = [t for t in points if t.values.get(objective) is not None]
     if len(points) < 2:
         return None
     baseline = _baseline(summary, [t.values[objective] or 0.0 for t in points])
@@ -86,6 +91,7 @@ def curves(summary: Summary) -> Figure | None:
         return None
     best = summary.best.trial if summary.best else ""
     stopped = {t.trial for t in summary.trials if t.stopped_at}
+    rungs = sorted({samples for points in found.values() for samples, _ in points[:-1]})
     baseline = _baseline(summary, [value for points in found.values() for _, value in points])
 
     def draw(axes: Axes) -> None:
@@ -95,79 +101,128 @@ def curves(summary: Summary) -> Figure | None:
                       marker="o", markersize=3, zorder=3 if trial == best else 2)  # fmt: skip
             if trial == best:
                 _label(axes, plain(trial), *points[-1])
+        for samples in rungs:
+            axes.axvline(samples, color=RULE, linewidth=0.8, linestyle=(0, (2, 3)))
         if baseline is not None:
             _line_at(axes, baseline)
         axes.set_xlabel("training samples seen")
         axes.set_ylabel(_quality_label(summary))
         axes.margins(x=0.06)
 
-    caption = f"Learning curves of {len(found)} trials; faint ones were stopped at a rung, the pick is stressed."
+    at = ", ".join(f"{samples:,}" for samples in rungs[:6])
+    caption = (
+        f"Learning curves of {len(found)} trials; faint ones were stopped, the pick is stressed. Rungs: {at} samples."
+    )
     return _figure("curves", 2.8, draw, caption)
 
 
-def probes(summary: Summary) -> Figure | None:
-    """Returns throughput by each knob that the probes varied, a dot for each probe; None where no probe succeeded."""
-    good = [p for p in summary.probes if p.samples_per_s]
-    rows = [
-        (name, value)
-        for name in dict.fromkeys(name for p in summary.probes for name in p.config)
-        if len(values := {plain(p.config.get(name)) for p in summary.probes}) > 1
-        for value in sorted(values, key=lambda v: (len(v), v))
-    ]
-    if not good or not rows:
+def throughput(summary: Summary) -> Figure | None:
+    """Returns throughput against each knob that probes varied, a panel for each; None where none was varied.
+
+    Configurations named by hand are left out: they differ from the others in everything at once.
+    """
+    own = [(complete(p.config), p) for p in summary.probes if p.trial not in summary.named and p.config]
+    names = [n for n in dict.fromkeys(n for config, _ in own for n in config)
+             if len({plain(config[n]) for config, _ in own if n in config}) > 1]  # fmt: skip
+    if not names or not any(p.samples_per_s for _, p in own):
         return None
+    rows = math.ceil(len(names) / _PANELS)
 
-    def draw(axes: Axes) -> None:
-        for y, (name, value) in enumerate(rows):
-            mine = [p for p in summary.probes if plain(p.config.get(name)) == value]
-            rates = [p.samples_per_s for p in mine if p.samples_per_s]
-            axes.scatter(rates, [y] * len(rates), s=20, facecolors=PAPER, edgecolors=MUTED, linewidths=0.9)
-            if rates:
-                axes.scatter([max(rates)], [y], s=24, color=ACCENT, zorder=3)
-            else:
-                axes.scatter([0], [y], marker="x", s=24, color=INK, clip_on=False, zorder=4)
-                axes.annotate(outcome(mine[0].outcome), (0, y), (8, -3), textcoords="offset points", color=INK)
-            if y and rows[y - 1][0] != name:
-                axes.axhline(y - 0.5, color=RULE, linewidth=0.8)
-        axes.set_yticks(range(len(rows)), [f"{plain(name)[:26]}={value[:14]}" for name, value in rows])
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlim(left=0)
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel("samples a second")
+    def draw(panels: Sequence[Axes]) -> None:
+        top = max(p.samples_per_s or 0.0 for _, p in own)
+        for axes, name in zip(panels, names, strict=False):
+            _panel(axes, name, [(config[name], p) for config, p in own if name in config])
+            axes.set_ylim(0, top * 1.12)
+        for axes in panels[len(names) :]:
+            axes.set_axis_off()
+        for axes in panels[::_PANELS]:
+            axes.set_ylabel("samples/s")
 
-    caption = f"Throughput of {len(good)} probes by each knob; filled: the fastest with that value. Crosses never ran."
-    return _figure("probes", 0.7 + 0.19 * len(rows), draw, caption)
+    caption = f"Throughput of {len(own)} probes against each knob: a dot for each probe, the line joins the fastest. "
+    return _figure("probes", 0.2 + 1.3 * rows, draw, caption + "Crosses did not run.", (rows, _PANELS))
+
+
+def _panel(axes: Axes, name: str, measured: Sequence[tuple[object, TrialView]]) -> None:
+    """Draws the speeds with each value of one knob, numbers in their order."""
+    listed = [plain(value) for value in table()[name].domain.values] if name in table() else []
+    kept = sorted({plain(v) for v, _ in measured}, key=lambda text: (_number(text) or 0.0, text))
+    kept.sort(key=lambda text: listed.index(text) if text in listed else -1)
+    fastest: list[tuple[int, float]] = []
+    for x, value in enumerate(kept):
+        rates = [p.samples_per_s for v, p in measured if plain(v) == value and p.samples_per_s]
+        axes.scatter([x] * len(rates), rates, s=14, facecolors=PAPER, edgecolors=MUTED, linewidths=0.8)
+        if rates:
+            fastest.append((x, max(rates)))
+        else:
+            axes.scatter([x], [0], marker="x", s=22, color=INK, clip_on=False, zorder=4)
+    if fastest:
+        axes.plot(*zip(*fastest, strict=True), color=ACCENT, linewidth=1.2, marker="o", markersize=3.5, zorder=3)
+    axes.set_title(plain(name)[:28], loc="left", fontsize=8.5, color=INK)
+    axes.set_xticks(range(len(kept)), [value[:9] for value in kept])
+    axes.set_xlim(-0.4, len(kept) - 0.6)
+    axes.grid(axis="x", visible=False)
 
 
 def memory(summary: Summary) -> Figure | None:
-    """Returns the peak of each trial against what the card holds; None where no peak was recorded.
+    """Returns the peak of every probe and trial against its micro-batch, a line for each memory group; else None.
 
-    Beyond sixty trials only those with the highest peaks are drawn.
+    What ran out of memory and what was refused are crosses, the latter where they were predicted.
     """
-    trials = [t for t in summary.trials if t.peak_allocated_bytes]
-    trials = sorted(sorted(trials, key=lambda t: -(t.peak_allocated_bytes or 0))[:_MAX_BARS], key=lambda t: t.trial)
-    if not trials:
+    seen = [v for v in (*summary.probes, *summary.trials, *summary.refused) if v.peak_allocated_bytes and v.config]
+    placed = [(*need, v) for v in seen if (need := _need(v)) is not None]
+    if not placed:
         return None
-    cap, best = summary.place.cap_bytes, summary.best.trial if summary.best else ""
+    cap, best = summary.place.cap_bytes, summary.best
+    unit, suffix = (GIB_BYTES, "GiB") if max(v.peak_allocated_bytes or 0 for v in seen) >= GIB_BYTES else (2**20, "MiB")
 
     def draw(axes: Axes) -> None:
-        peaks = [(t.peak_allocated_bytes or 0) / GIB_BYTES for t in trials]
-        colours = [INK if t.outcome == "oom" else ACCENT if t.trial == best else SOFT for t in trials]
-        axes.bar(range(len(trials)), peaks, width=0.62, color=colours)
-        for x, (trial, peak) in enumerate(zip(trials, peaks, strict=True)):
-            if trial.outcome == "oom" or trial.trial == best:
-                _label(axes, "oom" if trial.outcome == "oom" else "best", x, peak)
+        ran: dict[object, dict[int, float]] = {}
+        for group, micro, one in placed:
+            peak = (one.peak_allocated_bytes or 0) / unit
+            if one.outcome in ("oom", "host_oom", "refused"):
+                axes.scatter(
+                    [micro], [peak], marker="x", s=30, color=INK if one.outcome != "refused" else MUTED, zorder=4
+                )
+                continue
+            ran.setdefault(group, {})[micro] = max(peak, ran.get(group, {}).get(micro, 0.0))
+            axes.scatter([micro], [peak], s=16, facecolors=PAPER, edgecolors=MUTED, linewidths=0.8, zorder=3)
+        for points in ran.values():
+            axes.plot(*zip(*sorted(points.items()), strict=True), color=SOFT, linewidth=1.2, zorder=2)
+        if best is not None and best.peak_allocated_bytes and (need := _need(best)) is not None:
+            axes.scatter([need[1]], [best.peak_allocated_bytes / unit], s=42, color=ACCENT, zorder=5)
+            _label(axes, "best", need[1], best.peak_allocated_bytes / unit)
         if cap:
-            axes.axhline(cap / GIB_BYTES, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-            where = (0, cap / GIB_BYTES)
-            axes.annotate(f"cap {size(cap)}", where, (0, 3), textcoords="offset points", color=INK)
-        axes.set_xticks(range(len(trials)), [plain(t.trial)[:8] for t in trials] if len(trials) <= 16 else [])
-        axes.set_ylabel("peak allocated (GiB)")
-        axes.grid(axis="x", visible=False)
-        axes.set_ylim(0, max([*peaks, (cap or 0) / GIB_BYTES]) * 1.15)
+            axes.axhline(cap / unit, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
+            axes.annotate(f"cap {size(cap)}", (0, cap / unit), (4, 3), xycoords=("axes fraction", "data"),
+                          textcoords="offset points", color=INK)  # fmt: skip
+        micros = sorted({micro for _, micro, _ in placed})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(micros, [str(micro) for micro in micros], minor=False)
+        axes.set_xlabel("micro-batch (samples)")
+        axes.set_ylabel(f"peak allocated ({suffix})")
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0.06)
 
-    capped = f"; the card holds {size(cap)}" if cap else ""
-    return _figure("memory", 2.5, draw, f"Peak memory of {len(trials)} trials{capped}.")
+    capped = f" The card holds {size(cap)}." if cap else ""
+    caption = (
+        f"Peak memory of {len(placed)} probes and trials against the micro-batch; lines join those that need alike."
+    )
+    return _figure("memory", 2.8, draw, f"{caption} Crosses ran out of memory, or were refused ahead.{capped}")
+
+
+def _need(one: TrialView | Named) -> tuple[object, int] | None:
+    """Returns memory group and micro-batch of a configuration; None where it is of another version."""
+    try:
+        return need_of(one.config)
+    except (TypeError, ValueError):
+        return None
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def timeline(summary: Summary) -> Figure | None:
@@ -195,14 +250,17 @@ def timeline(summary: Summary) -> Figure | None:
 FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
     "front": front,
     "curves": curves,
-    "probes": probes,
+    "probes": throughput,
     "memory": memory,
     "timeline": timeline,
 }
 """Every figure by its name in the page."""
 
 
-def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], caption: str) -> Figure:
+def _figure(
+    name: str, height_inches: float, draw: Callable[[Any], None], caption: str, grid: tuple[int, int] | None = None
+) -> Figure:
+    """Returns what `draw` makes of axes, or of rows and columns of axes one after the other where a `grid` is given."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Canvas
@@ -211,7 +269,7 @@ def _figure(name: str, height_inches: float, draw: Callable[[Axes], None], capti
     with mpl.rc_context(style):
         canvas = Canvas(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
         FigureCanvasSVG(canvas)
-        draw(canvas.subplots())
+        draw(canvas.subplots() if grid is None else canvas.subplots(*grid, sharey=True, squeeze=False).ravel())
         out = io.StringIO()
         canvas.savefig(
             out, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -6,13 +6,14 @@ Every text goes through Jinja's escaping; the figures are our own SVG. The page 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tuning.config import atomic
 from tuning.config.cards import HERE
@@ -22,6 +23,8 @@ from tuning.report import plots, sentences, tables
 from tuning.report.format import duration, percent, plain, rate, size, speed
 from tuning.report.summary import Summary, of_its_knobs
 
+REFRESH_S = 10
+"""So often the page of a run that is not over reads itself again."""
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
 
 
@@ -36,6 +39,7 @@ def render(summary: Summary) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_printable
     )
+    environment.filters["with_commands"] = _with_commands
     text = (resources.files("tuning") / "templates" / "report.html.j2").read_text(encoding="utf-8")
     figures, missing = _figures(summary)
     best, times = summary.best, summary.times
@@ -43,6 +47,10 @@ def render(summary: Summary) -> str:
         summary=summary,
         title=_title(summary),
         answer=sentences.answer(summary),
+        cut=sentences.cut_sentence(summary),
+        parts=sentences.parts_sentence(summary),
+        untrained=sentences.not_trained_sentence(summary),
+        refresh_s=0 if summary.is_finished else REFRESH_S,
         settings=fmt.settings(best.config) if best else [],
         place=sentences.place_sentence(summary.place),
         claim=sentences.claim_sentence(summary.claim, summary.gain("after", "before")),
@@ -69,6 +77,11 @@ def _printable(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return plain(value).replace(" ± ", "\u00a0±\u00a0")
+
+
+def _with_commands(sentence: str) -> Markup:
+    """Returns the sentence with each command in it marked as one, to be seen and copied."""
+    return Markup(re.sub(r"(python -m tuning .*?)(?= tells)", r"<code>\1</code>", str(escape(plain(sentence)))))  # noqa: S704
 
 
 def _figures(summary: Summary) -> tuple[dict[str, tuple[Markup, str]], str]:

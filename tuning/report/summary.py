@@ -118,6 +118,8 @@ class Summary:
     probe_counts: Mapping[str, int]
     curves: Mapping[str, tuple[tuple[int, float], ...]]
     """Of each trial: (samples seen, value of the first objective), at its rungs and its end."""
+    refused: tuple[TrialView, ...]
+    """What was not launched, with the peak that was predicted for it."""
     named: Mapping[str, Named]
     confirmed: tuple[Named, ...]
     """What was trained again on fresh seeds to find the best, by its trial's name, the fastest first."""
@@ -221,7 +223,8 @@ def _from_records(records: Sequence[Record]) -> Summary:
     front = [*pick["front"]] if isinstance(pick.get("front"), list | tuple) else []
     trials = tuple(replace(t, on_front=t.trial in front) for t in trial_views(records, objectives))
     probes = tuple(view(r, objectives, "name") for r in records if r.event == "probe")
-    refused = Counter(str(r.get("stage")) for r in records if r.event == "refused")
+    not_run = [r for r in records if r.event == "refused"]
+    refused = Counter(str(r.get("stage")) for r in not_run)
     confirming = _Confirming(records, objectives, whole(study.get("val_samples")))
     named = _judged(records, _named(confirming, pick, trials, probes), probes, place)
     names = {r.get("name") for r in records if r.event == "confirmed"}
@@ -243,6 +246,10 @@ def _from_records(records: Sequence[Record]) -> Summary:
         trial_counts=_counts(trials, refused["search"], _lost(records)),
         probe_counts=_counts(probes, refused["probe"], 0),
         curves=learning_curves(records, next(iter(objectives), "")),
+        refused=tuple(
+            replace(view(r, {}, "trial"), outcome="refused", peak_allocated_bytes=whole(r.get("predicted_bytes")))
+            for r in not_run
+        ),
         named=named,
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
         gains=_gains(confirming, named),

@@ -140,7 +140,8 @@ def test_importing_the_report_does_not_load_matplotlib():
 
 @pytest.mark.browser
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-def test_chromium_shows_it_without_a_complaint(found, tmp_path):
+@pytest.mark.parametrize("width", [500, 800, 1400])
+def test_chromium_shows_it_without_a_complaint(found, tmp_path, width):
     path = report.write_report(found, tmp_path / "report.html")
     flags = [
         "--headless",
@@ -148,6 +149,7 @@ def test_chromium_shows_it_without_a_complaint(found, tmp_path):
         "--disable-gpu",
         "--disable-background-networking",
         "--enable-logging=stderr",
+        f"--window-size={width},900",
     ]
     profile, shot = f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'shot.png'}"
     done = subprocess.run(
@@ -162,10 +164,10 @@ def test_it_says_what_was_active_and_what_was_not_as_asked(found):
     active = {"batch_size": 12, "micro_batch_size": 12, "workers": 0, "adapter": "dora", "adapter_ranks": [16]}
     seen = dataclasses.replace(found.best, config={"num_workers": 4, "adapter": "dora"}, active=active)
     text = report.render(dataclasses.replace(found, named={**found.named, "best": seen}))
-    assert "Active in the best configuration" in text
+    assert "knobs of the best, as its first step was seen to run them" in text
     assert re.search(r"<th scope=.row.>num_workers</th>\s*<td>4</td>\s*<td>with 0 live workers</td>\s*<td>not as", text)
     assert re.search(r"<td>adapter dora</td>\s*<td>as asked</td>", text)
-    assert "Active in the best configuration" not in report.render(found)
+    assert "as its first step was seen" not in report.render(found)
 
 
 def test_challengers_that_were_trained_again_stand_beside_the_best(found, page):
@@ -192,3 +194,46 @@ def test_names_of_configurations_that_are_as_fast_stand_on_rows_of_their_own(fou
     assert figure is not None
     places = re.findall(r' y="([\d.]+)"[^>]*>(before|after)<', figure.svg)
     assert len({height for height, _ in places}) == len(places) == 2
+
+
+def test_only_the_page_of_an_open_run_reads_itself_again(records, page):
+    assert 'http-equiv="refresh"' not in page
+    for end in (20, 45, len(records) - 3):
+        text = report.render(summary.from_records(records[:end]))
+        assert '<meta http-equiv="refresh" content="10">' in text
+        assert "<script" not in text
+
+
+def test_the_answer_comes_first_with_what_to_set_and_the_command(found, page):
+    text = re.sub(r"<[^>]*>", "", page[page.index("<h1>") :])
+    order = (
+        "times as fast as before",
+        "None of the gain over before",
+        "learning_rate=6.1e-4",
+        "train --from best.yaml",
+    )
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert places[-1] < text.index("Named by hand, and found")
+    assert f"<code>python -m tuning ablate {found.id}</code>" in page
+
+
+def test_throughput_has_a_panel_for_each_knob_that_probes_varied_and_memory_a_line_for_the_cap(found):
+    figure = plots.throughput(found)
+    assert figure is not None
+    titles = set(re.findall(r">(micro_batch_size|amp_dtype|num_workers|learning_rate|batch_size)<", figure.svg))
+    assert titles == {"micro_batch_size", "amp_dtype", "num_workers"}
+    drawn = plots.memory(found)
+    assert drawn is not None
+    assert "cap 23.2 GiB" in drawn.svg
+    assert "refused" in drawn.caption
+    assert plots.throughput(dataclasses.replace(found, probes=found.probes[:2])) is None
+
+
+def test_the_same_configuration_stands_at_the_same_speed_in_every_table(found, page):
+    best = found.best
+    shown = re.findall(r'class="best">\s*<th scope="row">[^<]*</th>\s*<td>([\d.]+)', page)
+    trial = re.search(rf'<th scope="row">{best.trial}</th>\s*<td>ok</td>\s*<td>[\d.]+</td>\s*<td>([\d.]+)', page)
+    assert trial is not None
+    assert {*shown, trial[1]} == {f"{best.beside_others:.1f}"}
+    assert f'class="figure">{best.beside_others:.1f}' in page
