@@ -69,7 +69,7 @@ def test_a_mapping_replaces_a_mapping_and_a_part_changes_a_part():
     whole = load(["knobs.learning_rate={low: 0.1, high: 0.2}"])
     assert whole.space.parameters["learning_rate"] == Range(0.1, 0.2)
     part = load(["knobs.learning_rate.high=1e-2"])
-    assert part.space.parameters["learning_rate"] == Range(5e-4, 1e-2, log=True)
+    assert part.space.parameters["learning_rate"] == Range(1e-3, 1e-2, log=True)
     assert part.origins["knobs.learning_rate"] == "command line"
 
 
