@@ -21,6 +21,7 @@ from tuning.memory.groups import (
     micro_batches,
     peaks_are_whole,
 )
+from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
 from tuning.memory.profile import MemoryProfile, Sizes
 
@@ -146,6 +147,8 @@ class MemoryStage:
     def _measure(self, group: Group, sizes: Sequence[int]) -> None:
         """Writes the line through what was measured of the group before and now."""
         found = self._profiler.footprint(self._knobs(group), sizes)
+        if found.get("outcome") == Outcome.CUT:  # search.max_time was over, which says nothing of the group
+            return
         before = _latest(self._journal.records, group)
         measured = [*(before["measured"] if before else []), *found["measured"]]
         if not measured:  # not even the smallest fits: its need is at least the cap, which says nothing of less than it

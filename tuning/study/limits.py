@@ -150,8 +150,10 @@ class Limits:
         if limit_s is None or cut_at is None or any(r.event == "trial_start" for r in self._journal.records):
             return ""
         left_s = max(0.0, cut_at - time.monotonic())
-        if left_s >= training_s:
+        if left_s > 0 and left_s >= training_s:
             return ""
+        if not training_s:
+            return f"search.max_time={duration(limit_s)} was over before a speed was known: nothing is trained"
         enough = math.ceil((self.passed_s() + ENOUGH_TRIALS * training_s) / (1 - confirm.SHARE) / 60)
         return (
             f"a training takes about {duration(training_s)}, and {duration(left_s)} are left for the search: nothing "

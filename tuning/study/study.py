@@ -31,6 +31,7 @@ from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, sentences, summary
+from tuning.report.format import duration
 from tuning.search import runtime_check
 from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, Rounds, confirm, measure_windows
 from tuning.search.probe import ProbeStage
@@ -152,7 +153,8 @@ class _Study:
             if needed:
                 cuda = self._config.card.device == "cuda"
                 first = estimate.MemoryStage(profiler, self._space, self._journal, cap_bytes, cuda=cuda)
-                first.run(self._predict if cuda else None)
+                limit_s = min(estimate.LIMIT_S, max(0.0, self._limits.left_s() / 5))
+                first.run(self._predict if cuda else None, limit_s)
         self._journal.repeat("study")
         if self._config.search.strategy == "joint":
             return
@@ -200,6 +202,10 @@ class _Study:
                     self._pick_probed(profiler, config)
             return
         if picked is None:
+            if self._limits.left_s() <= 0:
+                passed = f"{duration(self._limits.passed_s())} have passed"
+                what = f"search.max_time={duration(self._config.search.max_time_s or 0.0)} was over before anything was"
+                raise NoUsableTrial(f"{what} measured: {passed}", remedy="search.max_time=4m")
             failed = [t for t in trials(self._journal.records) if t.message]
             common = collections.Counter(f"{t.outcome}: {t.message}" for t in failed).most_common(1)
             raise NoUsableTrial(

@@ -22,7 +22,7 @@ from trainables.knobs import Scalar, kind_of
 from tuning import run
 from tuning.cli.terminal import Terminal
 from tuning.config import best_file, load, resolve
-from tuning.config.errors import ConfigError, UserCodeError
+from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import groups
 from tuning.report import export, summary
@@ -533,4 +533,26 @@ def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path) -> No
     assert horizon % FACTS["train_samples"] == 0
     assert 0 < horizon <= fastest * 240 * 0.7 / 10
     assert made._limits.plan().samples == horizon
+    journal.close()
+
+
+class Late(FormulaProfiler):
+    """A profiler after search.max_time: whatever is asked of it is cut."""
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns nothing measured."""
+        return {**super().footprint(knobs, micro_batches), "measured": [], "outcome": "cut"}
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        """Returns no speed."""
+        return {"outcome": "cut", "windows": [], "samples_per_s": None, "message": "", "wall_s": 0.0}
+
+
+def test_a_study_that_loads_longer_than_its_time_says_so_and_learns_nothing_false(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "search.max_time=30s", started=time.monotonic() - 40)
+    made.measure(Late())  # type: ignore[arg-type]
+    made.search(Late(), setup.setting_of(made._config))  # type: ignore[arg-type]
+    assert not any(r.event in ("footprint", "refused", "trial_start") for r in journal.records)
+    with pytest.raises(NoUsableTrial, match=r"search\.max_time=30s was over before anything was measured: 40s"):
+        made.confirm(Late())  # type: ignore[arg-type]
     journal.close()
