@@ -115,6 +115,10 @@ class WorkloadError(Exception):
     """A workload that cannot be found, or that does not keep the contract."""
 
 
+class ImportEnds(BaseException):
+    """A script runs a study at its top level, and is read by that study as the file of its workload, up to there."""
+
+
 class HookFailed(Exception):
     """A method of a workload that raised, or that returned what the loop cannot use.
 
@@ -130,6 +134,10 @@ BUILT_IN = tuple(
     sorted(p.stem for p in Path(__file__).parent.glob("*.py") if "\nWORKLOAD = " in p.read_text(encoding="utf-8"))
 )
 """The modules beside this one that hold a workload, read without importing them."""
+
+
+_FILE_PREFIX = "cardtune_workload_"
+_imports = 0
 
 
 def load(ref: str) -> Workload:
@@ -181,7 +189,7 @@ def _module(ref: str) -> Any:
         path = Path(ref).resolve()
         if not path.is_file():
             raise WorkloadError(f"no workload file at {ref}")
-        name = f"cardtune_workload_{path.stem}"
+        name = f"{_FILE_PREFIX}{path.stem}"
         known = sys.modules.get(name)
         if known is not None and getattr(known, "__file__", None) == str(path):
             return known
@@ -192,8 +200,10 @@ def _module(ref: str) -> Any:
         _make_importable(path.parent)
         sys.modules[name] = module  # before exec, so that dataclasses and pickles in it resolve
         try:
-            with _own_arguments(path):
+            with _importing([str(path)]):
                 spec.loader.exec_module(module)
+        except ImportEnds:  # what stands above that line is the workload
+            pass
         except SystemExit as error:
             del sys.modules[name]
             raise WorkloadError(
@@ -204,7 +214,11 @@ def _module(ref: str) -> Any:
             raise
         return module
     try:
-        return importlib.import_module(ref)
+        with _importing(sys.argv):
+            return importlib.import_module(ref)
+    except ImportEnds:
+        said = f'{ref} runs a study when it is imported; that belongs behind `if __name__ == "__main__":`'
+        raise WorkloadError(said) from None
     except ModuleNotFoundError as error:
         if error.name is not None and ref.startswith(error.name):
             known_names = ", ".join(BUILT_IN)
@@ -212,14 +226,28 @@ def _module(ref: str) -> Any:
         raise
 
 
+def is_importing() -> bool:
+    """Returns whether a workload's module is being imported: a study that it starts there would start itself."""
+    return _imports > 0
+
+
+def forget_files() -> None:
+    """Forgets the files that were imported, which may have changed since."""
+    for name in [name for name in sys.modules if name.startswith(_FILE_PREFIX)]:
+        del sys.modules[name]
+
+
 @contextlib.contextmanager
-def _own_arguments(path: Path) -> Iterator[None]:
+def _importing(arguments: list[str]) -> Iterator[None]:
     """A file that reads a command line when it is imported finds its own, an empty one, and not ours."""
-    ours, sys.argv = sys.argv, [str(path)]
+    global _imports
+    ours, sys.argv = sys.argv, arguments
+    _imports += 1
     try:
         yield
     finally:
         sys.argv = ours
+        _imports -= 1
 
 
 def _make_importable(folder: Path) -> None:

@@ -1,10 +1,23 @@
 """Finds the fastest configuration of a training loop that keeps its accuracy and fits its card."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
 
 __version__ = "0.1.0"
+_API = ("Configuration", "LoadedBest", "Result", "load_best", "read_run", "tune")
+
+
+def __getattr__(name: str) -> object:
+    """Returns a name of `tuning.api`, loaded when it is asked for: `--help` must not wait for it."""
+    if name in _API:
+        return getattr(importlib.import_module("tuning.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_API])
 
 
 def search_path() -> str:

@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tuning.cli.runs import read_run
+from tuning.cli.runs import records_of
 from tuning.cli.terminal import console, line, show
+from tuning.journal.runs import find_run
 from tuning.report import summary, tables
 from tuning.report.format import table
 
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code; raises ConfigError for an unknown run."""
     asked = parser().parse_args(arguments)
-    first, second = (summary.from_records(read_run(asked.runs_dir, run_id)[1]) for run_id in asked.ids)
+    first, second = (summary.from_records(records_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
     found = tables.compared(first, second)
     if asked.json:
         print(json.dumps({row[0]: list(row[1:]) for row in found.rows}))

@@ -61,9 +61,8 @@ def _is_newer(study: Record) -> bool:
     return isinstance(schema, int) and schema > NEWEST_SCHEMA
 
 
-def read_run(runs_dir: str, run_id: str) -> tuple[Path, list[Record]]:
-    """Returns folder and records of a run, those of its ablation too; raises ConfigError for a later version's."""
-    folder = find_run(runs_dir, run_id)
+def records_of(folder: Path) -> list[Record]:
+    """Returns the records of a run, those of its ablation too; raises ConfigError for a later version's."""
     records, warnings = read(folder / JOURNAL)
     study = last(records, "study")
     if study is not None and _is_newer(study):
@@ -71,13 +70,14 @@ def read_run(runs_dir: str, run_id: str) -> tuple[Path, list[Record]]:
         raise ConfigError(what, allowed=f"schema {NEWEST_SCHEMA}", remedy="pip install --upgrade cardtune")
     for said in warnings:
         Terminal().warning(said)
-    return folder, records + (read(folder / RECEIPTS)[0] if (folder / RECEIPTS).is_file() else [])
+    return records + (read(folder / RECEIPTS)[0] if (folder / RECEIPTS).is_file() else [])
 
 
 def show_run(arguments: Sequence[str]) -> int:
     """Prints the summary of a run and its trials, and returns the exit code."""
     asked = _with_id("show", "Prints the summary of a run and its trials.").parse_args(arguments)
-    folder, records = read_run(asked.runs_dir, asked.id)
+    folder = find_run(asked.runs_dir, asked.id)
+    records = records_of(folder)
     found = summary.from_records(records)
     if asked.json:
         print(json.dumps(_as_json(found, folder, is_finished(records))))
@@ -111,7 +111,8 @@ def write_again(arguments: Sequence[str]) -> int:
     made = _with_id("report", "Writes best.yaml, front.csv and report.html again.")
     made.add_argument("--follow", action="store_true", help="write report.html of an open run until it ends")
     asked = made.parse_args(arguments)
-    folder, records = read_run(asked.runs_dir, asked.id)
+    folder = find_run(asked.runs_dir, asked.id)
+    records = records_of(folder)
     found = summary.from_records(records)
     if asked.follow and not found.is_finished:
         return _follow(folder, asked.json)

@@ -1,0 +1,241 @@
+"""The Python API, the same engine as the command line: `tune` runs a study, `read_run` and `load_best` read one.
+
+    from tuning import tune, load_best, read_run
+
+Errors are those of `tuning.config.errors`, each with its remedy. No signal handler is installed: Ctrl-C raises
+KeyboardInterrupt, after best.yaml was written with what is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import io
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainables import workload as contract
+from trainables.knobs import Knobs, Scalar, table, using
+from tuning.cli import runs
+from tuning.cli.terminal import Terminal
+from tuning.config import best_file, yaml_files
+from tuning.config.errors import ConfigError
+from tuning.config.load import load
+from tuning.config.resolve import is_knob
+from tuning.journal.records import is_finished
+from tuning.journal.runs import JOURNAL, find_run
+from tuning.report import sentences, summary, tables
+from tuning.report.format import complete
+from tuning.report.summary import Named, Summary
+from tuning.report.trial_views import SPEED, TrialView
+from tuning.stats.uncertainty import Gain
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Knobs, complete, and what was measured of them: samples a second, quality by objective, peak bytes.
+
+    `name` is a trial's, or that of a configuration given by hand; what was not measured is None or lacking.
+    `is_confirmed` says whether it was trained again on fresh seeds.
+    """
+
+    name: str
+    knobs: Mapping[str, Scalar]
+    samples_per_s: float | None
+    quality: Mapping[str, float]
+    peak_allocated_bytes: int | None
+    is_confirmed: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found, in the folder where it stands; `summary` is all there is to say about it."""
+
+    folder: Path
+    summary: Summary
+    is_finished: bool
+
+    @property
+    def id(self) -> str:
+        """Returns the run's id."""
+        return self.summary.id
+
+    @property
+    def best(self) -> Configuration | None:
+        """Returns the pick, of an unfinished run the best so far, None where nothing was measured."""
+        return None if self.summary.best is None else self._named(self.summary.best)
+
+    @property
+    def named(self) -> dict[str, Configuration]:
+        """Returns the configurations given by hand, such as `before`, by name."""
+        return {one.name: self._named(one) for one in self.summary.given()}
+
+    @property
+    def front(self) -> list[Configuration]:
+        """Returns the trials that no other beats in both speed and quality, the fastest first."""
+        found = [self._trial(one) for one in self.summary.trials if one.on_front]
+        return sorted(found, key=lambda one: -(one.samples_per_s or 0.0))
+
+    @property
+    def gains(self) -> dict[str, Gain]:
+        """Returns how many times as fast the best is as each named configuration, with the 95 % interval."""
+        return {gain.over: gain for gain in self.summary.gains if gain.of == "best"}
+
+    @property
+    def trials(self) -> list[dict[str, Any]]:
+        """Returns each trial that ended: outcome, objectives, speed, memory, samples, seed and its knobs."""
+        return [self._row(one) for one in self.summary.trials]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Returns the trials as a table; raises ImportError where pandas is not installed."""
+        import pandas  # no dependency of ours
+
+        return pandas.DataFrame(self.trials)
+
+    def __str__(self) -> str:
+        """Returns what the run found in a sentence or two."""
+        return f"run {self.id}: {sentences.answer(self.summary)}"
+
+    def _repr_html_(self) -> str:
+        """Returns the answer and the table of configurations, for a notebook."""
+        grid = tables.configurations(self.summary)
+        lines = [f"<p>{html.escape(str(self))}</p>"]
+        if grid is not None:
+            rows = [("th", grid.head), *(("td", row) for row in grid.rows)]
+            cells = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in rows)
+            lines.append(f"<table>{''.join(f'<tr>{own}</tr>' for own in cells)}</table>")
+        return "\n".join(lines)
+
+    def _knobs(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        with using(self.summary.table):
+            return complete(config)
+
+    def _named(self, one: Named) -> Configuration:
+        quality = {name: found.mean for name, found in one.quality.items()}
+        confirmed = any(found.confirmed for found in one.quality.values())
+        is_confirmed = confirmed and not (one.name == "best" and self.summary.provisional)
+        name, peak = one.trial or one.name, one.peak_allocated_bytes
+        return Configuration(name, self._knobs(one.config), one.samples_per_s, quality, peak, is_confirmed)
+
+    def _trial(self, one: TrialView) -> Configuration:
+        values = {name: value for name, value in one.values.items() if value is not None}
+        return Configuration(
+            one.trial, self._knobs(one.config), one.samples_per_s, values, one.peak_allocated_bytes, False
+        )
+
+    def _row(self, one: TrialView) -> dict[str, Any]:
+        figures = (SPEED, "peak_allocated_bytes", "samples", "stopped_at", "seed", "on_front", "message")
+        own = {"trial": one.trial, "outcome": one.outcome, **one.values}
+        return {**own, **{name: getattr(one, name) for name in figures}, **self._knobs(one.config)}
+
+
+@dataclass(frozen=True)
+class LoadedBest:
+    """A configuration read from a best.yaml: its knobs, complete, and all that a program of one's own needs of it.
+
+    `samples` is what it was trained on, `measured` what was measured, as the file has it; `warnings` are sentences.
+    """
+
+    path: Path
+    ref: str
+    options: Mapping[str, Any]
+    knobs: Mapping[str, Scalar]
+    samples: int | None
+    seed: int
+    measured: Mapping[str, Any]
+    warnings: tuple[str, ...]
+
+    @functools.cached_property
+    def workload(self) -> contract.Workload:
+        """Returns the workload that was tuned; raises what its file raises."""
+        return contract.load(self.ref)
+
+    def config(self, device: str = "cpu") -> contract.Config:
+        """Returns the configuration as the workload's methods take it, such as `workload.model(config)`."""
+        with using(contract.table_of(self.workload)):
+            return contract.Config(Knobs.of(self.knobs), dict(self.options), self.seed, device)
+
+
+def tune(
+    workload: str | Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    quiet: bool = True,
+    **settings: object,
+) -> Result:
+    """Returns what a study found, once it has ended.
+
+    `workload` is a name, a dotted module or a .py file; `overrides` are the settings of the command line, by dotted key
+    or nested, with plain values, lists and {low, high, log}; `settings` are those without a dot, such as card="rtx4060"
+    or budget="full". Without `quiet` it says on stderr and stdout what the command line says. Raises TuningError.
+    """
+    if contract.is_importing():  # by us, of a script that calls this without `if __name__ == "__main__":`
+        raise contract.ImportEnds
+    if workload is not None and not isinstance(workload, str | Path):
+        raise ConfigError(
+            f"workload={type(workload).__name__}: an object cannot be sent to the processes that train",
+            allowed="a name, a dotted module, or the path of a .py file",
+            remedy="write its class to a file, in a notebook with %%writefile mine.py, and ask for workload='mine.py'",
+        )
+    given = {**({} if workload is None else {"workload": workload}), **settings}
+    typed = [f"{key}={_text(value)}" for part in (given, overrides or {}) for key, value in _flat(part)]
+    if workload is None and not any(item.startswith(("workload=", "resume=")) for item in typed):
+        raise ConfigError("no workload was given", remedy="tune('mine.py'), or tune(resume='last')")
+    started = time.monotonic()
+    terminal = Terminal(-1, out=io.StringIO()) if quiet else Terminal()
+    contract.forget_files()  # a notebook's may have been written anew
+    with using(table()):
+        from tuning.study import setup, study  # all that searches and measures, only now
+
+        terminal.begin(" ".join(typed), started)
+        folder = study.run(load(typed, setup.own_knobs), terminal, started)
+    return read_run(folder)
+
+
+def read_run(run: str | Path, runs_dir: str | Path = "runs") -> Result:
+    """Returns what a run found: a finished one, or one that was cut off or still goes on.
+
+    `run` is its id, "last", or its folder. Raises ConfigError where there is none.
+    """
+    folder = Path(run) if (Path(run) / JOURNAL).is_file() else find_run(str(runs_dir), str(run))
+    records = runs.records_of(folder)
+    return Result(folder, summary.from_records(records), is_finished(records))
+
+
+def load_best(path: str | Path) -> LoadedBest:
+    """Returns the configuration in a best.yaml, or in that of a run's folder; raises ConfigError where it is none."""
+    path = Path(path)
+    found = best_file.read(path / "best.yaml" if path.is_dir() else path)
+    return LoadedBest(
+        path=found.path,
+        ref=found.ref,
+        options=found.options,
+        knobs=found.knobs,
+        samples=found.samples,
+        seed=found.seed,
+        measured=found.measured,
+        warnings=found.warnings,
+    )
+
+
+def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yields dotted keys and values; a knob's range and its list are one value."""
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and not is_knob(key):
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _text(value: object) -> str:
+    """Returns a value as one would type it."""
+    if isinstance(value, str | Path):
+        return str(value)
+    return yaml_files.dump(value, width=10**6, flow=True).removesuffix("\n").removesuffix("\n...")
