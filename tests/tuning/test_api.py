@@ -1,0 +1,138 @@
+"""The Python API: the same study as by the command line, from whatever program; what it returns, what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tuning
+from tests.commands import MINE, ROOT
+from tuning import load_best, read_run, tune
+from tuning.config.errors import ConfigError, UserCodeError
+
+FAST = {
+    "search": {"trials": 2, "max_time": "3m"},
+    "budget": {"train_epochs": 1.0, "probe": {"max_time_s": 1, "probe_time_s": 0.2}, "confirm": {"seeds": 1}},
+    "budget.confirm.window_s": 0.1,
+    "knobs": {"learning_rate": [0.01, 1e-5], "batch_size": 16, "micro_batch_size": [8, 16], "num_workers": 0},
+    "knobs.amp_dtype": "fp32",
+    "named.small.batch_size": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a folder of its own, with a workload in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE.read_text())
+
+
+def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    result = tune("mine.py", FAST, concurrency=1, name="one")
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert capsys.readouterr().out == ""
+    assert result.folder == Path("runs/mine/one")
+    assert result.is_finished
+    assert result.best is not None
+    assert result.best.knobs["batch_size"] == 16
+    assert result.best.is_confirmed
+    assert set(result.gains) == {"before", "plain defaults", "small"}
+    assert result.named["small"].knobs["batch_size"] == 4
+    assert [t["trial"] for t in result.trials] == ["t000", "t001"]
+    assert {t["learning_rate"] for t in result.trials} == {0.01, 1e-5}
+    assert result.front[0].samples_per_s == max(t["samples_per_s"] for t in result.trials)
+    assert len(result.to_pandas()) == 2
+    shown = result._repr_html_()
+    assert "<table>" in shown
+    assert str(result) in re.sub("<[^>]*>", "", shown)
+
+    again = read_run("last")
+    assert (again.id, again.best, again.trials) == (result.id, result.best, result.trials)
+    assert read_run(result.folder).best == result.best
+    best = load_best(result.folder)
+    assert best.knobs["learning_rate"] == result.best.knobs["learning_rate"]
+    assert sum(p.numel() for p in best.workload.model(best.config()).parameters()) > 0
+
+
+@pytest.mark.workload
+def test_a_second_study_reads_a_file_written_anew_and_runs_in_a_thread_beside_an_event_loop() -> None:
+    wrong = MINE.read_text().replace('{"accuracy": right.item() / seen}', '{"acc": 0.5}')
+    Path("mine.py").write_text(wrong)
+    with pytest.raises(UserCodeError, match="returned acc, without accuracy"):
+        tune("mine.py", FAST, concurrency=1)
+    assert not Path("runs").exists()
+    Path("mine.py").write_text(MINE.read_text())
+    found = []
+
+    async def program() -> None:
+        found.append(tune("mine.py", FAST, concurrency=1).is_finished)
+
+    thread = threading.Thread(target=lambda: asyncio.run(program()))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+@pytest.mark.workload
+def test_a_script_without_a_main_guard_runs_once_though_it_is_the_workload_itself() -> None:
+    call = f"\nfrom tuning import tune\nprint('RAN')\nprint(tune(__file__, {FAST!r}, concurrency=1).is_finished)\n"
+    Path("script.py").write_text(MINE.read_text() + call)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "script.py"], env=environment, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["RAN", "RAN", "True"]  # once as the script, once as the file that is tuned
+    assert len(list(Path("runs/script").iterdir())) == 1
+
+
+def test_what_cannot_be_tuned_is_refused_before_anything_is_written() -> None:
+    class Cell:
+        """A workload as a notebook's cell would define it."""
+
+    for workload in (Cell, Cell()):
+        with pytest.raises(ConfigError, match="an object cannot be sent") as raised:
+            tune(workload)  # type: ignore[arg-type]  # what is refused
+        assert "%%writefile mine.py" in raised.value.remedy
+    with pytest.raises(ConfigError, match="no workload was given"):
+        tune()
+    with pytest.raises(ConfigError, match=r"there is no setting search\.trails"):
+        tune("mine.py", {"search.trails": 3})
+    with pytest.raises(ConfigError, match="no run of this id"):
+        read_run("nope")
+    assert not Path("runs").exists()
+
+
+def test_importing_it_loads_nothing_that_takes_long() -> None:
+    heavy = "{'torch', 'ray', 'pydantic', 'rich', 'optuna'}"
+    code = f"import sys, tuning; sys.exit('tune' not in dir(tuning) or bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    with pytest.raises(AttributeError, match="has no attribute 'tuna'"):
+        _ = tuning.tuna
+
+
+@pytest.mark.workload
+def test_the_page_of_the_api_runs_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL):
+        exec(block, names)  # noqa: S102  (our own page)
+    assert "times as fast as before" in capsys.readouterr().out
+    assert names["rate"] == names["result"].best.knobs["learning_rate"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.ray
+def test_two_studies_of_two_slots_in_one_process_leave_nothing_of_ray() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    for _ in range(2):
+        assert tune("mine.py", FAST, concurrency=2).is_finished
+        _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)
+        assert not left
