@@ -194,7 +194,7 @@ def tune(
         from tuning.study import setup, study  # all that searches and measures, only now
 
         terminal.begin(" ".join(typed), started)
-        folder = study.run(load(typed, setup.own_knobs), terminal, started)
+        folder = study.run(load(typed, setup.own_table), terminal, started)
     return read_run(folder)
 
 
