@@ -20,7 +20,7 @@ from hatchling.build import build_wheel
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tuning", "trainables", "search_spaces")
 # Carried beside the modules; what a wheel lacks is found only by those who install it.
-DATA_SUFFIXES = (".yaml", ".cpp", ".j2", ".jsonl.gz", ".csv.gz", ".npz", "py.typed")
+DATA_SUFFIXES = (".yaml", ".cpp", ".j2", ".jsonl.gz", ".csv.gz", ".npz", "py.typed", ".pyi")
 # Tests of the code that hides a person's paths have to write one.
 NEED_A_HOME = ("tests/tuning/workers/test_doctor.py",)
 # No part of it matches itself, so this file passes too.

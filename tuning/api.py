@@ -25,7 +25,6 @@ from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import is_knob
-from tuning.journal.records import is_finished
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.format import complete
@@ -59,7 +58,11 @@ class Result:
 
     folder: Path
     summary: Summary
-    is_finished: bool
+
+    @property
+    def is_finished(self) -> bool:
+        """Returns whether the study came to its end."""
+        return self.summary.is_finished
 
     @property
     def id(self) -> str:
@@ -204,8 +207,7 @@ def read_run(run: str | Path, runs_dir: str | Path = "runs") -> Result:
     `run` is its id, "last", or its folder. Raises ConfigError where there is none.
     """
     folder = Path(run) if (Path(run) / JOURNAL).is_file() else find_run(str(runs_dir), str(run))
-    records = runs.records_of(folder)
-    return Result(folder, summary.from_records(records), is_finished(records))
+    return Result(folder, summary.from_records(runs.records_of(folder)))
 
 
 def load_best(path: str | Path) -> LoadedBest:
