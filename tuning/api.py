@@ -31,6 +31,7 @@ from tuning.report.format import complete
 from tuning.report.summary import Named, Summary
 from tuning.report.trial_views import SPEED, TrialView
 from tuning.stats.uncertainty import Gain
+from tuning.study import setup, study
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -194,8 +195,6 @@ def tune(
     terminal = Terminal(-1, out=io.StringIO()) if quiet else Terminal()
     contract.forget_files()  # a notebook's may have been written anew
     with using(table()):
-        from tuning.study import setup, study  # all that searches and measures, only now
-
         terminal.begin(" ".join(typed), started)
         folder = study.run(load(typed, setup.own_table), terminal, started)
     return read_run(folder)
