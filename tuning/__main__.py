@@ -19,7 +19,7 @@ COMMANDS = """\
   python -m tuning compare ID ID                                two runs: knobs that differ, speed, quality
   python -m tuning stop ID                                      ends a run in order; it leaves the best so far
   python -m tuning ablate ID                                    what each optimisation bought here, in pairs
-  python -m tuning report ID                                    best.yaml, front.csv and report.html once more
+  python -m tuning report ID                                    best.yaml and report.html again; --follow: an open run
   python -m tuning doctor workload=nli                          what this machine has, to paste into an issue
 
 exit codes: 0 done  1 no usable trial  2 wrong command line  3 this machine cannot  4 stopped early

@@ -6,35 +6,54 @@ import statistics
 from collections.abc import Sequence
 
 from tuning.config.lenient import finite, whole
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Record, last
 from tuning.report.trial_views import SPEED
 from tuning.search import confirm
+from tuning.search.probe import PROBE_FRAC
+
+WINDOW_COST_S = 0.5
+"""What a window takes beside its own length, before any was seen: 0.2 to 1 s."""
 
 
 def ends_at_s(records: Sequence[Record], config: StudyConfig, used_s: float) -> float | None:
     """Returns when the study will have ended, in seconds of the run of which `used_s` are over.
 
-    None before a probe or trial has shown a speed. At the most it is search.max_time.
+    At the most it is search.max_time, as long as that is not over. None while nothing is known: neither a limit, nor
+    the speed of a probe or trial.
     """
     study = last(records, "study")
     horizon = None if study is None else whole(study.get("horizon_samples"))
     speeds = [v for r in records if r.event in ("probe", "trial") and (v := finite(r.get(SPEED)))]
-    stage, began_s = _latest_stage(records)
-    if study is None or not horizon or not speeds or not stage:
-        return None
-    spent_s, training_s, limit_s = used_s - began_s, confirm.MORE * horizon / max(speeds), config.search.max_time_s
+    (stage, began_s), limit_s = _latest_stage(records), config.search.max_time_s
+    if not horizon or not speeds or not stage:
+        return limit_s
+    spent_s, training_s = used_s - began_s, confirm.MORE * horizon / max(speeds)
     left_s = 0.0
-    if stage in ("estimate", "probe", "search"):
-        left_s += _confirming_s(config, horizon, max(speeds))
-        left_s += _search_left_s(records, config, training_s, spent_s if stage == "search" else 0.0)
     if stage in ("estimate", "probe") and config.search.strategy == "staged":
-        left_s += max(0.0, config.budget.probe.max_time_s - (spent_s if stage == "probe" else 0.0))
+        left_s += _probe_left_s(config, began_s, spent_s if stage == "probe" else 0.0)
+    if stage in ("estimate", "probe", "search"):
+        count = len(turns(records, config))
+        windows_s = confirm.LEAST_ROUNDS * count * (config.budget.confirm.window_s + WINDOW_COST_S)
+        begun = any(r.event == "trial_start" for r in records)
+        if not begun and (limit_s is not None and training_s > limit_s - used_s - left_s - windows_s):
+            left_s += windows_s  # nothing can be trained in the time
+        else:
+            left_s += _confirming_s(config, horizon, max(speeds))
+            left_s += _search_left_s(records, config, training_s, spent_s if stage == "search" else 0.0)
     if stage == "confirm":
-        left_s += _confirm_left_s(records, config, training_s)
+        left_s += _confirm_left_s(records, config, training_s, spent_s)
     ends_s = used_s + left_s
-    return ends_s if limit_s is None else max(used_s, min(ends_s, limit_s))
+    return ends_s if limit_s is None or used_s > limit_s else min(ends_s, limit_s)
+
+
+def _probe_left_s(config: StudyConfig, began_s: float, spent_s: float) -> float:
+    """Returns what is left for probes, which have their budget and a quarter of the time at the most."""
+    limit_s, whole_s = config.search.max_time_s, config.budget.probe.max_time_s
+    if limit_s is not None:
+        whole_s = min(whole_s, PROBE_FRAC * max(0.0, limit_s - began_s))
+    return max(0.0, whole_s - spent_s)
 
 
 def _search_left_s(records: Sequence[Record], config: StudyConfig, training_s: float, spent_s: float) -> float:
@@ -57,19 +76,40 @@ def _confirming_s(config: StudyConfig, horizon: int, samples_per_s: float) -> fl
     return alone_s if limit_s is None else min(alone_s, confirm.SHARE * limit_s)
 
 
-def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: float) -> float:
-    """Returns what is left of confirming: trainings as long as those so far, then rounds of windows."""
-    budget, configurations = config.budget.confirm, len(config.named) + 1
-    took: list[float] = [finite(r.get("train_s")) or training_s for r in records if r.event == "confirmed"]
-    trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
-    windows = sum(r.event == "window" for r in records)
-    left_s: float = confirm.windows_s(budget, configurations) * max(
-        0.0, 1 - windows / (budget.windows * configurations)
-    )
-    if windows:
-        return left_s
-    each_s = statistics.fmean(took) if took else training_s
-    return left_s + each_s * max(0, trained * budget.seeds - len(took))
+def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: float, spent_s: float) -> float:
+    """Returns what is left of confirming: trainings as long as those so far, then windows as long as those so far.
+
+    No round of windows is begun that cannot be ended in the share of search.max_time.
+    """
+    budget, limit_s, since = config.budget.confirm, config.search.max_time_s, began(records, "confirm")
+    windows_s = [finite(r.get("wall_s")) or budget.window_s for r in records[since:] if r.event == "window"]
+    whole_s = [finite(r.get("train_s")) or training_s for r in records if r.event == "trial" and r["outcome"] == "ok"]
+    took = [finite(r.get("train_s")) or training_s for r in records[since:] if r.event == "confirmed"]
+    trainings_s = 0.0
+    if whole_s and not windows_s:
+        trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
+        trainings_s = statistics.fmean(took or whole_s) * max(0, trained * budget.seeds - len(took))
+    each_s = statistics.fmean(windows_s) if windows_s else budget.window_s + WINDOW_COST_S
+    count = len(turns(records, config))
+    rest = -len(windows_s) % count  # of the round that has begun
+    rounds = (budget.windows if whole_s else confirm.LEAST_ROUNDS) - (len(windows_s) + rest) // count
+    if limit_s is not None:
+        share_s = max(0.0, confirm.SHARE * limit_s - spent_s)
+        trainings_s = min(trainings_s, max(0.0, share_s - confirm.LEAST_ROUNDS * count * each_s))
+        rounds = min(rounds, int((share_s - trainings_s - rest * each_s) / (count * each_s)))
+    return trainings_s + (rest + max(0, rounds) * count) * each_s
+
+
+def turns(records: Sequence[Record], config: StudyConfig) -> list[str]:
+    """Returns the names of the configurations that take turns in windows: those named, and "best" or several trials."""
+    named = list(dict.fromkeys([*config.named, PLAIN]))
+    own = [str(r["name"]) for r in records[began(records, "confirm") :] if r.event == "window"]
+    return [*named, *(dict.fromkeys(name for name in own if name not in named) or ["best"])]
+
+
+def began(records: Sequence[Record], stage: str) -> int:
+    """Returns the place of the record with which a stage begins, the end where it has not."""
+    return next((n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == stage), len(records))
 
 
 def _latest_stage(records: Sequence[Record]) -> tuple[str, float]:

@@ -52,7 +52,7 @@ def header(found: progress.Progress) -> str:
         parts.append(f"{found.done}{f' of {found.planned}' if found.planned is not None else ''} {unit}")
     best = found.best
     if best is not None and best.samples_per_s and found.before:
-        parts.append(f"best {best.samples_per_s / found.before:.2f} times as fast as {found.reference}")
+        parts.append(f"best {best.samples_per_s / found.before:.2f}x {found.reference}")
     return "   ".join(parts)
 
 
@@ -93,7 +93,7 @@ def rows(found: progress.Progress, width: int, most: int) -> Table:
     figures = ["samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, peak]
     for name in figures:
         table.add_column(Text(name), justify="right", no_wrap=True)
-    reference = "the defaults" if found.best is None else f"the best, {plain(found.best.name)}"
+    reference = "the defaults" if found.best is None else "the best"
     table.add_column(Text(f"unlike {reference}"), no_wrap=True, overflow="ellipsis", ratio=1)
     for row in shown(found.rows, most):
         value = [f"{row.value:.3f}" if row.value is not None else "-"] * has_value

@@ -44,7 +44,7 @@ class Progress:
 
     `done` of `planned` (None where nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" where
     something does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
-    search.max_time. `before` is the probed speed that the best is compared with, `reference` its name.
+    search.max_time. `before` is the speed that the best is compared with, `reference` whose it is.
     """
 
     stage: str
@@ -79,7 +79,7 @@ def progress(
     objective = next((name for name in mapping(study.get("objectives")) if name != SPEED), "")
     rows = tuple(_rows(records, config, stage, objective, asked or Asked()))
     done, planned = counted(records, config, stage)
-    probed = [r for r in records if r.event == "probe" and r["name"] in (BEFORE, PLAIN)]
+    reference = next((n for n in (BEFORE, PLAIN) if n in {r.get("name") for r in records if r.event == "probe"}), "")
     return Progress(
         stage=stage,
         number=names.index(stage) + 1 if stage in names else 0,
@@ -93,9 +93,17 @@ def progress(
         ends_at_s=eta.ends_at_s(records, config, used_s),
         objective=objective,
         cap_bytes=whole(mapping(study.get("card")).get("cap_bytes")),
-        before=finite(probed[-1].get(SPEED)) if probed else None,
-        reference=str(probed[-1]["name"]) if probed else "",
+        before=_speed_of(reference, rows, records, stage),
+        reference=reference,
     )
+
+
+def _speed_of(name: str, rows: Sequence[StageRow], records: Sequence[Record], stage: str) -> float | None:
+    """Returns the speed that the best of a stage is compared with: of windows in turns, else of a probe."""
+    if stage in ("confirm", "export"):
+        return next((row.samples_per_s for row in rows if row.name == name), None)
+    own = [finite(r.get(SPEED)) for r in records if r.event == "probe" and r["name"] == name]
+    return own[-1] if own else None
 
 
 def stages(config: StudyConfig) -> tuple[str, ...]:
@@ -121,7 +129,7 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
         return 0, None
     budget = config.budget.confirm
     trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
-    windows = budget.windows * (len(config.named) + 1)
+    windows = budget.windows * len(eta.turns(records, config))
     done = sum(r.event in ("window", "confirmed") for r in records)
     return done, max(done, trained * budget.seeds + windows)
 
@@ -200,14 +208,15 @@ def _best(records: Sequence[Record], config: StudyConfig) -> str:
 
 def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, asked: Asked) -> Iterator[StageRow]:
     """Yields the configurations that are measured again: those trained on fresh seeds, and those in windows."""
-    began = next((n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "confirm")), len(records))
-    own = [r for r in records[began:] if r.event in ("confirmed", "window")]
-    first = _best(records, config)
+    own = [r for r in records[eta.began(records, "confirm") :] if r.event in ("confirmed", "window")]
+    first = _best(records, config) or "best"
     configs = {t.trial: t.config for t in trial_views(records, {objective: ""})}
-    names = dict.fromkeys([first, *(str(r["trial"]) for r in records if r.event == "rival"), *config.named])
+    configs |= {str(r["name"]): mapping(r.get("config")) for r in own if r.event == "window"}
+    challengers = [str(r["trial"]) for r in records if r.event == "rival"]
+    names = dict.fromkeys([first, *challengers, *(n for n in eta.turns(records, config) if n != "best")])
     now = timeline.moments(records)[-1][1] if records else 0.0
     picked = next((str(r["best"]) for r in reversed(records) if r.event == "pick" and r.get("best")), first)
-    for name in filter(None, names):
+    for name in names:
         labels = {name, "best"} if name == picked else {name}
         knobs = configs.get(name, config.named.get(name, {}))
         trained = [r for r in own if r.event == "confirmed" and r["name"] in labels]

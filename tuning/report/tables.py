@@ -22,12 +22,15 @@ class Grid:
     stressed: int | None = None
 
 
-def configurations(found: Summary) -> Grid | None:
-    """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one."""
+def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
+    """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one.
+
+    `brief` leaves out what holds each back, for which a terminal has no room.
+    """
     shown = [*([found.best] if found.best else []), *found.given(), *found.challengers(), *found.alternatives()]
     head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "held back by"]
     rows = [_configuration(found, one) for one in shown]
-    kept = [n for n in range(len(head)) if n == 0 or any(row[n] != "-" for row in rows)]
+    kept = [n for n in range(len(head) - brief) if n == 0 or any(row[n] != "-" for row in rows)]
     grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
     return grid if len(rows) > 1 else None
 

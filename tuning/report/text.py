@@ -169,7 +169,7 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
 
 def _tables(found: Summary) -> Iterator[RenderableType]:
     """Yields what was measured beside the best, and what each optimisation bought."""
-    measured = tables.configurations(found)
+    measured = tables.configurations(found, brief=True)
     if measured is not None:
         yield Text("")
         yield fmt.table(measured.head, measured.rows)

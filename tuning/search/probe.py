@@ -19,6 +19,8 @@ from tuning.search.throughput import Probed, group_of, inside, place_of, probed
 
 PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
+PROBE_FRAC = 0.25
+"""The most of what is left of search.max_time after start-up that is spent on probes."""
 FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
 NAMED_TIMES = 1.5

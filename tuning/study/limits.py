@@ -12,6 +12,7 @@ from tuning.journal.records import Journal, Record, last
 from tuning.memory import calibration
 from tuning.report.format import duration
 from tuning.search import confirm
+from tuning.search.probe import PROBE_FRAC
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
 from tuning.search.rule import best_baseline
@@ -27,8 +28,6 @@ ENOUGH_TRIALS = 8
 """Trials that a study should have time for, where more time is asked for."""
 MOST_EPOCHS = 100
 """The most epochs that are chosen by time."""
-PROBE_FRAC = 0.25
-"""The most of what is left of search.max_time after start-up that is spent on probes."""
 
 
 class Limits:
