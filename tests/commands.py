@@ -9,11 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tuning.memory.tracing import shim
 
 ROOT = Path(__file__).parent.parent
 MINE = ROOT / "tests" / "data" / "mine.py"
+
+
+def share_library(folder: Path) -> None:
+    """Puts the library of fake CUDA, which takes 10 s to compile, into `folder`/cache, once made for all tests."""
+    with suppress(shim.NoShim):
+        made = shim.library().parent
+        own = folder / "cache" / "cardtune"
+        own.mkdir(parents=True)
+        (own / made.name).symlink_to(made)
 
 
 @contextmanager

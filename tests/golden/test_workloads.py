@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import share_library
 from tests.golden.outputs import answer, of, study
 
 pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
@@ -38,6 +39,7 @@ def test_a_study_of_a_built_in_workload(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nli"])
 def test_an_estimate_for_a_card_that_is_not_here(name: str, tmp_path: Path) -> None:
+    share_library(tmp_path)
     found = answer(
         tmp_path,
         "estimate",

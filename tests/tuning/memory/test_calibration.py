@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import share_library
 from tuning.memory import predictor
 from tuning.memory.calibration import Calibration, context_bytes, folder, known, of_card, write
 from tuning.memory.predictor import Request, fingerprint, predict_all
@@ -17,9 +18,10 @@ H100 = Calibration("NVIDIA H100", "2.11.0", (9, 0), {"cublas_bytes": 1024.0, "ls
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's own folder of calibrations, empty."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    share_library(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = folder()
-    assert found == tmp_path / "cardtune" / "calibrations"
+    assert found == tmp_path / "cache" / "cardtune" / "calibrations"
     return found
 
 

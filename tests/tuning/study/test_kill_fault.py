@@ -69,9 +69,13 @@ def test_a_ctrl_c_that_reaches_the_loaders_workers_too_still_saves_a_checkpoint(
     assert not left
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize(
-    ("moment", "concurrency"), [(b'"event":"probe"', 2), (b'"event":"trial_start"', 2), (b'"event":"trial_start"', 1)]
+    ("moment", "concurrency", "number", "code"),
+    [
+        (b'"event":"probe"', 2, signal.SIGTERM, 143),
+        (b'"event":"trial_start"', 2, signal.SIGINT, 130),
+        (b'"event":"trial_start"', 1, signal.SIGTERM, 143),
+    ],
 )
 def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(
     tmp_path: Path, number: signal.Signals, code: int, moment: bytes, concurrency: int
