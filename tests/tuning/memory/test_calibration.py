@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from tests.commands import share_library
+from trainables.knobs import using
+from trainables.workload import load, table_of
 from tuning.memory import predictor
 from tuning.memory.calibration import Calibration, context_bytes, folder, known, of_card, write
 from tuning.memory.predictor import Request, fingerprint, predict_all
@@ -91,7 +93,8 @@ def test_a_traced_step_takes_what_was_measured_and_says_so(cache: Path) -> None:
     peaks = []
     for reserve in (6.0, 12.0):
         write(Calibration("a card", torch, (8, 6), {"lstm_reserve": reserve, "cublas_bytes": 2.0**20}), cache)
-        (found,) = predict_all(asked, timeout_s=240.0, cache=None)
+        with using(table_of(load("temporal"))):
+            (found,) = predict_all(asked, timeout_s=240.0, cache=None)
         assert f"workspaces as measured on a card with torch {torch}" in found.notes
         sizes = {
             size for (_, size), op in zip(_births(found.traces[0]), found.traces[0].ops, strict=True) if "mm" in op

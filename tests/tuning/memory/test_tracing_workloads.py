@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from trainables import loop
-from trainables.knobs import Knobs, Scalar
+from trainables.knobs import Knobs, Scalar, using
 from trainables.resident import Resident
-from trainables.workload import Config, load
+from trainables.workload import Config, load, table_of
 from tuning.memory.peaks import alone_bytes, highest
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
@@ -69,7 +69,8 @@ def predictions() -> dict[str, list[Prediction]]:
 
 def cuda(name: str, knobs: list[dict[str, Scalar]], **options: Any) -> list[Prediction]:
     asked = [Request(name, {**SMALL.get(name, {}), **options}, one, "cuda") for one in knobs]
-    return predict_all(asked, timeout_s=240.0, cache=None)
+    with using(table_of(load(name))):
+        return predict_all(asked, timeout_s=240.0, cache=None)
 
 
 @pytest.mark.parametrize("name", SMALL)
