@@ -210,14 +210,15 @@ def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, a
     """Yields the configurations that are measured again: those trained on fresh seeds, and those in windows."""
     own = [r for r in records[eta.began(records, "confirm") :] if r.event in ("confirmed", "window")]
     first = _best(records, config) or "best"
-    configs = {t.trial: t.config for t in trial_views(records, {objective: ""})}
+    searched = {t.trial: t for t in trial_views(records, {objective: ""})}
+    configs = {name: own_view.config for name, own_view in searched.items()}
     configs |= {str(r["name"]): mapping(r.get("config")) for r in own if r.event == "window"}
-    challengers = [str(r["trial"]) for r in records if r.event == "rival"]
+    challengers = [str(r["trial"]) for r in records if r.event == "rival" and r["decision"] == "confirm"]
     names = dict.fromkeys([first, *challengers, *(n for n in eta.turns(records, config) if n != "best")])
     now = timeline.moments(records)[-1][1] if records else 0.0
     picked = next((str(r["best"]) for r in reversed(records) if r.event == "pick" and r.get("best")), first)
     for name in names:
-        labels = {name, "best"} if name == picked else {name}
+        labels, known = {name, "best"} if name == picked else {name}, searched.get(name)
         knobs = configs.get(name, config.named.get(name, {}))
         trained = [r for r in own if r.event == "confirmed" and r["name"] in labels]
         windows = [r for r in own if r.event == "window" and r["name"] in labels]
@@ -232,7 +233,7 @@ def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, a
             ("trains" if asked.method != "window" else "window") if runs else ", ".join(parts),
             knobs,
             statistics.median(speeds) if speeds else None,
-            statistics.fmean(values) if values else None,
+            statistics.fmean(values) if values else known.values.get(objective) if known else None,
             max((whole(r.get("peak_allocated_bytes")) or 0 for r in trained), default=0) or None,
             since_s=now if runs else None,
             is_best=name == picked,
