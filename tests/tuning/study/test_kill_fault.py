@@ -126,8 +126,15 @@ WORKLOAD = Deadly()
 
 def test_a_probe_that_kills_its_process_is_a_record_and_the_study_comes_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text(DEADLY, encoding="utf-8")
-    quick = [a for a in STUDY[3:] if not a.startswith(("knobs.", "budget.train"))]
-    limits = ["search.trials=2", "concurrency=1", "budget.train_epochs=1", "name=deadly", "knobs.num_workers=0"]
+    quick = [a for a in STUDY[3:] if not a.startswith(("knobs.", "budget.train", "budget.probe.max"))]
+    limits = [
+        "budget.probe.max_time_s=4",
+        "search.trials=2",
+        "concurrency=1",
+        "budget.train_epochs=1",
+        "name=deadly",
+        "knobs.num_workers=0",
+    ]
     code = run("tuning.run", ["workload=deadly.py", *limits, *quick], tmp_path)
     assert code == 0, (tmp_path / "err").read_text()[-2000:]
     records, _ = read(tmp_path / "runs" / "deadly" / "deadly" / "trials.jsonl")
