@@ -173,9 +173,8 @@ def expected_gains(
 
 
 def _best_and_newest(trials: Sequence[str], known: Mapping[str, float]) -> list[str]:
-    best = sorted(trials, key=lambda t: -known[t])[: MODELLED // 2]
-    newest = [t for t in reversed(trials) if t not in set(best)][: MODELLED - len(best)]
-    kept = {*best, *newest}
+    kept = set(sorted(trials, key=lambda t: -known[t])[: MODELLED // 2])
+    kept |= set([t for t in reversed(trials) if t not in kept][: MODELLED - len(kept)])
     return [t for t in trials if t in kept]
 
 

@@ -33,7 +33,7 @@ class Coordinates:
         """Returns the point of a configuration, of shape (sum of `widths`,)."""
         found: list[float] = []
         for name, parameter in self._parameters.items():
-            value = knobs.get(name, table().defaults[name])
+            value = knobs[name] if name in knobs else table().defaults[name]
             if isinstance(parameter, Range):
                 found.append(parameter.place(float(value)))
                 continue
