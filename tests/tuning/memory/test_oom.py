@@ -292,5 +292,5 @@ def test_halving_ends_at_one() -> None:
 
 
 def test_outcomes_are_the_words_of_the_records() -> None:
-    words = "ok stopped oom host_oom shm fd diverged data timeout killed no_result refused crash"
+    words = "ok stopped cut oom host_oom shm fd diverged data timeout killed no_result refused crash"
     assert [str(outcome) for outcome in Outcome] == words.split()
