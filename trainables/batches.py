@@ -183,16 +183,25 @@ class Loader:
 
     def seen(self, epoch: Iterator[Batch]) -> dict[str, Any]:
         """Returns how an epoch's batches come about, read from the loader while it delivers them."""
-        workers = [w for w in getattr(epoch, "_workers", ()) if w.is_alive()]
-        found: dict[str, Any] = {"samples_in_ram": self._cached, "workers": len(workers)}
-        if workers:
-            found["prefetch_factor"] = getattr(epoch, "_prefetch_factor", None)
-            found["persistent_workers"] = getattr(self._loader, "_iterator", None) is epoch
+        found = {"samples_in_ram": self._cached, **workers_seen(epoch, self._loader)}
         if self._augments:
             found["augmented_on"] = "loader"
             if self._made.in_place is not None:
                 found["augmented_in_place"] = self._made.in_place
         return found
+
+
+def workers_seen(epoch: Iterator[Any], loader: Any) -> dict[str, Any]:
+    """Returns the live workers of a pass over a DataLoader, and how they are set, read while they deliver."""
+    workers = [w for w in getattr(epoch, "_workers", ()) if w.is_alive()]
+    if not workers:
+        return {"workers": 0}
+    lasting = getattr(loader, "_iterator", None) is epoch
+    return {
+        "workers": len(workers),
+        "prefetch_factor": getattr(epoch, "_prefetch_factor", None),
+        "persistent_workers": lasting,
+    }
 
 
 def _as_it_is(batch: Batch) -> Batch:
@@ -228,6 +237,16 @@ def size_of(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
+def size_of_batch(batch: Batch, usual: int | None) -> int:
+    """Returns the samples of any loader's batch: the rows of its first tensor, else as many as are `usual`."""
+    tensors = tensors_of(batch)
+    if tensors and tensors[0].dim():
+        return len(tensors[0])
+    if usual is None:
+        raise TypeError(f"a batch of type {type(batch).__name__} does not tell how many samples it has")
+    return usual
+
+
 def mapped(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     """Returns the batch with its tensors changed; tuples, lists and dicts are walked, other values kept."""
     if isinstance(batch, Tensor):
@@ -250,7 +269,7 @@ class Transfer:
     """Takes batches from the host to the device, on a stream of its own where the knob says so."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        self._device, self._non_blocking = device, knobs.non_blocking
+        self.device, self._non_blocking = device, knobs.non_blocking
         beside = knobs.device_prefetch and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if beside else None
 
@@ -261,10 +280,10 @@ class Transfer:
         A copy on the device's own stream would queue behind that step; on another it runs beside it.
         """
         if self._stream is None:
-            return to_device(batch, self._device, non_blocking=self._non_blocking)
+            return to_device(batch, self.device, non_blocking=self._non_blocking)
         with torch.cuda.stream(self._stream):
-            moved = to_device(batch, self._device, non_blocking=True)
-        current = torch.cuda.current_stream(self._device)
+            moved = to_device(batch, self.device, non_blocking=True)
+        current = torch.cuda.current_stream(self.device)
         current.wait_stream(self._stream)
         for tensor in tensors_of(moved):
             tensor.record_stream(current)  # or its memory would be given away while this stream still reads it
@@ -294,7 +313,7 @@ def tensors_of(batch: Batch) -> list[Tensor]:
     """Returns the tensors of a batch of tuples, lists and dicts."""
     if isinstance(batch, Tensor):
         return [batch]
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     return [tensor for part in parts for tensor in tensors_of(part)]
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainables.files import SHARED, write_whole
 from trainables.loop import State
@@ -79,14 +79,14 @@ def clear(folder: Path) -> None:
         state.unlink(missing_ok=True)
 
 
-def trained_tensors(state: State) -> dict[str, Tensor]:
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns what training changed: trainable parameters and buffers, by name."""
-    named = {name: p for name, p in state.model.named_parameters() if p.requires_grad}
-    return {**named, **dict(state.model.named_buffers())}
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {**named, **dict(model.named_buffers())}
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
-    tensors = {f"model.{name}": t for name, t in trained_tensors(state).items()}
+    tensors = {f"model.{name}": t for name, t in trained_tensors(state.model).items()}
     for index, parameter in enumerate(_optimized(state)):
         for name, value in state.optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
@@ -97,7 +97,7 @@ def _tensors(state: State) -> dict[str, Tensor]:
 
 
 def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -> None:
-    own = trained_tensors(state)
+    own = trained_tensors(state.model)
     for name, tensor in own.items():
         other = stored.get(f"model.{name}")
         if other is None or other.shape != tensor.shape:

@@ -19,7 +19,6 @@ is not finite then raises Diverged.
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -32,7 +31,7 @@ from trainables.evaluation import Evaluation, evaluate
 from trainables.live_bytes import storage_bytes
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.state import Diverged, State, prepare, watched
+from trainables.state import WARM_STEPS, Diverged, State, closed, prepare, watched
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Witness
 from trainables.workload import Config, augment_of, blocks, collate_of, phases
@@ -54,9 +53,6 @@ __all__ = [
 
 _NO_CAP = 1 << 62
 """A cap nothing reaches: counts all through a run, and never raises."""
-_WARM_STEPS = {"off": 1, "default": 2, "reduce-overhead": 3}
-"""Steps until a run is at its speed, by mode of compile: one is watched, one compiles, one is recorded."""
-
 GOLDEN_RATIO = 0.6180339887498949
 """Its multiples fall evenly on [0, 1), however few of them there are."""
 
@@ -79,7 +75,7 @@ def train(state: State) -> Generator[Window | Evaluation]:
     timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
     milestones = [m for m in plan.milestones if m > state.samples]
     watch = Stopwatch(device, loader.seconds, each_step=plan.each_step)
-    warm_at = state.steps + _WARM_STEPS[knobs.compile]
+    warm_at = state.steps + WARM_STEPS[knobs.compile]
     state.witness = Witness(state.model, state.optimizer, device)
     with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):
         model = precision.compiled(state.model, knobs)
@@ -129,7 +125,7 @@ def train(state: State) -> Generator[Window | Evaluation]:
                 full = state.steps > warm_at and watch.elapsed_s() >= plan.window_s
                 if at_milestone or over or warmed_up or full:
                     state.last_step_at = time.time()
-                    yield _close(watch, loss_sum, state.samples)
+                    yield closed(watch, loss_sum, state.samples)
                     loss_sum.zero_()
                     if at_milestone:
                         milestones = [m for m in milestones if m > state.samples]
@@ -270,14 +266,6 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
     if state.meter is not None:
         state.sparse.stepped(state.steps, state.meter.live_bytes)
-
-
-def _close(watch: Stopwatch, loss_sum: Tensor, samples: int) -> Window:
-    """Returns the window; this is where the loss is read, hence where a CUDA device is waited for."""
-    loss = loss_sum.item() / max(1, watch.samples)
-    if not math.isfinite(loss):
-        raise Diverged(f"the mean training loss is {loss} after {samples} samples")
-    return watch.window(loss)
 
 
 def _hear(state: State, loading: Mapping[str, Any]) -> None:

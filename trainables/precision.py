@@ -91,6 +91,18 @@ def compiled(model: nn.Module, knobs: Knobs) -> nn.Module:
     return cast(nn.Module, cast(Any, torch.compile)(model, mode=knobs.compile))
 
 
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Inside the block a model that was compiled in place runs as it is written."""
+    calls: Any = model
+    compiled_call = getattr(model, "_compiled_call_impl", None)
+    calls._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        calls._compiled_call_impl = compiled_call
+
+
 def keeps_gradients(knobs: Knobs) -> bool:
     """Returns whether gradients stay in place from step to step, whatever `set_to_none` says.
 

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainables import optim, precision
 from trainables.live_bytes import LiveBytes, Sparse
 from trainables.plan import Plan
 from trainables.resident import Resident
+from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import StepPart, Witness
 from trainables.workload import Config
+
+WARM_STEPS = {"off": 1, "default": 2, "reduce-overhead": 3}
+"""Steps until a run is at its speed, by mode of compile: one is watched, one compiles, one is recorded."""
 
 
 class Diverged(Exception):
     """The loss or an objective is not finite."""
 
 
-@dataclass
-class State:
-    """Everything a run changes while it trains, and what it needs to go on."""
+@dataclass(kw_only=True)
+class RunState:
+    """How far a training is and what it holds, whoever's loop it is in; what a session reads while it trains."""
 
-    resident: Resident
     config: Config
     plan: Plan
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
     samples: int = 0
     steps: int = 0
     epoch: int = 0
-    batch_samples: int = 0
-    """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
     micro_batches_done: int = 0
     """Within the epoch."""
     first_step_at: float = 0.0
@@ -46,8 +45,6 @@ class State:
     sparse: Sparse = field(default_factory=Sparse, repr=False)
     counts: bool = True
     """Whether the meter is on for the part at hand, after the first optimiser step, which is counted whole."""
-    evaluation_batch: int = 0
-    """Samples of a validation batch; 0 until the first evaluation."""
     witness: Witness | None = field(default=None, repr=False)
     active: dict[str, Any] = field(default_factory=dict)
     """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
@@ -96,6 +93,20 @@ class State:
         return self.meter.peak_bytes if self.meter is not None else torch.cuda.max_memory_allocated(self.device)
 
 
+@dataclass(kw_only=True)
+class State(RunState):
+    """Everything a run of the contract's loop changes while it trains, and what it needs to go on."""
+
+    resident: Resident
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    batch_samples: int = 0
+    """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
+    evaluation_batch: int = 0
+    """Samples of a validation batch; 0 until the first evaluation."""
+
+
 def prepare(resident: Resident, config: Config, plan: Plan) -> State:
     """Returns a run that has not begun: first weights, a fresh optimiser, torch's generators seeded."""
     device = torch.device(config.device)
@@ -105,18 +116,44 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
     precision.set_memory_format(model, config.knobs)
     optimizer = optim.prepared(resident.workload, model, config)
     torch.manual_seed(config.seed)
-    meter = None
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    state = State(
+        resident=resident,
+        config=config,
+        plan=plan,
+        model=model,
+        optimizer=optimizer,
+        scaler=precision.grad_scaler(config.knobs, device),
+    )
+    counted(state, resident.meter)
+    if state.meter is not None:
+        state.meter.adopt([*model.parameters(), *model.buffers()])
+    return state
+
+
+def counted(state: RunState, meter: LiveBytes) -> None:
+    """Begins the count of the most bytes a training holds: CUDA's own, on a CPU that of the process's `meter`."""
+    if state.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(state.device)
     else:
-        meter = resident.meter
-        meter.begin(plan.cap_bytes)
-        meter.adopt([*model.parameters(), *model.buffers()])
-    return State(resident, config, plan, model, optimizer, precision.grad_scaler(config.knobs, device), meter=meter)
+        state.meter = meter
+        meter.begin(state.plan.cap_bytes)
+
+
+def closed(watch: Stopwatch, loss_sum: Tensor | None, samples: int) -> Window:
+    """Returns the window; this is where the loss is read, hence where a CUDA device is waited for.
+
+    Without a loss, as a loop of one's own may have none to show, it is NaN; raises Diverged where one is not finite.
+    """
+    if loss_sum is None:
+        return watch.window(math.nan)
+    loss = loss_sum.item() / max(1, watch.samples)
+    if not math.isfinite(loss):
+        raise Diverged(f"the mean training loss is {loss} after {samples} samples")
+    return watch.window(loss)
 
 
 @contextmanager
-def watched(state: State, part: StepPart | None = None) -> Iterator[None]:
+def watched(state: RunState, part: StepPart | None = None) -> Iterator[None]:
     """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
 
     The bytes are counted in the first optimiser step, and of a run with a cap in every part that may need more than

@@ -55,6 +55,10 @@ class Witness:
         with operators, functions:
             yield
 
+    def goes_on(self, part: StepPart) -> None:
+        """Takes what follows in a block that is watched for another part of the step."""
+        self._part = part
+
     def micro_batch(self, samples: int, host: Sequence[Tensor]) -> None:
         """Takes the size of a micro-batch and its tensors as the loader delivered them."""
         self._micro_batches.append(samples)

@@ -11,13 +11,14 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-from trainables.knob_columns import Domain
+from trainables.knob_columns import Domain, Kind, Knob
 from trainables.knobs import Knobs, KnobTable, Scalar
 
 if TYPE_CHECKING:  # who only looks a workload up does not wait for torch
@@ -111,6 +112,23 @@ REPLACING = ("optimizer", "schedule")
 Augment = Callable[[Batch, "Tensor", Config, str], Batch]
 
 
+@dataclass(frozen=True)
+class OwnLoop:
+    """A file with a loop of its own, `def train(run)`, and what its module says beside it.
+
+    `default_space` is its SPACE, `knobs` are those in it that are not of the loop, `options` its OPTIONS, `plain_rules`
+    its BASELINES. A SPACE with batch sizes and no micro-batch sizes asks for whole batches.
+    """
+
+    train: Callable[[Any], object]
+    objectives: Mapping[str, Literal["min", "max"]]
+    default_space: Mapping[str, Any]
+    knobs: Mapping[str, Knob]
+    options: Mapping[str, Any]
+    plain_rules: Mapping[str, Mapping[str, float]]
+    path: str
+
+
 class WorkloadError(Exception):
     """A workload that cannot be found, or that does not keep the contract."""
 
@@ -140,27 +158,89 @@ _FILE_PREFIX = "cardtune_workload_"
 _imports = 0
 
 
-def load(ref: str) -> Workload:
+def load(ref: str) -> Workload | OwnLoop:
     """Returns the workload `ref` names: one of ours ("nli"), a dotted module, or a path to a .py file.
 
-    The module must hold a `WORKLOAD`, an instance or a class of the contract, and may hold a `BEFORE`, a dict of knobs
-    that gains are measured against. Raises WorkloadError with what is missing. A file is imported under a name made of
-    its stem, once a process.
+    The module must hold a `WORKLOAD`, an instance or a class of the contract, or a function `train(run)` with a SPACE
+    and OBJECTIVES. It may hold a `BEFORE`, a dict of knobs that gains are measured against. Raises WorkloadError with
+    what is missing. A file is imported under a name made of its stem, once a process.
     """
     module = _module(ref)
     found = getattr(module, "WORKLOAD", None)
+    if found is None and callable(getattr(module, "train", None)):
+        return load_own_loop(ref, module)
     if found is None:
-        raise WorkloadError(f"{ref} has no module-level WORKLOAD; add one, such as WORKLOAD = MyWorkload()")
+        raise WorkloadError(
+            f"{ref} has no module-level WORKLOAD, and no def train(run); add one, such as WORKLOAD = MyWorkload()"
+        )
     workload = found() if isinstance(found, type) else found
     missing = [n for n in ("model", "dataset", "loss", "evaluate") if not callable(getattr(workload, n, None))]
     missing += [n for n in ("objectives", "default_space") if not hasattr(workload, n)]
     if missing:
         raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in trainables/workload.py")
-    bad = {k: v for k, v in dict(workload.objectives).items() if v not in ("min", "max")}
-    if bad or not workload.objectives:
-        raise WorkloadError(f"{ref}: objectives must map each name to 'min' or 'max', got {dict(workload.objectives)}")
+    _check_objectives(f"{ref}: objectives", workload.objectives)
     table_of(cast(Workload, workload))
     return cast(Workload, workload)
+
+
+def load_own_loop(ref: str, module: Any) -> OwnLoop:
+    """Returns the loop of its own in a module; raises WorkloadError for what it lacks, and for wrong knobs."""
+    space, objectives = getattr(module, "SPACE", None), getattr(module, "OBJECTIVES", None)
+    if not isinstance(space, Mapping) or not space:
+        raise WorkloadError(f"{ref} has a train(run) and no SPACE; add one, such as SPACE = {{'batch_size': [16, 32]}}")
+    if not isinstance(objectives, Mapping):
+        raise WorkloadError(f"{ref} has a train(run) and no OBJECTIVES; add OBJECTIVES = {{'accuracy': 'max'}}")
+    _check_objectives(f"{ref}: OBJECTIVES", objectives)
+    before = getattr(module, "BEFORE", {})
+    of_the_loop = KnobTable(hooks=REPLACING)
+    own = [name for name in space if name not in of_the_loop]
+    try:
+        knobs = {name: _own_knob(name, space[name], before) for name in own}
+    except (ValueError, TypeError) as error:
+        raise WorkloadError(f"{ref}: SPACE: {error}") from None
+    searched = {name: _searched(given) if name in own else given for name, given in space.items()}
+    sizes = space.get("batch_size")
+    if sizes is not None and "micro_batch_size" not in space:
+        searched["micro_batch_size"] = max(sizes) if isinstance(sizes, list | tuple) else _end(sizes, "high")
+    rules, options = getattr(module, "BASELINES", {}), getattr(module, "OPTIONS", {})
+    found = OwnLoop(module.train, objectives, searched, knobs, options, rules, str(module.__file__))
+    table_of(found)
+    return found
+
+
+def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
+    """Returns the row of a knob that a SPACE names: of learning alone, unless it says {"kind": "both", ...}."""
+    searched = _searched(given)
+    values = tuple(searched) if isinstance(searched, list | tuple) else ()
+    low, high = _end(searched, "low"), _end(searched, "high")
+    default = before.get(name, values[0] if values else low)
+    if isinstance(searched, Mapping) and "low" not in searched:
+        raise ValueError(f"{name}={given!r}: give a list of values, or low and high")
+    if not values and isinstance(searched, Mapping) and name not in before:
+        is_whole = isinstance(low, int) and isinstance(high, int)
+        middle = math.sqrt(low * high) if searched.get("log") else (low + high) / 2
+        default = round(middle) if is_whole else middle
+    if any(isinstance(value, float) for value in values) and not isinstance(default, str | bool):
+        default = float(default)
+    kind = given.get("kind", "learning") if isinstance(given, Mapping) else "learning"
+    texts = tuple(dict.fromkeys((default, *values))) if isinstance(default, str) else ()
+    return Knob(default, cast("Kind", kind), values=texts, shapes_model=kind == "both")
+
+
+def _searched(given: Any) -> Any:
+    """Returns what of a knob in a SPACE is searched: its values or its range, without its kind."""
+    if not isinstance(given, Mapping):
+        return given
+    return given["values"] if "values" in given else {n: v for n, v in given.items() if n != "kind"}
+
+
+def _end(given: Any, which: str) -> Any:
+    return given.get(which) if isinstance(given, Mapping) else given
+
+
+def _check_objectives(what: str, found: Mapping[str, Any]) -> None:
+    if not found or any(v not in ("min", "max") for v in found.values()):
+        raise WorkloadError(f"{what} must map each name to 'min' or 'max', got {dict(found)}")
 
 
 def before_of(ref: str) -> Mapping[str, Scalar] | None:
@@ -168,7 +248,7 @@ def before_of(ref: str) -> Mapping[str, Scalar] | None:
     return cast("Mapping[str, Scalar] | None", getattr(_module(ref), "BEFORE", None))
 
 
-def table_of(workload: Workload) -> KnobTable:
+def table_of(workload: Workload | OwnLoop) -> KnobTable:
     """Returns the rows of the loop's knobs and of those that the workload declares.
 
     Raises WorkloadError for wrong ones.
@@ -176,8 +256,9 @@ def table_of(workload: Workload) -> KnobTable:
     declared = getattr(workload, "knobs", {})
     if not isinstance(declared, Mapping):
         raise WorkloadError(f"knobs must be a dict of names and Knob(...), got {type(declared).__name__}")
+    own = REPLACING if isinstance(workload, OwnLoop) else ()  # its optimiser and schedule are its own
     try:
-        return KnobTable(declared, hooks=[name for name in REPLACING if callable(getattr(workload, name, None))])
+        return KnobTable(declared, hooks=[n for n in REPLACING if n in own or callable(getattr(workload, n, None))])
     except ValueError as error:
         raise WorkloadError(str(error)) from None
 
@@ -331,10 +412,10 @@ def baselines(workload: Workload, config: Config) -> dict[str, dict[str, float]]
     return cast("dict[str, dict[str, float]]", own(config)) if own is not None else {}
 
 
-def source_hash(workload: Workload) -> str:
+def source_hash(workload: Workload | OwnLoop) -> str:
     """Returns a sha256 of the source file that defines the workload, or "" where there is none to read."""
     try:
-        path = inspect.getsourcefile(type(workload))
+        path = workload.path if isinstance(workload, OwnLoop) else inspect.getsourcefile(type(workload))
     except TypeError:
         return ""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

@@ -156,7 +156,7 @@ class LoadedBest:
     warnings: tuple[str, ...]
 
     @functools.cached_property
-    def workload(self) -> contract.Workload:
+    def workload(self) -> contract.Workload | contract.OwnLoop:
         """Returns the workload that was tuned; raises what its file raises."""
         return contract.load(self.ref)
 

@@ -55,7 +55,7 @@ class Gauge:
         plan = Plan(samples=1_000_000, cap_bytes=cap_bytes)
         state: loop.State | None = None
         try:
-            state = loop.prepare(session.resident, config, plan)
+            state = loop.prepare(session.contract, config, plan)
             loop.rehearse(state, micro_batch)
             return Reached(True, state.peak_allocated_bytes, self._reserved())
         except (RuntimeError, MemoryError) as error:
@@ -92,7 +92,7 @@ class Gauge:
 
     def close(self) -> None:
         """Lets go of the model, so that the next kind has the device."""
-        self._session.resident.drop_model()
+        self._session.contract.drop_model()
         self._session.settled(None)
 
     def _reserved(self) -> int | None:

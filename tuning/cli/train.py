@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -20,10 +21,11 @@ from typing import Any
 from rich.console import Console
 from safetensors.torch import save as save_tensors
 
-from trainables import checkpoint, loop
+from trainables import checkpoint, loop, training
 from trainables.batches import size_of
 from trainables.files import SHARED, write_whole
 from trainables.knobs import table, use
+from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import WorkloadError
@@ -157,15 +159,16 @@ def train(
         "window_median_samples_per_s": statistics.median(w.samples_per_s for w in steady) if steady else None,
         "train_s": sum(w.wall_s for w in windows),
         "peak_allocated_bytes": state.peak_allocated_bytes,
-        "loss": windows[-1].loss if windows else None,
+        "loss": windows[-1].loss if windows and math.isfinite(windows[-1].loss) else None,
         "device": job.device,
         "threads": job.threads,
         "active": state.active,
     }
-    payload = save_tensors({n: t.detach().cpu().contiguous() for n, t in checkpoint.trained_tensors(state).items()})
-    result["model_sha256"] = hashlib.sha256(payload).hexdigest()
+    payload = _weights(state)
+    result["model_sha256"] = None if payload is None else hashlib.sha256(payload).hexdigest()
     try:
-        write_whole(job.out / MODEL, payload, mode=SHARED)
+        if payload is not None:
+            write_whole(job.out / MODEL, payload, mode=SHARED)
         write_whole(job.out / RESULT, json.dumps(result, indent=1).encode(), mode=SHARED)
     except OSError as error:
         raise _ended(error, job) from error
@@ -173,12 +176,22 @@ def train(
     return result
 
 
-def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> loop.State:
-    """Returns the run before its first step, or where its checkpoint left it."""
+def _weights(state: training.AnyState) -> bytes | None:
+    """Returns what was trained as a safetensors file; None of a loop of one's own that never showed its model."""
+    if state.model is None:
+        return None
+    trained = checkpoint.trained_tensors(state.model)
+    return save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()})
+
+
+def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> training.AnyState:
+    """Returns the run before its first step, or where its checkpoint left it; a loop of one's own has none."""
     plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
     with _telling(job.best):
-        state = loop.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
-        session.resident.dataset(state.config, "train")
+        state = training.prepare(session.resident, session.config(job.best.knobs, job.seed), plan)
+        if not isinstance(state, loop.State):
+            return state
+        session.contract.dataset(state.config, "train")
     if not resume:
         checkpoint.clear(job.out)
         return state
@@ -190,7 +203,7 @@ def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> loop.State
 
 
 def _run(
-    job: TrainingJob, state: loop.State, signals: StopSignals, bar: TrainingBar
+    job: TrainingJob, state: training.AnyState, signals: StopSignals, bar: TrainingBar
 ) -> tuple[list[Window], dict[str, float]]:
     """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
     windows: list[Window] = []
@@ -198,22 +211,27 @@ def _run(
     saved = time.monotonic()
     signals.at_once, signals.go_on = False, job.go_on
     try:
-        for event in loop.train(state):
+        for event in training.train(state):
             if isinstance(event, loop.Evaluation):
                 values = event.values
                 continue
             windows.append(event)
             bar.moved(state.samples, event.samples_per_s, event.loss)
             due = time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples
-            if due or signals.signum:
+            if (due or signals.signum) and isinstance(state, loop.State):
                 checkpoint.save(state, job.out, identity=job.identity)
                 saved = time.monotonic()
                 signals.go_on = job.go_on
+            if signals.signum and not isinstance(state, loop.State):
+                said = f"; {state.samples} of {job.samples} samples are lost, for a loop of its own keeps no checkpoint"
+                raise Interrupted(signals.signum, said, f"begin again with: {job.again}")
             if signals.signum:
                 said = f"; saved at {state.samples} of {job.samples} samples"
                 raise Interrupted(signals.signum, said, f"resume with: {job.go_on}")
         # Nothing was left to train where the checkpoint is of the last step.
-        return windows, values or loop.evaluate(state, state.model).values
+        if not values and isinstance(state, loop.State):
+            values = loop.evaluate(state, state.model).values
+        return windows, values
     except Exception as error:  # whatever a user's code raises
         if signals.signum:  # it may be the signal's doing, as where a loader's worker has taken it
             last = "the last checkpoint stands" if checkpoint.exists(job.out) else "there is no checkpoint yet"
@@ -289,8 +307,13 @@ def _session(best: Best, device: str) -> Session:
 
 def _length(numbers: dict[str, float | None], best: Best, session: Session) -> int:
     """Returns the samples to train on: as asked, else as many as the configuration was measured with, else an epoch."""
+    if isinstance(session.resident, OwnResident):
+        if numbers["--epochs"] is not None or (best.samples is None and numbers["--samples"] is None):
+            what = f"{best.ref} has a loop of its own, whose passes are known only once it runs"
+            raise ConfigError(what, allowed="--samples N", remedy=f"--samples {best.samples or 10_000}")
+        return int(numbers["--samples"] or best.samples or 0)
     with _telling(best):
-        count = size_of(session.resident.dataset(session.config(best.knobs), "train"))
+        count = size_of(session.contract.dataset(session.config(best.knobs), "train"))
     if count == 0:
         raise ConfigError(f"{best.path}: the training split of {best.ref} is empty", remedy="put its data back")
     samples, epochs = numbers["--samples"] or best.samples, numbers["--epochs"]

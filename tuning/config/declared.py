@@ -38,7 +38,13 @@ def declared(ref: str) -> Declared:
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ConfigError(f"workload={ref}{where}: {what}", remedy="a .py file that can be imported") from None
     found = next((value for name, value in _assignments(tree.body) if name == "WORKLOAD"), None)
-    if found is None and "WORKLOAD" not in {getattr(node, "name", "") for node in tree.body}:
+    names = {getattr(node, "name", "") for node in tree.body}
+    if found is None and "WORKLOAD" not in names and "train" in names:
+        raise ConfigError(
+            f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured",
+            remedy=f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes",
+        )
+    if found is None and "WORKLOAD" not in names:
         raise ConfigError(
             f"workload={ref} has no module-level WORKLOAD", remedy="add one, such as WORKLOAD = MyWorkload()"
         )

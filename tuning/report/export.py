@@ -6,7 +6,7 @@ import csv
 import io
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -90,7 +90,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
         "schema": best_file.SCHEMA,
         "status": _status(summary, named),
         "workload": {"ref": summary.ref, "options": masked(summary.options)},
-        "knobs": _every_knob(named),
+        "knobs": _every_knob(named, study.get("asked")),
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
         "measured": _measured(summary, named),
         "compared": {
@@ -126,10 +126,12 @@ def _status(summary: Summary, named: Named) -> str:
     return "confirmed" if confirmed else "unconfirmed"
 
 
-def _every_knob(named: Named) -> dict[str, Scalar]:
-    """All knobs, so that a later version with other defaults trains the same."""
+def _every_knob(named: Named, asked: Collection[str] | None) -> dict[str, Scalar]:
+    """All knobs, so that a later version with other defaults trains the same; of a loop of one's own those `asked`."""
+    sizes = ("batch_size", "micro_batch_size")
     try:
-        return Knobs.of(named.config).as_dict()
+        found = Knobs.of(named.config).as_dict()
+        return {name: value for name, value in found.items() if asked is None or name in (*asked, *sizes)}
     except ValueError as error:
         remedy = "export it with the version that made the run"
         raise ConfigError(f"{named.name}: {error}", remedy=remedy) from None

@@ -133,7 +133,7 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
     if isinstance(versions, Mapping):
         yield "versions", ", ".join(f"{k} {v}" for k, v in versions.items())
     counted = (("train_samples", "training"), ("val_samples", "validation"))
-    if samples := [f"{study[k]} {word}" for k, word in counted if k in study]:
+    if samples := [f"{study[k]} {word}" for k, word in counted if study.get(k) is not None]:
         yield "samples", ", ".join(samples)
     for name, values in summary.baselines.items():
         yield f"baseline {name}", ", ".join(f"{k} {fmt.number(v)}" for k, v in values.items())

@@ -266,7 +266,7 @@ class TrialScheduler:
 
         In the joint strategy the micro-batch is what is searched, so it is judged as proposed and never halved.
         """
-        return self._guard.judge(*need_of(knobs), shrink=self._staged)
+        return self._guard.judge(*need_of(knobs), shrink=self._orders.shrink)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, trial: str | None = None) -> Record:
         return self._journal.append(

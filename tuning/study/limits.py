@@ -104,7 +104,7 @@ class Limits:
         return TrialPlan(
             samples=samples,
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
-            shrink=config.search.strategy == "staged",
+            shrink=config.search.strategy == "staged" and self._can_shrink(),
             concurrency=count,
             threads=max(1, cores // count),
             devices=self._devices,
@@ -112,6 +112,11 @@ class Limits:
             alone_bytes=alone_bytes,
             deadline=self._cut_at(),
         )
+
+    def _can_shrink(self) -> bool:
+        """Returns whether a smaller micro-batch changes anything: not where a loop of one's own never asks for it."""
+        asked = self._facts.get("asked")
+        return asked is None or "micro_batch_size" in asked
 
     def horizon(self) -> int:
         """Returns the samples of a trial that is never stopped, as the journal has it or the budget says.

@@ -23,7 +23,7 @@ from tuning.config.resolve import (
 )
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
-from tuning.config.space import Choice, Range
+from tuning.config.space import Choice, Range, Space, shown
 from tuning.journal.records import Record, last, read, table_of
 from tuning.journal.runs import JOURNAL, find_run, versions
 from tuning.workers import executors, machine, nvml, slots, user_code
@@ -110,7 +110,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
     return apply_card(config, card)
 
 
-def imported(ref: str) -> workload.Workload:
+def imported(ref: str) -> workload.Workload | workload.OwnLoop:
     """Returns a workload of one's own; raises ConfigError for what it lacks, and for whatever its file raises."""
     try:
         return workload.load(ref)
@@ -138,16 +138,45 @@ def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, 
             raise
         raise option_fault(said, options) from error
     for split, count in (("training", facts["train_samples"]), ("validation", facts["val_samples"])):
-        if count < 1:
+        if count is not None and count < 1:
             raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
     profiler.sanity_check(knobs)
     return facts
 
 
+def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
+    """Returns the configuration as a loop of one's own can honour it; any other unchanged.
+
+    Sizes of batches that it does not ask for are those that were seen. Raises ConfigError for a knob that is to be
+    searched, or has been given a value, and that it never asks for.
+    """
+    if "asked" not in facts:
+        return config
+    asked, pins = set(facts["asked"]), dict(facts["seen"])
+    pins = {name: size for name, size in pins.items() if name not in asked}
+    if "batch_size" in asked:
+        pins.pop("micro_batch_size", None)  # it is the batch, as the file's space has it
+    space, usual = config.space, {**table().defaults, **pins}
+    for name, given in space.as_raw().items():
+        is_whole = name == "micro_batch_size" and "batch_size" in asked
+        if name not in asked and not is_whole and (name in space.parameters or given != usual[name]):
+            call = next((call for call, names in facts["asked_by"].items() if name in names), "")
+            raise ConfigError(
+                f"knobs.{name}={shown(given)}: train(run) never asks for {name}, so it would do nothing",
+                allowed=", ".join(sorted(asked)),
+                remedy=f'use {f"{call} or " if call else ""}run["{name}"], or leave it out of SPACE',
+            )
+    named = {name: {**values, **pins} for name, values in config.named.items()}
+    if "micro_batch_size" not in asked and "batch_size" in asked:
+        named = {name: {**v, "micro_batch_size": v.get("batch_size", usual["batch_size"])} for name, v in named.items()}
+    update = {"space": Space(space.parameters, {**space.fixed, **pins}), "named": named}
+    return config.model_copy(update=update)
+
+
 def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator[str]:
     """Yields sentences about data that are too few for what is asked."""
-    train, val = int(facts["train_samples"]), int(facts["val_samples"])
-    if val < FEW_VALIDATION:
+    train, val = int(facts["train_samples"]), facts["val_samples"]
+    if val is not None and val < FEW_VALIDATION:
         yield (
             f"the validation split has {val} sample{'s' * (val != 1)}: one of them more or less moves a share by "
             f"{1 / val:.0%}, so that qualities can hardly be told apart"
@@ -241,6 +270,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "baselines": facts["baselines"],
         "train_samples": facts["train_samples"],
         "val_samples": facts["val_samples"],
+        **({"asked": facts["asked"]} if "asked" in facts else {}),
         "horizon_samples": _horizon(config, int(facts["train_samples"])),
         "concurrency": concurrency(config),
         "threads": setting.threads,

@@ -48,6 +48,7 @@ from tuning.study.setup import (
     described,
     differences,
     new_folder,
+    of_own_loop,
     setting_of,
     study_fields,
 )
@@ -89,6 +90,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             cluster = stack.enter_context(executors.cluster(config))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         facts = described(profiler, config.workload.options, groups.defaults(config.space))
+        config = of_own_loop(config, facts)
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
@@ -150,7 +152,9 @@ class _Study:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
         cap_bytes, profiler.deadline = self._limits.cap_bytes(), self._limits.ends_at
         with self._stage("estimate") as needed:
-            if needed:
+            if needed and self._facts.get("asked") is not None:
+                self._note("memory of a loop of its own is not predicted: probes and trials measure it as they go")
+            elif needed:
                 cuda = self._config.card.device == "cuda"
                 first = estimate.MemoryStage(profiler, self._space, self._journal, cap_bytes, cuda=cuda)
                 limit_s = min(estimate.LIMIT_S, max(0.0, self._limits.left_s() / 5))

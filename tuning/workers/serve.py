@@ -18,6 +18,7 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from trainables.own_loop import OwnResident
 from tuning.workers import user_code
 from tuning.workers.session import Session
 
@@ -31,6 +32,8 @@ def serve(connection: Connection) -> None:
         try:
             session = Session(connection.recv())
             session.warm({})
+            if isinstance(session.resident, OwnResident):  # whose function runs in a thread of its own, the newest
+                faulthandler.register(signal.SIGUSR1, all_threads=True)
         except (Exception, SystemExit) as error:  # whatever a workload's loading raises: the study says it
             connection.send(user_code.failed(error))
             return

@@ -16,21 +16,24 @@ from typing import Any
 
 import torch
 
-from trainables import loop, sanity, workload
+from trainables import loop, sanity, training, workload
 from trainables.batches import size_of
+from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.optim import state_bytes
+from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.resident import Resident
+from trainables.state import Diverged
 from trainables.stopwatch import Window
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.search import timing
-from tuning.workers import fingerprint, user_code
+from tuning.workers import dry_run, fingerprint, user_code
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
-from tuning.workers.windows import Works, micro_steps, read_windows, sampler_of, spans_of, speed
+from tuning.workers.windows import micro_steps, read_windows, sampler_of, spans_of, speed, works_of
 from tuning.workers.worker_config import Shrink, TrialOrder, WorkerConfig
 
 RELOAD_S = 1.0
@@ -46,7 +49,7 @@ class Session:
     def __init__(self, setting: WorkerConfig) -> None:
         self.setting = setting
         torch.set_num_threads(setting.threads)
-        self.resident = Resident(workload.load(setting.workload))
+        self.resident = training.resident_of(workload.load(setting.workload))
         self.table = workload.table_of(self.resident.workload)
         self._settled = False
         self._loading_s = math.inf
@@ -54,6 +57,14 @@ class Session:
         self.sampler = sampler_of(setting.device)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
         self.memory.limit(setting.cap_bytes)
+
+    @property
+    def contract(self) -> Resident:
+        """What is loaded of a workload that keeps the contract; raises WorkloadError for a loop of its own."""
+        if isinstance(self.resident, OwnResident):
+            said = "has a loop of its own, which shows no data and no model"
+            raise workload.WorkloadError(f"{self.setting.workload} {said}")
+        return self.resident
 
     def config(self, knobs: Mapping[str, Scalar], seed: int | None = None) -> workload.Config:
         """Returns the configuration of these knobs under the session's setting."""
@@ -64,9 +75,10 @@ class Session:
     def warm(self, knobs: Mapping[str, Scalar]) -> None:
         """Loads data and model, so that the first trial finds them; what is loaded is left out of later collections."""
         config, begun = self.config(knobs), time.perf_counter()
-        self.resident.dataset(config, "train")
-        self._loading_s = time.perf_counter() - begun
-        self.resident.model(config)
+        if not isinstance(self.resident, OwnResident):  # of which the module is all that is loaded
+            self.resident.dataset(config, "train")
+            self._loading_s = time.perf_counter() - begun
+            self.resident.model(config)
         gc.collect()
         gc.freeze()  # a collection after an OOM would otherwise walk the libraries' objects: 0.1 s and more
 
@@ -75,6 +87,8 @@ class Session:
 
         The model is that of `knobs`, which the measurements that follow find loaded.
         """
+        if isinstance(self.resident, OwnResident):
+            return dry_run.described(self, self.resident, knobs or {})
         config = self.config({})
         parameters = list(self.resident.model(self.config(knobs or {})).parameters())
         return {
@@ -97,6 +111,8 @@ class Session:
         What the machine lacks, such as memory, is left to the measurements, which know what to do about it.
         """
         config = self.config(knobs)
+        if isinstance(self.resident, OwnResident):  # it was tried whole to be described
+            return {}
         if self._loading_s < RELOAD_S:
             self._compare_reloaded(config)
         try:
@@ -109,8 +125,8 @@ class Session:
 
     def _compare_reloaded(self, config: workload.Config) -> None:
         """Raises HookFailed where a second call of `dataset` returns other samples than the first."""
-        first = self.resident.dataset(config, "train")
-        again = self.resident.workload.dataset(config, "train")
+        first = self.contract.dataset(config, "train")
+        again = self.contract.workload.dataset(config, "train")
         sizes = size_of(first), size_of(again)
         if sizes[0] != sizes[1]:
             said = f"returned {sizes[0]} samples, and then {sizes[1]}"
@@ -128,7 +144,7 @@ class Session:
         `measured_alone` are the peaks of batches of one micro-step.
         """
         config = self.config(knobs)
-        model = self.resident.model(config)
+        model = self.contract.model(config)
         trainable = parameter_bytes(model, trainable_only=True)
         measured: list[tuple[int, int]] = []
         alone: list[tuple[int, int]] = []
@@ -136,7 +152,7 @@ class Session:
         for micro_batch in micro_batches:
             try:
                 self._clear()
-                peak_bytes, alone_bytes = loop.peaks(self.resident, config, micro_batch)
+                peak_bytes, alone_bytes = loop.peaks(self.contract, config, micro_batch)
                 measured.append((micro_batch, peak_bytes))
                 alone.append((micro_batch, alone_bytes))
             except (RuntimeError, MemoryError) as error:
@@ -164,8 +180,8 @@ class Session:
         plan = dataclasses.replace(self._endless(PROBE_WINDOW_S), each_step=True)
         self._clear()
         with self._attempt(found, plan):
-            state = loop.prepare(self.resident, self.config(knobs), plan)
-            own, works = state.config.knobs, Works(state)
+            state = training.prepare(self.resident, self.config(knobs), plan)
+            own, works = state.config.knobs, works_of(state)
             windows: list[Window] = []
             steps: list[timing.MicroStep] = []
             for window in read_windows(state, self.sampler):
@@ -196,7 +212,7 @@ class Session:
         self._clear()
         with self._attempt(found, plan):
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
-            state = loop.prepare(self.resident, self.config(knobs), plan)
+            state = training.prepare(self.resident, self.config(knobs), plan)
             state.epoch = 1 + seed
             windows: list[Window] = []
             for window in read_windows(state, self.sampler, dropped=2):
@@ -268,6 +284,8 @@ class Session:
         What belongs to the process is its model; the rest has to be gone, after a collection at the latest.
         """
         own = self._clear()
+        if isinstance(self.resident, OwnResident) and self.resident.kept_bytes is None:
+            own = self.resident.kept_bytes = self.memory.held_bytes()
         held = self.memory.reserved_bytes()
         return {
             "own_bytes": own,
@@ -315,7 +333,7 @@ class _Attempt:
         if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
             return False
         self.fault = fault = oom.fault(error)
-        outcome = Outcome.DIVERGED if isinstance(error, loop.Diverged) else fault.outcome
+        outcome = Outcome.DIVERGED if isinstance(error, Diverged) else fault.outcome
         message = f"{type(error).__name__}: {error}"[:500]
         if outcome in (Outcome.CRASH, Outcome.DATA) and (place := user_code.place(error)):
             message += f" ({place})"
@@ -341,8 +359,8 @@ class RunningTrial:
 
     def _begin(self) -> None:
         self._session.sampler.begin()
-        self._events: Generator[Window | loop.Evaluation] | None = None
-        self._state: loop.State | None = None
+        self._events: Generator[Window | Evaluation] | None = None
+        self._state: training.AnyState | None = None
         self._windows: list[Window] = []
         self._setup_s = self._evaluate_s = 0.0
 
@@ -358,8 +376,8 @@ class RunningTrial:
             if self._state is None:
                 config = self._session.config(self._knobs, self._seed)
                 self._session.memory.limit(self._plan.cap_bytes)
-                self._state = loop.prepare(self._session.resident, config, self._plan)
-                self._events = loop.train(self._state)
+                self._state = training.prepare(self._session.resident, config, self._plan)
+                self._events = training.train(self._state)
                 self._setup_s = time.perf_counter() - start
             found.update(self._to_milestone(start + beat_s))
         if self._restarted(found, attempt.fault):
@@ -390,6 +408,9 @@ class RunningTrial:
         allowed = self._shrink == "all" or (self._shrink == "loader" and change is not None and "num_workers" in change)
         if change is None or not allowed or found.get("poisoned"):
             return False
+        resident = self._session.resident
+        if isinstance(resident, OwnResident) and not change.keys() <= resident.asked:
+            return False  # their loop would do the same again
         kept = {n: found.get(n) for n in ("outcome", "fault", "message", "wanted_bytes")}
         self._restarts.append({**kept, "knobs": dict(self._knobs), "cap_bytes": self._plan.cap_bytes})
         self.close()
@@ -401,7 +422,7 @@ class RunningTrial:
         sampler = self._session.sampler
         sampler.skip()  # the evaluation, and whatever the process did between two calls
         for event in self._events or ():
-            if isinstance(event, loop.Evaluation):
+            if isinstance(event, Evaluation):
                 self._evaluate_s += event.wall_s
                 return {"values": event.values}
             self._windows.append(event)

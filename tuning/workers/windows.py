@@ -9,16 +9,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainables import loop
+from trainables import loop, training
 from trainables.batches import plan_epoch, size_of
+from trainables.own_run import OwnState
 from trainables.stopwatch import LOADING, SPANS, Window
 from tuning.search.timing import MicroStep
 from tuning.workers.telemetry import TelemetryReader
 
 
-def read_windows(state: loop.State, sampler: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
+def read_windows(state: training.AnyState, sampler: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
     """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes."""
-    events = (event for event in loop.train(state) if isinstance(event, Window))
+    events = (event for event in training.train(state) if isinstance(event, Window))
     for _ in range(dropped):
         next(events, None)
     sampler.begin()
@@ -89,6 +90,29 @@ class Works:
             return 1.0
         lengths = [self._lengths[i] for i in indices]
         return float(sum(lengths) if self._knobs.as_dict().get("sequence_packing") else max(lengths) * len(lengths))
+
+
+class SeenWorks:
+    """The work in each micro-step of a loop of one's own: all alike, but those smaller than the largest are not whole.
+
+    Which samples they hold is not known before they run.
+    """
+
+    mean = 1.0
+
+    def __init__(self, state: OwnState) -> None:
+        self.samples = state.pass_samples or 1 << 62
+
+    def before(self, state: OwnState, count: int) -> list[Planned]:
+        """Returns the last `count` micro-steps of a run that stands between two batches."""
+        largest = max((size for size, _ in state.micro_steps), default=0)
+        last = list(state.micro_steps)[-count:]
+        return [Planned(1.0, size == largest, ends_batch) for size, ends_batch in last]
+
+
+def works_of(state: training.AnyState) -> Any:
+    """Returns the work in the micro-steps of a run: `samples` of a pass, `mean`, and `before(state, count)`."""
+    return SeenWorks(state) if isinstance(state, OwnState) else Works(state)
 
 
 def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:

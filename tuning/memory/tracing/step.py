@@ -27,7 +27,7 @@ from trainables.batches import size_of, to_device
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Batch, Config, Workload, load, table_of
+from trainables.workload import Batch, Config, OwnLoop, Workload, WorkloadError, load, table_of
 from tuning.memory.prediction import Confidence, Prediction, Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
 from tuning.memory.tracing.lifetimes import Insides, Lifetimes
@@ -89,7 +89,10 @@ def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
 @functools.cache
 def _workload(ref: str) -> Workload:
     """Returns the workload, with the data that it has read, once a process."""
-    return load(ref)
+    found = load(ref)
+    if isinstance(found, OwnLoop):
+        raise WorkloadError(f"{ref} has a loop of its own, whose memory is measured and not predicted")
+    return found
 
 
 _RESIDENTS: list[tuple[Workload, Resident]] = []

@@ -1,0 +1,269 @@
+"""A loop of one's own: it learns what the plain script learns, is counted and ended like ours, and errs by name."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.data import plain_script
+from trainables import own_loop
+from trainables.evaluation import Evaluation
+from trainables.knobs import Knobs
+from trainables.plan import Plan
+from trainables.state import Diverged
+from trainables.stopwatch import Window
+from trainables.workload import Config, OwnLoop, WorkloadError, load, load_own_loop, table_of
+
+DATA = Path(__file__).parents[1] / "data"
+HEAD = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1))
+SPACE = {"learning_rate": [0.1, 0.01], "batch_size": [8, 16]}
+OBJECTIVES = {"error": "min"}
+SEEN = []
+
+def made(run):
+    return run.prepare(net := nn.Linear(4, 1), torch.optim.SGD(net.parameters(), lr=run["learning_rate"]))
+
+def loss_of(net, batch):
+    return (net(batch[0]).squeeze(1) - batch[1]).square().mean()
+"""
+PLAIN = """
+def train(run):
+    loader = DataLoader(DATA, shuffle=True, **run.loader())
+    net, optimizer = made(run)
+    try:
+        for batch in run.batches(loader):
+            loss = loss_of(net, batch)
+            run.backward(loss, optimizer)
+            if run.evaluate_now:
+                run.report(error=loss.item())
+    finally:
+        SEEN.append("left")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    def write(body: str, head: str = HEAD) -> OwnLoop:
+        path = tmp_path / f"script_{abs(hash((body, request.node.name)))}.py"
+        path.write_text(head + body)
+        found = load(str(path))
+        assert isinstance(found, OwnLoop)
+        return found
+
+    return write
+
+
+def prepared(workload: OwnLoop, plan: Plan, **knobs: Any) -> own_loop.ThreadedState:
+    own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1, **knobs}
+    config = Config(Knobs.of(own, table_of(workload)), dict(workload.options))
+    return own_loop.prepare(own_loop.OwnResident(workload), config, plan)
+
+
+def events(workload: OwnLoop, plan: Plan, **knobs: Any) -> list[Window | Evaluation]:
+    return list(own_loop.train(prepared(workload, plan, **knobs)))
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "train(run)"]
+
+
+def test_it_learns_what_the_plain_script_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    workload = load(str(DATA / "plain_loop.py"))
+    assert isinstance(workload, OwnLoop)
+    own_loop.seed_everything(0)
+    plain_script.train()
+    expected = [float(line) for line in capsys.readouterr().out.split()]
+    plan = Plan(3 * 1024, (1024, 2048, 3072))
+    knobs = {"learning_rate": 0.1, "momentum": 0.9, "batch_size": 32, "micro_batch_size": 32}
+    found = [e.values["accuracy"] for e in events(workload, plan, **knobs) if isinstance(e, Evaluation)]
+    assert found == expected
+
+
+def test_eight_lines_of_the_script_are_new() -> None:
+    plain, own = ((DATA / name).read_text().split("\ndef train(")[1] for name in ("plain_script.py", "plain_loop.py"))
+    lines = own.split("\nSPACE")[0].splitlines()
+    changed = difflib.ndiff(plain.splitlines(), lines)
+    kept = {line.strip() for line in plain.splitlines()}
+    new = [line[2:] for line in changed if line.startswith("+ ") and line[2:].strip() not in kept]
+    assert len([line for line in new if '"""' not in line and line.strip()]) <= 8
+
+
+def test_the_micro_batch_leaves_what_is_learned_alone(script: Any) -> None:
+    weights = []
+    for micro in (4, 8, 16):
+        state = prepared(script(PLAIN), Plan(128, (128,)), micro_batch_size=micro)
+        list(own_loop.train(state))
+        assert (state.samples, state.steps) == (128, 8)
+        assert state.model is not None
+        weights.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
+    assert torch.allclose(weights[0], weights[1], rtol=1e-4, atol=1e-6)
+    assert torch.allclose(weights[0], weights[2], rtol=1e-4, atol=1e-6)
+
+
+def test_windows_hold_every_sample_and_the_first_is_one_step(script: Any) -> None:
+    found = events(script(PLAIN), Plan(256, (64, 256), window_s=0.0, each_step=True))
+    windows = [e for e in found if isinstance(e, Window)]
+    assert sum(w.samples for w in windows) == 256
+    assert (windows[0].steps, windows[0].micro_steps, windows[0].samples) == (1, 2, 16)
+    assert all(len(w.micro_steps_s) == w.micro_steps and len(w.optimizer_steps_s) == w.steps for w in windows)
+    assert [e.samples for e in found if isinstance(e, Evaluation)] == [64, 256]
+    parts = (sum((w.data_wait_s, w.transfer_s, w.forward_backward_s, w.optimizer_s)) for w in windows)
+    assert all(0 < part <= w.wall_s * 1.001 for part, w in zip(parts, windows, strict=True))
+
+
+def test_ending_it_leaves_their_finally_and_no_thread(script: Any) -> None:
+    workload = script(PLAIN)
+    state = prepared(workload, Plan(10**9, (32,)))
+    running = own_loop.train(state)
+    while not isinstance(next(running), Evaluation):
+        pass
+    assert threads()
+    running.close()
+    assert not threads()
+    assert workload.train.__globals__["SEEN"] == ["left"]
+
+
+def test_own_lines_step_by_themselves_and_batches_are_whole(script: Any) -> None:
+    body = """
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
+        optimizer.zero_grad()
+        loss = loss_of(net, batch)
+        loss.backward()
+        optimizer.step()
+        run.step()
+        if run.evaluate_now:
+            run.report(error=loss.item())
+"""
+    workload = script(body)
+    assert workload.default_space["micro_batch_size"] == 16
+    state = prepared(workload, Plan(64, (64,), window_s=0.0))
+    windows = [e for e in own_loop.train(state) if isinstance(e, Window)]
+    assert (state.steps, sum(w.micro_steps for w in windows)) == (4, 4)
+    assert (state.active["batch_size"], state.active["micro_batch_size"]) == (16, 16)
+    assert {"batch_size", "micro_batch_size"} & state.asked == {"batch_size"}
+
+
+def test_a_loop_over_passes_reports_after_each(script: Any) -> None:
+    body = """
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    for epoch in run.epochs():
+        for batch in run.batches(loader):
+            run.backward(loss_of(net, batch), optimizer)
+        SEEN.append(epoch)
+        run.report(error=1.0)
+"""
+    workload = script(body)
+    found = events(workload, Plan(192, (32, 192)))
+    assert [e.samples for e in found if isinstance(e, Evaluation)] == [64, 192], "at the first report that is due"
+    assert workload.train.__globals__["SEEN"] == [0, 1, 2]
+
+
+def test_data_without_a_length_say_how_many_a_pass_has(script: Any) -> None:
+    body = """
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(DATA)
+
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(Endless(), **run.loader()){samples}):
+        loss = loss_of(net, batch)
+        run.backward(loss, optimizer)
+        if run.evaluate_now:
+            run.report(error=loss.item())
+"""
+    state = prepared(script(body.replace("{samples}", ", samples=64")), Plan(96, (96,)))
+    assert state.pass_samples == 64
+    assert isinstance(list(own_loop.train(state))[-1], Evaluation)
+    with pytest.raises(WorkloadError, match=r"run.batches\(loader, samples=N\)"):
+        prepared(script(body.replace("{samples}", "")), Plan(96, (96,)))
+
+
+STEPLESS = "    for batch in run.batches(DataLoader(DATA, batch_size=8)):\n        pass\n"
+BATCHES = "    net, optimizer = made(run)\n    for batch in run.batches(DataLoader(DATA, batch_size=8)):\n"
+BACK = BATCHES + "        run.backward(loss_of(net, batch), optimizer)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "says"),
+    [
+        (STEPLESS, WorkloadError, "without an optimiser step: run.backward"),
+        (BACK, WorkloadError, r"without a report at its end: if run.evaluate_now: run.report\(error=...\)"),
+        (BACK + "        break\n", WorkloadError, "returned after 8 of 64 samples"),
+        (BACK + "        run.report(accuracy=1.0)\n", WorkloadError, r"\['accuracy'\], without error of OBJECTIVES"),
+        (BACK + "        run.report(error=float('nan'))\n", Diverged, "error is nan after 8 samples"),
+        (BATCHES + "        run.backward(loss_of(net, batch) * float('nan'))\n", Diverged, "loss is nan"),
+        (BACK + "        raise SystemExit(1)\n", WorkloadError, "SystemExit"),
+        ("    pass\n", WorkloadError, r"without asking for run.batches\(loader\)"),
+        ("    run['momentun']\n", WorkloadError, r"run\['momentun'\]: there is no such knob"),
+    ],
+)
+def test_what_a_loop_gets_wrong_is_said(script: Any, body: str, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        events(script("\ndef train(run):\n" + body), Plan(64, (64,)))
+    assert not threads()
+
+
+def test_what_their_function_raises_is_raised_with_their_line(script: Any) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        events(script("\ndef train(run):\n" + BATCHES + "        1 / 0\n"), Plan(64, (64,)))
+    assert any("script_" in str(entry.path) for entry in caught.traceback)
+
+
+def test_an_own_knob_is_a_row_with_the_kind_it_gives() -> None:
+    space = {
+        "momentum": [0.0, 0.9],
+        "width": {"values": [8, 16], "kind": "both"},
+        "decay": {"low": 0.1, "high": 0.9},
+        "mode": ["a", "b"],
+        "flag": [False, True],
+        "layers": {"low": 1, "high": 4},
+        "batch_size": 16,
+    }
+    module = {"train": print, "OBJECTIVES": {"error": "min"}, "BEFORE": {"momentum": 0.5}, "SPACE": space}
+    found = load_own_loop("mine.py", SimpleNamespace(**module, __file__="mine.py"))
+    rows = table_of(found)
+    assert {n: (rows[n].kind, rows[n].default) for n in found.knobs} == {
+        "momentum": ("learning", 0.5),
+        "width": ("both", 8),
+        "decay": ("learning", 0.5),
+        "mode": ("learning", "a"),
+        "flag": ("learning", False),
+        "layers": ("learning", 2),
+    }
+    assert found.default_space["width"] == [8, 16]
+    assert found.default_space["micro_batch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("OBJECTIVES = {'error': 'min'}", "no SPACE"),
+        ("SPACE = {'batch_size': [8]}", "no OBJECTIVES"),
+        ("SPACE = {'batch_size': [8]}\nOBJECTIVES = {'error': 'least'}", "'min' or 'max'"),
+        ("SPACE = {'a': {'high': 3}}\nOBJECTIVES = {'error': 'min'}", "give a list of values, or low and high"),
+        ("SPACE = {'a': {'values': [1], 'kind': 'odd'}}\nOBJECTIVES = {'error': 'min'}", "kind is 'odd'; allowed"),
+        ("SPACE = {'a b': [1, 2]}\nOBJECTIVES = {'error': 'min'}", "give it another name"),
+    ],
+)
+def test_a_file_that_lacks_something_says_what(tmp_path: Path, lines: str, says: str) -> None:
+    path = tmp_path / f"lacking_{abs(hash(lines))}.py"
+    path.write_text(f"def train(run):\n    pass\n{lines}\n")
+    with pytest.raises(WorkloadError, match=says):
+        load(str(path))

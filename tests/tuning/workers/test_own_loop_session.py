@@ -1,0 +1,136 @@
+"""A session with a loop of one's own: probes, rungs and OOMs as of any workload, and nothing is left behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainables.test_own_loop import BACK, HEAD, PLAIN
+from trainables.plan import Plan
+from trainables.workload import WorkloadError
+from tuning.config.errors import ConfigError
+from tuning.config.load import load
+from tuning.study import setup
+from tuning.workers.session import Session
+from tuning.workers.worker_config import WorkerConfig
+
+KNOBS = {"learning_rate": 0.05, "batch_size": 16, "micro_batch_size": 4}
+WIDE = PLAIN.replace("made(run)", "run.prepare(net := Wide(), torch.optim.SGD(net.parameters(), run['learning_rate']))")
+WIDE_HEAD = (
+    HEAD
+    + """
+def Wide():
+    return nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 1))
+"""
+)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Any:
+    def start(body: str, head: str = HEAD, cap_bytes: int | None = None) -> Session:
+        path = tmp_path / f"own_{abs(hash((head, body, str(tmp_path))))}.py"
+        path.write_text(head + body)
+        return Session(WorkerConfig(str(path), {}, cap_bytes=cap_bytes))
+
+    return start
+
+
+def no_thread() -> bool:
+    return all(t.name != "train(run)" for t in threading.enumerate())
+
+
+def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None:
+    facts = session(PLAIN).describe(KNOBS)
+    assert (facts["train_samples"], facts["val_samples"], facts["objectives"]) == (64, None, {"error": "min"})
+    assert {"learning_rate", "batch_size", "micro_batch_size", "num_workers"} <= set(facts["asked"])
+    assert not {"amp_dtype", "weight_decay", "length_bucketing"} & set(facts["asked"])
+    assert facts["seen"] == {"batch_size": 16, "micro_batch_size": 4}
+    assert facts["parameters"] == {"total": 5, "trainable": 5}
+    assert len(facts["workload_sha256"]) == len(facts["data_sha256"]) == 64
+    assert no_thread()
+
+
+def test_a_rung_stops_it_and_the_next_trial_finds_nothing_left(session: Any) -> None:
+    own = session(PLAIN)
+    trial = own.trial(KNOBS, Plan(128, (32, 128)), 0)
+    first = trial.advance()
+    assert (first["samples"], first["done"], first["outcome"]) == (32, False, "ok")
+    assert trial.end()["retire"] == ""
+    assert no_thread()
+    whole = own.train(KNOBS, Plan(128, (32, 128)), 0)
+    assert (whole["samples"], whole["outcome"]) == (128, "ok")
+    assert whole["values"] == own.train(KNOBS, Plan(128, (128,)), 0)["values"]
+
+
+def test_a_probe_keeps_to_its_time_and_windows_span_passes(session: Any) -> None:
+    found = session(PLAIN).probe(KNOBS, time_s=0.5)
+    assert (found["outcome"], found["end"]) == ("ok", "time")
+    expected = 16 / (4 * found["micro_step_s"] + found["optimizer_step_s"])
+    assert found["samples_per_s"] == pytest.approx(expected, rel=1e-6)
+    assert found["spans"]["steps"] > 4, "a pass has four"
+    assert no_thread()
+
+
+def test_an_oom_halves_the_micro_batch_and_begins_again(session: Any) -> None:
+    own = session(WIDE, WIDE_HEAD)
+    large = {**KNOBS, "micro_batch_size": 16}
+    need, most = (own.train(k, Plan(64, (64,)), 0)["peak_allocated_bytes"] for k in (KNOBS, large))
+    assert need < most
+    found = own.train(large, Plan(64, (64,), cap_bytes=(need + most) // 2), 0)
+    assert (found["outcome"], found["knobs"]["batch_size"]) == ("ok", 16)
+    assert found["knobs"]["micro_batch_size"] < 16
+    assert found["ooms"][0]["knobs"]["micro_batch_size"] == 16
+    assert no_thread()
+
+
+def test_a_loop_that_never_asks_for_the_micro_batch_is_not_begun_again(session: Any) -> None:
+    own = session("\ndef train(run):\n" + BACK)
+    found = own.train(KNOBS, Plan(64, (64,), cap_bytes=10), 0)
+    assert (found["outcome"], found["ooms"]) == ("oom", [])
+
+
+@pytest.mark.parametrize(
+    ("body", "outcome", "says"),
+    [
+        (BACK + "        raise ValueError('shapes do not match')\n", "crash", "ValueError: shapes do not match (own_"),
+        (BACK + "        run.report(error=float('inf'))\n", "diverged", "error is inf"),
+    ],
+)
+def test_how_it_fails_is_an_outcome(session: Any, body: str, outcome: str, says: str) -> None:
+    found = session("\ndef train(run):\n" + body).train(KNOBS, Plan(64, (64,)), 0)
+    assert found["outcome"] == outcome
+    assert says in found["message"]
+
+
+def test_its_memory_is_not_measured_alone(session: Any) -> None:
+    with pytest.raises(WorkloadError, match="has a loop of its own"):
+        session(PLAIN).footprint(KNOBS, (2,))
+
+
+def completed(tmp_path: Path, body: str, *arguments: str) -> Any:
+    path = tmp_path / f"asks_{abs(hash((body, str(tmp_path))))}.py"
+    path.write_text(HEAD + body)
+    _, config = setup.checked(load([f"workload={path}", "card=cpu", f"runs_dir={tmp_path}", *arguments]))
+    facts = Session(WorkerConfig(str(path), {})).describe({})
+    return setup.of_own_loop(config, facts)
+
+
+def test_a_knob_that_is_searched_and_never_asked_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"knobs.amp_dtype=\[fp32,bf16\]: train\(run\) never asks for amp_dtype") as e:
+        completed(tmp_path, PLAIN, "knobs.amp_dtype=[fp32,bf16]")
+    assert "run.autocast()" in e.value.remedy
+    with pytest.raises(ConfigError, match=r"knobs.weight_decay=0.3: train\(run\) never asks"):
+        completed(tmp_path, PLAIN, "knobs.weight_decay=0.3")
+
+
+def test_batches_of_its_own_are_what_the_configurations_say(tmp_path: Path) -> None:
+    head_sizes = "batch_size=[8,16]"
+    with pytest.raises(ConfigError, match="never asks for batch_size"):
+        completed(tmp_path, "\ndef train(run):\n" + BACK + "        run['learning_rate']\n")
+    whole = PLAIN.replace("**run.loader()", "batch_size=run['batch_size']")
+    config = completed(tmp_path, whole, f"knobs.{head_sizes}")
+    assert config.space.fixed["micro_batch_size"] == 16
+    assert all(values["micro_batch_size"] == values["batch_size"] for values in config.named.values())

@@ -1,0 +1,197 @@
+"""A loop of one's own, `def train(run)` in a file, as a training that yields the same events as the contract's loop.
+
+    state = prepare(resident, config, plan)      # their function runs until it asks for its first batch
+    for event in train(state):                   # Window | Evaluation, as `loop.train`
+        ...
+
+Their function runs in a thread of its own, and of the two threads one runs at a time: each event hands over to whoever
+drives the training, who hands back to go on. Closing the generator raises `Ended` out of the call of `run` in which
+their function waits, so that its `finally` and `with` blocks are left in order.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import random
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from trainables.evaluation import Evaluation
+from trainables.knobs import Knobs, Scalar
+from trainables.live_bytes import LiveBytes
+from trainables.own_run import Ended, Event, OwnState, Run
+from trainables.plan import Plan
+from trainables.state import counted
+from trainables.stopwatch import Window
+from trainables.workload import Config, OwnLoop, WorkloadError, load_own_loop, table_of
+
+LEAVING_S = 60.0
+"""What their `finally` blocks may take once a run is over."""
+
+
+class OwnResident:
+    """A file with a loop of its own, imported; its module is all that stays loaded between trainings."""
+
+    def __init__(self, workload: OwnLoop) -> None:
+        self.workload = workload
+        self.meter = LiveBytes()
+        self.kept_bytes: int | None = None
+        """What their module holds on the device for itself: what was left when its first training was over."""
+        self.asked: set[str] = set()
+        """The knobs that their function has asked for in any training so far."""
+
+    def held_bytes(self) -> int:
+        """Returns the bytes that belong to the process and not to a training."""
+        return self.kept_bytes or 0
+
+
+class _Baton:
+    """What two threads pass each other, so that one of them runs at a time."""
+
+    def __init__(self) -> None:
+        self._said: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
+        self._go = threading.Semaphore(0)
+        self._is_over = False
+
+    def give(self, event: Event) -> None:
+        """Hands an event over and waits to go on; raises Ended where there is nothing to go on with."""
+        if not self._is_over:
+            self._said.put(event)
+            self._go.acquire()
+        if self._is_over:
+            raise Ended
+
+    def leave(self, failure: BaseException | None) -> None:
+        """Hands over for good."""
+        self._said.put(failure)
+
+    def take(self) -> Event | BaseException | None:
+        """Returns what is handed over: an event, what their function raised, or None where it has returned."""
+        return self._said.get()
+
+    def go_on(self, *, is_over: bool = False) -> None:
+        """Hands back."""
+        self._is_over = self._is_over or is_over
+        self._go.release()
+
+
+@dataclass(kw_only=True)
+class ThreadedState(OwnState):
+    """An own training and the thread that it runs in."""
+
+    baton: _Baton = field(default_factory=_Baton, repr=False)
+    thread: threading.Thread | None = field(default=None, repr=False)
+
+
+def prepare(resident: OwnResident, config: Config, plan: Plan) -> ThreadedState:
+    """Returns a training whose function waits for its first batch; raises what it raised before."""
+    state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked)
+    if state.device.type == "cuda" and config.knobs.empty_cache:
+        torch.cuda.empty_cache()
+    counted(state, resident.meter)
+    state.thread = threading.Thread(target=_work, args=(state,), name="train(run)", daemon=True)
+    state.thread.start()
+    try:
+        _raised(state.baton.take())
+    except BaseException:
+        _end(state)
+        raise
+    return state
+
+
+def train(state: ThreadedState) -> Generator[Window | Evaluation]:
+    """Yields a Window whenever one closes and an Evaluation at each report that was due, until the horizon is reached.
+
+    The first window is the first optimiser step alone. Closing the generator ends their function. Raises Diverged, what
+    their function raises, and WorkloadError where it ends too soon or never steps.
+    """
+    try:
+        while True:
+            state.baton.go_on()
+            event = state.baton.take()
+            _raised(event)
+            if not isinstance(event, Window | Evaluation):
+                return
+            yield event
+    finally:
+        event = None
+        _end(state)
+
+
+def _raised(event: Event | BaseException | None) -> None:
+    if isinstance(event, BaseException):
+        try:
+            raise event
+        finally:
+            del event  # or the frame and its own exception would hold each other
+
+
+def _end(state: ThreadedState) -> None:
+    """Ends their function where it waits; raises RuntimeError where it does not let itself be ended."""
+    thread, state.thread = state.thread, None
+    if thread is None:
+        return
+    state.baton.go_on(is_over=True)
+    thread.join(LEAVING_S)
+    if thread.is_alive():
+        said = "does it catch BaseException, or wait in finally?"
+        raise RuntimeError(f"train(run) did not end in {LEAVING_S:g} s: {said}")
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python's, NumPy's and torch's generators, from which loaders and their workers draw theirs."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _work(state: ThreadedState) -> None:
+    """Runs their function; the thread's own."""
+    run, failure = Run(state, state.baton.give), None
+    try:
+        seed_everything(state.config.seed)
+        with run.kernels():
+            state.workload.train(run)
+        run.finished()
+    except Ended:
+        pass
+    except Exception as error:
+        failure = error
+    except BaseException as error:  # sys.exit
+        failure = WorkloadError(f"train(run) raised {type(error).__name__}: {error}")
+        failure.__cause__ = error
+    run.let_go()
+    del run
+    state.baton.leave(failure)
+
+
+def alone(samples: int, *, seed: int = 0, device: str = "", **knobs: Scalar) -> Run:
+    """Returns a `run` for the script at hand on its own: python script.py, without a study, up to so many samples.
+
+    Knobs not given are those of its BEFORE, else at their defaults. What is reported is printed; ten reports are due.
+    """
+    module = sys.modules["__main__"]
+    workload = load_own_loop(str(getattr(module, "__file__", "this script")), module)
+    fixed = {name: value for name, value in workload.default_space.items() if not isinstance(value, Mapping | list)}
+    given = {**fixed, **getattr(module, "BEFORE", {}), **knobs}
+    on = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    config = Config(Knobs.of(given, table_of(workload)), dict(workload.options), seed, on)
+    tenths = tuple(math.ceil(samples * tenth / 10) for tenth in range(1, 11))
+    state = OwnState(config=config, plan=Plan(samples, tenths), workload=workload)
+    counted(state, LiveBytes())
+    seed_everything(seed)
+    run = Run(state, _shown)
+    run.keep(run.kernels())
+    return run
+
+
+def _shown(event: Event) -> None:
+    if isinstance(event, Evaluation):
+        values = ", ".join(f"{name} {value:.5g}" for name, value in event.values.items())
+        print(f"{event.samples} samples: {values}")

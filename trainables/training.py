@@ -1,0 +1,39 @@
+"""Whose loop trains: the contract's (`loop`) or one of the user's own (`own_loop`), behind one interface.
+
+state = prepare(resident, config, plan)
+for event in train(state):           # Window | Evaluation
+    ...                              # state.samples, .peak_allocated_bytes, .active, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from trainables import loop, own_loop
+from trainables.evaluation import Evaluation
+from trainables.own_loop import OwnResident, ThreadedState
+from trainables.plan import Plan
+from trainables.resident import Resident
+from trainables.state import State
+from trainables.stopwatch import Window
+from trainables.workload import Config, OwnLoop, Workload
+
+AnyResident = Resident | OwnResident
+AnyState = State | ThreadedState
+
+
+def resident_of(workload: Workload | OwnLoop) -> AnyResident:
+    """Returns what stays loaded of the workload between the trainings of a process."""
+    return OwnResident(workload) if isinstance(workload, OwnLoop) else Resident(workload)
+
+
+def prepare(resident: AnyResident, config: Config, plan: Plan) -> AnyState:
+    """Returns a training that has not begun."""
+    if isinstance(resident, OwnResident):
+        return own_loop.prepare(resident, config, plan)
+    return loop.prepare(resident, config, plan)
+
+
+def train(state: AnyState) -> Generator[Window | Evaluation]:
+    """Yields a Window whenever one closes and an Evaluation at each milestone, until the horizon is reached."""
+    return own_loop.train(state) if isinstance(state, ThreadedState) else loop.train(state)

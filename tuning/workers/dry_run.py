@@ -1,0 +1,83 @@
+"""What a loop of one's own says of itself when it is tried for a few steps: its data, its model, what it asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from trainables import own_loop, workload
+from trainables.evaluation import Evaluation
+from trainables.knobs import Scalar
+from trainables.own_loop import OwnResident
+from trainables.own_run import ASKED_BY, OwnState
+from trainables.plan import Plan
+from tuning.memory import oom
+from tuning.memory.oom import Outcome
+from tuning.workers import fingerprint
+from tuning.workers.device_facts import device_facts
+
+if TYPE_CHECKING:
+    from tuning.workers.session import Session
+
+DRY_S = 5.0
+"""So long a report is waited for: a loop that reports at the end of a pass is not tried to that end."""
+DRY_WINDOW_S = 0.2
+DRY_PLAN = Plan(samples=1_000_000_000, milestones=(1,), window_s=DRY_WINDOW_S)
+
+
+def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns what `Session.describe` does, and as `asked` the knobs that were asked for.
+
+    `asked_by` are those by the call that asks for them, `seen` the sizes of its batches. Raises what their function
+    raises; where it runs out of memory it is tried with half the micro-batch.
+    """
+    tried = dict(knobs)
+    while True:
+        try:
+            state = _tried(session, resident, tried)
+            break
+        except Exception as error:  # whatever a user's code raises
+            micro = oom.halve(session.config(tried).knobs.micro_batch_size)
+            if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM) or micro is None:
+                raise
+            session.recover(error)
+            tried["micro_batch_size"] = micro
+    parameters = [] if state.model is None else list(state.model.parameters())
+    found = {
+        "parameters": {
+            "total": sum(p.numel() for p in parameters),
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        }
+        if parameters
+        else {},
+        "device": device_facts(session.setting.device),
+        "objectives": dict(resident.workload.objectives),
+        "train_samples": state.pass_samples,
+        "val_samples": None,
+        "baselines": {name: dict(values) for name, values in resident.workload.plain_rules.items()},
+        "workload_sha256": workload.source_hash(resident.workload),
+        **fingerprint.of_data([state.dataset]),
+        "asked": sorted(state.asked),
+        "asked_by": {call: list(names) for call, names in ASKED_BY.items()},
+        "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
+    }
+    del state, parameters
+    gc.collect()
+    resident.kept_bytes = session.memory.held_bytes()
+    return found
+
+
+def _tried(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> OwnState:
+    """Returns the state of a training that went a few steps and, where it does so in time, through a report."""
+    plan = dataclasses.replace(DRY_PLAN, cap_bytes=session.setting.cap_bytes)
+    state = own_loop.prepare(resident, session.config(knobs), plan)
+    until = time.monotonic() + DRY_S
+    with closing(own_loop.train(state)) as events:
+        for event in events:
+            if isinstance(event, Evaluation) or time.monotonic() > until:
+                break
+    return state
