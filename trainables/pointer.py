@@ -2,7 +2,7 @@
 
 Data: small instances drawn from 45,065 cities of the world (GeoNames, CC BY 3.0) with exact tours by fast-tsp;
 `workload.data=uniform` draws points on a square instead, `workload.data=<path>` reads TSPLIB problems (.tsp, with tours
-in .opt.tour) or text files in the layout of Vinyals et al. (trainables/data/tsp_sources.py).
+in .opt.tour; trainables/data/tsp_sources.py).
 Model: a pointer network (Vinyals et al., arXiv 1506.03134) whose encoder is a Transformer, as in Kool et al.
 (1803.08475); at each step it sees the nodes anew, by 8 features of which one is `is_visited`. Attention falls off with
 distance, at another rate in each head, as ALiBi's does with position (Press et al., 2108.12409).

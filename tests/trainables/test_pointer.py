@@ -424,7 +424,7 @@ def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "fast_tsp", None)
     for name in ("trainables.pointer", "trainables.data.tsp_instances"):
         monkeypatch.delitem(sys.modules, name)
-    for name in ("tsp_sources", "tsp_maps", "pointer_text"):
+    for name in ("tsp_sources", "tsp_maps"):
         monkeypatch.delitem(sys.modules, f"trainables.data.{name}", raising=False)
     with pytest.raises(WorkloadError, match=r"workload pointer needs: pip install 'cardtune\[pointer\]' \(.*fast_tsp"):
         importlib.import_module("trainables.pointer")

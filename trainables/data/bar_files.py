@@ -8,8 +8,7 @@
 | MetaTrader 4   | .csv                        | no header, `2024.01.02,17:00,...`                     |
 | MetaTrader 5   | .csv                        | header `<DATE> <TIME> <OPEN> ...`, parted by tabs     |
 | yfinance       | .csv                        | header with `Date`, or three lines from `Price,` on   |
-| freqtrade      | .json, .feather             | rows of six numbers, epoch ms; columns `date`, ...    |
-| any other      | .csv .txt .parquet .feather | columns open, high, low, close and one of the time in |
+| any other      | .csv .txt .parquet          | columns open, high, low, close and one of the time in |
 |                |                             | ISO 8601 or since 1970                                |
 
 Text may be gzipped, or the one .csv in a .zip, as Binance and HistData publish it. Times without an offset are taken
@@ -20,7 +19,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import zipfile
 import zlib
@@ -32,7 +30,7 @@ import pandas as pd
 
 from trainables.data.errors import DataError
 
-BAR_SUFFIXES = (".csv", ".txt", ".csv.gz", ".txt.gz", ".csv.zip", ".zip", ".json", ".json.gz", ".feather", ".parquet")
+BAR_SUFFIXES = (".csv", ".txt", ".csv.gz", ".txt.gz", ".csv.zip", ".zip", ".parquet")
 PRICES = ("open", "high", "low", "close")
 
 _BAR = ["time", "open", "high", "low", "close", "volume"]
@@ -79,10 +77,7 @@ def read_table(path: Path) -> Table:
     if not path.name.endswith(BAR_SUFFIXES):
         raise _wrong(path, f"suffix {path.suffix!r}", ", ".join(BAR_SUFFIXES))
     try:
-        if path.suffix in (".feather", ".parquet"):
-            return _arrow(path)
-        text = _text(path)
-        return _json(path, text) if ".json" in path.suffixes else _csv(path, text)
+        return _parquet(path) if path.suffix == ".parquet" else _csv(path, _text(path))
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise _wrong(path, str(error).strip(), "a file that can be read to its end") from None
 
@@ -177,24 +172,11 @@ def _named(path: Path, table: pd.DataFrame, header: list[str]) -> pd.DataFrame:
     return pd.DataFrame(kept)
 
 
-def _json(path: Path, text: str) -> Table:
+def _parquet(path: Path) -> Table:
     try:
-        rows = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _wrong(path, f"{error}", "a JSON list of [epoch ms, open, high, low, close, volume]") from None
-    if not isinstance(rows, list) or not rows:
-        raise _wrong(path, f"{text[:40]!r}", "a JSON list of [epoch ms, open, high, low, close, volume]")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, list) or len(row) < 6:
-            raise _wrong(f"{path}, row {number}", f"{row!r:.60}", "[epoch ms, open, high, low, close, volume]")
-    return Table(path, pd.DataFrame([row[:6] for row in rows], columns=pd.Index(_BAR)))
-
-
-def _arrow(path: Path) -> Table:
-    try:
-        table = pd.read_feather(path) if path.suffix == ".feather" else pd.read_parquet(path)
+        table = pd.read_parquet(path)
     except (OSError, ValueError) as error:  # pyarrow's errors are of these two
-        raise _wrong(path, str(error).strip(), f"a whole {path.suffix[1:]} file") from None
+        raise _wrong(path, str(error).strip(), "a whole parquet file") from None
     if isinstance(table.index, pd.DatetimeIndex):
         table = table.rename_axis("datetime").reset_index()
     if table.empty:

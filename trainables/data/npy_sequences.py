@@ -1,7 +1,6 @@
 """Labelled sequences of unequal length in .npy files, one recording a file.
 
     root/train/<label>/<id>.npy           and root/val/... or root/test/...
-    root/X/<id>.npy, root/labels.csv      with the columns id, label and split, which is train, val or test
 
 Each file holds one array (time, channel) of real numbers; time differs from file to file, the channels are the same
 everywhere. Files are mapped into memory and never unpickled, so reading a folder runs no code of it.
@@ -9,7 +8,6 @@ everywhere. Files are mapped into memory and never unpickled, so reading a folde
 
 from __future__ import annotations
 
-import csv
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,7 +20,6 @@ from numpy.typing import NDArray
 from trainables.data.errors import DataError
 
 SPLITS = ("train", "val", "test")
-LABEL_COLUMNS = ("id", "label", "split")
 STATISTICS_FILES = 4096
 """Most files read for mean and deviation, evenly spread: a set of any size is begun within seconds."""
 _ARRAY = "an array (time, channel) of real numbers, saved by numpy.save"
@@ -45,12 +42,11 @@ def read_splits(root: Path, val_frac: float | None, seed: int) -> tuple[list[Rec
     1) so much of each label's training recordings is held out, drawn by `seed`, and val and test are left alone.
     Every file's header is read, its numbers are not. Raises DataError.
     """
-    parts = _listed(root) if (root / "labels.csv").is_file() else _in_folders(root)
+    parts = _in_folders(root)
     train, own = parts.get("train", []), parts.get("val") or parts.get("test") or []
     if not train:
         found = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) if root.is_dir() else "no such folder"
-        allowed = "train/<label>/<id>.npy, or X/<id>.npy with a labels.csv that has a split train"
-        raise DataError(f"{root}: found {found or 'nothing'}; allowed: {allowed}")
+        raise DataError(f"{root}: found {found or 'nothing'}; allowed: train/<label>/<id>.npy")
     if val_frac is not None:
         train, own = _held_out(root, train, val_frac, seed)
     elif not own:
@@ -120,34 +116,6 @@ def _in_folders(root: Path) -> dict[str, list[tuple[Path, str]]]:
         for split in SPLITS
         if (root / split).is_dir()
     }
-
-
-def _listed(root: Path) -> dict[str, list[tuple[Path, str]]]:
-    """Returns the files named in labels.csv by split; other files of X are not part of the set."""
-    table, parts, seen = root / "labels.csv", defaultdict(list), set()
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as stream:
-            rows = csv.DictReader(stream, strict=True)
-            missing = [name for name in LABEL_COLUMNS if name not in (rows.fieldnames or [])]
-            if missing:
-                raise DataError(f"{table}:1: found no column {', '.join(missing)}; allowed: {', '.join(LABEL_COLUMNS)}")
-            for row in rows:
-                where = f"{table}:{rows.line_num}"
-                _check_name(where, "id", row["id"])
-                if not row["label"]:
-                    raise DataError(f"{where}: label: found nothing; allowed: the name of a class")
-                if row["split"] not in SPLITS:
-                    raise DataError(f"{where}: split: found {row['split']!r}; allowed: {', '.join(SPLITS)}")
-                if row["id"] in seen:
-                    raise DataError(f"{where}: id: found {row['id']!r} a second time; allowed: one line for each file")
-                path = root / "X" / f"{row['id']}.npy"
-                if not path.is_file():
-                    raise DataError(f"{where}: id: found no file {path}; allowed: ids of files in X")
-                seen.add(row["id"])
-                parts[row["split"]].append((path, row["label"]))
-    except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"{table}: found {error}; allowed: comma-separated UTF-8 text") from None
-    return parts
 
 
 def _check_name(where: object, field: str, text: str | None) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from trainables.data import pointer_text, tsp_maps, tsplib
+from trainables.data import tsp_maps, tsplib
 from trainables.data.errors import DataError
 from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, solved
 
@@ -29,15 +28,12 @@ def read_splits(data: str | None, nodes: int | None, sizes: tuple[int, int], see
     path = Path(data)
     found = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
     problems = [p for p in found if p.name.endswith(_TSPLIB)]
-    texts = [p for p in found if p.suffix == ".txt"]
     if problems and nodes is not None:
         return tsp_maps.drawn([_chart(p, nodes) for p in problems], nodes, sizes, seed)
     if problems:
         return _split(path, [_whole(p) for p in problems], sizes, seed)
-    if texts:
-        return _pointer_splits(path, texts, sizes, seed)
     names = ", ".join(p.name for p in found[:8]) or "nothing"
-    raise DataError(f"{path}: found {names}; allowed: {', '.join(_TSPLIB)}, .txt, a folder of them, or {UNIFORM}")
+    raise DataError(f"{path}: found {names}; allowed: {', '.join(_TSPLIB)}, a folder of them, or {UNIFORM}")
 
 
 def _chart(path: Path, nodes: int) -> tsp_maps.Chart:
@@ -62,21 +58,6 @@ def _whole(path: Path) -> Instance:
         allowed = f"{names[0]} beside it, or workload.nodes={MOST_EXACT} or fewer to draw small instances from it"
         raise DataError(f"{path}: found {len(problem)} nodes and no tour; allowed: {allowed}")
     return solved(problem.points, distances)
-
-
-def _pointer_splits(path: Path, texts: Sequence[Path], sizes: tuple[int, int], seed: int) -> Splits:
-    """Returns the splits of one file, or of a folder with a file for training and one for test; no more is read."""
-    if len(texts) == 1:
-        return _split(path, list(islice(pointer_text.read(texts[0]), sum(sizes))), sizes, seed)
-    train = [p for p in texts if "train" in p.name]
-    val = [p for p in texts if "test" in p.name or "val" in p.name]
-    if len(train) != 1 or len(val) != 1:
-        names = ", ".join(p.name for p in texts[:8])
-        raise DataError(f"{path}: found {names}; allowed: one .txt with 'train' in its name, one with 'test' or 'val'")
-    parts = [list(islice(pointer_text.read(file), size)) for (file,), size in zip((train, val), sizes, strict=True)]
-    if not all(parts):
-        raise DataError(f"{train[0] if not parts[0] else val[0]}: found no instance; allowed: one a line")
-    return Splits(*parts)
 
 
 def _split(path: Path, found: Sequence[Instance], sizes: tuple[int, int], seed: int) -> Splits:

@@ -3,7 +3,6 @@
 | EDGE_WEIGHT_TYPE | distance of two nodes                                                                    |
 |------------------|------------------------------------------------------------------------------------------|
 | EUC_2D, CEIL_2D  | Euclidean, to the nearest whole number, or the next above                                |
-| MAN_2D, MAX_2D   | sum, or the larger, of the differences along the axes, to the nearest whole number       |
 | ATT              | Euclidean divided by the root of 10, to the next whole number above ("pseudo-Euclidean") |
 | GEO              | kilometres on a sphere, from DDD.MM (degrees and minutes) of latitude and longitude      |
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-KINDS = ("EUC_2D", "CEIL_2D", "MAN_2D", "MAX_2D", "ATT", "GEO")
+KINDS = ("EUC_2D", "CEIL_2D", "ATT", "GEO")
 EARTH_KM = 6378.388
 PI = 3.141592  # TSPLIB's own, to be equal to the last kilometre
 
@@ -29,13 +28,9 @@ def metric(kind: str, a: Floats, b: Floats) -> Floats:
         cosine = np.clip(0.5 * ((1.0 + q1) * q2 - (1.0 - q1) * q3), -1.0, 1.0)
         found: Floats = np.floor(EARTH_KM * np.arccos(cosine) + 1.0)
         return found
-    step = np.abs(a - b)
-    if kind == "MAN_2D":
-        return _nearest(step.sum(axis=-1))
-    if kind == "MAX_2D":
-        return _nearest(step.max(axis=-1))
-    length: Floats = np.sqrt((step**2).sum(axis=-1) / (10.0 if kind == "ATT" else 1.0))
-    return _nearest(length) if kind == "EUC_2D" else np.ceil(length)
+    length: Floats = np.sqrt(((a - b) ** 2).sum(axis=-1) / (10.0 if kind == "ATT" else 1.0))
+    # The nearest whole number by C's (int)(x + 0.5); numpy's own rounds halves to the even number.
+    return np.floor(length + 0.5) if kind == "EUC_2D" else np.ceil(length)
 
 
 def projected(numbers: Floats) -> Floats:
@@ -45,11 +40,6 @@ def projected(numbers: Floats) -> Floats:
     middle = np.degrees(np.arctan2(np.sin(turned).mean(), np.cos(turned).mean()))
     east = (longitude - middle + 180.0) % 360.0 - 180.0  # across the date line, too
     return np.stack([east * np.cos(np.radians(latitude.mean())), latitude], axis=1)
-
-
-def _nearest(x: Floats) -> Floats:
-    nearest: Floats = np.floor(x + 0.5)  # C's (int)(x + 0.5); numpy's own rounds halves to the even number
-    return nearest
 
 
 def _degrees(numbers: Floats) -> Floats:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from typing import Any
 
 OWN_KEYS = ("seq", "t", "mono", "event", "crc")
 _MARK_LENGTH = len(b',"crc":"89abcdef"}')
-_WHOLE = re.compile(rb'\{"seq":.*?,"crc":"[0-9a-f]{8}"\}')
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("config", "coupling", "values"), dict),
@@ -82,16 +80,13 @@ class Scan:
         good = position = 0
         for number, line in enumerate(data.split(b"\n"), start=1):
             position += len(line) + 1
-            # A flipped newline joins two records to one line; both are still there.
-            whole = [line] if _is_marked(line) else [m[0] for m in _WHOLE.finditer(line) if _is_marked(m[0])]
-            if line and whole != [line]:
-                damage.append(f"line {number} is damaged{'; its records were kept' if whole else ' and was left out'}")
-            for text in whole:
-                record, fault = _parse(text)
-                self.records += [record] if record is not None else []
-                damage += [f"line {number} {fault}, as of another version, and was left out"] if fault else []
-            if whole:
-                good, self.warnings, damage = min(position, len(data)), self.warnings + damage, []
+            if not _is_marked(line):
+                damage += [f"line {number} is damaged and was left out"] if line else []
+                continue
+            record, fault = _parse(line)
+            self.records += [record] if record is not None else []
+            damage += [f"line {number} {fault}, as of another version, and was left out"] if fault else []
+            good, self.warnings, damage = min(position, len(data)), self.warnings + damage, []
         self.good_bytes, self.tail = good, data[good:]
         self.lacks_newline = good > 0 and data[good - 1 : good] != b"\n"
 

@@ -106,12 +106,6 @@ class Journal:
             os._exit(9)
         return record
 
-    def repeat(self, event: str) -> None:
-        """Writes the record of an event a second time, so that one damaged line does not lose it."""
-        own = [r for r in self._records if r.event == event]
-        if len(own) == 1:
-            self.append(event, **own[0].fields)
-
     def close(self) -> None:
         """Gives file and lock back; closing twice is no error."""
         if self._file >= 0:

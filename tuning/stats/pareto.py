@@ -1,4 +1,4 @@
-"""Pareto geometry on small arrays: front, hypervolume, knee.
+"""Pareto geometry on small arrays: front and knee.
 
 Arrays are of shape (points, objectives), every objective to be minimised. A row with a value that is not finite is
 never on the front.
@@ -6,7 +6,6 @@ never on the front.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -24,19 +23,6 @@ def front(points: Floats) -> NDArray[np.intp]:
     no_worse: NDArray[np.bool_] = np.all(rows[None, :, :] <= rows[:, None, :], axis=2)
     better: NDArray[np.bool_] = np.any(rows[None, :, :] < rows[:, None, :], axis=2)
     return np.flatnonzero(finite & ~(no_worse & better).any(axis=1))
-
-
-def hypervolume_2d(points: Floats, reference: Sequence[float]) -> float:
-    """Returns the area between two-objective points and a reference point that is worse than all of interest.
-
-    Points not better than the reference in both objectives add nothing. O(n log n).
-    """
-    points = _checked(points, objectives=2)
-    worst_x, worst_y = (float(r) for r in reference)
-    inside = points[np.isfinite(points).all(axis=1) & (points < np.array([worst_x, worst_y])).all(axis=1)]
-    inside = inside[np.lexsort((inside[:, 1], inside[:, 0]))]
-    lowest = np.minimum.accumulate(np.append(worst_y, inside[:, 1]))
-    return float(((worst_x - inside[:, 0]) * (lowest[:-1] - lowest[1:])).sum())
 
 
 def knee(points: Floats) -> int:

@@ -159,7 +159,6 @@ class _Study:
                 first = estimate.MemoryStage(profiler, self._space, self._journal, cap_bytes, cuda=cuda)
                 limit_s = min(estimate.LIMIT_S, max(0.0, self._limits.left_s() / 5))
                 first.run(self._predict if cuda else None, limit_s)
-        self._journal.repeat("study")
         if self._config.search.strategy == "joint":
             return
         with self._stage("probe") as needed:

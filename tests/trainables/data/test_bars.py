@@ -6,7 +6,6 @@ The writers here are made from the publishers' descriptions, not from the reader
 from __future__ import annotations
 
 import gzip
-import json
 import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -118,9 +117,6 @@ def test_every_layout_gives_the_same_bars(tmp_path: Path, layout: str, how: str)
 def test_layouts_that_are_not_plain_text(tmp_path: Path) -> None:
     frame = pd.DataFrame([bar[1:] for bar in BARS], columns=list(BAR_COLUMNS))
     times = pd.to_datetime([bar.ms for bar in BARS], unit="ms", utc=True)
-    (tmp_path / "json.json").write_text(json.dumps([[bar.ms, *bar[1:]] for bar in BARS]))
-    (tmp_path / "jsongz.json.gz").write_bytes(gzip.compress((tmp_path / "json.json").read_bytes()))
-    frame.assign(date=times).to_feather(tmp_path / "feather.feather")
     frame.set_index(times).to_parquet(tmp_path / "indexed.parquet")
     frame.set_index(times.tz_convert(None)).to_parquet(tmp_path / "naive.parquet")
     frame.assign(open_time=[bar.ms * 1_000_000 for bar in BARS]).to_parquet(tmp_path / "ns.parquet")
@@ -130,7 +126,7 @@ def test_layouts_that_are_not_plain_text(tmp_path: Path) -> None:
         archive.writestr("DAT_ASCII_EURUSD_M1_2024.csv", LAYOUTS["histdata"])
         archive.writestr("DAT_ASCII_EURUSD_M1_2024.txt", "File Status Report")
     found = read(tmp_path)
-    assert sorted(found) == ["bom", "feather", "indexed", "json", "jsongz", "naive", "ns", "utf16", "zip"]
+    assert sorted(found) == ["bom", "indexed", "naive", "ns", "utf16", "zip"]
     for bars in found.values():
         assert_bars(bars, BARS)
 
@@ -224,16 +220,7 @@ REFUSED: dict[str, tuple[str, str | bytes, str]] = {
     "not text": ("x.csv", GOOD.encode() + b"\xe9", r"x\.csv:7: found byte 0xe9; allowed: UTF-8 or UTF-16 text"),
     "torn gz": ("x.csv.gz", gzip.compress(GOOD.encode())[:-9], r"x\.csv\.gz: found .*end-of-stream"),
     "no zip": ("x.zip", b"PK", r"x\.zip: found File is not a zip file"),
-    "json": ("x.json", "[[1", r"x\.json: found Expecting .*; allowed: a JSON list of \[epoch ms"),
-    "json object": ("x.json", '{"a": 1}', r"x\.json: found '\{\"a\": 1\}'; allowed: a JSON list"),
-    "json row": ("x.json", "[[1700000000000,1,1,1,1,1],[1]]", r"x\.json, row 2: found \[1\]; allowed: \[epoch ms"),
-    "json price": (
-        "x.json",
-        "[[1700000000000,1,1,1,1,1],[1700000060000,1,null,1,1,1]]",
-        r"x\.json, row 2: high: found nan; allowed: a number > 0",
-    ),
     "parquet": ("x.parquet", b"PAR1", r"x\.parquet: found .*; allowed: a whole parquet file"),
-    "feather": ("x.feather", b"", r"x\.feather: found .*; allowed: a whole feather file"),
     "suffix": ("x.xlsx", b"", r"x\.xlsx: found suffix '\.xlsx'; allowed: \.csv, "),
 }
 

@@ -1,4 +1,4 @@
-"""Both layouts give the same recordings; what is no array (time, channel) of numbers is refused by file."""
+"""A folder of .npy files gives its recordings; what is no array (time, channel) of numbers is refused by file."""
 
 from __future__ import annotations
 
@@ -38,28 +38,11 @@ def folders(root: Path) -> Path:
     return root
 
 
-def table(root: Path, text: str = "id,label,split\n1,a,train\n2,b,train\n3,a,test\n4,b,test\n") -> Path:
-    """Returns the root, now with the same recordings in X, and labels.csv."""
-    (root / "X").mkdir(parents=True, exist_ok=True)
-    for name, rows in (("1", ONE), ("2", TWO), ("3", ONE), ("4", TWO)):
-        (root / "X" / f"{name}.npy").write_bytes(npy(rows))
-    (root / "labels.csv").write_bytes(text.encode())
-    return root
-
-
-@pytest.mark.parametrize("layout", [folders, table], ids=["folders", "table"])
-def test_both_layouts_give_the_same_recordings(tmp_path: Path, layout: Callable[[Path], Path]) -> None:
-    for part in read_splits(layout(tmp_path), None, 0):
+def test_the_folders_give_the_recordings(tmp_path: Path) -> None:
+    for part in read_splits(folders(tmp_path), None, 0):
         assert [(r.label, r.steps, r.channels) for r in part] == [("a", 3, 2), ("b", 1, 2)]
         assert [load(r).tolist() for r in part] == [ONE, TWO]
         assert all(load(r).dtype == np.float32 and load(r).flags.c_contiguous for r in part)
-
-
-def test_a_table_may_have_more_columns_in_any_order_and_quotes(tmp_path: Path) -> None:
-    text = '\ufeffsplit,note,id,label\r\ntrain,"x, y",1,"a/b c"\r\ntrain,,2,b\r\nval,,3,b\r\ntest,,4,b\r\n'
-    train, val = read_splits(table(tmp_path, text), None, 0)
-    assert [r.label for r in train] == ["a/b c", "b"]
-    assert [r.path.name for r in val] == ["3.npy"]  # val goes before test
 
 
 def test_files_of_the_system_are_passed_over(tmp_path: Path) -> None:
@@ -138,31 +121,8 @@ def test_refuses_a_file_that_has_changed(tmp_path: Path) -> None:
         load(recording)
 
 
-TABLES = {
-    "no column": ("id,label\n1,a\n", r"labels\.csv:1: found no column split; allowed: id, label, split"),
-    "empty": ("", r"labels\.csv:1: found no column id, label, split"),
-    "split": ("id,label,split\n1,a,dev\n", r"labels\.csv:2: split: found 'dev'; allowed: train, val, test"),
-    "short": ("id,label,split\n1,a\n", r"labels\.csv:2: split: found None"),
-    "no label": ("id,label,split\n1,,train\n", r"labels\.csv:2: label: found nothing"),
-    "twice": ("id,label,split\n1,a,train\n1,b,train\n", r"labels\.csv:3: id: found '1' a second time"),
-    "no file": (
-        "id,label,split\n9,a,train\n",
-        r"labels\.csv:2: id: found no file .*9\.npy; allowed: ids of files in X",
-    ),
-    "outside": ("id,label,split\n../X/1,a,train\n", r"labels\.csv:2: id: found '\.\./X/1'; allowed: a name without /"),
-    "torn": ('id,label,split\n"1,a,train\n', r"labels\.csv: found .*; allowed: comma-separated UTF-8 text"),
-}
-
-
-@pytest.mark.parametrize("case", TABLES)
-def test_refuses_a_table_by_line_and_field(tmp_path: Path, case: str) -> None:
-    text, message = TABLES[case]
-    with pytest.raises(DataError, match=message):
-        read_splits(table(tmp_path, text), None, 0)
-
-
 def test_refuses_a_folder_of_another_shape(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"found nothing; allowed: train/<label>/<id>\.npy, or X/<id>\.npy"):
+    with pytest.raises(DataError, match=r"found nothing; allowed: train/<label>/<id>\.npy"):
         read_splits(tmp_path, None, 0)
     with pytest.raises(DataError, match=r"gone: found no such folder"):
         read_splits(tmp_path / "gone", None, 0)

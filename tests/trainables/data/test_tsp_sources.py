@@ -1,4 +1,4 @@
-"""Instances: drawn from maps, solved exactly, read from pointer-net files, and split without overlap."""
+"""Instances: drawn from maps, solved exactly, and split without overlap."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trainables.data import pointer_text, tsp_maps
+from trainables.data import tsp_maps
 from trainables.data.errors import DataError
 from trainables.data.tsp_instances import Instance, euclidean, scaled, solved
 from trainables.data.tsp_maps import Chart, Cities, drawn
@@ -165,63 +165,8 @@ def test_whole_problems_come_with_their_tours(tmp_path: Path) -> None:
     assert [len(part) for part in read_splits(str(tmp_path), None, (2, 9), 0)] == [2, 1]
 
 
-def text_line(points: NDArray[np.float64], order: list[int]) -> str:
-    """Returns an instance as the pointer network paper's files have it."""
-    tour = [str(i + 1) for i in (*order, order[0])]
-    return " ".join(f"{x!r} {y!r}" for x, y in points.tolist()) + " output " + " ".join(tour) + " \n"
-
-
-@settings(max_examples=20, deadline=None)
-@given(sizes=st.lists(st.integers(3, 12), min_size=2, max_size=6), seed=st.integers(0, 99))
-def test_pointer_files_round_trip(tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    made = [(generator.random((n, 2)), generator.permutation(n).tolist()) for n in sizes]
-    path = tmp_path_factory.mktemp("t") / "tsp.txt"
-    path.write_text("".join(text_line(points, order) for points, order in made))
-    read = list(pointer_text.read(path))
-    assert all(np.array_equal(r.points, m[0]) and r.order.tolist() == m[1] for r, m in zip(read, made, strict=True))
-    assert all(np.array_equal(r.distances, euclidean(r.points)) for r in read)
-
-
-def test_a_folder_of_pointer_files_tells_training_from_test(tmp_path: Path) -> None:
-    square = np.array([[0, 0], [1, 0], [1, 1], [0, 1]], dtype=float)
-    line = text_line(square, [0, 1, 2, 3])
-    (tmp_path / "tsp_5-20_train.txt").write_text(line * 6 + "\n")
-    (tmp_path / "tsp5_test.txt").write_text(line * 2)
-    assert [len(part) for part in read_splits(str(tmp_path), 15, (4, 99), 0)] == [4, 2]
-    one = read_splits(str(tmp_path / "tsp_5-20_train.txt"), 15, (99, 99), 0)
-    assert [len(part) for part in one] == [5, 1]
-    (tmp_path / "tsp_5-20_train.txt").write_text(line * 6 + "a line too many")
-    assert [len(part) for part in read_splits(str(tmp_path), 15, (6, 99), 0)] == [6, 2]  # files of a million lines
-    (tmp_path / "tsp_more_train.txt").write_text(line)
-    with pytest.raises(DataError, match=r"found tsp5_test\.txt, .*; allowed: one \.txt with 'train' in its name"):
-        read_splits(str(tmp_path), 15, (4, 9), 0)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("0 0 1 0 1 1 output 1 2 3", r"x\.txt:2: output: found 3 numbers; allowed: each of 1 to 3 once, and the first"),
-        ("0 0 1 0 1 1 output 1 2 2 1", r"x\.txt:2: output: found 1 2 2 1; allowed: each of 1 to 3 once"),
-        ("0 0 1 0 1 1 output 1 2 3 2", r"x\.txt:2: output: found 1 2 3 2; allowed: .* the first again at the end"),
-        ("0 0 1 0 1 1 output 0 1 2 0", r"x\.txt:2: output: found 0 1 2 0; allowed: each of 1 to 3 once"),
-        (
-            "0 0 1 0 1 output 1 2 1",
-            r"x\.txt:2: coordinates: found 5 numbers before output; allowed: x and y of 3 nodes",
-        ),
-        ("0 0 1 0 1 1", r"x\.txt:2: coordinates: found 6 numbers; allowed: x and y of 3 nodes or more, then 'output'"),
-        ("0 0 1 0 1 nan output 1 2 3 1", r"x\.txt:2: coordinates: found 'nan'; allowed: a number"),
-        ("0 0 1 0 1 1,5 output 1 2 3 1", r"x\.txt:2: coordinates: found '1,5'; allowed: a number"),
-    ],
-)
-def test_refuses_lines_by_number_and_field(tmp_path: Path, line: str, message: str) -> None:
-    (tmp_path / "x.txt").write_text(f"0 0 1 0 1 1 output 1 2 3 1\n{line}\n")
-    with pytest.raises(DataError, match=message):
-        list(pointer_text.read(tmp_path / "x.txt"))
-
-
 def test_says_what_a_source_lacks(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere: found nothing; allowed: \.tsp, \.tsp\.gz, \.txt, a folder of them"):
+    with pytest.raises(DataError, match=r"nowhere: found nothing; allowed: \.tsp, \.tsp\.gz, a folder of them"):
         read_splits(str(tmp_path / "nowhere"), 15, (1, 1), 0)
     (tmp_path / "tsp20_test_seed1234.pkl").write_bytes(b"")
     with pytest.raises(DataError, match=r"found tsp20_test_seed1234\.pkl; allowed: \.tsp"):
@@ -235,10 +180,3 @@ def test_says_what_a_source_lacks(tmp_path: Path) -> None:
         read_splits(str(problem_file(path, 14)), 15, (1, 1), 0)
     with pytest.raises(DataError, match=r"a\.tsp: found too few instances, 1; allowed: 2 or more, some to train on"):
         read_splits(str(path), None, (1, 1), 0)
-    (tmp_path / "b.txt").write_text("")
-    path.unlink()
-    with pytest.raises(DataError, match=r"b\.txt: found too few instances, 0; allowed: 2 or more"):
-        read_splits(str(tmp_path / "b.txt"), 15, (1, 1), 0)
-    (tmp_path / "b.txt").write_bytes(b"0 0 1 0 1 1 output 1 2 3 1\n\xff\n")
-    with pytest.raises(DataError, match=r"b\.txt:\d: found .*utf-8.*; allowed: lines of text"):
-        read_splits(str(tmp_path / "b.txt"), 15, (1, 1), 0)

@@ -24,8 +24,6 @@ PAIRS: dict[
 ] = {  # kind: two nodes and their distance, worked by hand
     "EUC_2D": [((0, 0), (1.5, 2), 3), ((0, 0), (1, 1), 1), ((5, 5), (5, 5), 0)],  # 2.5 goes up, as in C
     "CEIL_2D": [((0, 0), (1.5, 2), 3), ((0, 0), (1, 1), 2), ((0, 0), (3, 4), 5)],
-    "MAN_2D": [((0, 0), (1.25, -1.25), 3), ((1, 2), (4, 6), 7)],
-    "MAX_2D": [((0, 0), (2.5, 1), 3), ((1, 2), (4, 6), 4)],
     "ATT": [((0, 0), (10, 0), 4), ((0, 0), (30, 10), 10), ((0, 0), (0, 20), 7)],  # roots of 10, 100 and 40
     "GEO": [  # kilometres of the arc, cut, plus 1; a degree is 111.3 km, half a degree is written .30
         ((0.00, 0.00), (0.00, 1.00), 112),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.stats.pareto import Floats, front, hypervolume_2d, knee
+from tuning.stats.pareto import Floats, front, knee
 
 small = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14)
 
@@ -32,27 +32,6 @@ def test_front_is_what_nothing_dominates(rows: list[tuple[int, int]]) -> None:
 def test_a_row_that_is_not_finite_is_never_on_the_front_and_equal_rows_are_all(bad: float) -> None:
     assert front(np.array([[0.0, bad], [1, 1], [2, 2], [1, 1]])).tolist() == [1, 3]
     assert front(np.array([[bad, 0.0]])).tolist() == []
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 40])
-def test_hypervolume_of_a_staircase(n: int) -> None:
-    stairs = np.array([[i, n - 1 - i] for i in range(n)], dtype=float)
-    assert hypervolume_2d(stairs, (n, n)) == n * (n + 1) / 2
-
-
-@settings(max_examples=60, deadline=None)
-@given(small)
-def test_hypervolume_counts_the_dominated_unit_cells(rows: list[tuple[int, int]]) -> None:
-    cells = sum(any(x <= i and y <= j for x, y in rows) for i in range(5) for j in range(6))
-    assert hypervolume_2d(array(rows), (5, 6)) == cells
-
-
-def test_hypervolume_leaves_out_what_is_not_finite_or_beyond_the_reference() -> None:
-    points = np.array([[np.nan, 0], [-np.inf, 0], [0, 3], [1, 1]])
-    assert hypervolume_2d(points, (2, 3)) == 2.0
-    assert hypervolume_2d(np.zeros((0, 2)), (1, 1)) == 0.0
-    with pytest.raises(ValueError, match=r"expected shape \(points, 2\), got \(1, 3\)"):
-        hypervolume_2d(np.zeros((1, 3)), (1, 1))
 
 
 def test_knee_is_farthest_below_the_line_between_the_extremes() -> None:
