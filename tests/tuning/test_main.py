@@ -14,6 +14,7 @@ import pytest
 
 from tests.commands import ROOT
 from tuning import __main__
+from tuning.cli import runs
 from tuning.journal.records import Journal, Record
 
 OLDEST, NEWEST = "zz-first", "20261121-103412-3f2a"
@@ -107,6 +108,20 @@ def test_report_as_json_is_the_list_of_its_files(runs_dir: Path, capsys: pytest.
     assert (names[0], names[-1]) == ("best.yaml", "report.html")
     assert {"before.yaml", "after.yaml", "front.csv"} <= set(names)
     assert all(Path(p).is_file() for p in paths)
+
+
+def test_report_follows_an_open_run_and_writes_its_page_a_last_time_when_it_has_ended(
+    runs_dir: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(runs_dir / "nli" / "open", records[:40])
+    states, pages = [records[:40], records[:45], records], []
+    monkeypatch.setattr(runs, "read", lambda _: (states.pop(0) if len(states) > 1 else states[0], []))
+    monkeypatch.setattr(runs.os, "nice", lambda _: 0)
+    monkeypatch.setattr(runs.report, "REFRESH_S", 1e-3)
+    real = runs.report.write_report
+    monkeypatch.setattr(runs.report, "write_report", lambda *a: pages.append(real(*a).read_text()))
+    assert answered(capsys, "report", "open", "--follow", "--runs-dir", runs_dir)[0] == 0
+    assert ['http-equiv="refresh"' in page for page in pages] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -122,15 +122,15 @@ def write_again(arguments: Sequence[str]) -> int:
 
 
 def _follow(folder: Path, as_json: bool) -> int:
-    """Writes the report of an open run again and again until the run, which then writes its own, has ended."""
+    """Writes the report of an open run again and again, the last time when the run has ended."""
     os.nice(10)  # figures take a second of a core, and the run is what matters
     path = folder / "report.html"
     print(json.dumps([str(path)]) if as_json else path, flush=True)
     while True:
         found = summary.from_records(read(folder / JOURNAL)[0])
+        report.write_report(found, path)
         if found.is_finished:
             return 0
-        report.write_report(found, path)
         time.sleep(report.REFRESH_S)
 
 

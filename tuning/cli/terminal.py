@@ -126,7 +126,8 @@ class Terminal:
         """Says that a stage begins; on a terminal, what the last one found stays above it."""
         if not self._drawn:
             found = self._progress(self._records())
-            self._say(labelled([("stage", f"{live.header(found)}   {live.clock(found)}" if found else name)]))
+            said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
+            self._say(fit(said, self._err.width - 1))
             return
         records = self._records()
         ended = max((n for n, r in enumerate(records) if (r.event, r.get("state")) == ("stage", "start")), default=0)

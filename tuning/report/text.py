@@ -59,13 +59,13 @@ def trained_on(facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[st
     hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
     emulated = [f"card {card.get('name')}, emulated"] * bool(card.get("virtual"))
     at_once = facts.get("concurrency") or 1
-    trial = f"{facts.get('horizon_samples') or '?'} samples each, {at_once} at a time"
+    samples = f"{facts['horizon_samples']:,} samples each" if facts.get("horizon_samples") else "by the time there is"
     return [
         ("run", folder.name),
         ("device", ", ".join([*emulated, *hardware])),
         *[("model", ", ".join(f"{counted[n]:,} {word}" for n, word in _COUNTED.items() if n in counted))]
         * bool(counted),
-        ("trials", trial),
+        ("trials", f"{samples}, {at_once} at a time"),
         ("writes", f"{folder}/trials.jsonl"),
     ]
 

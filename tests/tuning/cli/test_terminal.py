@@ -98,7 +98,7 @@ def test_a_pipe_has_a_line_an_event_with_how_many_are_done(records, study):
     assert [words[1] for words in told if words[:1] == ["probe"]] == [str(n) for n in range(1, 7)]
     assert [words[1] for words in told if words[:1] == ["trial"]] == [f"{n}/12" for n in range(1, 12)]
     stages = [line for line in err.splitlines() if line.startswith("stage")]
-    assert [line.split(":")[0] for line in stages] == [f"stage     stage {n} of 5" for n in range(1, 6)]
+    assert [line.split(":")[0] for line in stages] == [f"stage {n} of 5" for n in range(1, 6)]
 
 
 def test_the_plan_is_told_before_anything_is_loaded_and_a_run_can_be_interrupted_then(study):
