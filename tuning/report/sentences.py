@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainables.knobs import Knobs, kind_of
 from tuning.config.cards import HERE, lacking
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
@@ -53,7 +54,19 @@ def answer(found: Summary) -> str:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
     cautions = [f"keep {called(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
     cautions += filter(None, [baseline_sentence(found), too_short_sentence(found)])
-    return ". But ".join([said, *cautions]) + "."
+    return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
+
+
+def defaults_sentence(found: Summary) -> str:
+    """Returns that the plain defaults stand in all that is learned, "" where the pick has another value."""
+    best, defaults = found.best, found.named.get(PLAIN)
+    if best is None or defaults is None or not best.trial:
+        return ""
+    own = {**Knobs().as_dict(), **best.config}
+    base = {**Knobs().as_dict(), **defaults.config}
+    if any(own[name] != base.get(name) for name in own if kind_of(name) != "system"):
+        return ""
+    return "In all that is learned the plain defaults stand: no other trial was faster at their quality"
 
 
 def cut_sentence(found: Summary) -> str:

@@ -7,6 +7,8 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from trainables.knobs import kind_of
+from tuning.config.schema import PLAIN
 from tuning.report import format as fmt
 from tuning.report import report, sentences
 from tuning.report.summary import Place, Summary
@@ -187,3 +189,22 @@ def test_the_answer_keeps_what_is_faster_than_the_pick(found: Summary) -> None:
     said = sentences.answer(slower)
     assert "1.50 (1.40 to 1.60) times as fast as before and 1.25 (1.18 to 1.33) times slower than after" in said
     assert said.endswith("But keep after if its accuracy (0.884) is enough.")
+
+
+@pytest.mark.parametrize(("rate", "stands"), [(3e-4, False), (None, True)])
+def test_the_answer_says_where_the_defaults_stand_in_all_that_is_learned(
+    found: Summary, rate: float | None, stands: bool
+) -> None:
+    assert found.best is not None
+    learned = {n: v for n, v in found.best.config.items() if kind_of(n) != "system"}
+    learned |= {} if rate is None else {"learning_rate": rate}
+    defaults = replace(found.named["before"], name=PLAIN, config=learned)
+    own = replace(found, named={**found.named, PLAIN: defaults})
+    assert ("plain defaults stand" in sentences.answer(own)) == stands
+
+
+@pytest.mark.parametrize(("rung", "short"), [(0.60, True), (0.88, False)])
+def test_trainings_that_learn_most_at_their_end_are_called_too_short(found: Summary, rung: float, short: bool) -> None:
+    own = replace(found, curves={t.trial: ((600, rung), (1200, 0.9)) for t in found.trials})
+    assert found.baseline is not None
+    assert ("too short to compare" in sentences.answer(own)) == short
