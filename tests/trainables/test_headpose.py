@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from trainables import headpose
-from trainables.batches import Loader, MicroBatch
 from trainables.data import rendered_heads
 from trainables.data.head_mesh import rotation
 from trainables.headpose import BIN_DEG, BINS, FaceSample, HeadPose, PoseNet, between_deg, expected_deg, rotations
@@ -257,16 +256,6 @@ def test_samples_are_bytes_until_they_are_on_the_device_and_survive_a_worker(res
     assert all(torch.equal(a, b) for a, b in zip(sample, again, strict=True))
     batch = HeadPose.collate([sample, again])
     assert [(t.dtype, tuple(t.shape)) for t in batch] == [(torch.uint8, (2, 3, 32, 32)), (torch.float32, (2, 3))]
-
-
-def test_workers_and_the_training_process_make_the_same_batches(resident: Resident) -> None:
-    plan = [MicroBatch(tuple(range(i, i + 4)), 1.0, True, epoch=1) for i in (0, 4, 8)]
-    made = []
-    for workers in (0, 2):
-        asked = config(num_workers=workers)
-        loader = Loader(resident.dataset(asked, "train"), asked, HeadPose.collate, HeadPose.augment)
-        made.append([tensor for batch in loader.epoch(plan) for tensor in batch])
-    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from trainables import nli
 from trainables.data.nli_pairs import TextPair
 from trainables.knobs import Knobs
 from trainables.nli import Classifier, Nli, Pairs, PairSample, last_token
-from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError, blocks
 
 WORDS = ["?", "Premise", "Hypothesis", "Entailed", ":", "a", "b", "c", "d", "e"]
@@ -256,14 +255,6 @@ def test_evaluate_counts_over_batches_of_any_size(gemma: Config) -> None:
         Nli.collate([PairSample(([1],), 1)]),
     ]
     assert Nli().evaluate(Echo(), batches) == {"accuracy": 0.75}
-
-
-def test_resident_gives_the_same_first_weights_twice(gemma: Config) -> None:
-    resident = Resident(Nli())
-    before = [p.detach().clone() for p in resident.model(gemma).parameters()]
-    with torch.no_grad():
-        next(p for p in resident.model(gemma).parameters() if p.requires_grad).add_(1.0)
-    assert all(torch.equal(a, b) for a, b in zip(before, resident.model(gemma).parameters(), strict=True))
 
 
 def test_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from trainables import draws
-from trainables.batches import Loader, plan_epoch
 from trainables.data.tsp_instances import euclidean, solved
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
@@ -31,7 +30,7 @@ from trainables.pointer import (
     tour_lengths,
 )
 from trainables.resident import Resident
-from trainables.workload import Config, WorkloadError, augment_of
+from trainables.workload import Config, WorkloadError
 
 pytestmark = pytest.mark.workload
 
@@ -347,19 +346,6 @@ def test_system_knobs_do_not_change_what_is_learned(
     # send single weights elsewhere (4e-5 apart under sdpa_backend=math); all together they must end where they did.
     before, after = plainly_trained
     assert (trained(mixed.with_knobs(**change))[1] - after).norm() < 1e-3 * (after - before).norm()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_deliver_the_same_batches(mixed: Config, workers: int) -> None:
-    workload = PointerNet()
-    plan = plan_epoch(32, mixed.knobs, 0, 1, None)
-    found = []
-    for config in (mixed, mixed.with_knobs(num_workers=workers)):
-        loader = Loader(workload.dataset(mixed, "train"), config, workload.collate, augment_of(workload))
-        found.append(list(loader.epoch(plan)))
-    assert len(found[0]) == 4
-    for one, two in zip(*found, strict=True):
-        assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_it_learns_shortest_tours_by_heart() -> None:

@@ -195,16 +195,6 @@ def test_half_precision_learns_much_the_same(options: dict[str, Any], resident: 
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_workers_deliver_the_batches_of_none(options: dict[str, Any], resident: Resident, kind: str) -> None:
-    weights = []
-    for workers in (0, 2):
-        state = prepare(resident, config(options, architecture=kind, num_workers=workers), Plan(samples=96))
-        list(train(state))
-        weights.append([p.detach().clone() for p in state.model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-
-
 def test_rules_are_named_and_know_their_data(options: dict[str, Any], tmp_path: Path) -> None:
     found = {name: v["accuracy"] for name, v in Temporal().baselines(config(options)).items()}
     assert list(found) == ["majority class", "last known label", "hour of day", "logistic regression"]

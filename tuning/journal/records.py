@@ -13,7 +13,6 @@ import itertools
 import os
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -30,9 +29,6 @@ from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
 from tuning.journal.format import Record as Record
 
-FAILPOINT = "TUNING_FAILPOINT"
-"""Environment variable for crash tests: `after_write:probe:3` ends the process once its third probe is on disk."""
-
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -41,7 +37,7 @@ class Journal:
 
     def __init__(self, path: Path, lock: int, records: list[Record], warnings: list[str]) -> None:
         self.path, self.warnings, self._lock = path, warnings, lock
-        self._records, self._counts = records, Counter[str]()
+        self._records = records
         self._next = max((r.seq for r in records), default=-1) + 1
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._end = os.fstat(self._file).st_size
@@ -101,9 +97,6 @@ class Journal:
         self._write(line_of(record))
         self._records.append(record)
         self._next += 1
-        self._counts[event] += 1
-        if os.environ.get(FAILPOINT) == f"after_write:{event}:{self._counts[event]}":
-            os._exit(9)
         return record
 
     def close(self) -> None:

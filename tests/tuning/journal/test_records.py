@@ -19,7 +19,6 @@ import pytest
 
 from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.records import (
-    FAILPOINT,
     Journal,
     Record,
     last,
@@ -232,17 +231,6 @@ def test_two_started_at_once_one_wins(path: Path) -> None:
     assert f"ConfigError: {path} is in use by process {winner.pid}" in loser.communicate()[1].replace("error: ", "")
     assert winner.communicate("")[0] == "open\n"
     assert winner.returncode == 0
-
-
-@pytest.mark.parametrize("nth", [1, 3])
-def test_failpoint_leaves_what_was_written(path: Path, nth: int) -> None:
-    code = OPEN + "[(j.append('other', number=n), j.append('step', number=n)) for n in range(5)]"
-    process = python(code, path, **{FAILPOINT: f"after_write:step:{nth}"})
-    process.communicate()
-    assert process.returncode == 9
-    with Journal.open(path) as journal:
-        assert not journal.warnings
-        assert [r.event for r in journal.records] == ["other", "step"] * nth
 
 
 # -- a disk that refuses -----------------------------------------------------------------------------------------------
