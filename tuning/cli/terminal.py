@@ -257,6 +257,7 @@ def console(stream: TextIO, env: Mapping[str, str]) -> Console:
     made = _Console(
         file=stream,
         force_terminal=shown,
+        force_jupyter=False,  # in a notebook each line would be a table of its own
         color_system="auto" if shown and not env.get("NO_COLOR") else None,
         width=asked or (None if stream.isatty() else PIPE_WIDTH),
         markup=False,

@@ -38,6 +38,10 @@ STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 
 
+LEAST_ALIKE = 3
+"""So many trainings of exactly one quality are said to be suspicious."""
+
+
 def answer(found: Summary) -> str:
     """Returns what the run found, in a sentence or two: what the pick gains, how sure that is, what to keep instead."""
     best = found.best
@@ -53,7 +57,7 @@ def answer(found: Summary) -> str:
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
     cautions = [f"keep {called(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
-    cautions += filter(None, [baseline_sentence(found), too_short_sentence(found)])
+    cautions += filter(None, [baseline_sentence(found), same_sentence(found), too_short_sentence(found)])
     return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
 
 
@@ -67,6 +71,17 @@ def defaults_sentence(found: Summary) -> str:
     if any(own[name] != base.get(name) for name in own if kind_of(name) != "system"):
         return ""
     return "In all that is learned the plain defaults stand: no other trial was faster at their quality"
+
+
+def same_sentence(found: Summary) -> str:
+    """Returns that all trials and trainings came to the same quality, as where nothing is learned; else ""."""
+    values = [t.values.get(found.objective) for t in found.trials if t.outcome == "ok"]
+    values += [v for one in found.confirmed for v in one.quality[found.objective].by_seed.values()]
+    known = [value for value in values if value is not None]
+    if len(known) < LEAST_ALIKE or len(set(known)) > 1:
+        return ""
+    told = f"{plain(found.objective)} {known[0]:.3f}"
+    return f"all {len(known)} trainings came to {told}: is anything learned? More of it: budget.train_epochs"
 
 
 def cut_sentence(found: Summary) -> str:

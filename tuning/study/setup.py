@@ -174,17 +174,24 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
 
 
 def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator[str]:
-    """Yields sentences about data that are too few for what is asked."""
+    """Yields sentences about data and cores that are too few for what is asked."""
     train, val = int(facts["train_samples"]), facts["val_samples"]
     if val is not None and val < FEW_VALIDATION:
         yield (
             f"the validation split has {val} sample{'s' * (val != 1)}: one of them more or less moves a share by "
             f"{1 / val:.0%}, so that qualities can hardly be told apart"
         )
-    given = config.space.given("batch_size")
-    largest = given.high if isinstance(given, Range) else max(given.values) if isinstance(given, Choice) else given
-    if float(largest) > train:
+    if (largest := _largest(config, "batch_size")) > train:
         yield f"knobs.batch_size goes to {largest:g}, and there are {train} training samples: batches are of {train}"
+    for key, asked in (("knobs.num_workers", _largest(config, "num_workers")), ("concurrency", config.concurrency)):
+        if isinstance(asked, int | float) and asked > 2 * machine.cores():
+            yield f"{key} goes to {asked:g}, and this machine has {machine.cores()} cores"
+
+
+def _largest(config: StudyConfig, knob: str) -> float:
+    given = config.space.given(knob)
+    largest = given.high if isinstance(given, Range) else max(given.values) if isinstance(given, Choice) else given
+    return float(largest)
 
 
 def setting_of(config: StudyConfig) -> WorkerConfig:

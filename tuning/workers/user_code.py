@@ -30,6 +30,8 @@ _HINTS = (
     (r"device-side assert triggered", "assert"),
     (r"no terminal here", "terminal"),
     (r"calls sys\.exit", "exit"),
+    (r"must be map-style", "iterable"),
+    (r"takes \d+ positional arguments? but", "signature"),
 )
 _REMEDIES = {
     "shapes": "samples differ in shape: give `collate(samples)`, which pads them, and `length(sample)` for bucketing",
@@ -41,6 +43,9 @@ _REMEDIES = {
     "device=batch.device",
     "assert": "an index is out of its range, most often a label >= the number of classes; card=cpu says where",
     "terminal": "leave it out; python -m tuning train --from best.yaml runs in your terminal",
+    "iterable": "give it __len__ and __getitem__; a stream of samples cannot be drawn from by index",
+    "signature": "is `self` missing? model(self, config), dataset(self, config, split), loss(self, model, batch), "
+    "evaluate(self, model, batches)",
     "exit": 'what is run belongs behind `if __name__ == "__main__":`',
 }
 _OURS = [str(Path(__file__).resolve().parents[2] / name) for name in ("tuning", "trainables")]

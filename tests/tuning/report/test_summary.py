@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuning.journal.records import Record
-from tuning.report import summary
+from tuning.report import sentences, summary
 
 DATA = Path(__file__).parents[2] / "data"
 RUN = DATA / "sample_run" / "trials.jsonl"
@@ -178,3 +178,9 @@ def test_a_trial_that_another_overtook_has_its_knobs_and_speed_and_no_figure_of_
     assert (found.peak_allocated_bytes, found.measured_samples_per_s) == (None, None)
     again = {t.trial: t for t in summary.from_records([*records, rated, own]).trials}[own["trial"]]
     assert not again.is_overtaken  # it ran once more since
+
+
+def test_trainings_that_all_come_to_one_quality_are_said_to_be_suspicious(records):
+    constant = [changed(r, values={"accuracy": 0.516}) if r.get("values") else r for r in records]
+    assert "trainings came to accuracy 0.516: is anything learned?" in sentences.answer(summary.from_records(constant))
+    assert "is anything learned" not in sentences.answer(summary.from_records(records))

@@ -190,7 +190,8 @@ def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, sp
         setup.described(Described({"train_samples": train, "val_samples": val}), {}, {})
 
 
-def test_data_that_are_too_few_for_what_is_asked_are_noted() -> None:
+def test_data_and_cores_that_are_too_few_for_what_is_asked_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup.machine, "cores", lambda: 2)
     config = load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]"])
     few = list(setup.cautions(config, {"train_samples": 10, "val_samples": 5}))
     assert [f.split(":")[0] for f in few] == [
@@ -198,6 +199,9 @@ def test_data_that_are_too_few_for_what_is_asked_are_noted() -> None:
         "knobs.batch_size goes to 64, and there are 10 training samples",
     ]
     assert not list(setup.cautions(config, {"train_samples": 64, "val_samples": 50}))
+    many = load.load(["workload=signals", "card=cpu", "knobs.num_workers=[0,64]", "concurrency=8"])
+    told = [f.split(",")[0] for f in setup.cautions(many, {"train_samples": 10_000, "val_samples": 50})]
+    assert told == ["knobs.num_workers goes to 64", "concurrency goes to 8"]
 
 
 def opened(
