@@ -42,7 +42,7 @@ def check(resident: Resident, config: Config) -> None:
 
 def _tried(resident: Resident, config: Config, train: int, val: int | None) -> None:
     """Trains one step on `train` samples and evaluates on `val`, None for all."""
-    few = _Few(resident, {"train": train, "val": val})
+    few = Few(resident, {"train": train, "val": val})
     count = size_of(few.dataset(config, "train"))
     config = config.with_knobs(batch_size=count, micro_batch_size=count)
     try:
@@ -54,7 +54,7 @@ def _tried(resident: Resident, config: Config, train: int, val: int | None) -> N
             raise HookFailed("loss", "is not finite on the first samples, before any step") from None
 
 
-class _Few(Resident):
+class Few(Resident):
     """A resident's model with the hooks watched, and with a few samples of its data."""
 
     def __init__(self, whole: Resident, sizes: Mapping[Split, int | None]) -> None:

@@ -350,6 +350,8 @@ def _ended(error: BaseException, job: TrainingJob) -> TuningError:
     if outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM):
         micro = int(job.best.knobs["micro_batch_size"])
         remedy = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name}" if micro > 1 else "a larger card"
+        if "micro_batch_size changes what is learned" in str(job.best.measured.get("says")):
+            remedy = f"a larger card; or {remedy}, which changes what is learned here"
         return StoppedEarly(f"out of memory: {error}"[:300], remedy=remedy)
     if outcome is oom.Outcome.CRASH and user_code.frames(error):
         return user_code.error_of(user_code.failed(error), job.best.ref)

@@ -20,7 +20,7 @@ OWN_KEYS = ("seq", "t", "mono", "event", "crc")
 _MARK_LENGTH = len(b',"crc":"89abcdef"}')
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("config", "coupling", "values"), dict),
+    **dict.fromkeys(("changed", "config", "coupling", "values"), dict),
     **dict.fromkeys(("round", "samples", "seed"), int),
     "name": (str, type(None)),
     "resumable": bool,
@@ -29,6 +29,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 _NEEDED: Mapping[str, Sequence[str]] = {
     "study": ["config"],
     "stage": ["stage", "state"],
+    "kinds": ["changed"],
     "footprint": ["coupling"],
     "probe": ["name", "config", "outcome"],
     "refused": ["stage", "config"],

@@ -22,7 +22,7 @@ from typing import Any, Self
 import psutil
 
 from trainables.files import sync_folder, write_whole
-from trainables.knob_columns import Knob
+from trainables.knob_columns import Kind, Knob
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY, OURS
 from tuning.config.errors import ConfigError, StoppedEarly
@@ -264,7 +264,7 @@ def last(records: Sequence[Record], event: str) -> Record | None:
 
 
 def table_of(records: Sequence[Record]) -> KnobTable:
-    """Returns the knobs of the study that wrote the records, its workload's own among them, without its file.
+    """Returns the knobs of the study that wrote the records, with its workload's own and the kinds it measured.
 
     Studies of earlier versions did not say: theirs may be any of ours.
     """
@@ -272,8 +272,10 @@ def table_of(records: Sequence[Record]) -> KnobTable:
     try:
         raw = study["knobs"] if study is not None else {}
         ours = OURS.get(str(study["workload"])) if study is not None else EVERY
-        own = {name: Knob.of_raw(row) for name, row in raw.items()}
-        return ours or KnobTable(own, hooks=study.get("hooks", []) if study is not None else [])
+        own = ours.own if ours is not None else {name: Knob.of_raw(row) for name, row in raw.items()}
+        measured = last(records, "kinds")
+        kinds: dict[str, Kind] = {} if measured is None else dict.fromkeys(measured["changed"], "both")
+        return KnobTable(own, kinds, study.get("hooks", []) if study is not None else [])
     except (KeyError, TypeError, ValueError, AttributeError):
         return EVERY
 

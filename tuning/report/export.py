@@ -17,7 +17,7 @@ from tuning.config import atomic, best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import masked, shareable
 from tuning.report.format import plain
-from tuning.report.sentences import file_of, place_sentence
+from tuning.report.sentences import file_of, kinds, place_sentence
 from tuning.report.summary import Named, Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import Quality
@@ -153,7 +153,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
         "card": place.card,
         "virtual": place.virtual,
         "cap_bytes": place.cap_bytes,
-        "says": place_sentence(place),
+        "says": " ".join([place_sentence(place), *(f"{said}." for said in kinds(summary.kinds))]),
     }
 
 

@@ -120,6 +120,11 @@ def parts_sentence(found: Summary) -> str:
     return "; ".join(said)
 
 
+def kinds(found: Mapping[str, str]) -> list[str]:
+    """Returns a sentence for each system knob that changes what is learned, by the reason that was found."""
+    return [f"{plain(knob)} changes what is learned here: {plain(why)}" for knob, why in found.items()]
+
+
 def ablate_command(found: Summary) -> str:
     """Returns the command that measures what each knob bought."""
     return f"python -m tuning ablate {plain(found.id)}"

@@ -135,6 +135,8 @@ class Summary:
     stop_reason: str
     is_finished: bool
     """Nothing more is measured: the run has come to its export."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """The system knobs that were found to change what is learned, each with the reason in words."""
     table: KnobTable = field(default_factory=table)
     """The knobs of its workload, which may be another than that in use."""
     provisional: bool = False
@@ -262,6 +264,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
         is_finished=is_finished(records) or any(r.get("stage") == "export" for r in records if r.event == "stage"),
+        kinds=kinds_of(records),
         table=table(),
         provisional=provisional and "best" in named,
     )
@@ -375,6 +378,11 @@ def _gains(confirming: _Confirming, named: Mapping[str, Named]) -> tuple[Gain, .
         if gain is not None:
             found.append(gain)
     return tuple(found)
+
+
+def kinds_of(records: Sequence[Record]) -> dict[str, str]:
+    """Returns the system knobs that the study found to change what is learned, each with the reason in words."""
+    return {str(knob): str(why) for knob, why in mapping(_last(records, "kinds").get("changed")).items()}
 
 
 def _lost(records: Sequence[Record]) -> int:

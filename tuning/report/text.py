@@ -124,6 +124,7 @@ def summary(found: Summary) -> list[RenderableType]:
         rows += _of_best(found, best)
     if found.place.virtual or sentences.is_held(found.place):
         rows.append(("device", sentences.place_sentence(found.place)))
+    rows += [("knobs", said) for said in sentences.kinds(found.kinds)]
     if found.baselines:
         told = (f"{plain(n)} {', '.join(f'{v:.3f}' for v in own.values())}" for n, own in found.baselines.items())
         rows.append(("baselines", ", ".join(told)))

@@ -189,7 +189,7 @@ class ProbeStage:
 
     def _start(self, group: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns where a group's descent starts: the best known in the group, else in any, else the defaults."""
-        here = {**self._space.fixed, **group}
+        here = {**self._space.fixed, **group, "batch_size": self._batch_size}
         found = [p for p in probed(list(self._known.values())) if inside(self._space, p)]
         own = [p for p in found if group_of(p.knobs) == group_of(here)]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)

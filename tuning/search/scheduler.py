@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainables.knobs import Scalar
+from trainables.knobs import Scalar, table
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record, last, trials, unfinished
 from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole
@@ -192,7 +192,15 @@ class TrialScheduler:
             learn(self._guard, knobs, str(record["outcome"]), peak, self._whole_peaks)
         self._teach(record)
         self._told(record)
+        self._say_halved(trial, live.get("knobs") or {}, knobs)
         self._retry(record)
+
+    def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
+        """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""
+        size = "micro_batch_size"
+        if size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size):
+            text = f"{trial} ran out of memory and went on with {size}={ended[size]} in place of {begun[size]}"
+            self._told(self._journal.append("note", text=f"{text}, which changes what is learned here"))
 
     def decided(self, event: str, trial: str, reason: str) -> None:
         """Writes what the executor did about a trial or its process, and why."""
@@ -264,9 +272,10 @@ class TrialScheduler:
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         """Returns what to do with a configuration.
 
-        In the joint strategy the micro-batch is what is searched, so it is judged as proposed and never halved.
+        In the joint strategy, and where it changes what is learned, the micro-batch is what is searched: it is judged
+        as proposed and never halved.
         """
-        return self._guard.judge(*need_of(knobs), shrink=self._orders.shrink)
+        return self._guard.judge(*need_of(knobs), shrink=self._orders.shrink and "micro_batch_size" in table().system)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, trial: str | None = None) -> Record:
         return self._journal.append(

@@ -48,10 +48,8 @@ class Probed:
     @cached_property
     def system(self) -> Mapping[str, Scalar]:
         """Returns its system knobs, the micro-batch as it ran."""
-        return {
-            **{n: v for n, v in self.knobs.items() if n in table().system},
-            "micro_batch_size": self.micro_batch_size,
-        }
+        whole = {**self.knobs, "micro_batch_size": self.micro_batch_size}
+        return {n: v for n, v in whole.items() if n in table().system}
 
     def at_batch_size(self, batch_size: int) -> float | None:
         """Returns samples a second at this batch size, or None where the batch is smaller than what was measured."""
@@ -127,7 +125,8 @@ def fastest(speeds: Speeds, guard: MemoryGuard, knobs: Mapping[str, Scalar]) -> 
     for choice in speeds.ranked(knobs):
         if best is not None and choice.samples_per_s <= best.samples_per_s:
             break
-        share = guard.fitting(*need_of({**knobs, **choice.system})) / int(choice.system["micro_batch_size"])
+        group, micro_batch = need_of({**knobs, **choice.system})
+        share = guard.fitting(group, micro_batch) / micro_batch
         if share and (best is None or choice.samples_per_s * share > best.samples_per_s):
             best = SystemChoice(choice.system, choice.samples_per_s * share)
     return best
@@ -149,15 +148,21 @@ def probed(records: Sequence[Record]) -> list[Probed]:
 
 
 def group_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
-    """Returns the speed group: the values of the "both" knobs, defaults filled in."""
-    return tuple(knobs.get(name, table().defaults[name]) for name in table().both)
+    """Returns the speed group: the values of the "both" knobs, defaults filled in, a micro-batch cut to its batch."""
+    full = _whole(knobs)
+    return tuple(full[name] for name in table().both)
 
 
 def place_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
     """Returns what has to be equal for a probe to answer for exactly these knobs; those without effect are left out."""
+    full = _whole(knobs)
+    return (*(full[n] if is_active(n, full) else table().defaults[n] for n in table().system), *group_of(full))
+
+
+def _whole(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     full = {**table().defaults, **knobs}
     full["micro_batch_size"] = min(int(full["micro_batch_size"]), int(full["batch_size"]))
-    return (*(full[n] if is_active(n, full) else table().defaults[n] for n in table().system), *group_of(full))
+    return full
 
 
 def suits(space: Space, probe: Probed) -> bool:

@@ -194,6 +194,27 @@ def _largest(config: StudyConfig, knob: str) -> float:
     return float(largest)
 
 
+def comparable(space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Returns the searched system knobs that could change what is learned, each with a value unlike that of `start`.
+
+    The micro-batch is always among them, as running out of memory halves it. What only loads, copies or times is not.
+    """
+    rows = table()
+    found: dict[str, Scalar] = {"micro_batch_size": 1}
+    for name, parameter in space.subset({"system"}).parameters.items():
+        acts = rows[name].span in ("compute", "augment") or name == "ram_cache" or name in rows.own
+        if acts and isinstance(parameter, Choice) and name not in found:
+            found[name] = next(v for v in parameter.values if v != start.get(name, rows.defaults[name]))
+    return found
+
+
+def switched_on(space: Space) -> dict[str, Scalar]:
+    """Returns the searched knobs that can switch on a part of the work, at their largest values."""
+    switches = [n for n in table().by_memory["switch"] if table()[n].kind == "both"]
+    choices = {n: p for n in switches if isinstance(p := space.parameters.get(n), Choice)}
+    return {n: max(p.values, key=float) for n, p in choices.items()}
+
+
 def setting_of(config: StudyConfig) -> WorkerConfig:
     """Returns what every process of the study must know."""
     device = config.card.device

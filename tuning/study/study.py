@@ -17,13 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import Scalar
+from trainables.knobs import Scalar, use
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import write_resolved
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, trials
+from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, table_of, trials
 from tuning.journal.runs import JOURNAL
 from tuning.memory import groups
 from tuning.memory import measure as estimate
@@ -45,12 +45,14 @@ from tuning.study.setup import (
     cautions,
     checked,
     command_of,
+    comparable,
     described,
     differences,
     new_folder,
     of_own_loop,
     setting_of,
     study_fields,
+    switched_on,
 )
 from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
@@ -97,6 +99,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
                 terminal.warning(text)
             study = _Study(config, terminal, journal, folder, started)
             study.open(facts, setting, free_bytes)
+            study.measure_kinds(profiler)
             try:
                 study.measure(profiler)
                 study.search(profiler, setting)
@@ -142,6 +145,25 @@ class _Study:
         self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
         for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
             self._note(text)
+        self._settle_space()
+
+    def measure_kinds(self, profiler: Worker) -> None:
+        """Finds out which system knobs change what is learned by this workload, and has them searched so."""
+        if last(self._journal.records, "kinds") is None:
+            begun, start = time.monotonic(), groups.defaults(self._config.space)
+            self._terminal.doing("a batch is trained on with system knobs changed, to see what they leave alone")
+            found = profiler.kinds({**start, **switched_on(self._config.space)}, comparable(self._config.space, start))
+            wall_s = time.monotonic() - begun
+            message = str(found.get("message") or "")
+            self._journal.append("kinds", changed=found["changed"], message=message, wall_s=wall_s)
+            if message:
+                self._note(f"whether system knobs change what is learned was not measured: {message}")
+        use(table_of(self._journal.records))
+        self._settle_space()
+        for text in sentences.kinds(summary.kinds_of(self._journal.records)):
+            self._note(text)
+
+    def _settle_space(self) -> None:
         self._space = self._config.space
         if self._config.search.trials == 0:
             self._space = system_only(self._space, groups.defaults(self._space))

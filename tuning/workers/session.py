@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trainables import loop, sanity, training, workload
+from trainables import kinds, loop, sanity, training, workload
 from trainables.batches import size_of
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
@@ -136,6 +136,20 @@ class Session:
             return
         said += ": it must return the same at every call, or trials are compared on different data (a seed is missing?)"
         raise workload.HookFailed("dataset(config, 'train')", said)
+
+    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns `changed`: the knobs of `changes` that change what is learned, each with the reason in words.
+
+        `message` says why that could not be measured, "" where it could.
+        """
+        changed: dict[str, str] = {}
+        try:
+            changed = kinds.differing(self.resident, self.config(knobs), changes)
+        except Exception as error:  # whatever a user's code raises; the measurements that follow tell it
+            said = f"{type(error).__name__}: {error}"[:300]
+            self.recover(error)
+            return {"changed": changed, "message": said}
+        return {"changed": changed, "message": ""}
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns parameter, gradient and optimiser bytes, and the measured peak for each micro-batch.

@@ -125,6 +125,10 @@ class Worker:
         """Raises UserCodeError where `Session.sanity_check` finds something wrong with the workload's code."""
         self._measured({}, "sanity_check", dict(knobs))
 
+    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns `Session.kinds`."""
+        return self._measured({"changed": {}}, "kinds", dict(knobs), dict(changes))
+
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns `Session.footprint`."""
         return self._measured(_FOOTPRINT, "footprint", dict(knobs), list(micro_batches))

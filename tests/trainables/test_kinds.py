@@ -1,0 +1,236 @@
+"""Which system knobs change what is learned, on nets of which the answer is known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.data import Dataset, TensorDataset
+
+from trainables import Knob, kinds
+from trainables.knobs import Knobs
+from trainables.resident import Resident
+from trainables.workload import Config, Split, table_of
+
+CHANGES = {"micro_batch_size": 4, "activation_checkpointing": True, "channels_last": True, "length_bucketing": True}
+
+
+class Images:
+    """Classes of small noisy images; `made` is the net, `judged` the loss of outputs and classes."""
+
+    objectives: ClassVar[Mapping[str, Any]] = {"accuracy": "max"}
+    default_space: ClassVar[Mapping[str, Any]] = {"learning_rate": [0.1, 0.01]}
+
+    def __init__(self, made: Any, judged: Any = functional.cross_entropy) -> None:
+        self.made, self.judged = made, judged
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns the net."""
+        made: nn.Module = self.made()
+        return made
+
+    def dataset(self, config: Config, split: Split) -> Dataset[Any]:
+        """Returns images of 3 channels, 8 by 8, and their classes."""
+        random = torch.Generator().manual_seed(int(split == "val"))
+        return TensorDataset(torch.randn(32, 3, 8, 8, generator=random), torch.arange(32) % 5)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Returns what `judged` says."""
+        loss: Tensor = self.judged(model(batch[0]), batch[1])
+        return loss
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Returns the first half."""
+        return [model[0]] if isinstance(model, nn.Sequential) else []
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        """Returns nothing of use."""
+        return {"accuracy": 0.0}
+
+
+def conv(norm: nn.Module | None = None, *more: nn.Module) -> nn.Module:
+    """Returns a small convolutional net, with a norm inside its first block."""
+    inner = [nn.Conv2d(3, 8, 3, padding=1), *([norm] if norm is not None else []), nn.ReLU(), *more]
+    return nn.Sequential(nn.Sequential(*inner), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
+
+
+class Dora(nn.Module):
+    """A frozen layer with a low-rank part, and the magnitude of its columns trained apart (arXiv 2402.09353)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(192, 5)
+        self.base.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(4, 192) / 20), nn.Parameter(torch.randn(5, 4) / 20)
+        self.magnitude = nn.Parameter(self.base.weight.norm(dim=1, keepdim=True).detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.base.weight + self.up @ self.down
+        return functional.linear(x.flatten(1), self.magnitude * weight / weight.norm(dim=1, keepdim=True))
+
+
+class Standardised(nn.Module):
+    """A batch norm that nobody has named so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / (x.std(0) + 1e-3)
+
+
+class Attending(nn.Module):
+    """Attention with dropout everywhere torch has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+        self.memory = nn.GRU(24, 8, num_layers=2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.memory(x.transpose(1, 2).flatten(2))
+        x = x + functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+        x, _ = self.attention(x, x, x)
+        return torch.as_tensor(self.head(functional.dropout(x, 0.5).flatten(1)))
+
+
+class Noisy(nn.Module):
+    """Noise of its own on what it gets."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.5 * torch.randn_like(x)
+
+
+def contrastive(out: Tensor, classes: Tensor) -> Tensor:
+    """Returns the loss of telling each sample's own shifted view from those of the others of its batch."""
+    views = functional.normalize(out, dim=1)
+    return functional.cross_entropy(views @ functional.normalize(out + 0.1, dim=1).T / 0.2, torch.arange(len(out)))
+
+
+def summed(out: Tensor, classes: Tensor) -> Tensor:
+    """Returns a sum where the contract asks for a mean."""
+    return functional.cross_entropy(out, classes, reduction="sum")
+
+
+NETS: dict[str, tuple[Images, dict[str, str]]] = {
+    "plain": (Images(conv), {}),
+    "batch norm": (
+        Images(lambda: conv(nn.BatchNorm2d(8))),
+        {
+            "micro_batch_size": "BatchNorm2d (0.1) gives a sample other",
+            "activation_checkpointing": "BatchNorm2d (0.1) updates",
+        },
+    ),
+    "group norm": (Images(lambda: conv(nn.GroupNorm(2, 8))), {}),
+    "layer norm": (Images(lambda: conv(nn.LayerNorm([8, 8, 8]))), {}),
+    "dropout": (Images(lambda: conv(None, nn.Dropout2d(0.5), nn.AlphaDropout(0.3))), {}),
+    "dropout in attention and recurrence": (Images(Attending), {}),
+    "contrastive": (Images(conv, contrastive), {"micro_batch_size": "loss() of a batch is not the mean"}),
+    "sum": (Images(conv, summed), {"micro_batch_size": "loss() is a sum over its batch"}),
+    "weight norm": (Images(lambda: conv(None, weight_norm(nn.Conv2d(8, 8, 1)))), {}),
+    "DoRA": (Images(Dora), {}),
+    "a batch norm by hand": (
+        Images(lambda: conv(Standardised())),
+        {"micro_batch_size": "Standardised (0.1) gives a sample other"},
+    ),
+    "noise": (Images(lambda: conv(Noisy())), {}),
+}
+
+
+def found(workload: Any, changes: Mapping[str, Any] = CHANGES) -> dict[str, str]:
+    return kinds.differing(Resident(workload), Config(Knobs.of({}, table_of(workload))), changes)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_what_changes_learning_is_found_and_named_and_nothing_else(name: str) -> None:
+    workload, expected = NETS[name]
+    begun = time.process_time()
+    seen = found(workload)
+    took_s = time.process_time() - begun
+    print(f"{name}: {took_s:.2f} s, {seen}")
+    assert seen.keys() == expected.keys()
+    for knob, why in expected.items():
+        assert why in seen[knob]
+    assert took_s < 3.0
+
+
+def test_samples_that_are_drawn_anew_at_each_reading_are_not_kept_in_ram_for_nothing() -> None:
+    class Flipped(Images):
+        def dataset(self, config: Config, split: Split) -> Any:
+            whole = super().dataset(config, split)
+
+            class Anew(Dataset[Any]):
+                def __len__(self) -> int:
+                    return 32
+
+                def __getitem__(self, index: int) -> Any:
+                    image, kind = whole[index]
+                    return image + torch.rand(1), kind
+
+            return Anew()
+
+    assert found(Images(conv), {"ram_cache": True}) == {}
+    assert "draws random numbers" in found(Flipped(conv), {"ram_cache": True})["ram_cache"]
+
+
+def test_a_system_knob_of_ones_own_is_held_to_its_word() -> None:
+    class Own(Images):
+        knobs: ClassVar = {"halved": Knob(False, "system"), "idle": Knob(1, "system", values=(1, 2))}
+
+        def model(self, config: Config) -> nn.Module:
+            self.halved = config.knobs.halved
+            return super().model(config)
+
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            return super().loss(model, batch) * (0.5 if self.halved else 1.0)
+
+    own = Own(conv)
+    own.knobs["halved"] = Knob(False, "system", shapes_model=True)
+    assert found(own, {"halved": True, "idle": 2}) == {"halved": "its gradients come out otherwise"}
+
+
+def test_padding_that_reaches_the_model_is_found() -> None:
+    """Sorted by length, or in smaller micro-batches, there is less of it."""
+
+    class Means(Images):
+        def dataset(self, config: Config, split: Split) -> Any:
+            return [
+                torch.randn(3 + index % 7, 8, generator=torch.Generator().manual_seed(index)) for index in range(32)
+            ]
+
+        def collate(self, samples: list[Tensor]) -> Tensor:
+            return nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+        def length(self, sample: Tensor) -> int:
+            return len(sample)
+
+        def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+            return model(batch).mean(dim=1).square().mean()
+
+    seen = found(Means(lambda: nn.Linear(8, 1)))
+    assert {"micro_batch_size", "length_bucketing"} <= seen.keys()
+    assert (
+        found(
+            type("Masked", (Means,), {"loss": lambda _, model, batch: model(batch.sum(dim=1)).square().mean()})(
+                lambda: nn.Linear(8, 1, bias=False)
+            )
+        )
+        == {}
+    )
+
+
+def test_what_was_there_before_is_there_after() -> None:
+    workload = Images(Attending)
+    resident, config = Resident(workload), Config(Knobs.of({}, table_of(workload)))
+    before = {n: t.clone() for n, t in resident.model(config).state_dict().items()}
+    state = torch.random.get_rng_state()
+    kinds.differing(resident, config, CHANGES)
+    model = resident.model(config)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert isinstance(model.attention, nn.MultiheadAttention)
+    assert (model.attention.dropout, len(model.head._forward_hooks)) == (0.5, 0)  # type: ignore[union-attr, arg-type]
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,0 +1,246 @@
+"""Whether a knob that is said to change speed alone leaves alone what is learned: measured on one workload.
+
+One batch is trained on twice, with the knob changed and without: same samples, same weights, same seed, fp32. What then
+differs by more than rounding in a gradient, or in a buffer such as the running mean of batch norm, is learned
+otherwise. Dropout is off, as its draws depend on the micro-batch and their distribution does not; so is the rate, so
+that further batches meet the same weights. A model that draws random numbers elsewhere is compared with itself under
+another seed first: what the knob changes by no more than that cannot be told, and is taken for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from trainables import loop
+from trainables.batches import size_of, tensors_of
+from trainables.knobs import Scalar
+from trainables.plan import Plan
+from trainables.resident import Resident
+from trainables.sanity import Few
+from trainables.workload import Config, phases
+
+SAMPLES, MOST_BATCHES, MOST_CALLS = 8, 8, 2000
+ROUNDING = 1e-3
+"""The largest difference of a gradient, relative to its norm, that is taken for rounding."""
+NOISE_TIMES = 3.0
+"""So many times the difference between two seeds says that a difference is the knob's."""
+_STEADY: Mapping[str, Scalar] = {
+    **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
+    **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
+}
+"""What every run of a comparison has."""
+
+
+@dataclass
+class _Seen:
+    """What a run learned: gradients by batch and parameter, buffers, and what the first module calls gave."""
+
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    calls: list[tuple[str, Tensor]] = field(default_factory=list)
+
+
+def differing(resident: Resident, config: Config, changes: Mapping[str, Scalar]) -> dict[str, str]:
+    """Returns the knobs of `changes` whose other value changes what is learned, each with the reason in words.
+
+    Of `micro_batch_size` the value does not count: a batch of eight is trained on whole and in halves. Raises what the
+    workload raises, and HookFailed where a hook does.
+    """
+    count = min(SAMPLES, size_of(resident.dataset(config, "train")))
+    count -= count % 2
+    if count < 2:
+        return {}
+    base = config.with_knobs(**_STEADY, batch_size=count, micro_batch_size=count)
+    found = {}
+    if "ram_cache" in changes and _draws(resident, config, count):
+        found["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
+    whole = _run(resident, base, count)
+    noise = _difference(whole, _run(resident, base, count, noise_seed=1))[0]
+    halves = base.with_knobs(micro_batch_size=count // 2)
+    in_halves: _Seen | None = None
+    for name, value in changes.items():
+        if name in ("ram_cache", *_STEADY):
+            continue
+        # In halves, since sorting changes nothing in a whole batch, and less is made there of what a knob changes.
+        changed = halves if name == "micro_batch_size" else halves.with_knobs(**{name: value})
+        reference = whole
+        if name != "micro_batch_size":
+            reference = in_halves = in_halves or _run(resident, halves, count)
+        seen = _run(resident, changed, count)
+        by, whose = _difference(reference, seen)
+        if by > max(ROUNDING, NOISE_TIMES * noise):
+            found[name] = _because(name, reference, seen, whose)
+    return found
+
+
+def _run(resident: Resident, config: Config, count: int, noise_seed: int = 0) -> _Seen:
+    """Returns what training on the same few samples learned, in every phase of the workload."""
+    few, seen = Few(resident, {"train": count, "val": count}), _Seen()
+    shares = phases(resident.workload, config)
+    batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
+    state = loop.prepare(few, config, Plan(samples=count * batches))
+    names = {id(p): name for name, p in state.model.named_parameters()}
+
+    def stepping(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        own = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
+        seen.gradients.append({names.get(id(p), "?"): p.grad.detach().clone() for p in own})
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(state.optimizer.register_step_pre_hook(stepping).remove)
+        shared = count / 2 / min(config.knobs.micro_batch_size, count)
+        for name, module in state.model.named_modules():
+            if next(module.children(), None) is None:
+                stack.callback(module.register_forward_hook(_told(seen, _label(name, module), shared)).remove)
+        stack.enter_context(_without_dropout(state.model))
+        if state.device.type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(deterministic=True, allow_tf32=False))
+        stack.enter_context(torch.random.fork_rng())
+        torch.manual_seed(noise_seed)
+        for _ in loop.train(state):
+            pass
+    for name, module in state.model.named_modules():
+        for own, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                seen.buffers[_label(name, module), own] = buffer.detach().clone()
+    return seen
+
+
+def _label(name: str, module: nn.Module) -> str:
+    return f"{type(module).__name__} ({name})" if name else type(module).__name__
+
+
+def _told(seen: _Seen, label: str, shared: float) -> Callable[..., None]:
+    """Returns the hook that keeps what a module gave of that share of the first micro-batch."""
+
+    def called(module: nn.Module, _: Any, given: Any) -> None:
+        if seen.gradients or len(seen.calls) >= MOST_CALLS:
+            return
+        tensor = next(iter(tensors_of(given)), None)
+        if tensor is not None and tensor.dim() > 0 and tensor.is_floating_point():
+            seen.calls.append((label, tensor.detach()[: round(len(tensor) * shared)].clone()))
+
+    return called
+
+
+def _difference(one: _Seen, other: _Seen) -> tuple[float, str]:
+    """Returns the largest relative difference of a gradient or a buffer, and whose buffer it is, "" for a gradient."""
+    worst, whose = 0.0, ""
+    steps = zip(one.gradients, other.gradients, strict=False)
+    pairs: list[tuple[Mapping[Any, Tensor], Mapping[Any, Tensor]]] = [*steps, (one.buffers, other.buffers)]
+    for a, b in pairs:
+        if a.keys() != b.keys():
+            return math.inf, ""
+        # Gradients that are 0 but for rounding, such as those of a bias before a norm, are held to the whole.
+        whole = math.sqrt(sum(float(t.double().square().sum()) for t in a.values()))
+        for key, tensor in a.items():
+            if tensor.shape != b[key].shape:
+                return math.inf, ""
+            by = float((tensor.double() - b[key].double()).norm())
+            norm = float(tensor.double().norm()) + 1e-3 * whole
+            if by > worst * norm and math.isfinite(by) and norm > 0:
+                worst, whose = by / norm, key[0] if a is one.buffers else ""
+    return worst, whose
+
+
+def _because(name: str, reference: _Seen, seen: _Seen, whose: str) -> str:
+    """Returns why a knob changes what is learned, as far as the calls of modules and their buffers show it."""
+    module = _first_unlike(reference, seen)
+    if name == "micro_batch_size" and module:
+        return f"{module} gives a sample other values beside other samples"
+    if module:
+        return f"{module} gives other values"
+    if whose:
+        return f"{whose} updates its buffers otherwise"
+    if name != "micro_batch_size":
+        return "its gradients come out otherwise"
+    ratio = _ratio(reference, seen)
+    if ratio is not None and abs(ratio - 0.5) < 0.01:
+        return "loss() is a sum over its batch; a mean would leave the micro-batch free"
+    return "loss() of a batch is not the mean of the losses of its samples: it compares or weighs them"
+
+
+def _first_unlike(one: _Seen, other: _Seen) -> str:
+    """Returns the first module that gave the same samples other values, "" where none of the shared calls did."""
+    for (label, a), (name, b) in zip(_firsts(one), _firsts(other), strict=False):
+        if label != name or a.shape != b.shape:
+            return ""
+        scale = float(a.double().norm())
+        if float((a.double() - b.double()).norm()) > ROUNDING * scale + 1e-12:
+            return label
+    return ""
+
+
+def _firsts(seen: _Seen) -> list[tuple[str, Tensor]]:
+    """Returns the calls of the first micro-batch: up to where the first module is called again."""
+    if not seen.calls:
+        return []
+    again = (n for n, (label, _) in enumerate(seen.calls) if n and label == seen.calls[0][0])
+    return seen.calls[: next(again, len(seen.calls))]
+
+
+def _ratio(one: _Seen, other: _Seen) -> float | None:
+    """Returns what the gradients of one are multiplied by to have those of the other; None where nothing does."""
+    a = torch.cat([t.double().flatten() for own in one.gradients for t in own.values()])
+    b = torch.cat([t.double().flatten() for own in other.gradients for t in own.values()])
+    norm = float(a.square().sum())
+    if a.shape != b.shape or norm == 0:
+        return None
+    ratio = float((a * b).sum()) / norm
+    return ratio if float((b - ratio * a).norm()) < 0.01 * float(b.norm()) else None
+
+
+def _draws(resident: Resident, config: Config, count: int) -> bool:
+    """Returns whether a sample read twice under other seeds is another."""
+    dataset = resident.dataset(config.with_knobs(ram_cache=False), "train")
+    state = random.getstate()
+    reads = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            reads.append([tensors_of(dataset[i]) for i in range(count)])
+    random.setstate(state)
+    pairs = [(a, b) for one, other in zip(*reads, strict=True) for a, b in zip(one, other, strict=False)]
+    return any(a.shape != b.shape or not torch.equal(a, b) for a, b in pairs)
+
+
+@contextlib.contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Inside the block no dropout drops: modules with a rate have 0, and functions give back what they get."""
+    rated = [m for m in model.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
+    before = [m.dropout for m in rated]
+    for module in rated:
+        module.dropout = 0.0
+    try:
+        with _NoDropout():
+            yield
+    finally:
+        for module, rate in zip(rated, before, strict=True):
+            module.dropout = rate
+
+
+class _NoDropout(TorchFunctionMode):
+    """Takes dropouts, and those inside of attention, for nothing."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Returns the input of a dropout, and what every other function returns."""
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name.rstrip("123d_").endswith("dropout"):
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            elif "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
