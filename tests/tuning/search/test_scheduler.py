@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FormulaProfiler
-from trainables.knobs import Knobs
+from trainables.knobs import Knobs, KnobTable, using
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.records import Journal, trials, unfinished
@@ -456,3 +456,25 @@ def test_proposals_beside_each_other_differ_while_none_has_ended(tmp_path: Path)
     rates = sorted(float(a.knobs["learning_rate"]) for a in begun if a is not None)
     assert len(rates) == 4
     assert min(math.log(b / a) for a, b in itertools.pairwise(rates)) > 1e-3
+
+
+def test_a_micro_batch_that_changes_what_is_learned_is_searched_and_halved_by_nobody_in_silence(tmp_path: Path) -> None:
+    with using(KnobTable(kinds={"micro_batch_size": "both"})):
+        office = Office(tmp_path, count=12, cap_bytes=400_000_000)
+        probes = {r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "probe"}
+        first = office.scheduler.next_trial()
+        assert first is not None
+        half = {**first.knobs, "micro_batch_size": int(first.knobs["micro_batch_size"]) // 2}
+        found = office.result(first, ORDERS.samples)
+        failed = {"knobs": dict(first.knobs), "message": "full", "outcome": "oom"}
+        office.scheduler.ended(first.trial, {**found, "knobs": half, "ooms": [failed]})
+        begun = office.work()
+    records = office.journal.records
+    said = [r["text"] for r in records if r.event == "note"]
+    assert [text.endswith("which changes what is learned here") for text in said] == [True]
+    assert first.trial in said[0]
+    assert {r["decision"] for r in records if r.event == "trial_start"} == {"launch"}
+    assert {4, 16} <= probes, "each is a speed group"
+    assert len({a.knobs["micro_batch_size"] for a in begun}) > 1
+    asked = {r["trial"]: r["config"] for r in records if r.event == "trial_start"}
+    assert all(a.knobs == asked[a.trial] for a in begun)

@@ -18,14 +18,14 @@ import pytest
 
 from tests.commands import MINE, ROOT
 from tests.fakes import FormulaProfiler
-from trainables.knobs import Scalar, kind_of
+from trainables.knobs import Scalar, kind_of, table
 from tuning import run
 from tuning.cli.terminal import Terminal
 from tuning.config import best_file, load, resolve
 from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import groups
-from tuning.report import export, summary
+from tuning.report import export, sentences, summary
 from tuning.search.protocols import TrialPlan
 from tuning.study import setup, study
 from tuning.study.limits import Limits
@@ -262,6 +262,34 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_command_line(tmp_path: 
     (tmp_path / "runs" / "nli").touch()
     with pytest.raises(ConfigError, match=r"runs/nli/.* cannot be made: Not a directory"):
         setup.new_folder(load.load(["workload=nli", "card=cpu", f"runs_dir={tmp_path / 'runs'}"]))
+
+
+class Compared(FormulaProfiler):
+    """A profiler that finds the micro-batch to change what is learned, and counts how often it was asked."""
+
+    asked = 0
+
+    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns what a batch norm would show."""
+        assert changes["micro_batch_size"]
+        self.asked += 1
+        return {"changed": {"micro_batch_size": "BatchNorm2d (down) gives other values"}, "message": ""}
+
+
+def test_what_changes_learning_is_written_and_read_back_and_not_measured_again(tmp_path: Path) -> None:
+    made, journal, said = opened(tmp_path, "search.trials=0", started=time.monotonic())
+    profiler = Compared()
+    for _ in range(2):
+        made.measure_kinds(profiler)  # type: ignore[arg-type]
+        assert table()["micro_batch_size"].kind == "both"
+        assert "micro_batch_size" in made._space.fixed, "probes alone change nothing that is learned"
+    assert profiler.asked == 1
+    sentence = "micro_batch_size changes what is learned here: BatchNorm2d (down) gives other values"
+    assert [r["text"] for r in journal.records if r.event == "note"].count(sentence) == 1
+    assert "BatchNorm2d" in said.getvalue()
+    found = summary.from_records(journal.records)
+    assert (found.table["micro_batch_size"].kind, sentences.kinds(found.kinds)) == ("both", [sentence])
+    journal.close()
 
 
 def test_a_joint_search_has_no_probe_stage(tmp_path: Path) -> None:

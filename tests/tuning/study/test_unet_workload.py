@@ -1,0 +1,43 @@
+"""A stranger's training, whole: a U-Net with batch norm, SGD, a cosine, clipping and knobs of its own is tuned."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.commands import ROOT, run
+from tuning.journal.records import last, read
+
+pytestmark = pytest.mark.workload
+
+
+def test_a_unet_is_tuned_with_its_own_knobs_and_its_batch_norm_is_named(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    shutil.copy(ROOT / "tests" / "data" / "unet.py", mine)
+    settings = ["search.trials=4", "search.max_time=4m", "budget.train_epochs=2", "budget.probe.max_time_s=8"]
+    settings += ["budget.confirm.seeds=1", "concurrency=1", "name=one"]
+    assert run("tuning.run", [f"workload={mine}", *settings], tmp_path) == 0, (tmp_path / "err").read_text()
+    folder = tmp_path / "runs" / "mine" / "one"
+    records, _ = read(folder / "trials.jsonl")
+    found = last(records, "kinds")
+    assert found is not None
+    assert found["changed"].keys() == {"micro_batch_size"}
+    assert "BatchNorm2d (down.1)" in found["changed"]["micro_batch_size"]
+    trained = [r["config"] for r in records if r.event == "trial_start"]
+    assert {c["optimizer"] for c in trained} == {"sgd"}
+    assert len({c["channels"] for c in trained}) == len({c["micro_batch_size"] for c in trained}) == 2
+    assert len({c["momentum"] for c in trained}) > 1
+    notes = [r["text"] for r in records if r.event == "note"]
+    assert not [text for text in notes if " was asked; " in text], "of knobs that it does not have"
+    best = yaml.safe_load((folder / "best.yaml").read_text())
+    assert {"channels", "smoothing", "momentum"} <= best["knobs"].keys()
+    assert not {"hidden_size", "architecture", "adapter", "dropout", "augmentation"} & best["knobs"].keys()
+    assert "micro_batch_size changes what is learned here: BatchNorm2d" in best["measured"]["says"]
+    assert run("tuning", ["train", "--from", str(folder / "best.yaml"), "--epochs", "1"], tmp_path) == 0
+    assert not [line for line in (tmp_path / "err").read_text().splitlines() if " was asked; " in line]
+    mine.unlink()
+    assert run("tuning", ["show", "one"], tmp_path) == 0, "what was found is read without the file"
+    assert "BatchNorm2d" in (tmp_path / "out").read_text()
