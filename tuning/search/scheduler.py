@@ -275,7 +275,8 @@ class TrialScheduler:
         In the joint strategy, and where it changes what is learned, the micro-batch is what is searched: it is judged
         as proposed and never halved.
         """
-        return self._guard.judge(*need_of(knobs), shrink=self._orders.shrink and "micro_batch_size" in table().system)
+        alters_nothing = self._staged and "micro_batch_size" in table().system
+        return self._guard.judge(*need_of(knobs), shrink=self._orders.shrink and alters_nothing)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, trial: str | None = None) -> Record:
         return self._journal.append(
