@@ -302,15 +302,14 @@ def test_forced_steps_are_as_many_as_the_option_says() -> None:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Instances of 5 to 9 nodes in a file, with dropout off and some steps that are not forced."""
-    path = tmp_path_factory.mktemp("tsp") / "tsp_5-9.txt"
-    rows = []
-    for points, _, order in instances(*[5, 6, 7, 8, 9] * 8)._instances:
-        tour = " ".join(str(i + 1) for i in (*order, order[0]))
-        rows.append(" ".join(f"{x!r} {y!r}" for x, y in points.tolist()) + f" output {tour}\n")
-    path.write_text("".join(rows))
+    """Instances of 5 to 9 nodes in files, with dropout off and some steps that are not forced."""
+    folder = tmp_path_factory.mktemp("tsp")
+    for number, (points, _, _) in enumerate(instances(*[5, 6, 7, 8, 9] * 8)._instances):
+        rows = "".join(f"{i} {1000 * x!r} {1000 * y!r}\n" for i, (x, y) in enumerate(points.tolist(), 1))
+        head = f"TYPE: TSP\nDIMENSION: {len(points)}\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n"
+        (folder / f"{number}.tsp").write_text(f"{head}{rows}EOF\n")
     knobs = Knobs(hidden_size=16, dropout=0.0, batch_size=8, micro_batch_size=8, learning_rate=2e-3)
-    return Config(knobs, {**PointerNet.options, "data": str(path), "teacher_forcing": 0.9})
+    return Config(knobs, {**PointerNet.options, "data": str(folder), "nodes": None, "teacher_forcing": 0.9})
 
 
 def trained(config: Config) -> tuple[Tensor, Tensor]:
