@@ -29,7 +29,8 @@ from tuning.config.shareable import masked_items
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.format import complete
-from tuning.report.summary import Named, Summary
+from tuning.report.named import Named
+from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED, TrialView
 from tuning.stats.uncertainty import Gain
 from tuning.study import setup, study

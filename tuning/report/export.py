@@ -17,8 +17,9 @@ from tuning.config import atomic, best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import masked, shareable
 from tuning.report.format import plain
+from tuning.report.named import Named
 from tuning.report.sentences import file_of, kinds, place_sentence
-from tuning.report.summary import Named, Summary, of_its_knobs
+from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import Quality
 

@@ -18,8 +18,9 @@ from tuning.config.cards import GIB_BYTES
 from tuning.journal.timeline import Interval
 from tuning.memory.groups import need_of
 from tuning.report.format import complete, duration, plain, size
+from tuning.report.named import Named
 from tuning.report.sentences import baseline_sentence
-from tuning.report.summary import Named, Summary
+from tuning.report.summary import Summary
 from tuning.report.trial_views import TrialView
 from tuning.search.rule import Baseline
 

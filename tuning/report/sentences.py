@@ -13,7 +13,8 @@ from trainables.knobs import Knobs, kind_of
 from tuning.config.cards import HERE, lacking
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
-from tuning.report.summary import Claim, Named, Place, Summary
+from tuning.report.named import Named
+from tuning.report.summary import Claim, Place, Summary
 from tuning.search.bottleneck import Verdict
 from tuning.stats.uncertainty import Gain
 

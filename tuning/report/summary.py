@@ -7,29 +7,26 @@ from __future__ import annotations
 
 import functools
 import re
-import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from trainables.knobs import KnobTable, table, using
-from tuning.config.lenient import finite, mapping, numbers, texts, whole
+from tuning.config.lenient import mapping, numbers, texts, whole
 from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
 from tuning.journal.records import Record, is_finished, table_of
 from tuning.journal.timeline import Interval, Times
 from tuning.report.ablation_results import AblationResult, ablation_results
+from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
 from tuning.report.parts import Parts, parts
 from tuning.report.trial_views import SPEED, TrialView, learning_curves, trial_views, view
-from tuning.search import bottleneck, selection
-from tuning.search.bottleneck import Verdict
+from tuning.search import selection
 from tuning.search.rule import Baseline, best_baseline
-from tuning.stats import uncertainty
-from tuning.stats.uncertainty import Gain, Quality, Throughput
+from tuning.stats.uncertainty import Gain
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-PICKS = ("best", "knee", "most_accurate")
 
 
 @dataclass(frozen=True)
@@ -47,47 +44,6 @@ class Place:
     card: str = ""
     cap_bytes: int | None = None
     virtual: bool = False
-
-
-@dataclass(frozen=True)
-class Named:
-    """One configuration that is spoken of by name: those of `PICKS`, and before, after and the like.
-
-    `trained` is over the confirm stage's whole trainings, `throughput` over its windows, in which configurations took
-    turns; each is None where there are none.
-    `verdict` is what holds it back, None where no spans were recorded.
-    `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
-    """
-
-    name: str
-    trial: str
-    outcome: str
-    config: Mapping[str, Any]
-    trained: Throughput | None
-    throughput: Throughput | None
-    probed_samples_per_s: float | None
-    data_wait_frac: float | None
-    quality: Mapping[str, Quality]
-    peak_allocated_bytes: int | None
-    seed: int | None
-    active: Mapping[str, Any] = field(default_factory=dict)
-    """What its first optimiser step was seen to run (`trainables.witness`); `search.runtime_check.compare` reads it."""
-    verdict: Verdict | None = None
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """The mean of its trainings, else of its windows, else its probe: what a training is expected to show.
-
-        Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md), so trainings go first.
-        """
-        found = self.trained or self.throughput
-        return found.mean if found else self.probed_samples_per_s
-
-    @property
-    def beside_others(self) -> float | None:
-        """The one speed that a page shows of it: of windows measured in turns, else trainings, else its probe."""
-        found = self.throughput or self.trained
-        return found.mean if found else self.probed_samples_per_s
 
 
 @dataclass(frozen=True)
@@ -227,8 +183,9 @@ def _from_records(records: Sequence[Record]) -> Summary:
     probes = tuple(view(r, objectives, "name") for r in records if r.event == "probe")
     not_run = [r for r in records if r.event == "refused"]
     refused = Counter(str(r.get("stage")) for r in not_run)
-    confirming = _Confirming(records, objectives, whole(study.get("val_samples")))
-    named = _judged(records, _named(confirming, pick, trials, probes), probes, place)
+    confirming = Confirming(records, objectives, whole(study.get("val_samples")))
+    cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)
+    named = judged(records, named_of(confirming, pick, trials, probes), probes, cap_bytes)
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
     ablation = ablation_results(ablated, texts(given.get("claims_of")))
@@ -254,7 +211,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         ),
         named=named,
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
-        gains=_gains(confirming, named),
+        gains=gains(confirming, named),
         parts={n: parts(n, best.config, named[n].config, records, ablation) for n in others if best is not None},
         claim=_claim(given),
         ablation=ablation,
@@ -268,116 +225,6 @@ def _from_records(records: Sequence[Record]) -> Summary:
         table=table(),
         provisional=provisional and "best" in named,
     )
-
-
-@dataclass(frozen=True)
-class _Confirming:
-    """The records of a run, asked for what the confirm stage measured of a configuration."""
-
-    records: Sequence[Record]
-    objectives: Mapping[str, str]
-    val_samples: int | None
-
-    def named(self, name: str, source: TrialView) -> Named:
-        """Returns what is known of the configuration that a trial or a probe ran, called `name`."""
-        labels = {name, source.trial} if name in PICKS else {name}
-        windows = self.windows(labels, source.config)
-        confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
-        waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
-        peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
-        quality = {name: self._quality(name, confirmed, source) for name in self.objectives}
-        return Named(
-            name=name,
-            trial=source.trial if name in PICKS else "",
-            outcome=source.outcome,
-            config=source.config,
-            trained=uncertainty.throughput([x for r in confirmed if (x := finite(r.get(SPEED)))]),
-            throughput=uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))]),
-            probed_samples_per_s=source.samples_per_s,
-            data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
-            quality={name: found for name, found in quality.items() if found is not None},
-            peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
-            seed=source.seed,
-            active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
-        )
-
-    def windows(self, names: Collection[str], config: Mapping[str, Any]) -> list[Record]:
-        """Returns a configuration's windows by name or trial; of the best's only its own: another may have been it."""
-        own = [r for r in self.records if r.event == "window" and r.get("name") in names]
-        return [r for r in own if r.get("name") not in PICKS or r.get("config", config) == config]
-
-    def by_round(self, one: Named) -> dict[int, float]:
-        """Returns the median samples a second of a configuration in each round."""
-        rates: dict[int, list[float]] = {}
-        for record in self.windows({one.name, one.trial} - {""}, one.config):
-            if rate := finite(record.get(SPEED)):
-                rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
-        return {number: statistics.median(values) for number, values in rates.items()}
-
-    def _quality(self, objective: str, confirmed: Sequence[Record], source: TrialView) -> Quality | None:
-        values = [(whole(r.get("seed")) or 0, finite(mapping(r.get("values")).get(objective))) for r in confirmed]
-        by_seed = {seed: value for seed, value in values if value is not None}
-        share_of = self.val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
-        searched = source.values.get(objective)
-        if by_seed or searched is None:
-            return uncertainty.quality(by_seed, proportion_of=share_of) if by_seed else None
-        return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, confirmed=False)
-
-
-def _named(
-    confirming: _Confirming, pick: Mapping[str, Any], trials: Sequence[TrialView], probes: Sequence[TrialView]
-) -> dict[str, Named]:
-    by_id = {t.trial: t for t in trials}
-    sources = {name: by_id[str(pick[name])] for name in PICKS if str(pick.get(name, "")) in by_id}
-    if config := mapping(pick.get("config")):  # found by probes alone
-        known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
-        sources["best"] = replace(known[-1], trial="") if known else TrialView("", "ok", config)
-        sources["best"] = replace(sources["best"], config=config)
-    if not sources and (probe := selection.fastest_probe(confirming.records)) is not None:
-        sources["best"] = view(probe, confirming.objectives, "name")
-    # A joint search probes nothing: its named configurations are known from their windows alone.
-    windowed = [r for r in confirming.records if r.event == "window" and r.get("config")]
-    sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}
-    sources = {name: source for name, source in sources.items() if name not in by_id}
-    sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
-    return {name: confirming.named(name, source) for name, source in sources.items()}
-
-
-def _judged(
-    records: Sequence[Record], named: Mapping[str, Named], probes: Sequence[TrialView], place: Place
-) -> dict[str, Named]:
-    """The configurations with what holds them back: in their last whole training, else window, else trial or probe."""
-    cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)
-    tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
-    found = dict(named)
-    for name, one in named.items():
-        labels = {name, one.trial} - {""}
-        own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
-        own = [r for r in own if r.event != "trial" or r.get("config") == one.config]  # else it was rated anew
-        source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
-        if source is not None:
-            peak = one.peak_allocated_bytes
-            memory_frac = peak / cap_bytes if peak and cap_bytes else None
-            spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
-            verdict = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
-            found[name] = replace(one, verdict=verdict)
-    return found
-
-
-def _gains(confirming: _Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...]:
-    """Gains from the rounds in which both were measured; from the two separate figures where there are none."""
-    found = []
-    for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
-        if of not in named or over not in named:
-            continue
-        ours, theirs = confirming.by_round(named[of]), confirming.by_round(named[over])
-        gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
-        a, b = named[of].beside_others, named[over].beside_others
-        if gain is None and a and b:
-            gain = Gain(of, over, a / b, None, None, 0)
-        if gain is not None:
-            found.append(gain)
-    return tuple(found)
 
 
 def kinds_of(records: Sequence[Record]) -> dict[str, str]:

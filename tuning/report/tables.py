@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import assignments, complete, outcome, plain, quality, rate, ratio, size, speed
+from tuning.report.named import PICKS, Named
 from tuning.report.sentences import bound, found_by
-from tuning.report.summary import PICKS, Named, Summary
+from tuning.report.summary import Summary
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
 

@@ -18,7 +18,8 @@ from tuning.report import format as fmt
 from tuning.report import sentences, tables
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
-from tuning.report.summary import Named, Summary, of_its_knobs
+from tuning.report.named import Named
+from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
 

@@ -184,3 +184,9 @@ def test_trainings_that_all_come_to_one_quality_are_said_to_be_suspicious(record
     constant = [changed(r, values={"accuracy": 0.516}) if r.get("values") else r for r in records]
     assert "trainings came to accuracy 0.516: is anything learned?" in sentences.answer(summary.from_records(constant))
     assert "is anything learned" not in sentences.answer(summary.from_records(records))
+
+
+def test_without_rounds_a_training_is_not_compared_with_a_probe(records):
+    own = [r for r in records if r.event != "window"]
+    fast = [changed(r, samples_per_s=1000.0) if r.event == "confirmed" and r["name"] == "best" else r for r in own]
+    assert summary.from_records(fast).gain("best", "before") == summary.from_records(own).gain("best", "before")

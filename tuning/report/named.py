@@ -1,0 +1,172 @@
+"""Configurations that are spoken of by name, as they were measured: in windows, whole trainings, trials and probes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tuning.config.lenient import finite, mapping, whole
+from tuning.journal.records import Record
+from tuning.report.trial_views import SPEED, TrialView, view
+from tuning.search import bottleneck, selection
+from tuning.search.bottleneck import Verdict
+from tuning.stats import uncertainty
+from tuning.stats.uncertainty import Gain, Quality, Throughput
+
+PICKS = ("best", "knee", "most_accurate")
+
+
+@dataclass(frozen=True)
+class Named:
+    """One configuration that is spoken of by name: those of `PICKS`, and before, after and the like.
+
+    `trained` is over the confirm stage's whole trainings, `throughput` over its windows, in which configurations took
+    turns; each is None where there are none.
+    `verdict` is what holds it back, None where no spans were recorded.
+    `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
+    """
+
+    name: str
+    trial: str
+    outcome: str
+    config: Mapping[str, Any]
+    trained: Throughput | None
+    throughput: Throughput | None
+    probed_samples_per_s: float | None
+    data_wait_frac: float | None
+    quality: Mapping[str, Quality]
+    peak_allocated_bytes: int | None
+    seed: int | None
+    active: Mapping[str, Any] = field(default_factory=dict)
+    """What its first optimiser step was seen to run (`trainables.witness`); `search.runtime_check.compare` reads it."""
+    verdict: Verdict | None = None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """The mean of its trainings, else of its windows, else its probe: what a training is expected to show.
+
+        Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md), so trainings go first.
+        """
+        found = self.trained or self.throughput
+        return found.mean if found else self.probed_samples_per_s
+
+    @property
+    def beside_others(self) -> float | None:
+        """The one speed that a page shows of it: of windows measured in turns, else trainings, else its probe."""
+        found = self.throughput or self.trained
+        return found.mean if found else self.probed_samples_per_s
+
+
+@dataclass(frozen=True)
+class Confirming:
+    """The records of a run, asked for what the confirm stage measured of a configuration."""
+
+    records: Sequence[Record]
+    objectives: Mapping[str, str]
+    val_samples: int | None
+
+    def named(self, name: str, source: TrialView) -> Named:
+        """Returns what is known of the configuration that a trial or a probe ran, called `name`."""
+        labels = {name, source.trial} if name in PICKS else {name}
+        windows = self.windows(labels, source.config)
+        confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
+        waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
+        peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
+        quality = {name: self._quality(name, confirmed, source) for name in self.objectives}
+        return Named(
+            name=name,
+            trial=source.trial if name in PICKS else "",
+            outcome=source.outcome,
+            config=source.config,
+            trained=uncertainty.throughput([x for r in confirmed if (x := finite(r.get(SPEED)))]),
+            throughput=uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))]),
+            probed_samples_per_s=source.samples_per_s,
+            data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
+            quality={name: found for name, found in quality.items() if found is not None},
+            peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
+            seed=source.seed,
+            active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
+        )
+
+    def windows(self, names: Collection[str], config: Mapping[str, Any]) -> list[Record]:
+        """Returns a configuration's windows by name or trial; of the best's only its own: another may have been it."""
+        own = [r for r in self.records if r.event == "window" and r.get("name") in names]
+        return [r for r in own if r.get("name") not in PICKS or r.get("config", config) == config]
+
+    def by_round(self, one: Named) -> dict[int, float]:
+        """Returns the median samples a second of a configuration in each round."""
+        rates: dict[int, list[float]] = {}
+        for record in self.windows({one.name, one.trial} - {""}, one.config):
+            if rate := finite(record.get(SPEED)):
+                rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
+        return {number: statistics.median(values) for number, values in rates.items()}
+
+    def _quality(self, objective: str, confirmed: Sequence[Record], source: TrialView) -> Quality | None:
+        values = [(whole(r.get("seed")) or 0, finite(mapping(r.get("values")).get(objective))) for r in confirmed]
+        by_seed = {seed: value for seed, value in values if value is not None}
+        share_of = self.val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
+        searched = source.values.get(objective)
+        if by_seed or searched is None:
+            return uncertainty.quality(by_seed, proportion_of=share_of) if by_seed else None
+        return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, confirmed=False)
+
+
+def named_of(
+    confirming: Confirming, pick: Mapping[str, Any], trials: Sequence[TrialView], probes: Sequence[TrialView]
+) -> dict[str, Named]:
+    """Returns every configuration that is spoken of by name: those picked, and those that were given."""
+    by_id = {t.trial: t for t in trials}
+    sources = {name: by_id[str(pick[name])] for name in PICKS if str(pick.get(name, "")) in by_id}
+    if config := mapping(pick.get("config")):  # found by probes alone
+        known = [p for p in probes if all(config.get(n) == v for n, v in p.config.items() if n in config)]
+        sources["best"] = replace(known[-1], trial="") if known else TrialView("", "ok", config)
+        sources["best"] = replace(sources["best"], config=config)
+    if not sources and (probe := selection.fastest_probe(confirming.records)) is not None:
+        sources["best"] = view(probe, confirming.objectives, "name")
+    # A joint search probes nothing: its named configurations are known from their windows alone.
+    windowed = [r for r in confirming.records if r.event == "window" and r.get("config")]
+    sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}
+    sources = {name: source for name, source in sources.items() if name not in by_id}
+    sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
+    return {name: confirming.named(name, source) for name, source in sources.items()}
+
+
+def judged(
+    records: Sequence[Record], named: Mapping[str, Named], probes: Sequence[TrialView], cap_bytes: int | None
+) -> dict[str, Named]:
+    """Returns them with what holds them back: in their last whole training, else window, else trial or probe."""
+    tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
+    found = dict(named)
+    for name, one in named.items():
+        labels = {name, one.trial} - {""}
+        own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
+        own = [r for r in own if r.event != "trial" or r.get("config") == one.config]  # else it was rated anew
+        source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
+        if source is not None:
+            peak = one.peak_allocated_bytes
+            memory_frac = peak / cap_bytes if peak and cap_bytes else None
+            spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
+            verdict = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
+            found[name] = replace(one, verdict=verdict)
+    return found
+
+
+def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...]:
+    """Returns gains from the rounds in which both were measured; without any from their probes, or what is known."""
+    found = []
+    for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
+        if of not in named or over not in named:
+            continue
+        ours, theirs = confirming.by_round(named[of]), confirming.by_round(named[over])
+        gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
+        pair = named[of], named[over]
+        a, b = (one.probed_samples_per_s for one in pair)
+        if not a or not b:
+            a, b = (one.beside_others for one in pair)
+        if gain is None and a and b:
+            gain = Gain(of, over, a / b, None, None, 0)
+        if gain is not None:
+            found.append(gain)
+    return tuple(found)
