@@ -114,6 +114,11 @@ class Run:
         return self._state.config.options
 
     @property
+    def objectives(self) -> Mapping[str, str]:
+        """The file's OBJECTIVES."""
+        return self._state.workload.objectives
+
+    @property
     def epoch(self) -> int:
         """The pass over the data at hand, from 0."""
         return self._state.epoch
@@ -143,7 +148,7 @@ class Run:
     @property
     def ends_batch(self) -> bool:
         """Whether the micro-batch at hand is the last before an optimiser step."""
-        return self._since_step >= self.accumulation or self._is_over
+        return self._since_step >= self.accumulation or self.is_over
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
@@ -174,7 +179,7 @@ class Run:
         if state.meter is not None:
             state.meter.adopt([*model.parameters(), *model.buffers()])
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_pre_hook(self.before_step)
         if state.model is None:
             state.model, state.optimizer = model, next(iter(optimizers), None)
         return (model, *optimizers) if optimizers else model
@@ -182,7 +187,7 @@ class Run:
     def epochs(self) -> Iterator[int]:
         """Yields the passes until the horizon is reached; `batches` then makes one pass at a time."""
         self._one_pass = True
-        while not self._is_over:
+        while not self.is_over:
             before = self._state.samples
             yield self._state.epoch
             if self._state.samples == before:
@@ -194,35 +199,27 @@ class Run:
         `samples` are those of one pass, for a loader that does not know them. Counts and times what happens until the
         next batch is asked for.
         """
-        state, knobs = self._state, self._ask(*_BATCHES)
-        transfer = batches.Transfer(knobs, self.device)
-        if not state.pass_samples:
-            state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
-        if not state.first_step_at:
-            self._give(READY)
-            if state.epoch:  # a window that is to have other batches
-                torch.manual_seed(self.seed + 1_000_003 * state.epoch)
-            state.first_step_at = time.time()
-        self._watch.restart()
-        while not self._is_over:
+        state, transfer = self._state, batches.Transfer(self._ask(*_BATCHES), self.device)
+        self.begin(loader, samples)
+        while not self.is_over:
             before = state.samples
             own = iter(loader)
             for host in own:
                 self._watch.lap("data_wait")
                 batch = _moved(host, transfer)
                 self._watch.lap("transfer")
-                self._begin(host, batch, batches.size_of_batch(host, getattr(loader, "batch_size", None)))
                 if state.steps == 0:
                     state.active |= batches.workers_seen(own, loader)
+                self._count(host, batch, batches.size_of_batch(host, getattr(loader, "batch_size", None)))
                 del host
                 yield batch
-                self._finish()
-                if self._is_over:
+                self.passed()
+                if self.is_over:
                     break
             del own  # its workers end before what follows the pass
             if state.samples == before:
                 raise WorkloadError("the loader of run.batches(loader) gave no batch in a whole pass")
-            if not self._is_over:
+            if not self.is_over:
                 state.epoch += 1
                 state.micro_batches_done = 0
             if self._one_pass:  # what follows is theirs, and in no window
@@ -256,7 +253,7 @@ class Run:
             return False
         if limit > 0:
             optim.hold_gradients(own, self._scaler, limit)
-        self._before_step()
+        self.before_step()
         self._scaler.step(own)
         self._scaler.update()
         own.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
@@ -268,7 +265,7 @@ class Run:
         state = self._state
         if self._has_stepped or not state.micro_steps:
             return  # one of several optimisers
-        self._before_step()
+        self.before_step()
         self._watching.close()
         state.steps += 1
         self._watch.steps += 1
@@ -277,7 +274,7 @@ class Run:
         self._see()
         if state.meter is not None:
             state.sparse.stepped()
-        if self._is_over or (self._milestones and state.samples >= self._milestones[0]):
+        if self.is_over or (self._milestones and state.samples >= self._milestones[0]):
             self._watch.lap("optimizer")
             self._close()
 
@@ -301,6 +298,65 @@ class Run:
             self._give(Evaluation(self._state.samples, found, time.perf_counter() - self._paused_at))
             self._watch.restart()
 
+    # -- for a framework's loop, in the place of `batches` -------------------------------------------------------------
+
+    def begin(self, loader: Any, samples: int | None = None) -> None:
+        """The first batch is asked for: what came before is set-up; `samples` are those of a pass over the loader."""
+        state = self._state
+        if not state.pass_samples:
+            state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
+        if not state.first_step_at:
+            self._give(READY)
+            if state.epoch:  # a window that is to have other batches
+                torch.manual_seed(self.seed + 1_000_003 * state.epoch)
+            state.first_step_at = time.time()
+        self._watch.restart()
+
+    def took(self, samples: int) -> None:
+        """A micro-batch is there, and is computed on from here."""
+        self._watch.lap("data_wait")
+        self._count(None, None, samples)
+
+    def before_step(self, *_: Any) -> None:
+        """The passes of a batch are over, and the optimiser's step begins."""
+        if not self._is_forward_over:
+            self._is_forward_over = True
+            self._watch.lap("forward_backward")
+            if self._state.witness is not None:
+                self._state.witness.goes_on("optimizer")
+
+    def passed(self) -> None:
+        """The micro-batch is over; a window closes behind a whole batch."""
+        state = self._state
+        self._watching.close()
+        self.before_step()
+        if self._is_closed:
+            self._watch.restart()
+        elif self._has_stepped:
+            self._watch.lap("optimizer")
+            full = state.steps > self._warm_at and self._watch.elapsed_s() >= state.plan.window_s
+            if state.steps == self._warm_at or full:
+                self._close()
+                self._watch.restart()
+        elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
+            raise WorkloadError(
+                f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
+                "steps by itself, and after an optimizer.step() of your own comes run.step()"
+            )
+        elif self.is_over:  # in the middle of a batch of theirs
+            self._close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the horizon is reached."""
+        return self._state.samples >= self._state.plan.samples
+
+    def shows(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the model and the optimiser of the run, to tell what the first step ran."""
+        self._state.model, self._state.optimizer = model, optimizer
+        if self._state.meter is not None:
+            self._state.meter.adopt([*model.parameters(), *model.buffers()])
+
     # -- for whoever runs it -------------------------------------------------------------------------------------------
 
     def kernels(self) -> AbstractContextManager[object]:
@@ -316,7 +372,7 @@ class Run:
         state = self._state
         if not state.first_step_at:
             raise WorkloadError("train(run) returned without asking for run.batches(loader)")
-        if not self._is_over:
+        if not self.is_over:
             said = f"train(run) returned after {state.samples} of {self.samples} samples"
             raise WorkloadError(f"{said}: run.batches(loader) ends the loop by itself")
         if self._is_due:
@@ -333,10 +389,6 @@ class Run:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     @property
-    def _is_over(self) -> bool:
-        return self._state.samples >= self._state.plan.samples
-
-    @property
     def _accumulation(self) -> int:
         if "micro_batch_size" not in self._state.asked:
             return 1
@@ -351,7 +403,7 @@ class Run:
         knobs = self._state.config.knobs
         return math.ceil(knobs.batch_size / math.ceil(knobs.batch_size / knobs.micro_batch_size))
 
-    def _begin(self, host: Any, batch: Any, count: int) -> None:
+    def _count(self, host: Any, batch: Any, count: int) -> None:
         """A micro-batch begins; in a first step, and under a cap, torch's operators are watched until it is over."""
         state = self._state
         self._is_forward_over = self._has_stepped = self._is_closed = False
@@ -380,35 +432,6 @@ class Run:
         if state.model is not None:  # compiled under a counter of operators it would stay uncompiled for good
             self._watching.enter_context(precision.uncompiled(state.model))
         self._watching.enter_context(watched(state, "forward_backward"))
-
-    def _before_step(self, *_: Any) -> None:
-        """The passes of the batch are over, and the optimiser's step begins."""
-        if not self._is_forward_over:
-            self._is_forward_over = True
-            self._watch.lap("forward_backward")
-            if self._state.witness is not None:
-                self._state.witness.goes_on("optimizer")
-
-    def _finish(self) -> None:
-        """The micro-batch is over; a window closes behind a whole batch."""
-        state = self._state
-        self._watching.close()
-        self._before_step()
-        if self._is_closed:
-            self._watch.restart()
-        elif self._has_stepped:
-            self._watch.lap("optimizer")
-            full = state.steps > self._warm_at and self._watch.elapsed_s() >= state.plan.window_s
-            if state.steps == self._warm_at or full:
-                self._close()
-                self._watch.restart()
-        elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self._is_over and not state.steps):
-            raise WorkloadError(
-                f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
-                "steps by itself, and after an optimizer.step() of your own comes run.step()"
-            )
-        elif self._is_over:  # in the middle of a batch of theirs
-            self._close()
 
     def _close(self) -> None:
         """Closes the window, and says that a report is due where a milestone is reached."""

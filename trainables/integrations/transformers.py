@@ -1,0 +1,115 @@
+"""transformers' Trainer as a loop of one's own: its loop runs, a callback counts, times, reports and ends it.
+
+    def train(run):
+        arguments = training_arguments(run, train_set, output_dir="trained", learning_rate=run["learning_rate"])
+        trainer = Trainer(model, arguments, train_dataset=train_set, eval_dataset=val_set, compute_metrics=metrics)
+        trainer.add_callback(StudyCallback(run))
+        trainer.train()
+
+`metrics` returns the OBJECTIVES by their names; Trainer is asked for an evaluation whenever a report is due.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trainables.own_run import Run
+from trainables.workload import WorkloadError
+
+_STILL = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}
+"""What `run` does in their place: a Trainer's own reports and checkpoints would be in every probe."""
+
+_FIELDS = {field.name for field in dataclasses.fields(TrainingArguments)}
+_CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in _FIELDS else "gradient_checkpointing"
+"""The former is its name in later versions of transformers 5, which warn of the latter."""
+
+
+def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArguments:
+    """Returns the arguments of a Trainer, those of knobs set; `own` are yours, and win where `run` sets none of them.
+
+    A pass drops its last, smaller micro-batch. Raises WorkloadError for an own argument that a knob sets, and
+    for fewer samples than a micro-batch has.
+    """
+    knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
+    loader, accumulation = run.loader(), run.accumulation
+    micro = int(loader["batch_size"])
+    if len(train_set) < micro:
+        raise WorkloadError(f"a micro-batch of {micro} is more than the {len(train_set)} training samples")
+    found: dict[str, Any] = {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": accumulation,
+        "dataloader_num_workers": loader["num_workers"],
+        "dataloader_pin_memory": loader["pin_memory"],
+        "dataloader_prefetch_factor": loader.get("prefetch_factor"),
+        "dataloader_persistent_workers": loader.get("persistent_workers", False),
+        "dataloader_drop_last": True,
+        "bf16": knobs["amp_dtype"] == "bf16",
+        "fp16": knobs["amp_dtype"] == "fp16",
+        _CHECKPOINTING: knobs["activation_checkpointing"],
+        "torch_compile": knobs["compile"] != "off",
+        "max_steps": _steps(run.samples, len(train_set), micro, accumulation),
+        "seed": run.seed,
+        "use_cpu": run.device.type == "cpu",
+    }
+    if knobs["compile"] != "off":
+        found["torch_compile_mode"] = knobs["compile"]
+    if run.device.type == "cuda":
+        found["tf32"] = knobs["tf32"]
+    if twice := sorted(own.keys() & found.keys()):
+        raise WorkloadError(
+            f"training_arguments(run, {twice[0]}={own[twice[0]]!r}): run sets it; put it in SPACE or BEFORE"
+        )
+    return TrainingArguments(**{**_STILL, **own, **found})
+
+
+class StudyCallback(TrainerCallback):
+    """Tells `run` what a Trainer does, and the Trainer when to evaluate and when to end."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
+        """Shows model and optimiser; what came before is set-up."""
+        optimizer = own["optimizer"]
+        self._run.shows(own["model"], getattr(optimizer, "optimizer", optimizer))
+        self._run.begin(own["train_dataloader"])
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
+        """The micro-batches of a batch are there."""
+        self._run.took(args.per_device_train_batch_size)
+
+    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
+        """One of them is over, and the next begins."""
+        self._run.passed()
+        self._run.took(args.per_device_train_batch_size)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any
+    ) -> None:
+        """The passes are over."""
+        self._run.before_step()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
+        """The optimiser has stepped."""
+        self._run.step()
+        if self._run.evaluate_now:  # the micro-batch has passed once that is reported
+            control.should_evaluate = True
+        else:
+            self._run.passed()
+        control.should_training_stop = control.should_training_stop or self._run.is_over
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
+        """Reports what `compute_metrics` returned."""
+        found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
+        self._run.report(**{name: found[name] for name in self._run.objectives if name in found})
+
+
+def _steps(samples: int, data: int, micro: int, accumulation: int) -> int:
+    """Returns the optimiser steps up to so many samples: the last of each pass may be of fewer micro-batches."""
+    each = data // micro
+    passes, left = divmod(samples, each * micro)
+    return passes * math.ceil(each / accumulation) + math.ceil(math.ceil(left / micro) / accumulation)
