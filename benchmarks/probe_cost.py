@@ -32,6 +32,7 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Space
 from tuning.memory.groups import defaults
 from tuning.search.probe import reference_batch_size
+from tuning.study.setup import checked
 from tuning.workers import machine
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -120,7 +121,7 @@ def main() -> None:
         parser.error(f"--probes {asked.probes}: a spread needs 3 or more")
     rows: dict[str, Any] = {}
     for workload in asked.workload:
-        config = load([f"workload={workload}", "card=cpu"])
+        _, config = checked(load([f"workload={workload}", "card=cpu"]))
         time_s = config.budget.probe.probe_time_s
         rows[workload] = measure(config, asked.threads, asked.probes, time_s)
         for name, found in rows[workload].items():

@@ -29,6 +29,7 @@ from tuning.config.space import Space
 from tuning.search.pruner import milestones
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.selection import Finished, pick
+from tuning.study.setup import checked
 from tuning.workers import machine
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.session import RunningTrial, Session
@@ -139,7 +140,7 @@ def searched(config: StudyConfig, objective: str, mode: str, seconds: float) -> 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Searches, prints the pick; returns 1 where no trial came to its end."""
     began = time.monotonic()
-    config = load(list(sys.argv[1:] if arguments is None else arguments))
+    _, config = checked(load(list(sys.argv[1:] if arguments is None else arguments)))
     session = Session(WorkerConfig(config.workload.ref, dict(config.workload.options), "cpu", 1))
     ((objective, mode),) = session.resident.workload.objectives.items()
     seconds = (config.search.max_time_s or 240.0) - (time.monotonic() - began) - MARGIN_S

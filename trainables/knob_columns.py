@@ -236,6 +236,8 @@ class Knob:
     short: str = ""
     also: tuple[str, ...] = ()
     shapes_model: bool = False
+    auto: tuple[Scalar, ...] = ()
+    """What "auto" stands for in a space, as far as the machine has room for it (`config.space.Space.settled`)."""
     replaced_by: str = ""
     """The hook of a workload in whose presence the loop has no use for the knob."""
     values: InitVar[Sequence[Scalar]] = ()

@@ -69,7 +69,7 @@ class Knobs:
         "Most samples of one forward and backward pass; gradients of a batch's micro-batches are summed before the "
         "optimiser step, so it sets memory and speed, not the meaning of the batch.",
         acts_in=("batches", "loop"), memory="step", span="compute", claimed="A B D, as accumulation",
-        seen=read.micro_batch_size, short="micro", also=("micro_batch",),
+        seen=read.micro_batch_size, short="micro", also=("micro_batch",), auto=tuple(2**n for n in range(17)),
         remedies={"launch": lambda own, _: min(own.batch_size, 2 * own.micro_batch_size)},
     ))
     length_bucketing: bool = _row(Knob(
@@ -87,7 +87,7 @@ class Knobs:
     num_workers: int = _row(Knob(
         0, "system", Domain(int, low=0, high=256), "DataLoader processes; 0 loads in the training process.",
         acts_in=("batches",), memory="none", span="loader", claimed="A B C D E",
-        seen=read.equal("workers", "with {} live workers"), also=("workers",),
+        seen=read.equal("workers", "with {} live workers"), also=("workers",), auto=(0, 1, 2, 4, 8, 16),
         # More workers need cores to work on.
         remedies={"loader": lambda own, step: (2 * own.num_workers or 2) if step.cpu_frac < 0.9 else None},
     ))

@@ -116,6 +116,7 @@ def main(argv: list[str] | None = None) -> int:
             left_out = config.dropped if verbose else sentences.left_out(config)
             for text in [*left_out, "the configuration is valid"]:
                 terminal.note(text)
+            terminal.space(config)
             return 0
         study.run(config, terminal, started)
     except TuningError as error:

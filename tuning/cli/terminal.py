@@ -26,6 +26,7 @@ from tuning.cli import live
 from tuning.cli.progress import STARTING, Progress, progress
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
+from tuning.config.space import shown
 from tuning.journal.records import Record
 from tuning.report import sentences, tables, text
 from tuning.report.format import LABEL_WIDTH, fit, labelled, plain, table
@@ -145,6 +146,11 @@ class Terminal:
             best = found.best if found else None
             said = text.event(record, best.config if best else None, found.objective if found else "", _count(found))
             self._say(fit(said, self._err.width - 1)) if said else None
+
+    def space(self, config: StudyConfig) -> None:
+        """Prints the space to stdout, a knob a line, as it would be typed."""
+        for name, given in config.space.as_raw().items():
+            line(self._out, shlex.quote(f"knobs.{name}={shown(given)}"))
 
     def note(self, said: str) -> None:
         """Says something a person should know."""

@@ -25,7 +25,8 @@ class Card:
     """One accelerator, real or virtual: `memory_bytes` as the driver states them, None for no limit.
 
     `reserve_bytes` are not ours to allocate (CUDA context, display, ECC); `capability` is CUDA's, None where it does
-    not apply or is not known; `device` is where it runs, "auto" until the study has looked.
+    not apply or is not known; `device` is where it runs, "auto" until the study has looked; `cores` are the processor's
+    that are its share, None until then.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Card:
     capability: tuple[int, int] | None = None
     dtypes: tuple[str, ...] = AMP_DTYPES
     device: DeviceType = "auto"
+    cores: int | None = None
 
     @property
     def cap_bytes(self) -> int | None:
@@ -49,9 +51,13 @@ class Card:
             return False
         return device_memory_bytes is None or device_memory_bytes * 0.9 > self.memory_bytes
 
-    def on(self, device: DeviceType) -> Card:
-        """Returns the card as emulated on `device`: its memory and types, with what `device` can do."""
-        return replace(self, device=device)
+    def on(self, device: DeviceType, capability: tuple[int, int] | None = None, cores: int | None = None) -> Card:
+        """Returns the card as emulated on `device`: its memory and types, with what `device` can do.
+
+        This machine's own has the `capability` that was found.
+        """
+        own = capability if self.name in HERE and capability is not None else self.capability
+        return replace(self, device=device, capability=own, cores=cores)
 
 
 def refuse(card: Card, knobs_values: Mapping[str, object]) -> str | None:
@@ -68,6 +74,7 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
 
     Raises ConfigError where such a value is of a knob in `asked`, the knobs that a person typed.
     """
+    space = space.settled(card.cores)
     parameters, fixed, dropped = dict(space.parameters), dict(space.fixed), list[str]()
     for name in [*space.parameters, *space.fixed]:
         given = space.fixed[name] if name in space.fixed else space.parameters[name]

@@ -17,6 +17,7 @@ from trainables.knobs import domain_of, is_active, kind_of, table
 from tuning.config.errors import ConfigError
 
 MAX_CHOICES = 10_000
+AUTO = "auto"
 
 _TYPED_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
 _RANGE_KEYS = ("low", "high", "log", "integer")
@@ -24,9 +25,10 @@ _RANGE_KEYS = ("low", "high", "log", "integer")
 
 @dataclass(frozen=True)
 class Choice:
-    """A closed list of values, no two of them equal."""
+    """A closed list of values, no two of them equal; with `auto` the machine is still to say which of them."""
 
     values: tuple[Scalar, ...]
+    auto: bool = False
 
     def at(self, share: float) -> Scalar:
         """Returns the value at a place from 0 to 1, each having an equal part of it."""
@@ -123,12 +125,24 @@ class Space:
         raw: dict[str, Any] = {}
         for name, parameter in self.parameters.items():
             if isinstance(parameter, Choice):
-                raw[name] = list(parameter.values)
+                raw[name] = AUTO if parameter.auto else list(parameter.values)
             else:
                 raw[name] = {"low": parameter.low, "high": parameter.high, "log": parameter.log}
                 if parameter.integer and domain_of(name).type is not int:
                     raw[name]["integer"] = True
         return {**raw, **self.fixed}
+
+    def settled(self, cores: int | None) -> Space:
+        """Returns the space with what each "auto" stands for: workers up to one a core of a device's share, and
+        micro-batches from a sixteenth of the largest batch to all of it. Without `cores` that of workers stays open.
+        """
+        found = dict(self.parameters)
+        for name, parameter in self.parameters.items():
+            if isinstance(parameter, Choice) and parameter.auto and (name != "num_workers" or cores is not None):
+                largest = max(map(float, _ends(self.given("batch_size")))) if name == "micro_batch_size" else cores or 1
+                least = largest / 16 if name == "micro_batch_size" else 0
+                found[name] = Choice(tuple(v for v in parameter.values if least <= float(v) <= largest))
+        return Space(found, self.fixed)
 
     def subset(self, kinds: Collection[Kind]) -> Space:
         """Returns the space of the parameters of these kinds; the other parameters are dropped, the fixed stay."""
@@ -170,6 +184,8 @@ def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
     """
     if name not in table():
         raise ConfigError(f"knobs.{name}={shown(raw)}: {name} is not a knob of this workload", remedy=near_knob(name))
+    if raw == AUTO and table()[name].auto:
+        return Choice(table()[name].auto, auto=True)
     if isinstance(raw, Mapping):
         return _range(name, raw)
     if isinstance(raw, list | tuple):
@@ -264,6 +280,10 @@ def _range_example(name: str) -> str:
     default, domain = float(table().defaults[name]), domain_of(name)
     low, high = (max(default // 2, 1), default * 2 or 4) if domain.type is int else (default / 5, default * 5)
     return f"'knobs.{name}={{low: {low:g}, high: {min(high, domain.high):g}, log: true}}'"
+
+
+def _ends(parameter: Parameter | Scalar) -> Sequence[Any]:
+    return (parameter.low, parameter.high) if isinstance(parameter, Range) else values_of(parameter)
 
 
 def values_of(parameter: Parameter | Scalar) -> Sequence[Any]:

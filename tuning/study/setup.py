@@ -106,7 +106,12 @@ def _complete(config: StudyConfig) -> StudyConfig:
         )
     card = config.card
     if card.device != "cpu":  # a named card that is not here is emulated on what is
-        card = card.on("cuda" if nvml.gpus() else "cpu")
+        gpus = nvml.gpus()
+        known = [gpu.capability for gpu in gpus if gpu.capability is not None]
+        cores = max(1, machine.cores() // max(1, len(gpus)))
+        card = card.on("cuda" if gpus else "cpu", min(known, default=None), cores)
+    else:
+        card = card.on("cpu", cores=machine.cores())
     return apply_card(config, card)
 
 

@@ -23,11 +23,15 @@ _REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks some
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment."""
+    """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment.
+
+    `capability` is its compute capability, None where the driver does not say.
+    """
 
     name: str
     memory_bytes: int
     held_bytes: int = 0
+    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,11 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
         held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
     except (nvml.NVMLError, AttributeError, TypeError):
         held_bytes = 0
-    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes)
+    capability = None
+    with contextlib.suppress(AttributeError, TypeError, ValueError, nvml.NVMLError):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        capability = int(major), int(minor)
+    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes, capability)
 
 
 class NvmlCard:

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from trainables.knobs import domain_of
 from tuning.config.errors import ConfigError
+from tuning.config.load import load
 from tuning.config.space import Choice, Range, Space, parse_parameter
+from tuning.study import setup
+from tuning.workers import machine, nvml
 
 SYSTEM = {
     "batch_size": [4, 12, 32],
@@ -122,3 +125,43 @@ def test_raw_form_reads_back_as_the_same_space():
     raw = {**SYSTEM, "weight_decay": {"low": 0, "high": 1, "integer": True}, "learning_rate": {"low": 1e-4, "high": 1}}
     space = Space.of(raw)
     assert Space.of(space.as_raw()) == space
+
+
+def test_auto_is_settled_by_cores_and_batches_and_stays_auto_until_then() -> None:
+    space = Space.parse({"num_workers": "auto", "micro_batch_size": "auto", "batch_size": [16, 64]})
+    assert space.as_raw()["num_workers"] == "auto"
+    assert Space.parse(space.as_raw()) == space
+    for cores, workers in ((1, (0, 1)), (2, (0, 1, 2)), (16, (0, 1, 2, 4, 8, 16)), (64, (0, 1, 2, 4, 8, 16))):
+        settled = space.settled(cores)
+        assert settled.parameters["num_workers"] == Choice(workers)
+        assert settled.parameters["micro_batch_size"] == Choice((4, 8, 16, 32, 64))
+        assert settled.settled(1) == settled
+    assert space.settled(None).parameters["num_workers"] == space.parameters["num_workers"]
+    with pytest.raises(ConfigError, match="auto is not allowed"):
+        Space.parse({"learning_rate": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cores", "capability", "workers", "has_bf16"),
+    [
+        ([], 2, None, (0, 1, 2), None),
+        ([(7, 5)], 8, (7, 5), (0, 1, 2, 4, 8), False),
+        ([(8, 6)], 16, (8, 6), (0, 1, 2, 4, 8, 16), True),
+        ([(9, 0), (8, 6)], 16, (8, 6), (0, 1, 2, 4, 8), True),
+    ],
+)
+def test_the_space_of_this_machine_comes_from_its_cards_and_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[tuple[int, int]],
+    cores: int,
+    capability: tuple[int, int] | None,
+    workers: tuple[int, ...],
+    has_bf16: bool | None,
+) -> None:
+    monkeypatch.setattr(nvml, "gpus", lambda: [nvml.Gpu("a card", 24 * 2**30, 0, own) for own in gpus])
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    _, config = setup.checked(load(["workload=nli", "card=auto"]))
+    assert config.card.capability == capability
+    assert config.space.parameters["num_workers"] == Choice(workers)
+    if has_bf16 is not None:
+        assert ("bf16" in config.space.as_raw()["amp_dtype"]) == has_bf16

@@ -192,7 +192,7 @@ def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, sp
 
 def test_data_and_cores_that_are_too_few_for_what_is_asked_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.machine, "cores", lambda: 2)
-    config = load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]"])
+    _, config = setup.checked(load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]"]))
     few = list(setup.cautions(config, {"train_samples": 10, "val_samples": 5}))
     assert [f.split(":")[0] for f in few] == [
         "the validation split has 5 samples",
