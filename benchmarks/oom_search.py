@@ -36,7 +36,7 @@ from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal
 from tuning.memory.groups import guard, key_of, learn, micro_batch_of
-from tuning.memory.guard import Costs, MemoryGuard
+from tuning.memory.guard import MOST_P_OOM, MemoryGuard
 from tuning.memory.measure import MemoryStage
 from tuning.memory.oom import requested_bytes
 from tuning.search.probe import ProbeStage
@@ -331,7 +331,7 @@ def main() -> None:
     if {r["way"] for r in rows} < {*WAYS, "cells"}:
         return
     rows.sort(key=lambda r: (r["seed"], (*WAYS, "cells").index(r["way"])))
-    about = {"cap_bytes": CAP_BYTES, "space": SPACE.as_raw(), "threshold": Costs().threshold}
+    about = {"cap_bytes": CAP_BYTES, "space": SPACE.as_raw(), "threshold": MOST_P_OOM}
     document = {**provenance("oom_search"), **about, "figures": figures(rows)}
     arguments.out.write_text("".join(json.dumps(one) + "\n" for one in (document, *rows)), encoding="utf-8")
     print("\n".join(table(document["figures"])))

@@ -11,7 +11,6 @@ from trainables.knobs import Scalar, is_active, table
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Record, last
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGroup, MemoryGuard
-from tuning.memory.oom import GROWING
 from tuning.memory.profile import MemoryProfile
 
 _EDGE_FRAC = 0.1
@@ -136,8 +135,6 @@ def guard(records: Sequence[Record], cap_bytes: int | None) -> MemoryGuard:
             if failed := record.get("failed"):
                 learned.observe_oom(key_of(record["coupling"]), int(failed["micro_batch"]), failed["cap_bytes"])
             _corrected(learned, record.fields)
-        elif record.event in ("oom", "probe", "trial") and record.get("fault") == GROWING.name:
-            continue  # a leak says nothing of the micro-batch
         elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
             learned.observe_oom(*need_of(record["config"]), record.get("cap_bytes"))
         elif record.event in ("probe", "trial"):

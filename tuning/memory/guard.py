@@ -29,26 +29,10 @@ BORROWED_SPREAD_FRAC = 0.05
 """At least this is the spread of a group that has the profile of one with other minor knobs, such as `compile`."""
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What a mistake loses, in any one unit: `trial` by refusing one that fits, `oom` by launching one that does not.
-
-    Refuse where P(OOM) * oom > (1 - P(OOM)) * trial. An OOM costs no more than its trial would have taken: it mostly
-    comes in the first steps, and at the latest with the longest batch of the first epoch. A refusal costs no less than
-    what is learned from the trial. Equal costs, hence a threshold of 0.5, which also makes the fewest mistakes.
-    """
-
-    trial: float = 1.0
-    oom: float = 1.0
-
-    @property
-    def threshold(self) -> float:
-        """Returns the P(OOM) up to which a trial is launched: V / (V + C)."""
-        return self.trial / (self.trial + self.oom)
-
-
-PROBE_COSTS = Costs(trial=4.0, oom=1.0)
-"""Of a probe: whether the fastest fits is what it is for, and an OOM comes with its first steps.
+MOST_P_OOM = 0.5
+"""Up to this P(OOM) a trial is launched. An OOM costs no more than its trial, a refusal no less: fewest mistakes."""
+MOST_P_OOM_PROBE = 0.8
+"""Up to this a probe is: whether the fastest fits is what it is for, and an OOM comes with its first steps.
 
 In pointer four trainings ran out of memory after 0.2 to 0.3 s, where probes take 0.6 to 3.
 """
@@ -85,10 +69,8 @@ class MemoryGuard:
     To be told the same peak again changes nothing: of each group and micro-batch the largest counts, once.
     """
 
-    def __init__(
-        self, cap_bytes: int | None, profiles: Mapping[MemoryGroup, MemoryProfile], costs: Costs | None = None
-    ) -> None:
-        self.cap_bytes, self.costs = cap_bytes, costs or Costs()
+    def __init__(self, cap_bytes: int | None, profiles: Mapping[MemoryGroup, MemoryProfile]) -> None:
+        self.cap_bytes = cap_bytes
         self._profiles = dict(profiles)
         self._plain = {_plain(group): group for group in self._profiles}
         self._told: dict[MemoryGroup, Observed] = {}
@@ -129,15 +111,14 @@ class MemoryGuard:
         self._forget()
 
     def judge(
-        self, group: MemoryGroup, micro_batch: int, *, shrink: bool = False, costs: Costs | None = None
+        self, group: MemoryGroup, micro_batch: int, *, shrink: bool = False, threshold: float = MOST_P_OOM
     ) -> FitVerdict:
         """Returns what to do with a micro-batch; `shrink` allows half of it, a quarter and so on.
 
         What fits, fits at every smaller micro-batch too, and less than a whole batch holds gradients. In this order:
         fits up to the largest whose training ended; does not from the smallest that ran out of memory; else P(OOM)
-        against the threshold of the `costs`, by default the guard's own.
+        against the threshold.
         """
-        threshold = (costs or self.costs).threshold
         asked = verdict = self._judged(group, micro_batch, threshold)
         while shrink and not verdict.fits and verdict.micro_batch > 1:
             verdict = self._judged(_held(group), verdict.micro_batch // 2, threshold)

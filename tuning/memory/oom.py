@@ -59,8 +59,6 @@ LOADER_HUNG = Fault("loader process hung", Outcome.TIMEOUT, "fewer_workers")
 SHARED_MEMORY = Fault("shared memory", Outcome.SHM, "no_workers")
 DESCRIPTORS = Fault("file descriptors", Outcome.FD, "fewer_workers")
 DATA = Fault("data", Outcome.DATA)
-GROWING = Fault("growing memory", Outcome.OOM)
-"""Memory that is never given back: a smaller micro-batch would only reach the cap later."""
 UNKNOWN = Fault("", Outcome.CRASH)
 
 # First match wins; tests/tuning/memory/test_oom.py has a message as it was seen for each. Descriptors before shared

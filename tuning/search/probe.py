@@ -12,7 +12,7 @@ from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of
-from tuning.memory.guard import PROBE_COSTS, FitVerdict, MemoryGuard
+from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.search.bottleneck import judge
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed
@@ -171,7 +171,7 @@ class ProbeStage:
         return alone if self._judged(alone).fits else knobs
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
-        return self._guard.judge(*need_of(knobs), costs=PROBE_COSTS)
+        return self._guard.judge(*need_of(knobs), threshold=MOST_P_OOM_PROBE)
 
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
         verdict = self._judged(knobs)

@@ -15,7 +15,7 @@ from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record, last, trials, unfinished
 from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.oom import GROWING, Outcome, requested_bytes
+from tuning.memory.oom import Outcome, requested_bytes
 from tuning.search.acquisition import Model, Qualities
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
@@ -187,9 +187,8 @@ class TrialScheduler:
             seed=self._terms.seed,
             **{n: found.get(n) for n in (*kept, *more, *memory) if n in found},
         )
-        if record.get("fault") != GROWING.name:  # a leak says nothing of the micro-batch
-            peak = int(record.get("peak_allocated_bytes") or 0)
-            learn(self._guard, knobs, str(record["outcome"]), peak, self._whole_peaks)
+        peak = int(record.get("peak_allocated_bytes") or 0)
+        learn(self._guard, knobs, str(record["outcome"]), peak, self._whole_peaks)
         self._teach(record)
         self._told(record)
         self._say_halved(trial, live.get("knobs") or {}, knobs)

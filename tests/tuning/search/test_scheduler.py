@@ -19,7 +19,6 @@ from tuning.journal.records import Journal, trials, unfinished
 from tuning.memory.groups import defaults, guard, key_of, micro_batch_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.measure import MemoryStage
-from tuning.memory.oom import GROWING
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan, TrialRequest
 from tuning.search.scheduler import SearchTerms, TrialScheduler
@@ -293,17 +292,6 @@ def test_what_the_backend_decided_and_why_a_trial_began_again_are_lines_of_the_r
     assert (retired.event, retired["trial"], retired["reason"][:4]) == ("retired", first.trial, "80.0")
     assert (restart.event, restart["outcome"], restart["fault"]) == ("restart", "shm", "shared memory")
     assert (trial.event, trial["held_bytes"]) == ("trial", 7)
-
-
-def test_a_leak_ends_a_trial_but_says_nothing_of_its_micro_batch(tmp_path: Path) -> None:
-    office = Office(tmp_path, cap_bytes=10**9)
-    first = office.scheduler.next_trial()
-    assert first is not None
-    leak = {"outcome": "oom", "fault": GROWING.name, "message": "live bytes grow", "values": {}, "ooms": []}
-    office.scheduler.ended(first.trial, {**leak, "knobs": dict(first.knobs), "samples": 0})
-    assert trials(office.journal.records)[-1].outcome == "oom"
-    for learned in (office.scheduler._guard, guard(office.journal.records, 10**9)):
-        assert learned.judge(key_of(first.knobs), micro_batch_of(first.knobs)).fits
 
 
 @pytest.mark.parametrize("strategy", ["staged", "joint"])
