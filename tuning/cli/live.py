@@ -67,8 +67,8 @@ def clock(found: progress.Progress) -> str:
 
 
 def settings(found: progress.Progress) -> Text | None:
-    """Returns what is to be set for the best so far; None where there is none."""
-    if found.best is None:
+    """Returns what is to be set for the best so far; None where there is none, or it is not known yet."""
+    if found.best is None or not found.best.config:
         return None
     chosen = " ".join(fmt.settings(found.best.config)) or "the defaults"
     return Text(f"* {plain(found.best.name)}: {chosen}", style="green")

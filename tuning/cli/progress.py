@@ -22,6 +22,12 @@ STARTING = "start"
 """What comes before the first stage."""
 UNITS = {"probe": "probes", "search": "trials", "confirm": "trainings and windows"}
 """What is counted in a stage."""
+_ASKED_FOR = {
+    "load": "a process loads torch, data and model",
+    "describe": "reading data and model, and trying each hook of the workload",
+    "kinds": "comparing a step with and without each system knob",
+    "footprint": "measuring what a step takes of memory",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ def progress(
         rows=rows,
         done=done,
         planned=planned,
-        doing="" if any(row.since_s is not None for row in rows) else doing or _waiting(records, config, stage, asked),
+        doing="" if any(row.since_s is not None for row in rows) else _doing(records, config, stage, asked) or doing,
         allowed_s=config.search.max_time_s,
         ends_at_s=eta.ends_at_s(records, config, used_s),
         objective=objective,
@@ -243,12 +249,11 @@ def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, a
 # -- why nothing runs --------------------------------------------------------------------------------------------------
 
 
-def _waiting(records: Sequence[Record], config: StudyConfig, stage: str, asked: Asked | None) -> str:
-    method = asked.method if asked else ""
-    if method == "load":
-        return "a process loads torch, data and model"
+def _doing(records: Sequence[Record], config: StudyConfig, stage: str, asked: Asked | None) -> str:
+    if asked and asked.method in _ASKED_FOR:
+        return _ASKED_FOR[asked.method]
     if stage == "estimate":
-        return "measuring what a step takes of memory"
+        return _ASKED_FOR["footprint"]
     if stage == "search":
         session = max((n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "search")), default=0)
         if not any(r.event == "trial_start" for r in records[session:]):

@@ -125,6 +125,7 @@ class Terminal:
 
     def stage(self, name: str) -> None:
         """Says that a stage begins; on a terminal, what the last one found stays above it."""
+        self._doing = ""
         if not self._drawn:
             found = self._progress(self._records())
             said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
@@ -133,7 +134,7 @@ class Terminal:
         records = self._records()
         ended = max((n for n, r in enumerate(records) if (r.event, r.get("state")) == ("stage", "start")), default=0)
         found = self._progress(records[:ended])
-        if found is not None and found.stage in ("probe", "search"):
+        if found is not None and found.rows and found.stage in ("probe", "search"):
             self._say(live.ended(found, self._err.width))
         self._start_live()
 

@@ -97,6 +97,7 @@ def test_it_says_why_nothing_runs(records, study):
     search = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "search") + 1
     assert progress([], study, 1.0, doing="reading the configuration").doing == "reading the configuration"
     assert progress(records[:4], study, 5.0, Asked("load")).doing == "a process loads torch, data and model"
+    assert progress(records[:2], study, 5.0, Asked("kinds")).doing.startswith("comparing a step")
     assert progress(records[:search], study, 40.0).doing == "starting Ray and 2 workers"
     assert progress(records[: search + 2], study, 42.0).doing == ""
 
