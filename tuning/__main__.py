@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuning.config.errors import TuningError, reader_has_gone
+from tuning.config.errors import TuningError, reader_has_gone, require_platform
 
 COMMANDS = """\
   python -m tuning.run workload=nli                             find the fastest configuration (--help there)
@@ -63,6 +63,7 @@ def _answered(arguments: Sequence[str]) -> int:
         return 2
     module, function = _VERBS[name]
     try:
+        require_platform()
         if name in ("train", "ablate"):
             importlib.import_module("tuning.workers")  # sets what torch reads when it is loaded
         return int(getattr(importlib.import_module(module), function)(rest))

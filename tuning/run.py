@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tuning.config.errors import ConfigError, TuningError, reader_has_gone
+from tuning.config.errors import ConfigError, TuningError, reader_has_gone, require_platform
 
 if TYPE_CHECKING:
     from trainables.knobs import KnobTable
@@ -99,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
     terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
     heard: list[int] = []
     try:
+        require_platform()
         unknown = [f for f in flags if f not in ("-q", "--quiet", "-v", "--verbose", "--validate")]
         if unknown:
             raise ConfigError(

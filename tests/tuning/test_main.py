@@ -214,3 +214,14 @@ def test_a_run_that_nobody_runs_cannot_be_stopped(runs_dir: Path, capsys: pytest
     code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
     assert code == 2
     assert f"run {NEWEST} is not running on this machine" in err
+
+
+@pytest.mark.parametrize("arguments", [["run", "workload=nli"], ["train", "--from", "best.yaml"], ["doctor"]])
+def test_native_windows_is_answered_in_one_sentence(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert __main__.main(arguments) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("error: cardtune runs on Linux")
+    assert "WSL2" in said

@@ -106,6 +106,13 @@ def allowed_by(fault: Mapping[str, Any]) -> str:
     return str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
 
 
+def require_platform() -> None:
+    """Raises PreflightError on native Windows, which lacks the limits and signals that workers are held by."""
+    if sys.platform == "win32":
+        what = "cardtune runs on Linux, and this is native Windows"
+        raise PreflightError(what, allowed="Linux, or WSL2 on Windows", remedy="wsl --install, then install it there")
+
+
 def reader_has_gone() -> int:
     """Returns the exit code for a pipe whose reader has gone, as `head` does; the last flush then succeeds."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
