@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from trainables import loop
+from trainables import loop, own_loop
 from trainables.batches import size_of, tensors_of
 from trainables.knobs import Scalar
+from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.sanity import Few
-from trainables.workload import Config, phases
+from trainables.workload import Config, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES, MOST_CALLS = 8, 8, 2000
 ROUNDING = 1e-3
@@ -49,22 +50,29 @@ class _Seen:
     calls: list[tuple[str, Tensor]] = field(default_factory=list)
 
 
-def differing(resident: Resident, config: Config, changes: Mapping[str, Scalar]) -> dict[str, str]:
+def differing(resident: Resident | OwnResident, config: Config, changes: Mapping[str, Scalar]) -> dict[str, str]:
     """Returns the knobs of `changes` whose other value changes what is learned, each with the reason in words.
 
-    Of `micro_batch_size` the value does not count: a batch of eight is trained on whole and in halves. Raises what the
-    workload raises, and HookFailed where a hook does.
+    Of `micro_batch_size` the value does not count: a batch of eight is trained on whole and in halves. A loop of one's
+    own is tried with the knobs that it asks for, on its first eight samples. Raises what the workload raises,
+    HookFailed where a hook does, and WorkloadError where a loop of one's own does not show its model.
     """
-    count = min(SAMPLES, size_of(resident.dataset(config, "train")))
+    if isinstance(resident, OwnResident):
+        changes, count = {name: value for name, value in changes.items() if name in resident.asked}, SAMPLES
+        if not changes:
+            return {}
+    else:
+        count = min(SAMPLES, size_of(resident.dataset(config, "train")))
     count -= count % 2
     if count < 2:
         return {}
     base = config.with_knobs(**_STEADY, batch_size=count, micro_batch_size=count)
     found = {}
-    if "ram_cache" in changes and _draws(resident, config, count):
+    if "ram_cache" in changes and isinstance(resident, Resident) and _draws(resident, config, count):
         found["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
     whole = _run(resident, base, count)
-    noise = _difference(whole, _run(resident, base, count, noise_seed=1))[0]
+    # Another seed is another order of the samples to a loop of one's own, and tells nothing of its noise.
+    noise = _difference(whole, _run(resident, base, count, noise_seed=1))[0] if isinstance(resident, Resident) else 0.0
     halves = base.with_knobs(micro_batch_size=count // 2)
     in_halves: _Seen | None = None
     for name, value in changes.items():
@@ -82,36 +90,60 @@ def differing(resident: Resident, config: Config, changes: Mapping[str, Scalar])
     return found
 
 
-def _run(resident: Resident, config: Config, count: int, noise_seed: int = 0) -> _Seen:
+def _run(resident: Resident | OwnResident, config: Config, count: int, noise_seed: int = 0) -> _Seen:
     """Returns what training on the same few samples learned, in every phase of the workload."""
+    if isinstance(resident, OwnResident):
+        return _run_own(resident, config, count)
     few, seen = Few(resident, {"train": count, "val": count}), _Seen()
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
     state = loop.prepare(few, config, Plan(samples=count * batches))
-    names = {id(p): name for name, p in state.model.named_parameters()}
+    with _watching(seen, state.model, state.optimizer, config, count), _NoDropout(), torch.random.fork_rng():
+        torch.manual_seed(noise_seed)
+        for _ in loop.train(state):
+            pass
+    return seen
+
+
+def _run_own(resident: OwnResident, config: Config, count: int) -> _Seen:
+    """Returns what the first batch of a loop of one's own learned."""
+    seen = _Seen()
+    state = own_loop.prepare(resident, config, Plan(samples=count), within=_NoDropout())
+    with contextlib.closing(own_loop.train(state)) as events, contextlib.ExitStack() as stack:
+        if state.model is None or state.optimizer is None:
+            next(events)  # a generator that has begun can be closed
+            raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")
+        stack.enter_context(_watching(seen, state.model, state.optimizer, config, count))
+        for _ in events:
+            pass
+    return seen
+
+
+@contextlib.contextmanager
+def _watching(
+    seen: _Seen, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, count: int
+) -> Iterator[None]:
+    """Keeps what is learned inside the block, by the same kernels each time and without dropout in recurrent nets."""
+    names = {id(p): name for name, p in model.named_parameters()}
 
     def stepping(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         own = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
         seen.gradients.append({names.get(id(p), "?"): p.grad.detach().clone() for p in own})
 
     with contextlib.ExitStack() as stack:
-        stack.callback(state.optimizer.register_step_pre_hook(stepping).remove)
+        stack.callback(optimizer.register_step_pre_hook(stepping).remove)
         shared = count / 2 / min(config.knobs.micro_batch_size, count)
-        for name, module in state.model.named_modules():
+        for name, module in model.named_modules():
             if next(module.children(), None) is None:
                 stack.callback(module.register_forward_hook(_told(seen, _label(name, module), shared)).remove)
-        stack.enter_context(_without_dropout(state.model))
-        if state.device.type == "cuda":
+        stack.enter_context(_without_dropout(model))
+        if config.device.startswith("cuda"):
             stack.enter_context(torch.backends.cudnn.flags(deterministic=True, allow_tf32=False))
-        stack.enter_context(torch.random.fork_rng())
-        torch.manual_seed(noise_seed)
-        for _ in loop.train(state):
-            pass
-    for name, module in state.model.named_modules():
+        yield
+    for name, module in model.named_modules():
         for own, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():
                 seen.buffers[_label(name, module), own] = buffer.detach().clone()
-    return seen
 
 
 def _label(name: str, module: nn.Module) -> str:
@@ -215,14 +247,13 @@ def _draws(resident: Resident, config: Config, count: int) -> bool:
 
 @contextlib.contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Inside the block no dropout drops: modules with a rate have 0, and functions give back what they get."""
+    """Inside the block modules that drop in their own kernels have the rate 0; `_NoDropout` is for all others."""
     rated = [m for m in model.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
     before = [m.dropout for m in rated]
     for module in rated:
         module.dropout = 0.0
     try:
-        with _NoDropout():
-            yield
+        yield
     finally:
         for module, rate in zip(rated, before, strict=True):
             module.dropout = rate

@@ -17,6 +17,7 @@ import random
 import sys
 import threading
 from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,11 +88,18 @@ class ThreadedState(OwnState):
 
     baton: _Baton = field(default_factory=_Baton, repr=False)
     thread: threading.Thread | None = field(default=None, repr=False)
+    within: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
 
 
-def prepare(resident: OwnResident, config: Config, plan: Plan) -> ThreadedState:
-    """Returns a training whose function waits for its first batch; raises what it raised before."""
+def prepare(
+    resident: OwnResident, config: Config, plan: Plan, within: AbstractContextManager[object] | None = None
+) -> ThreadedState:
+    """Returns a training whose function waits for its first batch; raises what it raised before.
+
+    `within` is a context that its thread is in, as a mode of torch is its thread's own.
+    """
     state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked)
+    state.within = within or state.within
     if state.device.type == "cuda" and config.knobs.empty_cache:
         torch.cuda.empty_cache()
     counted(state, resident.meter)
@@ -156,7 +164,7 @@ def _work(state: ThreadedState) -> None:
     run, failure = Run(state, state.baton.give), None
     try:
         seed_everything(state.config.seed)
-        with run.kernels():
+        with run.kernels(), state.within:
             state.workload.train(run)
         run.finished()
     except Ended:

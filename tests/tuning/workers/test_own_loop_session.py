@@ -134,3 +134,30 @@ def test_batches_of_its_own_are_what_the_configurations_say(tmp_path: Path) -> N
     config = completed(tmp_path, whole, f"knobs.{head_sizes}")
     assert config.space.fixed["micro_batch_size"] == 16
     assert all(values["micro_batch_size"] == values["batch_size"] for values in config.named.values())
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        ("nn.Identity()", ""),
+        ("nn.Dropout(0.5)", ""),
+        ("nn.BatchNorm1d(8)", "BatchNorm1d (1) gives a sample other values"),
+    ],
+)
+def test_a_micro_batch_that_changes_what_is_learned_is_found(session: Any, layer: str, reason: str) -> None:
+    net = f"nn.Sequential(nn.Linear(4, 8), {layer}, nn.Linear(8, 1))"
+    own = session(PLAIN.replace("made(run)", f"run.prepare(n := {net}, torch.optim.SGD(n.parameters(), 0.1))"))
+    own.describe({})
+    found = own.kinds(KNOBS, {"micro_batch_size": 4, "num_workers": 1, "weight_decay": 0.1})
+    assert found["message"] == ""
+    assert found["changed"].keys() == ({"micro_batch_size"} if reason else set())
+    assert reason in found["changed"].get("micro_batch_size", "")
+    assert no_thread()
+
+
+def test_a_loop_that_hides_its_model_says_that_kinds_are_not_measured(session: Any) -> None:
+    own = session(PLAIN.replace("made(run)", "(n := nn.Linear(4, 1), torch.optim.SGD(n.parameters(), 0.1))"))
+    own.describe({})
+    found = own.kinds(KNOBS, {"micro_batch_size": 4})
+    assert (found["changed"], "does not show its model" in found["message"]) == ({}, True)
+    assert no_thread()
