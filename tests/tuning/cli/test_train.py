@@ -222,3 +222,22 @@ def test_a_finished_or_unfinished_folder_is_not_overwritten_unasked(
     assert "holds an unfinished run" in capsys.readouterr().err
     assert train(best, "--out", "out", "--resume") == 0
     assert result("out") == whole
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ('        self.heard("evaluate")\n', '        return {}["no such key"]\n'),
+        ('        self.heard("model")\n', '        return {}["no such key"]\n'),
+    ],
+)
+def test_what_the_workloads_code_raises_is_one_error_with_its_line_and_code_1(
+    was: str, now: str, best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = best.parent / "signalling.py"
+    file.write_text(file.read_text(encoding="utf-8").replace(was, now), encoding="utf-8")
+    assert train(best) == 1
+    err = capsys.readouterr().err
+    assert "error: signalling.py raised KeyError: 'no such key'" in err
+    assert 'signalling.py", line ' in err
+    assert "Traceback" not in err
