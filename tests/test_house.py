@@ -167,12 +167,16 @@ def test_public_names_are_documented() -> None:
     assert not bare
 
 
-def test_no_class_name_stands_for_two_things() -> None:
+def test_no_class_or_public_constant_has_the_name_of_another() -> None:
     found: dict[str, list[str]] = {}
-    for name, tree in sources():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(name)
+    for module, tree in sources():
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
+        targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+        constants = [t.id for t in targets if isinstance(t, ast.Name) and t.id.isupper()]
+        for name in (*classes, *constants):
+            if not name.startswith("_") and name != "WORKLOAD":  # by which a workload is found
+                found.setdefault(name, []).append(module)
     assert not {name: where for name, where in found.items() if len(where) > 1}
 
 

@@ -30,7 +30,7 @@ from trainables.sanity import Few
 from trainables.workload import Config, WorkloadError, phases
 
 SAMPLES, MOST_BATCHES, MOST_CALLS = 8, 8, 2000
-ROUNDING = 1e-3
+GRADIENT_ROUNDING_FRAC = 1e-3
 """The largest difference of a gradient, relative to its norm, that is taken for rounding."""
 NOISE_TIMES = 3.0
 """So many times the difference between two seeds says that a difference is the knob's."""
@@ -85,7 +85,7 @@ def differing(resident: Resident | OwnResident, config: Config, changes: Mapping
             reference = in_halves = in_halves or _run(resident, halves, count)
         seen = _run(resident, changed, count)
         by, whose = _difference(reference, seen)
-        if by > max(ROUNDING, NOISE_TIMES * noise):
+        if by > max(GRADIENT_ROUNDING_FRAC, NOISE_TIMES * noise):
             found[name] = _because(name, reference, seen, whose)
     return found
 
@@ -206,7 +206,7 @@ def _first_unlike(one: _Seen, other: _Seen) -> str:
         if label != name or a.shape != b.shape:
             return ""
         scale = float(a.double().norm())
-        if float((a.double() - b.double()).norm()) > ROUNDING * scale + 1e-12:
+        if float((a.double() - b.double()).norm()) > GRADIENT_ROUNDING_FRAC * scale + 1e-12:
             return label
     return ""
 

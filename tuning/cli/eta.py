@@ -13,7 +13,7 @@ from tuning.report.trial_views import SPEED
 from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC
 
-WINDOW_COST_S = 0.5
+FIRST_WINDOW_COST_S = 0.5
 """What a window takes beside its own length, before any was seen: 0.2 to 1 s."""
 
 
@@ -35,7 +35,7 @@ def ends_at_s(records: Sequence[Record], config: StudyConfig, used_s: float) -> 
         left_s += _probe_left_s(config, began_s, spent_s if stage == "probe" else 0.0)
     if stage in ("estimate", "probe", "search"):
         count = len(turns(records, config))
-        windows_s = confirm.LEAST_ROUNDS * count * (config.budget.confirm.window_s + WINDOW_COST_S)
+        windows_s = confirm.LEAST_ROUNDS * count * (config.budget.confirm.window_s + FIRST_WINDOW_COST_S)
         begun = any(r.event == "trial_start" for r in records)
         if not begun and (limit_s is not None and training_s > limit_s - used_s - left_s - windows_s):
             left_s += windows_s  # nothing can be trained in the time
@@ -89,7 +89,7 @@ def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: 
     if whole_s and not windows_s:
         trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
         trainings_s = statistics.fmean(took or whole_s) * max(0, trained * budget.seeds - len(took))
-    each_s = statistics.fmean(windows_s) if windows_s else budget.window_s + WINDOW_COST_S
+    each_s = statistics.fmean(windows_s) if windows_s else budget.window_s + FIRST_WINDOW_COST_S
     count = len(turns(records, config))
     rest = -len(windows_s) % count  # of the round that has begun
     rounds = (budget.windows if whole_s else confirm.LEAST_ROUNDS) - (len(windows_s) + rest) // count
