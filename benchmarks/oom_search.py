@@ -30,7 +30,8 @@ import optuna
 
 from benchmarks.document import provenance
 from benchmarks.peers import suggested, tune_domain
-from trainables.knobs import Scalar
+from trainables.knobs import KnobTable, Scalar, use
+from trainables.our_knobs import ROWS
 from trainables.plan import Plan
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
@@ -49,6 +50,7 @@ WORKLOAD = str(Path(__file__).with_name("oom_workload.py"))
 SAMPLES, TRIALS = 128, 60
 CAP_BYTES = 20 * 2**20
 PLAN = Plan(samples=SAMPLES, milestones=(SAMPLES,), cap_bytes=CAP_BYTES)
+use(KnobTable({name: ROWS[name] for name in ("hidden_size", "dropout")}))  # those of the workload
 SPACE = Space.of(
     {
         "batch_size": [32, 64],

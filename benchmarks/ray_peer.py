@@ -22,6 +22,7 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 from benchmarks.peers import tune_domain
+from trainables.knobs import use
 from trainables.plan import Plan
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
@@ -49,6 +50,7 @@ class Peer(tune.Trainable):
         self._session = Session(WorkerConfig(s["ref"], s["options"], s["device"], 1, s["cap_bytes"], s["seed"]))
         self._session.warm({})
         self._facts = self._session.describe({})
+        use(self._session.table)
         self._space = Space.of(s["space"])
         self._trial: RunningTrial | None = None
         self._begin(config)

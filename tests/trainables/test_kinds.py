@@ -98,6 +98,13 @@ class Attending(nn.Module):
         return torch.as_tensor(self.head(functional.dropout(x, 0.5).flatten(1)))
 
 
+class Rated(nn.Module):
+    """A dropout whose rate is no attribute."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, 0.5, self.training)
+
+
 class Noisy(nn.Module):
     """Noise of its own on what it gets."""
 
@@ -128,6 +135,8 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "group norm": (Images(lambda: conv(nn.GroupNorm(2, 8))), {}),
     "layer norm": (Images(lambda: conv(nn.LayerNorm([8, 8, 8]))), {}),
     "dropout": (Images(lambda: conv(None, nn.Dropout2d(0.5), nn.AlphaDropout(0.3))), {}),
+    "dropout amid a block": (Images(lambda: conv(nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
+    "a rate in a function": (Images(lambda: conv(Rated(), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "dropout in attention and recurrence": (Images(Attending), {}),
     "contrastive": (Images(conv, contrastive), {"micro_batch_size": "loss() of a batch is not the mean"}),
     "sum": (Images(conv, summed), {"micro_batch_size": "loss() is a sum over its batch"}),

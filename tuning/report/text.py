@@ -60,7 +60,9 @@ def trained_on(facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[st
     hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
     emulated = [f"card {card.get('name')}, emulated"] * bool(card.get("virtual"))
     at_once = facts.get("concurrency") or 1
-    samples = f"{facts['horizon_samples']:,} samples each" if facts.get("horizon_samples") else "as long as the time allows"
+    samples = (
+        f"{facts['horizon_samples']:,} samples each" if facts.get("horizon_samples") else "as long as the time allows"
+    )
     return [
         ("run", folder.name),
         ("device", ", ".join([*emulated, *hardware])),
