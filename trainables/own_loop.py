@@ -26,7 +26,8 @@ import torch
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
-from trainables.own_run import Ended, Event, OwnState, Run
+from trainables.own_count import Ended, Event, OwnState
+from trainables.own_run import Run
 from trainables.plan import Plan
 from trainables.state import counted
 from trainables.stopwatch import Window

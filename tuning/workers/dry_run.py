@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from trainables import own_loop, workload
 from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
+from trainables.own_count import OwnState
 from trainables.own_loop import OwnResident
-from trainables.own_run import ASKED_BY, OwnState
+from trainables.own_run import ASKED_BY
 from trainables.plan import Plan
 from tuning.memory import oom
 from tuning.memory.oom import Outcome

@@ -11,7 +11,7 @@ import torch
 
 from trainables import loop, training
 from trainables.batches import plan_epoch, size_of
-from trainables.own_run import OwnState
+from trainables.own_count import OwnState
 from trainables.stopwatch import LOADING, SPANS, Window
 from tuning.search.timing import MicroStep
 from tuning.workers.telemetry import TelemetryReader

@@ -1,0 +1,308 @@
+"""How a loop of one's own is counted, timed and ended, by what it tells of its micro-batches, steps and reports."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainables import batches, precision
+from trainables.evaluation import Evaluation
+from trainables.state import WARM_STEPS, Diverged, RunState, closed, watched
+from trainables.stopwatch import Stopwatch, Window
+from trainables.witness import Witness
+from trainables.workload import OwnLoop, WorkloadError
+
+READY = "ready"
+Event = Window | Evaluation | str
+NO_STEP_AFTER = 256
+"""Micro-batches without an optimiser step after which a loop is told that it lacks one."""
+
+
+class Ended(BaseException):
+    """Raised in `train(run)` where the run is over; what catches it ends nothing but itself."""
+
+
+@dataclass(kw_only=True)
+class OwnState(RunState):
+    """How far a loop of one's own is, and what was seen of it."""
+
+    workload: OwnLoop
+    asked: set[str] = field(default_factory=set)
+    """The knobs that were asked for so far, in this training or one before."""
+    pass_samples: int = 0
+    """Samples of one pass over the data; 0 until they are known."""
+    dataset: Any = field(default=None, repr=False)
+    """What their loader reads from, None where that is not known."""
+    micro_steps: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=1 << 16), repr=False)
+    """Of each micro-step its samples, and whether an optimiser step followed."""
+    model: nn.Module | None = field(default=None, repr=False)
+    optimizer: torch.optim.Optimizer | None = field(default=None, repr=False)
+
+
+class Counted:
+    """One training of a loop of one's own, counted, timed and ended; the loop of a framework tells it directly."""
+
+    def __init__(self, state: OwnState, give: Callable[[Event], None]) -> None:
+        self._state, self._give = state, give
+        self._milestones = list(state.plan.milestones)
+        self._watch = Stopwatch(state.device, each_step=state.plan.each_step)
+        self._warm_at = state.steps + WARM_STEPS[state.config.knobs.compile]
+        self._scaler = precision.grad_scaler(state.config.knobs, state.device)
+        self._kept, self._watching = ExitStack(), ExitStack()
+        self._losses: list[tuple[Tensor, int]] = []
+        self._since_step = 0
+        self._is_forward_over = self._has_stepped = self._is_closed = False
+        self._is_due = self._one_pass = False
+        self._paused_at = time.perf_counter()
+
+    @property
+    def seed(self) -> int:
+        """The seed of the training; torch, NumPy and random are seeded with it already."""
+        return self._state.config.seed
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is to run."""
+        return self._state.device
+
+    @property
+    def samples(self) -> int:
+        """The training samples of the whole run, at which it ends; those of a probe are without end."""
+        return self._state.plan.samples
+
+    @property
+    def objectives(self) -> Mapping[str, str]:
+        """The file's OBJECTIVES."""
+        return self._state.workload.objectives
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the horizon is reached."""
+        return self._state.samples >= self._state.plan.samples
+
+    # -- what a loop tells ---------------------------------------------------------------------------------------------
+
+    def begin(self, loader: Any, samples: int | None = None) -> None:
+        """The first batch is asked for: what came before is set-up; `samples` are those of a pass over the loader."""
+        state = self._state
+        if not state.pass_samples:
+            state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
+        if not state.first_step_at:
+            self._give(READY)
+            if state.epoch:  # a window that is to have other batches
+                torch.manual_seed(self.seed + 1_000_003 * state.epoch)
+            state.first_step_at = time.time()
+        self._watch.restart()
+
+    def took(self, samples: int) -> None:
+        """A micro-batch is there, and is computed on from here."""
+        self._watch.lap("data_wait")
+        self._count(None, None, samples)
+
+    def before_step(self, *_: Any) -> None:
+        """The passes of a batch are over, and the optimiser's step begins."""
+        if not self._is_forward_over:
+            self._is_forward_over = True
+            self._watch.lap("forward_backward")
+            if self._state.witness is not None:
+                self._state.witness.goes_on("optimizer")
+
+    def step(self) -> None:
+        """Says that an optimiser step was taken, by their own lines."""
+        state = self._state
+        if self._has_stepped or not state.micro_steps:
+            return  # one of several optimisers
+        self.before_step()
+        self._watching.close()
+        state.steps += 1
+        self._watch.steps += 1
+        self._has_stepped, self._since_step = True, 0
+        state.micro_steps[-1] = (state.micro_steps[-1][0], True)
+        self._see()
+        if state.meter is not None:
+            state.sparse.stepped()
+        if self.is_over or (self._milestones and state.samples >= self._milestones[0]):
+            self._watch.lap("optimizer")
+            self._close()
+
+    def passed(self) -> None:
+        """The micro-batch is over; a window closes behind a whole batch."""
+        state = self._state
+        self._watching.close()
+        self.before_step()
+        if self._is_closed:
+            self._watch.restart()
+        elif self._has_stepped:
+            self._watch.lap("optimizer")
+            full = state.steps > self._warm_at and self._watch.elapsed_s() >= state.plan.window_s
+            if state.steps == self._warm_at or full:
+                self._close()
+                self._watch.restart()
+        elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
+            raise WorkloadError(
+                f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
+                "steps by itself, and after an optimizer.step() of your own comes run.step()"
+            )
+        elif self.is_over:  # in the middle of a batch of theirs
+            self._close()
+
+    @property
+    def evaluate_now(self) -> bool:
+        """Whether a report is due: at rungs and at the end, never in a probe."""
+        return self._is_due
+
+    def report(self, **values: float) -> None:
+        """Takes the objectives on validation data; what is not due is left alone. May end the run here."""
+        found = {name: float(value) for name, value in values.items()}
+        missing = [name for name in self._state.workload.objectives if name not in found]
+        if missing:
+            raise WorkloadError(f"run.report has {sorted(found)}, without {', '.join(missing)} of OBJECTIVES")
+        for name, value in found.items():
+            if not math.isfinite(value):
+                raise Diverged(f"{name} is {value} after {self._state.samples} samples")
+        if self._is_due:
+            self._is_due = False
+            self._watching.close()
+            self._give(Evaluation(self._state.samples, found, time.perf_counter() - self._paused_at))
+            self._watch.restart()
+
+    # -- for whoever runs it -------------------------------------------------------------------------------------------
+
+    def shows(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Takes the model and the optimiser of the run, to tell what the first step ran."""
+        self._state.model, self._state.optimizer = model, optimizer
+        if self._state.meter is not None:
+            self._state.meter.adopt([*model.parameters(), *model.buffers()])
+
+    def kernels(self) -> AbstractContextManager[object]:
+        """Returns the context in which their function is to run: the kernels that knobs choose."""
+        return precision.kernels(self._state.config.knobs, self.device)
+
+    def keep(self, context: AbstractContextManager[object]) -> None:
+        """Enters a context that is left when the run is let go."""
+        self._kept.enter_context(context)
+
+    def finished(self) -> None:
+        """Takes that their function has returned; raises WorkloadError where it has trained or reported too little."""
+        state = self._state
+        if not state.first_step_at:
+            raise WorkloadError("train(run) returned without asking for run.batches(loader)")
+        if not self.is_over:
+            said = f"train(run) returned after {state.samples} of {self.samples} samples"
+            raise WorkloadError(f"{said}: run.batches(loader) ends the loop by itself")
+        if self._is_due:
+            names = ", ".join(f"{name}=..." for name in state.workload.objectives)
+            said = "train(run) returned without a report at its end"
+            raise WorkloadError(f"{said}: if run.evaluate_now: run.report({names})")
+
+    def let_go(self) -> None:
+        """Takes back what it did to their model, in the thread that did it."""
+        self._watching.close()
+        self._kept.close()
+        self._losses.clear()
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _accumulation(self) -> int:
+        if "micro_batch_size" not in self._state.asked:
+            return 1
+        return math.ceil(self._state.config.knobs.batch_size / self._micro())
+
+    def _micro(self) -> int:
+        """Returns the samples of a micro-batch where a batch is cut evenly."""
+        knobs = self._state.config.knobs
+        return math.ceil(knobs.batch_size / math.ceil(knobs.batch_size / knobs.micro_batch_size))
+
+    def _ask(self, *names: str) -> Any:
+        self._state.asked.update(names)
+        return self._state.config.knobs
+
+    def _count(self, host: Any, batch: Any, count: int) -> None:
+        """A micro-batch begins; in a first step, and under a cap, torch's operators are watched until it is over."""
+        state = self._state
+        self._is_forward_over = self._has_stepped = self._is_closed = False
+        state.samples += count
+        state.micro_batches_done += 1
+        self._since_step += 1
+        state.micro_steps.append((count, False))
+        self._watch.samples += count
+        self._watch.micro_steps += 1
+        if state.steps == 0:
+            if state.witness is None and state.model is not None and state.optimizer is not None:
+                state.witness = Witness(state.model, state.optimizer, self.device)
+            if state.witness is not None:
+                state.witness.micro_batch(count, batches.tensors_of(host))
+        if state.meter is not None:
+            state.counts = state.capped and state.sparse.part(state.steps, "", batches.tensors_of(batch))
+        if state.witness is not None or state.counting:
+            self._observe(batch)
+
+    def _observe(self, batch: Any) -> None:
+        state = self._state
+        if state.meter is not None and state.counting:
+            parameters = state.model.parameters() if state.model is not None else ()
+            gradients = [p.grad for p in parameters if p.grad is not None]  # born in parts that were not counted
+            state.meter.adopt([*batches.tensors_of(batch), *gradients])
+        if state.model is not None:  # compiled under a counter of operators it would stay uncompiled for good
+            self._watching.enter_context(precision.uncompiled(state.model))
+        self._watching.enter_context(watched(state, "forward_backward"))
+
+    def _loss_sum(self) -> Tensor | None:
+        """Returns the sum of the losses of the window over its samples, None where none was shown."""
+        if not self._losses:
+            return None
+        losses, counts = zip(*self._losses, strict=True)
+        self._losses.clear()
+        return torch.stack(losses).float() @ torch.tensor(counts, dtype=torch.float32, device=losses[0].device)
+
+    def _close(self) -> None:
+        """Closes the window, and says that a report is due where a milestone is reached."""
+        state = self._state
+        state.last_step_at = time.time()
+        window = closed(self._watch, self._loss_sum(), state.samples)
+        self._is_closed = True
+        self._give(window)
+        self._paused_at = time.perf_counter()
+        reached = [m for m in self._milestones if m <= state.samples]
+        if reached:
+            del self._milestones[: len(reached)]
+            self._is_due = True
+            state.counts = state.capped and state.sparse.evaluation()
+            if state.counts:
+                self._watching.enter_context(watched(state))
+
+    def _see(self) -> None:
+        """Keeps what the first step was seen to run."""
+        state = self._state
+        if state.steps != 1:
+            return
+        sizes = [count for count, _ in state.micro_steps]
+        found = {"device": self.device.type, "batch_size": sum(sizes), "micro_batch_size": max(sizes)}
+        found |= state.witness.facts() if state.witness is not None else {}
+        state.active = {**state.active, **found}
+        state.witness = None
+
+
+def _pass_samples(loader: Any) -> int:
+    """Returns the samples of a pass over a loader; raises WorkloadError where it does not know them."""
+    for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+        try:
+            return len(source)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            continue
+    try:
+        return len(loader) * int(getattr(loader, "batch_size", None) or 1)
+    except (TypeError, NotImplementedError):
+        raise WorkloadError(
+            f"a {type(loader).__name__} over data without a length: run.batches(loader, samples=N) says how many "
+            "samples one pass has"
+        ) from None
