@@ -39,6 +39,8 @@ class OwnState(RunState):
     """The knobs that were asked for so far, in this training or one before."""
     pass_samples: int = 0
     """Samples of one pass over the data; 0 until they are known."""
+    reseeds: bool = False
+    """Whether their function has set another seed than the run's."""
     dataset: Any = field(default=None, repr=False)
     """What their loader reads from, None where that is not known."""
     micro_steps: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=1 << 16), repr=False)
@@ -96,6 +98,7 @@ class Counted:
         if not state.pass_samples:
             state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
         if not state.first_step_at:
+            state.reseeds = torch.initial_seed() != self.seed
             self._give(READY)
             if state.epoch:  # a window that is to have other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)

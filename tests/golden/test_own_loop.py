@@ -47,8 +47,8 @@ def test_a_cap_that_a_third_of_the_space_does_not_fit_loses_no_trial(tmp_path: P
     records = study(tmp_path, "concurrency=1", "search.trials=5", *card, *knobs, workload="wide.py")
     cap = of(records, "study")[0]["card"]["cap_bytes"]
     failed = [r for r in of(records, "probe") if r["outcome"] == "oom"] + of(records, "oom") + of(records, "refused")
-    assert 64 in (sizes := {r["config"]["micro_batch_size"] for r in failed})
-    assert min(sizes) == 32, "that of before"
+    assert min(r["config"]["micro_batch_size"] for r in failed) >= 32
+    assert all(t["config"]["micro_batch_size"] <= 32 for t in of(records, "trial") if t["outcome"] == "ok")
     assert {t["outcome"] for t in of(records, "trial")} <= {"ok", "stopped", "refused"}
     assert max(r["peak_allocated_bytes"] for r in of(records, "confirmed")) <= cap
 

@@ -179,13 +179,15 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
 
 
 def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator[str]:
-    """Yields sentences about data and cores that are too few for what is asked."""
+    """Yields sentences about data and cores that are too few for what is asked, and seeds that are not the run's."""
     train, val = int(facts["train_samples"]), facts["val_samples"]
     if val is not None and val < FEW_VALIDATION:
         yield (
             f"the validation split has {val} sample{'s' * (val != 1)}: one of them more or less moves a share by "
             f"{1 / val:.0%}, so that qualities can hardly be told apart"
         )
+    if facts.get("reseeds"):
+        yield "train(run) sets a seed of its own, so that trainings on other seeds tell nothing: use run.seed"
     if (largest := _largest(config, "batch_size")) > train:
         yield f"knobs.batch_size goes to {largest:g}, and there are {train} training samples: batches are of {train}"
     for key, asked in (("knobs.num_workers", _largest(config, "num_workers")), ("concurrency", config.concurrency)):
@@ -303,7 +305,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "baselines": facts["baselines"],
         "train_samples": facts["train_samples"],
         "val_samples": facts["val_samples"],
-        **({"asked": facts["asked"]} if "asked" in facts else {}),
+        **{name: facts[name] for name in ("asked", "reseeds") if name in facts},
         "horizon_samples": _horizon(config, int(facts["train_samples"])),
         "concurrency": concurrency(config),
         "threads": setting.threads,

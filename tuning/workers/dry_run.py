@@ -33,8 +33,9 @@ DRY_PLAN = Plan(samples=1_000_000_000, milestones=(1,), window_s=DRY_WINDOW_S)
 def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns what `Session.describe` does, and as `asked` the knobs that were asked for.
 
-    `asked_by` are those by the call that asks for them, `seen` the sizes of its batches. Raises what their function
-    raises; where it runs out of memory it is tried with half the micro-batch.
+    `asked_by` are those by the call that asks for them, `seen` the sizes of its batches; `reseeds` says that it sets a
+    seed of its own. Raises what their function raises; where it runs out of memory it is tried with half the
+    micro-batch.
     """
     tried = dict(knobs)
     while True:
@@ -63,6 +64,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "workload_sha256": workload.source_hash(resident.workload),
         **fingerprint.of_data([state.dataset]),
         "asked": sorted(state.asked),
+        "reseeds": state.reseeds,
         "asked_by": {call: list(names) for call, names in ASKED_BY.items()},
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
     }

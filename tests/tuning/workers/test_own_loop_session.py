@@ -161,3 +161,12 @@ def test_a_loop_that_hides_its_model_says_that_kinds_are_not_measured(session: A
     found = own.kinds(KNOBS, {"micro_batch_size": 4})
     assert (found["changed"], "does not show its model" in found["message"]) == ({}, True)
     assert no_thread()
+
+
+def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
+    assert not session(PLAIN).describe(KNOBS)["reseeds"]
+    own = session(PLAIN.replace("    net, optimizer", "    torch.manual_seed(7)\n    net, optimizer"))
+    facts = own.describe(KNOBS)
+    assert facts["reseeds"]
+    said = setup.cautions(load(["workload=signals", "card=cpu"]), facts)
+    assert any("sets a seed of its own" in sentence for sentence in said)
