@@ -25,7 +25,6 @@ from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import is_knob
-from tuning.config.shareable import masked_items
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.format import complete
@@ -197,7 +196,7 @@ def tune(
     terminal = Terminal(-1, out=io.StringIO()) if quiet else Terminal()
     contract.forget_files()  # a notebook's may have been written anew
     with using(table()):
-        terminal.begin(" ".join(masked_items(typed)), started)
+        terminal.begin(started)
         folder = study.run(load(typed, setup.own_table), terminal, started)
     return read_run(folder)
 

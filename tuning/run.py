@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from tuning.config.errors import ConfigError, TuningError, reader_has_gone, require_platform
+from tuning.config.shareable import masked_items
 
 if TYPE_CHECKING:
     from trainables.knobs import KnobTable
@@ -89,10 +92,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     flags = [a for a in arguments if a.startswith("-")]
     overrides = [a for a in arguments if not a.startswith("-")]
-    # Imported late, so that --help answers at once: these bring pydantic and rich.
+    if not flags or set(flags) <= {"-v", "--verbose"}:
+        _first_line(overrides)
+    # Imported late, so that --help and the first line come at once: these bring pydantic, numpy and rich.
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
-    from tuning.config.shareable import masked_items
     from tuning.report import sentences
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
@@ -108,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         _listen(heard, terminal.interrupted)
         validates = "--validate" in flags
         if not validates:
-            terminal.begin(" ".join(masked_items(overrides)) or "workload=nli", started)
+            terminal.begin(started)
         config = load(overrides, _own_table)
         from tuning.study import setup, study  # all that searches and measures, only now
 
@@ -137,6 +141,14 @@ def _own_table(ref: str) -> KnobTable:
     from tuning.study import setup
 
     return setup.own_table(ref)
+
+
+def _first_line(overrides: list[str]) -> None:
+    """Says what was asked for: half a second of a core before the terminal is loaded, more on a busy machine."""
+    said = "".join(c if c.isprintable() else "?" for c in " ".join(masked_items(overrides)) or "workload=nli")
+    width, encoding = shutil.get_terminal_size().columns, sys.stderr.encoding or "ascii"
+    lines = textwrap.wrap(f"cardtune  {said}", max(40, width), subsequent_indent=" " * 10)
+    print("\n".join(lines).encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr, flush=True)
 
 
 def _listen(heard: list[int], say: Callable[[int], None]) -> None:

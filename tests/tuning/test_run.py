@@ -211,3 +211,10 @@ def test_the_first_line_of_a_run_needs_none_of_the_libraries_that_take_long_to_l
     code = "import sys, tuning.run, tuning.cli.terminal, tuning.config.load; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "ray", "optuna", "scipy.special", "matplotlib"} & set(done.stdout.split())
+
+
+def test_the_first_line_says_what_was_asked_as_one_may_see_it(capsys: pytest.CaptureFixture[str]) -> None:
+    run._first_line(["workload=nli", "workload.hf_token=abc", "name=\x1b[2J"])
+    assert capsys.readouterr().err == "cardtune  workload=nli workload.hf_token=*** name=?[2J\n"
+    run._first_line([f"knobs.batch_size={n}" for n in range(30)])
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 80

@@ -62,10 +62,9 @@ class Terminal:
 
     # -- before and during ------------------------------------------------------------------------------------------
 
-    def begin(self, what: str, began: float) -> None:
-        """Says at once that the run has begun, at `began` of the clock, before anything of size is loaded."""
+    def begin(self, began: float) -> None:
+        """Says that the run has begun, at `began` of the clock, before anything of size is loaded."""
         self._began = began
-        self._say(labelled([("cardtune", what)]))
         self.doing("looking at the machine and the workload")
 
     def doing(self, what: str) -> None:

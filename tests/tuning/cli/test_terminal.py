@@ -37,7 +37,7 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
     out, err = stream(), stream()
     terminal = Terminal(verbosity, out=out, err=err, env={"TERM": "xterm-256color", **env}, clock=lambda: 0.0)
     seen = []
-    terminal.begin("workload=nli", 0.0)
+    terminal.begin(0.0)
     terminal.plan(study)
     terminal.opened(records[0], FOLDER, 0.0, lambda: seen)
     for record in records:
@@ -104,10 +104,10 @@ def test_a_pipe_has_a_line_an_event_with_how_many_are_done(records, study):
 def test_the_plan_is_told_before_anything_is_loaded_and_a_run_can_be_interrupted_then(study):
     stream = io.StringIO()
     terminal = Terminal(out=io.StringIO(), err=stream, env={})
-    terminal.begin("workload=nli", 0.0)
+    terminal.begin(0.0)
     terminal.plan(study)
     told = stream.getvalue()
-    assert told.startswith("cardtune  workload=nli\nstart     looking at the machine and the workload\n")
+    assert told.startswith("start     looking at the machine and the workload\n")
     assert "plan      probes for 24s, 12 trials" in told
     terminal.interrupted(signal.SIGINT)
     assert "resume" not in stream.getvalue()
