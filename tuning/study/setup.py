@@ -233,6 +233,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         cap_bytes=config.card.cap_bytes,
         seed=config.search.seed,
         hang_s=config.search.hang_time_s,
+        folder=str(Path.cwd()),
     )
 
 

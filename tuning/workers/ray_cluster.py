@@ -9,12 +9,14 @@ import secrets
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 import ray
 
+from tuning import search_path
 from tuning.config.errors import PreflightError
 
 _TOKEN = secrets.token_hex(32)
@@ -43,18 +45,19 @@ class RayCluster:
         terminated = signal.getsignal(signal.SIGTERM)
         before = set(psutil.Process().children())
         try:
-            context = ray.init(
-                address="local",
-                num_cpus=self._cores,
-                num_gpus=self._gpus,
-                include_dashboard=self._dashboard,
-                dashboard_host="127.0.0.1",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                configure_logging=False,
-                _temp_dir=str(self._folder / "ray"),
-                object_store_memory=256 * 2**20,
-            )
+            with _elsewhere(self._folder):
+                context = ray.init(
+                    address="local",
+                    num_cpus=self._cores,
+                    num_gpus=self._gpus,
+                    include_dashboard=self._dashboard,
+                    dashboard_host="127.0.0.1",
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                    _temp_dir=str(self._folder / "ray"),
+                    object_store_memory=256 * 2**20,
+                )
         except (OSError, RuntimeError, TimeoutError, ValueError) as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             first = str(error).strip().splitlines()[0]
@@ -77,6 +80,25 @@ class RayCluster:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _elsewhere(folder: Path) -> Iterator[None]:
+    """Starts Ray's processes in a folder of ours, with this process's modules.
+
+    Ray puts the working folder before all others that its processes import from: a folder called `tuning` there, or a
+    file called argparse.py, would end each of them. Workers run in the study's folder (`WorkerConfig.folder`).
+    """
+    modules, before = search_path(), os.environ.get("PYTHONPATH")
+    with contextlib.chdir(folder):
+        os.environ["PYTHONPATH"] = modules
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
 
 
 def sweep(folder: Path) -> list[Path]:

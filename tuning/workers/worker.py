@@ -197,6 +197,7 @@ class Worker:
             stderr=self._said,
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": self._search_path()},
+            cwd=self.config.folder or None,
         )
         theirs.close()
         self._connection, self._is_ready = ours, False

@@ -18,7 +18,8 @@ class WorkerConfig:
     """What a worker must know to do any work of a study.
 
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
-    A process that has not answered for `hang_s` seconds counts as hung.
+    A process that has not answered for `hang_s` seconds counts as hung. It works in `folder`, "" for that of whoever
+    starts it.
     """
 
     workload: str
@@ -28,6 +29,7 @@ class WorkerConfig:
     cap_bytes: int | None = None
     seed: int = 0
     hang_s: float = 60.0
+    folder: str = ""
 
 
 @dataclass(frozen=True)
