@@ -15,6 +15,7 @@ from trainables import Knob
 from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, is_active, table, using
 from trainables.our_knobs import OURS
 from trainables.workload import BUILT_IN, Config, WorkloadError, load, table_of
+from tuning.config.load import load as load_config
 
 OWN = {
     "channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True),
@@ -126,3 +127,8 @@ def test_a_record_has_all_of_a_knob(kind: Any, default: Any, shapes_model: bool,
         given_values = {"low": -5.0, "high": 6.0}
     row = Knob(default, kind, doc=doc, shapes_model=shapes_model, **given_values)
     assert Knob.of_raw(json.loads(json.dumps(row.as_raw()))) == row
+
+
+@pytest.mark.parametrize("ref", BUILT_IN)
+def test_options_of_a_workloads_yaml_are_those_that_its_module_reads(ref: str) -> None:
+    assert load_config([f"workload={ref}"]).workload.options.keys() == dict(getattr(load(ref), "options", {})).keys()

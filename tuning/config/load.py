@@ -47,7 +47,8 @@ def load(argv: Sequence[str], table_of: Callable[[str], KnobTable] | None = None
     typed = command_line.parse(argv, available("workload"))
     secrets = _secrets_of_a_run(typed)
     groups, workload = _groups(typed)
-    use(OURS[workload.ref] if workload.packaged else _own_table(workload.ref, typed, table_of or _declared_table))
+    ours = OURS.get(workload.ref, KnobTable({}))
+    use(ours if workload.packaged else _own_table(workload.ref, typed, table_of or _declared_table))
     defaults, files = copy.deepcopy(_merged(tuple(groups.items())))
     tree = copy.deepcopy(defaults)
     for key, text in typed.values.items():
