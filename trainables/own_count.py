@@ -131,7 +131,7 @@ class Counted:
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         self._see()
         if state.meter is not None:
-            state.sparse.stepped()
+            state.sparse.stepped(state.steps, state.meter.live_bytes)
         if self.is_over or (self._milestones and state.samples >= self._milestones[0]):
             self._watch.lap("optimizer")
             self._close()
