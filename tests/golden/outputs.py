@@ -15,7 +15,7 @@ from tests.commands import MINE, run
 TINY = {
     "name": "one",
     "search.trials": "3",
-    "search.max_time": "4m",
+    "search.max_time": "10m",  # far more than it takes: on a slow machine trials would else be left out
     "budget.train_epochs": "1",
     "budget.probe.max_time_s": "2",
     "budget.probe.probe_time_s": "0.2",
