@@ -118,6 +118,8 @@ def main(argv: Sequence[str]) -> int:
             job = TrainingJob(
                 best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, machine.cores(), again
             )
+            if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
+                line(messages, f"trains on {samples} samples, as the trials of the search; --epochs N for a whole job")
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
         typed = shlex.join(["python", "-m", "tuning", "train", *argv])

@@ -77,7 +77,8 @@ def with_workload_defaults(
     """Returns the configuration of a workload of one's own, completed with what its module declares.
 
     What was typed wins over `default_space`, over the defaults in `options`, and over `before`, the configuration that
-    gains are measured against; where there is none, those are the plain defaults. Raises ConfigError for an unknown
+    gains are measured against; where there is none, those are the plain defaults. What is not searched has the value of
+    `before`. Raises ConfigError for an unknown
     option or one of another type, and for a bad space. A packaged workload has all this in its YAML: unchanged.
     """
     ref = config.workload.ref
@@ -85,13 +86,14 @@ def with_workload_defaults(
         return config
     defaults = {**{f"knobs.{n}": ref for n in default_space}, **{f"workload.{n}": ref for n in options}}
     origins = {**defaults, **config.origins}
-    knobs = {**default_space, **config.space.as_raw()}
+    typed_before = config.named.get(BEFORE, {})
+    own = {**(_named("BEFORE", before, {}) if before is not None else {}), **typed_before}
+    knobs = {**own, **default_space, **config.space.as_raw()}  # what is not searched stays as it is trained today
     dropped = [*config.dropped, *drop_idle(knobs, origins)]
     space = parsed_space(knobs, origins)
     check_whole(space)
     merged = checked_options({**options, **config.workload.options}, options, origins)
     workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged)
-    own = {**(_named("BEFORE", before, {}) if before is not None else {}), **config.named.get(BEFORE, {})}
     reference = {BEFORE: own} if own else {PLAIN: Knobs().as_dict()}
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}

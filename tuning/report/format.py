@@ -142,6 +142,14 @@ def differing(config: Mapping[str, object], other: Mapping[str, object] | None) 
     return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
 
 
+def changes(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Returns "name old -> new" for each knob of `config` that is otherwise in `other`."""
+    theirs = complete(other)
+    return [
+        f"{plain(n)} {_cut(plain(theirs.get(n, '-')))} -> {_cut(plain(v))}" for n, v in differing(config, other).items()
+    ]
+
+
 def unlike(config: Mapping[str, object], other: Mapping[str, object] | None) -> list[str]:
     """Returns "name=value" for each knob that is otherwise in `other`, those that matter most to a reader first."""
     found = differing(config, other)

@@ -20,6 +20,8 @@ SHARE = 0.3
 """The most that confirming may take of `search.max_time`."""
 WINDOW_COST_S = 1.5
 """About what a window costs beside its own length: the first step, and starting workers."""
+SETTLE_S = 0.5
+"""The beginning of a window that is not measured (`workers.session`)."""
 START_S = 8.0
 """About what a fresh process takes to load torch, data and model: 5 to 9 s for the built-in workloads on 2 cores."""
 LEAST_ROUNDS = 3
@@ -124,18 +126,20 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
     return found
 
 
-def affordable(left_s: float, budget: ConfirmSection, named: int, training_s: Sequence[float]) -> tuple[int, int]:
+def affordable(
+    left_s: float, budget: ConfirmSection, named: int, training_s: Sequence[float], cost_s: float = WINDOW_COST_S
+) -> tuple[int, int]:
     """Returns how many of the challengers, and on how many seeds each, can be trained before the windows.
 
-    `training_s` are the seconds of one training of each, the pick first. Fewer challengers go first, then fewer seeds,
-    then all rounds of windows but the `LEAST_ROUNDS`; where that is not enough, nothing is trained: (1, 0).
+    `training_s` are the seconds of one training of each, the pick first. Fewer challengers go first, then fewer seeds;
+    for one training the windows are fewer and shorter (`least_windows_s`). Where that is not enough, nothing is
+    trained: (1, 0).
     """
     options = [(count, budget.seeds) for count in range(len(training_s), 0, -1)]
     options += [(1, seeds) for seeds in range(budget.seeds - 1, 0, -1)]
-    whole_s = windows_s(budget, named + 1)
-    spare_s = left_s - whole_s
+    spare_s = left_s - windows_s(budget, named + 1, cost_s)
     found = next((o for o in options if sum(training_s[: o[0]]) * o[1] <= spare_s), None)
-    return found or (1, int(training_s[0] <= left_s - whole_s * LEAST_ROUNDS / budget.windows))
+    return found or (1, int(training_s[0] <= left_s - least_windows_s(left_s, budget, named + 1, cost_s)))
 
 
 def expected_s(budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float) -> float:
@@ -144,9 +148,24 @@ def expected_s(budget: ConfirmSection, configurations: int, horizon: int, sample
     return START_S + trainings_s + windows_s(budget, configurations)
 
 
-def windows_s(budget: ConfirmSection, configurations: int) -> float:
-    """Returns about how long the windows of so many configurations take."""
-    return budget.windows * configurations * (budget.window_s + WINDOW_COST_S)
+def windows_s(budget: ConfirmSection, configurations: int, cost_s: float = WINDOW_COST_S) -> float:
+    """Returns about how long the windows of so many configurations take; `cost_s` is of one beside its own length."""
+    return budget.windows * configurations * (budget.window_s + cost_s)
+
+
+def least_windows_s(left_s: float, budget: ConfirmSection, configurations: int, cost_s: float) -> float:
+    """Returns the seconds that are kept for windows before anything is trained: `LEAST_ROUNDS`, whole where that is no
+    more than half of the time left, else as short as they may be.
+    """
+    whole_s, short_s = (LEAST_ROUNDS * configurations * (s + cost_s) for s in (budget.window_s, LEAST_WINDOW_S))
+    return min(whole_s, max(short_s, left_s / 2))
+
+
+def window_cost_s(records: Sequence[Record]) -> float:
+    """Returns what a window costs beside its own length, by what the probes have taken beside theirs."""
+    ended = [r for r in records if r.event == "probe" and r["outcome"] == "ok" and r.get("spans") and r.get("wall_s")]
+    costs = [float(r["wall_s"]) - float(r["spans"]["wall_s"]) for r in ended]
+    return SETTLE_S + statistics.fmean(costs) if costs else WINDOW_COST_S
 
 
 def measure_windows(
@@ -167,12 +186,13 @@ def measure_windows(
     names = [name for name in named if any((name, number) not in have for number in range(budget.windows))]
     if not names or (left_s is not None and left_s() < len(names) * LEAST_WINDOW_S):
         return
-    for name in names:  # once unmeasured: what ran last in the process was something else, and the first time is slow
-        profiler.window(named[name], 0.0, seed=budget.windows)
+    # Once unmeasured: what ran last in the process was something else, and the first time is slow.
+    costs_s = [float(profiler.window(named[name], 0.0, seed=budget.windows).get("wall_s") or 0.0) for name in names]
     window_s = budget.window_s
+    cost_s = SETTLE_S + statistics.fmean(costs_s)
     if left_s is not None:
-        window_s = min(window_s, max(LEAST_WINDOW_S, left_s() / (LEAST_ROUNDS * len(names)) - WINDOW_COST_S))
-    round_s = len(names) * (window_s + WINDOW_COST_S)
+        window_s = min(window_s, max(LEAST_WINDOW_S, left_s() / (LEAST_ROUNDS * len(names)) - cost_s))
+    round_s = len(names) * (window_s + cost_s)
     for number in range(budget.windows):
         if left_s is not None and left_s() < round_s:
             break
@@ -182,7 +202,7 @@ def measure_windows(
                 found = profiler.window(named[name], window_s, seed=number)
                 took_s += float(found.get("wall_s") or 0.0)
                 told(journal.append("window", name=name, round=number, config=dict(named[name]), **found))
-        round_s = max(round_s, took_s)
+        round_s = took_s or round_s
 
 
 def median_rate(records: Sequence[Record], name: str) -> float | None:
@@ -198,14 +218,15 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
         return
     chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
     each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]
-    count, seeds = affordable(terms.left_s(), terms.budget, named, each_s)
+    left_s, cost_s = terms.left_s(), window_cost_s(journal.records)
+    count, seeds = affordable(left_s, terms.budget, named, each_s, cost_s)
     for place, trial in enumerate(chosen[1:], start=1):
         decision = "confirm" if place < count else "too long"
         expected = {"expected_s": each_s[place] * terms.budget.seeds, "left_s": terms.left_s()}
         if not any(r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records):
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    least_s = windows_s(terms.budget, named + 1) * LEAST_ROUNDS / terms.budget.windows
+    least_s = least_windows_s(left_s, terms.budget, named + 1, cost_s)
     for seed in terms.seeds[:seeds]:
         # A machine slower than expected leaves out a seed of all alike, after the first.
         if seed != terms.seeds[0] and terms.left_s() < sum(each_s[:count]) + least_s:
@@ -213,8 +234,8 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
         for trial in chosen[:count]:
             records = [r for r in journal.records if r.event == "confirmed" and r["name"] == trial]
             if all(r["outcome"] == "ok" and r["seed"] != seed for r in records):
-                left_s = terms.left_s() - least_s
-                _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, left_s, told)
+                until_s = terms.left_s() - least_s
+                _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, until_s, told)
 
 
 def _train_again(

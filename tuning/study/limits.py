@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from trainables.knobs import Knobs
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.journal.records import Journal, Record, last
-from tuning.memory import calibration
+from tuning.memory import calibration, groups
 from tuning.report.format import duration
 from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC
@@ -26,6 +27,8 @@ EXPORT_S = 3.0
 """What comes after the last measurement: the report and its figures, 1.1 s on two quiet cores."""
 ENOUGH_TRIALS = 8
 """Trials that a study should have time for, where more time is asked for."""
+FEWEST_STEPS = 50
+"""The fewest optimiser steps, at the batch size that is the default, that are chosen by time: fewer learn nothing."""
 MOST_EPOCHS = 100
 """The most epochs that are chosen by time."""
 
@@ -122,7 +125,8 @@ class Limits:
         """Returns the samples of a trial that is never stopped, as the journal has it or the budget says.
 
         Where that is "auto", all trials one after the other at the fastest speed probed take the time of the search: in
-        whole epochs, or a part of one where the data are many.
+        whole epochs, or a part of one where the data are many. No fewer than `FEWEST_STEPS`; then there are fewer
+        trials.
         """
         study = last(self._journal.records, "study")
         if study is not None and study.get("horizon_samples"):
@@ -135,7 +139,8 @@ class Limits:
             return train_samples
         search_s = max(0.0, self.left_s() - confirm.SHARE * limit_s)
         whole = rate * search_s / max(1, self._config.search.trials) / train_samples
-        return max(1, round(min(MOST_EPOCHS, math.floor(whole) if whole >= 1 else whole) * train_samples))
+        least = FEWEST_STEPS * int(groups.defaults(self._config.space).get("batch_size", Knobs().batch_size))
+        return max(least, round(min(MOST_EPOCHS, math.floor(whole) if whole >= 1 else whole) * train_samples))
 
     def _fastest_per_s(self) -> float:
         """Returns the largest speed that was probed, 0 where nothing was."""

@@ -30,6 +30,7 @@ from trainables.stopwatch import Window
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.search import timing
+from tuning.search.confirm import SETTLE_S
 from tuning.workers import dry_run, fingerprint, user_code
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
@@ -40,7 +41,6 @@ RELOAD_S = 1.0
 """A data set that loads in less is loaded again, to see that it is the same each time."""
 PROBE_WINDOW_S = 0.4
 """The length of a probe's window: after each it is asked whether another is worth its time."""
-SETTLE_S = 0.5
 
 
 class Session:

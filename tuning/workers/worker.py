@@ -157,7 +157,7 @@ class Worker:
         while not found["done"]:
             if time.monotonic() >= until:
                 self.finish()
-                return {**found, "outcome": str(Outcome.CUT), "message": LATE.name, "done": True}
+                return {**found, "outcome": str(Outcome.CUT), "message": "its time was over", "done": True}
             found = self.advance(until)
         return found
 

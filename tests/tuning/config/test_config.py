@@ -8,6 +8,7 @@ import time
 import pytest
 import yaml
 
+from tests.commands import MINE
 from trainables import Knob, knob_columns
 from trainables.knobs import Knobs, KnobTable
 from tuning.config.cards import GIB_BYTES, Card
@@ -321,3 +322,10 @@ def test_secrets_are_written_nowhere_and_are_given_again_to_a_resumed_run(own, t
     again = load(["resume=one", "workload.hub_token=hunter2"])
     assert again.secrets == {"hub_token": "hunter2"}
     assert "hunter2" not in json.dumps(resolved(again))
+
+
+def test_what_a_workload_of_ones_own_does_not_search_stays_as_it_is_trained_today():
+    own = load([f"workload={MINE}", "named.before.weight_decay=0.3"])
+    made = with_workload_defaults(own, {"batch_size": [16, 32]}, {}, {"learning_rate": 0.02, "batch_size": 16})
+    assert made.space.parameters["batch_size"] == Choice((16, 32))
+    assert (made.space.fixed["learning_rate"], made.space.fixed["weight_decay"]) == (0.02, 0.3)
