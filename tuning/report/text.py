@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from trainables.knobs import kind_of
-from trainables.workload import BUILT_IN
 from tuning.config.cards import HERE
 from tuning.config.schema import BEFORE, StudyConfig
 from tuning.config.space import Choice
+from tuning.config.yaml_files import available
 from tuning.journal.records import Record
 from tuning.report import format as fmt
 from tuning.report import sentences, tables
@@ -125,7 +125,7 @@ def summary(found: Summary) -> list[RenderableType]:
     if parts := sentences.parts_sentence(found):
         rows.append(("", f"{parts}."))
     if best is not None:
-        if found.ref not in BUILT_IN and BEFORE in found.named:  # of ours `before` is nobody's at hand
+        if found.ref not in available("workload") and BEFORE in found.named:  # of ours `before` is nobody's at hand
             changes = fmt.changes(best.config, found.named[BEFORE].config)
             rows.append(("changes", f"from before: {', '.join(changes) or 'none'}"))
         rows += _of_best(found, best)
