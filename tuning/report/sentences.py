@@ -11,11 +11,13 @@ from typing import Any
 
 from trainables.knobs import Knobs, kind_of
 from tuning.config.cards import HERE, lacking
+from tuning.config.lenient import mapping
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary
 from tuning.search.bottleneck import Verdict
+from tuning.search.rule import absolute
 from tuning.stats.uncertainty import Gain
 
 
@@ -35,6 +37,8 @@ def left_out(config: StudyConfig) -> list[str]:
     return found + others
 
 
+COLLAPSE_TOLERANCES = 5.0
+"""The best of twelve with one seed is about one tolerance too good (docs/log/confirming.md)."""
 STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 
@@ -58,7 +62,9 @@ def answer(found: Summary) -> str:
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
     cautions = [f"keep {called(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
-    cautions += filter(None, [baseline_sentence(found), same_sentence(found), too_short_sentence(found)])
+    cautions += filter(
+        None, [not_repeated_sentence(found), baseline_sentence(found), same_sentence(found), too_short_sentence(found)]
+    )
     return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
 
 
@@ -189,6 +195,25 @@ def baseline_sentence(found: Summary) -> str:
         whose = "the next run's" if len(own.by_seed) > 1 else "by so few validation samples,"
         return f"{whose} {plain(objective)} may be {beside}"
     return ""
+
+
+def not_repeated_sentence(found: Summary) -> str:
+    """Returns that the pick is much worse trained again than it was in the search, "" where it is not.
+
+    Much worse is more than `COLLAPSE_TOLERANCES`: of one seed the best of many is always a little too good.
+    """
+    best, objective = found.best, found.objective
+    own = best.quality.get(objective) if best else None
+    searched = next((t.values.get(objective) for t in found.trials if best and t.trial == best.trial), None)
+    tolerance = mapping(mapping(found.study.get("config")).get("pick")).get("tolerance")
+    if own is None or not own.confirmed or searched is None or tolerance is None:
+        return ""
+    mode = found.objectives[objective]
+    worse = (own.mean - searched) * (1.0 if mode == "min" else -1.0)
+    if worse <= COLLAPSE_TOLERANCES * absolute(tolerance, [searched], mode):
+        return ""
+    said = f"trained again its {plain(objective)} is {own.mean:.3f}, and was {searched:.3f} in the search"
+    return f"{said}: trainings of it differ too much to rely on; longer ones, or more seeds, tell"
 
 
 def too_short_sentence(found: Summary) -> str:
