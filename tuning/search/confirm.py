@@ -15,13 +15,12 @@ from tuning.search.challengers import Entrant, Selection, challengers, settle
 from tuning.search.protocols import Profiler, Told
 from tuning.search.rule import Rule
 from tuning.search.selection import choose
+from tuning.search.timing import SETTLE_S
 
 SHARE = 0.3
 """The most that confirming may take of `search.max_time`."""
 WINDOW_COST_S = 1.5
 """About what a window costs beside its own length: the first step, and starting workers."""
-SETTLE_S = 0.5
-"""The beginning of a window that is not measured (`workers.session`)."""
 START_S = 8.0
 """About what a fresh process takes to load torch, data and model: 5 to 9 s for the built-in workloads on 2 cores."""
 LEAST_ROUNDS = 3

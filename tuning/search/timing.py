@@ -23,6 +23,8 @@ from typing import Literal
 
 from tuning.stats.uncertainty import t_975
 
+SETTLE_S = 0.5
+"""The beginning of a window that is not measured (`workers.session`)."""
 PARTS = 6
 """Parts of a probe: with fewer Student's t is wide, with more neighbouring parts are alike."""
 LEAST_STEPS = 2 * PARTS

@@ -30,7 +30,7 @@ from trainables.stopwatch import Window
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.search import timing
-from tuning.search.confirm import SETTLE_S
+from tuning.search.timing import SETTLE_S
 from tuning.workers import dry_run, fingerprint, user_code
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
