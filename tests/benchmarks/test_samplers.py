@@ -107,8 +107,11 @@ def test_a_pick_is_trained_from_a_file_that_train_takes(tmp_path: Path) -> None:
 
 
 def test_every_way_is_settings_that_a_study_knows() -> None:
-    for overrides in WAYS.values():
-        load(["workload=signals", "card=cpu", *overrides])
+    made = {way: load(["workload=signals", "card=cpu", *overrides]).search for way, overrides in WAYS.items()}
+    assert {way: search.strategy for way, search in made.items()} == {
+        way: "joint" if way.startswith("flat") else "staged" for way in WAYS
+    }
+    assert made["shipped"] == made["probes, model"]
 
 
 def test_the_plain_default_has_every_searched_knob_and_the_workloads_tolerance() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 MAX_SLOTS = 4
 """More processes than this on one device are not worth their context: each takes half a gigabyte of a card."""
 SHORT_S = 120.0
-"""A study of less time has one slot: Ray and a process for each slot take about 20 s to start on two cores."""
+"""A study of less time has one slot: Ray (6.5 s, docs/log/workers_ray.md) and a process for each slot have to start."""
 MARGIN = 1.05
 """A need within 5 % of a slot is taken for more than it: what runs out of memory has run for nothing."""
 CONTEXT_BYTES = 600 * 2**20
