@@ -1,4 +1,4 @@
-"""What a stage needs from whoever does the work: a profiler to measure on alone, and a executor that runs trials."""
+"""What a stage needs from whoever does the work: a profiler to measure on alone, and an executor that runs trials."""
 
 from __future__ import annotations
 
