@@ -141,20 +141,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class LoadedBest:
-    """A configuration read from a best.yaml: its knobs, complete, and all that a program of one's own needs of it.
-
-    `samples` is what it was trained on, `measured` what was measured, as the file has it; `warnings` are sentences.
-    """
-
-    path: Path
-    ref: str
-    options: Mapping[str, Any]
-    knobs: Mapping[str, Scalar]
-    samples: int | None
-    seed: int
-    measured: Mapping[str, Any]
-    warnings: tuple[str, ...]
+class LoadedBest(best_file.Best):
+    """A configuration read from a best.yaml, with all that a program of one's own needs of it."""
 
     @functools.cached_property
     def workload(self) -> contract.Workload | contract.OwnLoop:
@@ -214,16 +202,7 @@ def load_best(path: str | Path) -> LoadedBest:
     """Returns the configuration in a best.yaml, or in that of a run's folder; raises ConfigError where it is none."""
     path = Path(path)
     found = best_file.read(path / "best.yaml" if path.is_dir() else path)
-    return LoadedBest(
-        path=found.path,
-        ref=found.ref,
-        options=found.options,
-        knobs=found.knobs,
-        samples=found.samples,
-        seed=found.seed,
-        measured=found.measured,
-        warnings=found.warnings,
-    )
+    return LoadedBest(**vars(found))
 
 
 def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
