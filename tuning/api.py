@@ -152,7 +152,8 @@ class LoadedBest(best_file.Best):
     def config(self, device: str = "cpu") -> contract.Config:
         """Returns the configuration as the workload's methods take it, such as `workload.model(config)`."""
         with using(contract.table_of(self.workload)):
-            return contract.Config(Knobs.of(self.knobs), dict(self.options), self.seed, device)
+            knobs = Knobs.of(best_file.completed(self).knobs)
+            return contract.Config(knobs, dict(self.options), self.seed, device)
 
 
 def tune(

@@ -136,3 +136,11 @@ def test_two_studies_of_two_slots_in_one_process_leave_nothing_of_ray() -> None:
         assert tune("mine.py", FAST, concurrency=2).is_finished
         _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)
         assert not left
+
+
+def test_a_best_file_of_an_earlier_version_gives_a_configuration_without_knobs_of_other_workloads() -> None:
+    best = load_best(ROOT / "benchmarks" / "results" / "best" / "signals.yaml")
+    assert "architecture" in best.knobs, "every file had the knobs of every workload then"
+    config = best.config()
+    assert config.knobs.batch_size == best.knobs["batch_size"]
+    assert not hasattr(config.knobs, "architecture")
