@@ -189,8 +189,9 @@ class Limits:
         limit_s = self._config.search.max_time_s
         if limit_s is None:
             return None
-        windows_s = confirm.windows_s(self._config.budget.confirm, self._configurations())
-        return self.ends_at - min(windows_s * confirm.LEAST_ROUNDS / 5, confirm.SHARE * limit_s)
+        budget = self._config.budget.confirm
+        round_s = confirm.windows_s(budget, self._configurations()) / budget.windows
+        return self.ends_at - min(confirm.LEAST_ROUNDS * round_s, confirm.SHARE * limit_s)
 
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
