@@ -28,7 +28,10 @@ EXPORT_S = 3.0
 ENOUGH_TRIALS = 8
 """Trials that a study should have time for, where more time is asked for."""
 FEWEST_STEPS = 50
-"""The fewest optimiser steps, at the batch size that is the default, that are chosen by time: fewer learn nothing."""
+"""The fewest optimiser steps, at the batch size that is the default, that are chosen by time.
+
+Trials of 2 to 23 steps learned nothing (docs/log/newcomer.md).
+"""
 MOST_EPOCHS = 100
 """The most epochs that are chosen by time."""
 
@@ -154,7 +157,7 @@ class Limits:
     def idle(self) -> str:
         """Returns why nothing is trained, "" where the search begins: no trials, or no time for one."""
         if self._config.search.trials == 0:
-            return "search.trials=0: nothing is trained; the pick are the fastest system knobs that were probed"
+            return "search.trials=0: nothing is trained; the pick has the fastest system knobs that were probed"
         limit_s, training_s, cut_at = self._config.search.max_time_s, self.training_s(), self._cut_at()
         if limit_s is None or cut_at is None or any(r.event == "trial_start" for r in self._journal.records):
             return ""
