@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FormulaProfiler, SpanBench
+from tests.fakes import FormulaProfiler, SpanBench, no_time
 from trainables.knobs import Scalar
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
@@ -35,8 +35,10 @@ SPACE = Space.of(
 def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]) -> tuple[FormulaProfiler, Journal]:
     profiler = FormulaProfiler(cap_bytes)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    MemoryStage(profiler, SPACE, journal, cap_bytes).run()
-    ProbeStage(profiler, SPACE, journal, guard(journal.records, cap_bytes), BUDGET).run(named, lambda r: None)
+    MemoryStage(profiler, SPACE, journal, cap_bytes, clock=no_time).run()
+    ProbeStage(profiler, SPACE, journal, guard(journal.records, cap_bytes), BUDGET, clock=no_time).run(
+        named, lambda r: None
+    )
     return profiler, journal
 
 
@@ -75,7 +77,9 @@ def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) ->
     assert profiler.probed[-1] == before
     journal.close()
     again = Journal.open(tmp_path / "trials.jsonl")
-    ProbeStage(profiler, SPACE, again, guard(again.records, None), BUDGET).run({"before": before}, lambda r: None)
+    ProbeStage(profiler, SPACE, again, guard(again.records, None), BUDGET, clock=no_time).run(
+        {"before": before}, lambda r: None
+    )
     assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
 
 
@@ -102,7 +106,7 @@ def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_by
 def test_checkpointing_is_measured_where_a_micro_batch_needs_it(tmp_path: Path) -> None:
     profiler = FormulaProfiler(400_000_000)
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    MemoryStage(profiler, SPACE, journal, 400_000_000).run()
+    MemoryStage(profiler, SPACE, journal, 400_000_000, clock=no_time).run()
     with_it = [r for r in journal.records if r.event == "footprint" and r["coupling"]["activation_checkpointing"]]
     without = [r for r in journal.records if r.event == "footprint" and not r["coupling"]["activation_checkpointing"]]
     assert any(one["points"][0] < other["points"][0] for one in with_it for other in without)
@@ -137,7 +141,7 @@ LOADING = Space.of(
 def sweep(profiler: SpanBench, tmp_path: Path, space: Space = LOADING) -> Journal:
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
     journal = Journal.open(path, create=True)
-    stage = ProbeStage(profiler, space, journal, guard([], None), BUDGET)
+    stage = ProbeStage(profiler, space, journal, guard([], None), BUDGET, clock=no_time)
     stage.run({}, lambda r: None)
     return journal
 
@@ -231,9 +235,9 @@ def alone(
     own = Space.of({**SPACE.as_raw(), "activation_checkpointing": False, **raw})
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     journal.append("study", card={"cap_bytes": cap_bytes}, device={"type": "cpu"})
-    MemoryStage(profiler, own, journal, cap_bytes).run()
+    MemoryStage(profiler, own, journal, cap_bytes, clock=no_time).run()
     learned = guard(journal.records, cap_bytes)
-    ProbeStage(profiler, own, journal, learned, BUDGET).run({}, lambda r: None)
+    ProbeStage(profiler, own, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
     return own, journal, learned
 
 
@@ -288,5 +292,5 @@ def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: P
     space, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), num_workers=[0, 1, 2])
     count = len(sizes(journal))
     learned = guard(journal.records, cap_bytes)
-    ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET).run({}, lambda r: None)
+    ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
     assert len(sizes(journal)) == count

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FormulaProfiler
+from tests.fakes import FormulaProfiler, no_time
 from trainables.knobs import Knobs, KnobTable, using
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
@@ -52,11 +52,12 @@ class Office:
     ) -> None:
         self.profiler = profiler or FormulaProfiler(cap_bytes)
         self.journal = Journal.open(folder / "trials.jsonl", create=True)
-        MemoryStage(self.profiler, space, self.journal, cap_bytes).run()
+        MemoryStage(self.profiler, space, self.journal, cap_bytes, clock=no_time).run()
         learned = guard(self.journal.records, cap_bytes)
         if strategy == "staged":
             section = ProbeSection(max_time_s=0.5, probe_time_s=0.1)
-            ProbeStage(self.profiler, space, self.journal, learned, section).run(named or {}, lambda r: None)
+            stage = ProbeStage(self.profiler, space, self.journal, learned, section, clock=no_time)
+            stage.run(named or {}, lambda r: None)
         whole: dict[str, Any] = {"deadline": None, "tolerance": 0.3, **terms}
         told = SearchTerms(strategy=strategy, trials=count, seed=0, eta=2, objectives={"error": "min"}, **whole)
         self.scheduler = TrialScheduler(self.journal, space, learned, told, ORDERS, lambda r: None)
