@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -10,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands import MINE, start, wait_for
-from tests.golden.outputs import check_files, journal, of, study, tiny
+from tests.commands import MINE, ROOT, start, wait_for
+from tests.golden.outputs import check_files, journal, of, tiny
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -36,8 +39,22 @@ def listening(process: psutil.Process) -> set[str]:
         return set()
 
 
-def test_two_trials_at_a_time(tmp_path: Path) -> None:
-    records = study(tmp_path, "concurrency=2", "search.trials=4")
+def test_two_trials_at_a_time_beside_a_folder_called_tuning_and_a_file_called_argparse(tmp_path: Path) -> None:
+    (tmp_path / "tuning").mkdir()
+    (tmp_path / "tuning" / "__init__.py").write_text("raise RuntimeError('took their tuning')")
+    (tmp_path / "argparse.py").write_text("raise RuntimeError('took their argparse')")
+    (tmp_path / "mine.py").write_text(MINE.read_text())
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "cardtune"
+    script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
+    asked = tiny("workload=mine.py", "concurrency=2", "search.trials=4")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), "run", *asked]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    made = tmp_path / "runs" / "mine" / "one"
+    check_files(made)
+    records = journal(made)
     assert of(records, "study")[0]["concurrency"] == 2
     assert of(records, "probe")
     assert len(of(records, "trial")) == 4

@@ -17,6 +17,7 @@ SMALL = {
     "temporal": ["val_frac=0.05"],
     "signals": ["max_train_samples=64", "max_val_samples=32"],
 }
+NAMED = ["before.num_workers=0", "after.num_workers=0"]  # else up to 12 loader processes for each of seven windows
 SEARCHED = ["learning_rate=[1e-3,3e-3]", "batch_size=[16,32]", "micro_batch_size=[8,16]", "amp_dtype=fp32"]
 
 
@@ -30,6 +31,7 @@ def test_a_study_of_a_built_in_workload(name: str, tmp_path: Path) -> None:
         "budget.confirm.seeds=1",
         *(f"workload.{option}" for option in SMALL[name]),
         *(f"knobs.{knob}" for knob in SEARCHED),
+        *(f"named.{knob}" for knob in NAMED),
         workload=name,
     )
     assert of(records, "probe")

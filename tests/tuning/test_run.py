@@ -218,22 +218,3 @@ def test_the_first_line_says_what_was_asked_as_one_may_see_it(capsys: pytest.Cap
     assert capsys.readouterr().err == "cardtune  workload=nli workload.hf_token=*** name=?[2J\n"
     run._first_line([f"knobs.batch_size={n}" for n in range(30)])
     assert max(map(len, capsys.readouterr().err.splitlines())) <= 80
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(300)
-def test_two_slots_run_beside_a_folder_called_tuning_and_a_file_called_argparse(tmp_path: Path) -> None:
-    (tmp_path / "tuning").mkdir()
-    (tmp_path / "tuning" / "__init__.py").write_text("raise RuntimeError('took their tuning')")
-    (tmp_path / "argparse.py").write_text("raise RuntimeError('took their argparse')")
-    (tmp_path / "mine.py").write_text(MINE.read_text())
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "cardtune"
-    script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
-    quick = ["search.trials=2", "search.max_time=2m", "budget.train_epochs=1", "budget.probe.max_time_s=1"]
-    quick += ["budget.confirm.seeds=1", "budget.confirm.window_s=0.1", "knobs.num_workers=0", "knobs.amp_dtype=fp32"]
-    command = [sys.executable, str(script), "run", "workload=mine.py", "concurrency=2", "name=one", *quick]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / "mine" / "one" / "best.yaml").is_file()
