@@ -33,7 +33,8 @@ from tuning.search.selection import Finished, pick
 from tuning.study.setup import checked
 from tuning.workers import machine
 from tuning.workers.ray_cluster import RayCluster
-from tuning.workers.session import RunningTrial, Session
+from tuning.workers.running_trial import RunningTrial
+from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
 MARGIN_S = 5.0
