@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+_Answer = TypeVar("_Answer")
 
 _REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks somebody chose are not among them
     0x04: "power cap",
@@ -49,43 +52,40 @@ class Driver:
 
 def driver() -> Driver | None:
     """Returns what the driver says of itself; None where there is none, or it does not say."""
-    try:
-        pynvml = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
-    except (ImportError, OSError):
-        return None
-    except pynvml.NVMLError:
-        return None
-    try:
-        cuda = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-        handles = _visible(pynvml)
-        version = str(pynvml.nvmlSystemGetDriverVersion())
-        without = 0
-        for handle in handles:
-            with contextlib.suppress(AttributeError, pynvml.NVMLError):
-                without += not int(pynvml.nvmlDeviceGetPersistenceMode(handle))
-        return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), without)
-    except (AttributeError, pynvml.NVMLError):
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+    return _asked(_driver, None)
 
 
 def gpus() -> list[Gpu]:
     """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
+    return _asked(lambda nvml: [_gpu(nvml, handle) for handle in _visible(nvml)], [])
+
+
+def _asked(ask: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
+    """Returns what is asked of NVML, loaded for it alone; `otherwise` where there is no driver, or it does not say."""
     try:
-        pynvml = importlib.import_module("pynvml")  # of nvidia-ml-py; needed here only
-        pynvml.nvmlInit()
+        nvml = importlib.import_module("pynvml")  # of nvidia-ml-py; needed here only
+        nvml.nvmlInit()
     except (ImportError, OSError):
-        return []
-    except pynvml.NVMLError:
-        return []
+        return otherwise
+    except nvml.NVMLError:
+        return otherwise
     try:
-        return [_gpu(pynvml, handle) for handle in _visible(pynvml)]
-    except pynvml.NVMLError:
-        return []
+        return ask(nvml)
+    except (AttributeError, nvml.NVMLError):
+        return otherwise
     finally:
-        pynvml.nvmlShutdown()
+        nvml.nvmlShutdown()
+
+
+def _driver(nvml: Any) -> Driver | None:
+    cuda = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+    handles = _visible(nvml)
+    without = 0
+    for handle in handles:
+        with contextlib.suppress(AttributeError, nvml.NVMLError):
+            without += not int(nvml.nvmlDeviceGetPersistenceMode(handle))
+    version = str(nvml.nvmlSystemGetDriverVersion())
+    return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), without)
 
 
 def _visible(nvml: Any) -> list[Any]:
