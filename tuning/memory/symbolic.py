@@ -15,14 +15,12 @@ from tuning.memory.trace import Trace
 
 @dataclass(frozen=True)
 class Symbolic:
-    """A trace whose births have sizes affine in the micro-batch size.
+    """A trace whose births have sizes affine in the micro-batch size: `slopes[i]` is what `span` samples more add.
 
-    `at_first[i]` and `slopes[i]` are the bytes of event i at the first trace's size, and what `span` samples more add;
-    both are 0 for deaths.
+    That is in bytes, and 0 for a death.
     """
 
     first: Trace
-    at_first: tuple[int, ...]
     slopes: tuple[int, ...]
     span: int
 
@@ -32,8 +30,8 @@ class Symbolic:
             raise ValueError(f"expected a micro-batch of 1 sample or more, got {micro_batch}")
         more, span = micro_batch - self.first.micro_batch, self.span
         events = tuple(
-            event if not slope else (event[0], max(0, size - (-slope * more) // span))
-            for event, size, slope in zip(self.first.events, self.at_first, self.slopes, strict=True)
+            (ident, max(0, size - (-slope * more) // span) if slope else size)
+            for (ident, size), slope in zip(self.first.events, self.slopes, strict=True)
         )
         return Trace(micro_batch, events, self.first.categories, self.first.marks, self.first.ops)
 
@@ -49,18 +47,9 @@ def between(one: Trace, other: Trace) -> Symbolic | None:
     first, second = (one, other) if one.micro_batch < other.micro_batch else (other, one)
     if first.ops != second.ops:
         return None
-    grown = iter([size for _, size in second.events if size >= 0])
-    sizes, slopes = [], []
-    for _, size in first.events:
-        if size < 0:
-            sizes.append(0)
-            slopes.append(0)
-            continue
-        larger = next(grown, None)
-        if larger is None:
-            return None
-        sizes.append(size)
-        slopes.append(larger - size)
-    if next(grown, None) is not None:
+    born, grown = ([size for _, size in trace.events if size >= 0] for trace in (first, second))
+    if len(born) != len(grown):
         return None
-    return Symbolic(first, tuple(sizes), tuple(slopes), second.micro_batch - first.micro_batch)
+    larger = iter(grown)
+    slopes = tuple(next(larger) - size if size >= 0 else 0 for _, size in first.events)
+    return Symbolic(first, slopes, second.micro_batch - first.micro_batch)
