@@ -106,7 +106,7 @@ def classify(error: BaseException) -> Outcome:
 
 def fault(error: BaseException) -> Fault:
     """Returns the fault behind the exception, or behind the first of its causes that says anything; else UNKNOWN."""
-    return next((found for link in _chain(error) if (found := _of_one(link)) is not None), UNKNOWN)
+    return next((found for link in chain(error) if (found := _of_one(link)) is not None), UNKNOWN)
 
 
 def poisoned(error: BaseException) -> bool:
@@ -114,7 +114,7 @@ def poisoned(error: BaseException) -> bool:
     return any(
         isinstance(link, RuntimeError)
         and (_POISON.search(str(link)) or getattr(link, "error_code", 0) in _STICKY_CODES)
-        for link in _chain(error)
+        for link in chain(error)
     )
 
 
@@ -186,12 +186,16 @@ def _raised_in(error: BaseException, package: str) -> bool:
     return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).split(".")[0] == package
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error and its causes, each once; that of an error that came through Ray is in `cause`."""
+def chain(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
+    """Yields the error and its causes, each once; that of an error that came through Ray is in `cause`.
+
+    With `contexts` also what was raised before while another was handled.
+    """
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
         cause = getattr(link, "cause", None)
-        link = link.__cause__ or (cause if isinstance(cause, BaseException) else None)
+        cause = link.__cause__ or (cause if isinstance(cause, BaseException) else None)
+        link = cause or (link.__context__ if contexts else None)

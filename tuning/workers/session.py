@@ -279,10 +279,8 @@ class Session:
 
     def recover(self, error: BaseException) -> None:
         """Frees what a failed step holds: its frames and the allocator's cache; the next trial drops the gradients."""
-        link: BaseException | None = error
-        while link is not None:
+        for link in oom.chain(error, contexts=True):
             traceback.clear_frames(link.__traceback__)
-            link = link.__cause__ or link.__context__
         gc.collect()
         if self.setting.device == "cuda" and not oom.poisoned(error):
             torch.cuda.empty_cache()

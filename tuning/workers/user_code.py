@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
 
@@ -97,7 +96,7 @@ def place(error: BaseException) -> str:
 
 def frames(error: BaseException) -> list[FrameSummary]:
     """Returns the frames of their files, the innermost last, of the error or of the first of its causes with any."""
-    for link in _chain(error):
+    for link in oom.chain(error, contexts=True):
         own = [f for f in traceback.extract_tb(link.__traceback__) if _is_theirs(f.filename)]
         # What a loader process raised comes as text.
         told = [
@@ -112,7 +111,7 @@ def frames(error: BaseException) -> list[FrameSummary]:
 
 def remedy(error: BaseException) -> str:
     """Returns what would help, in words of the contract; "" where nothing is known of such an error."""
-    text = "\n".join(f"{type(link).__name__}: {link}" for link in _chain(error))
+    text = "\n".join(f"{type(link).__name__}: {link}" for link in oom.chain(error, contexts=True))
     return next((_REMEDIES[key] for pattern, key in _HINTS if re.search(pattern, text)), "")
 
 
@@ -136,15 +135,6 @@ def _leave_out_ours(shown: TracebackException) -> None:
     for link in (shown.__cause__, shown.__context__):
         if link is not None:
             _leave_out_ours(link)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
 
 
 def _is_theirs(file: str) -> bool:
