@@ -11,6 +11,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from tuning import search_path
 from tuning.memory import calibration
 from tuning.memory.prediction import Prediction
 
+COMPILERS = ("g++", "c++", "clang++")
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 
 
@@ -149,9 +151,15 @@ def _run(lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
     return [line for line in out.splitlines() if line.startswith("{")], why
 
 
+def compiler(env: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns the command of the C++ compiler, what $CXX names or the first of `COMPILERS` that is there; else []."""
+    named = shlex.split(env.get("CXX", ""))
+    return next((c for c in (named, *([name] for name in COMPILERS)) if c and shutil.which(c[0])), [])
+
+
 def _key(request: Request, line: str) -> str:
-    compiler = os.environ.get("CXX", "") + str(any(map(shutil.which, ("g++", "c++", "clang++"))))
-    depends = f"{line} {fingerprint(request.workload, request.options)} {compiler}"
+    found = os.environ.get("CXX", "") + str(bool(compiler()))
+    depends = f"{line} {fingerprint(request.workload, request.options)} {found}"
     return hashlib.sha256(depends.encode()).hexdigest()
 
 

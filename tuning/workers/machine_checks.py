@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from tuning.memory.predictor import compiler
 from tuning.workers import machine
 from tuning.workers.doctor import PACKAGES, Check
 from tuning.workers.nvml import Driver, driver
@@ -26,7 +26,6 @@ MIN_FILES = 4096
 """Open files that loader workers, Ray and checkpoints of a few trials at once may come to."""
 TORCH_S = 60.0
 """What asking torch for its cards may take: an import beside other work."""
-COMPILERS = ("g++", "c++", "clang++")
 _ASK = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
 _SLOW_GOVERNORS = ("powersave", "conservative", "ondemand", "userspace")
 _OWN_GOVERNORS = ("intel_pstate", "amd-pstate", "amd-pstate-epp")
@@ -160,9 +159,8 @@ def _threads(env: Mapping[str, str]) -> Iterator[Check]:
 
 def _compiler(env: Mapping[str, str]) -> Iterator[Check]:
     """Yields the C++ compiler that memory is predicted with where there is no card."""
-    named = env.get("CXX", "").split()
-    there = next((c for c in [*named[:1], *COMPILERS] if shutil.which(c)), None)
-    said = there or "none of $CXX, g++, c++ and clang++: memory without a card is predicted roughly"
+    there = compiler(env)
+    said = there[0] if there else "none of $CXX, g++, c++ and clang++: memory without a card is predicted roughly"
     yield Check("C++ compiler", "OK" if there else "WARN", said, "" if there else "apt-get install g++")
 
 

@@ -10,9 +10,6 @@ import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 
 from trainables.data.cache import written_once
 from trainables.data.errors import DataError
+from tuning.memory.predictor import compiler
 
 SOURCE = Path(__file__).with_name("fake_cuda.cpp")
 COMPILE_TIMEOUT_S, SMOKE_TIMEOUT_S = 180.0, 60.0
@@ -74,19 +72,13 @@ def _torch_folder() -> Path:
     return Path(found.origin).parent
 
 
-def _compiler() -> list[str]:
-    named = shlex.split(os.environ.get("CXX", ""))
-    for candidate in (named, ["g++"], ["c++"], ["clang++"]):
-        if candidate and shutil.which(candidate[0]):
-            return candidate
-    raise NoShim("there is no C++ compiler: none of $CXX, g++, c++ and clang++ is on the path")
-
-
 def _build(folder: Path) -> None:
     """Compiles the library into the folder and tries it in a process of its own; raises NoShim."""
-    torch, target = _torch_folder(), folder / _NAME
+    torch, target, command = _torch_folder(), folder / _NAME, compiler()
+    if not command:
+        raise NoShim("there is no C++ compiler: none of $CXX, g++, c++ and clang++ is on the path")
     flags = ["-O0", "-shared", "-fPIC", "-std=c++20", f"-I{torch / 'include'}", f"-L{torch / 'lib'}"]
-    _call([*_compiler(), *flags, "-o", str(target), str(SOURCE), "-lc10", "-ltorch_cpu"], COMPILE_TIMEOUT_S, "compile")
+    _call([*command, *flags, "-o", str(target), str(SOURCE), "-lc10", "-ltorch_cpu"], COMPILE_TIMEOUT_S, "compile")
     _call([sys.executable, "-P", "-m", __spec__.name, str(target)], SMOKE_TIMEOUT_S, "work")
 
 
