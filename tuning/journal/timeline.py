@@ -8,13 +8,13 @@ the run: time between sessions does not count, and a clock that is set changes n
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from tuning.config.lenient import finite
 from tuning.journal.records import Record
 
 Activity = Literal["training", "probing", "confirming", "startup", "waiting"]
@@ -202,9 +202,7 @@ def _median_gap(steps: Sequence[_Steps]) -> float | None:
 
 
 def _number(record: Record, key: str) -> float:
-    value = record.get(key)
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else 0.0
+    return finite(record.get(key)) or 0.0
 
 
 def _unix(record: Record) -> float:
