@@ -45,15 +45,6 @@ JITTER = (0.4, 0.4, 0.4, 0.05)
 IMAGES_AT_ONCE = 8
 """Recoloured together on a CPU: of 64 x 64 pixels 0.4 MB in float32."""
 
-_DOMAINS = {
-    "image_size": Domain(int, low=16),
-    "heads": Domain(int, low=2),
-    "max_train_samples": Domain(int, low=1),
-    "max_val_samples": Domain(int, low=1),
-    "layout": Domain(str, values=rendered_heads.LAYOUTS),
-    "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
-}
-
 
 class FaceSample(NamedTuple):
     """A face, uint8, (3, size, size), and its yaw, pitch and roll in degrees, float32, (3,)."""
@@ -165,6 +156,14 @@ class HeadPose:
         "max_train_samples": None,
         "max_val_samples": None,
     }
+    _domains: ClassVar[Mapping[str, Domain]] = {
+        "image_size": Domain(int, low=16),
+        "heads": Domain(int, low=2),
+        "max_train_samples": Domain(int, low=1),
+        "max_val_samples": Domain(int, low=1),
+        "layout": Domain(str, values=rendered_heads.LAYOUTS),
+        "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
+    }
 
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], dict[Split, list[Face]]] = {}
@@ -250,7 +249,7 @@ class HeadPose:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, HeadPose.options, _DOMAINS)
+    return options_of(config, HeadPose.options, HeadPose._domains)
 
 
 def _some(faces: list[Face], limit: int | None) -> list[Face]:

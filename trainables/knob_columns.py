@@ -285,12 +285,12 @@ class Knob:
         """Returns the knob of a record; raises KeyError, TypeError or ValueError for what is none."""
         low, high = (math.nan if end is None else end for end in raw["range"])
         ends = (-math.inf if math.isnan(low) else low, math.inf if math.isnan(high) else high)
-        domain = Domain(_TYPES[raw["type"]], tuple(raw["values"]), *ends)
+        domain = Domain(_BY_NAME[raw["type"]], tuple(raw["values"]), *ends)
         more = {name: raw[name] for name in ("doc", "memory", "span", "shapes_model")}
         return cls(raw["default"], raw["kind"], domain, **more)
 
 
-_TYPES: Mapping[str, type[Any]] = {one.__name__: one for one in (bool, int, float, str)}
+_BY_NAME: Mapping[str, type[Any]] = {one.__name__: one for one in (bool, int, float, str)}
 
 
 def _domain(said: str, default: Scalar, values: tuple[Scalar, ...], low: float, high: float) -> Domain:

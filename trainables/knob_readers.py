@@ -11,7 +11,8 @@ from typing import Any
 
 from trainables.knob_columns import Found, Reader, Seen
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+AUTOCAST = {"bf16": "bfloat16", "fp16": "float16"}
+"""Types of autocast as a knob and as torch call them."""
 
 
 def flag(key: str, on: str, off: str) -> Reader:
@@ -90,7 +91,7 @@ def amp_dtype(asked: Any, seen: Seen) -> Found:
     if not types:
         return None
     # Autocast leaves some products in fp32; without it there is no other type.
-    as_asked = _DTYPES[asked] in types if asked in _DTYPES else types.keys().isdisjoint(_DTYPES.values())
+    as_asked = AUTOCAST[asked] in types if asked in AUTOCAST else types.keys().isdisjoint(AUTOCAST.values())
     return f"products of {', '.join(types)}", as_asked
 
 

@@ -38,7 +38,7 @@ from trainables.knob_columns import (
 __all__ = ["OF_THE_LOOP", "KnobTable", "Knobs", "Scalar", "domain_of", "is_active", "kind_of", "table", "use", "using"]
 
 _VOLTA, _AMPERE = (7, 0), (8, 0)  # the first with Triton's code, and the first with bfloat16 and TensorFloat-32
-_DTYPES = ("fp32", "bf16", "fp16")
+_DTYPES = ("fp32", *read.AUTOCAST)
 _WORKERS = Requires("num_workers", above=0)
 _SGD = Requires("optimizer", equals="sgd")
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from trainables.knob_readers import AUTOCAST
 from trainables.knobs import Knobs
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {name: getattr(torch, called) for name, called in AUTOCAST.items()}
 _SDPA = {
     # What flash has no kernel for, fp32 or any mask on CUDA, efficient attention has; math keeps the whole matrix.
     "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
@@ -25,7 +26,7 @@ _SDPA = {
 
 def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context of a forward pass: autocast to amp_dtype, nothing for fp32."""
-    return torch.autocast(device.type, dtype=_DTYPES.get(knobs.amp_dtype), enabled=knobs.amp_dtype in _DTYPES)
+    return torch.autocast(device.type, dtype=_AUTOCAST.get(knobs.amp_dtype), enabled=knobs.amp_dtype in _AUTOCAST)
 
 
 @contextmanager

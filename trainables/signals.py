@@ -46,11 +46,6 @@ LIGHT = 0.3
 REFERENCES, CHOICES = 32, 4
 """Samples that views are told apart from, and the samples of like length that each is drawn from, epoch by epoch."""
 
-_DOMAINS = {
-    "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
-    "max_train_samples": Domain(int, low=2),
-    "max_val_samples": Domain(int, low=2),
-}
 
 SignalBatch = dict[str, Any]
 
@@ -237,6 +232,11 @@ class Signals:
         "max_train_samples": None,
         "max_val_samples": None,
     }
+    _domains: ClassVar[Mapping[str, Domain]] = {
+        "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
+        "max_train_samples": Domain(int, low=2),
+        "max_val_samples": Domain(int, low=2),
+    }
 
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], dict[Split, Samples]] = {}
@@ -367,7 +367,7 @@ def _key(config: Config) -> tuple[Any, ...]:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, Signals.options, _DOMAINS)
+    return options_of(config, Signals.options, Signals._domains)
 
 
 WORKLOAD = Signals()

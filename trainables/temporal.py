@@ -38,11 +38,6 @@ except ImportError as error:
 STOCKS_FILE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
 INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
 HEAD_SIZE = 16
-_DOMAINS = {
-    "label": Domain(str, values=("volatility", "direction")),
-    "horizon": Domain(int, low=2),
-    "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
-}
 
 
 class WindowSample(NamedTuple):
@@ -168,6 +163,11 @@ class Temporal:
         "horizon": 12,  # bars of the shortest frame that the label looks ahead
         "val_frac": 0.3,  # of the decisions, the last
     }
+    _domains: ClassVar[Mapping[str, Domain]] = {
+        "label": Domain(str, values=("volatility", "direction")),
+        "horizon": Domain(int, low=2),
+        "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
+    }
 
     def __init__(self) -> None:
         self._read: dict[tuple[Any, ...], tuple[tuple[Timeframe, ...], dict[Split, BarWindows]]] = {}
@@ -232,7 +232,7 @@ class Temporal:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    return options_of(config, Temporal.options, _DOMAINS)
+    return options_of(config, Temporal.options, Temporal._domains)
 
 
 def _default_data() -> Path:

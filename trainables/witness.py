@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 StepPart = Literal["transfer", "forward_backward", "sync", "optimizer"]
 
-_PRODUCTS = {f"aten.{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_rnn_layer", "_cudnn_rnn")}
+_MULTIPLIES = {f"aten.{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_rnn_layer", "_cudnn_rnn")}
 _FUSED_ATTENTION = re.compile(r"aten\._scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?$")
 _MATH_ATTENTION = "aten._safe_softmax"
 """Torch's unfused attention is the one caller of this operator; it has none of its own at the dispatcher."""
@@ -149,7 +149,7 @@ class Witness:
             self._count("operator", "forward")
         elif torch.is_grad_enabled():  # which it is in a backward pass only while a checkpointed block runs again
             self._count("operator", "recomputed")
-        if name in _PRODUCTS:
+        if name in _MULTIPLIES:
             self._count("product", _dtype(args))
         elif name == "aten.convolution":
             self._count("convolution", _dtype(args))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainables.data.errors import DataError
 from trainables.data.tsplib_metrics import KINDS, metric, projected
 
-_SECTIONS = ("NODE_COORD_SECTION", "DISPLAY_DATA_SECTION", "TOUR_SECTION")
+_PARTS = ("NODE_COORD_SECTION", "DISPLAY_DATA_SECTION", "TOUR_SECTION")
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class _File:
             word, colon, value = (part.strip() for part in text.partition(":"))
             if (word in self.header and word != "COMMENT") or word in self._sections:
                 raise self.wrong(f"{word} a second time", "once", line)
-            if word in _SECTIONS and not value:
+            if word in _PARTS and not value:
                 rows = self._sections[word] = []
             elif colon and re.fullmatch("[A-Z_]+", word):
                 rows, self.header[word] = None, value
             elif rows is not None and text and not text[0].isalpha():
                 rows.append((line, text))
             elif text:
-                raise self.wrong(repr(text[:60]), f"KEYWORD : value, or {' or '.join(_SECTIONS)}", line)
+                raise self.wrong(repr(text[:60]), f"KEYWORD : value, or {' or '.join(_PARTS)}", line)
 
     def _text(self) -> str:
         try:

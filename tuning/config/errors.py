@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 MAX_LINES = 8
 
 
-_WORDS = {
+_ALLOWED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -101,8 +101,8 @@ def allowed_by(fault: Mapping[str, Any]) -> str:
     limits = {name: f"{x:g}" if isinstance(x, float) else x for name, x in fault.get("ctx", {}).items()}
     if fault["type"] == "literal_error":
         return str(limits["expected"]).replace("'", "")
-    if fault["type"] in _WORDS:
-        return _WORDS[fault["type"]].format(**limits)
+    if fault["type"] in _ALLOWED:
+        return _ALLOWED[fault["type"]].format(**limits)
     return str(fault["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
 
 

@@ -202,7 +202,7 @@ def checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any] | None
         default = None if defaults is None else defaults[name]
         wanted = _SCALARS if default is None else (int, float) if type(default) is float else (type(default),)
         if type(value) not in wanted and (value is not None or default is not None):
-            words = " or ".join(_WORDS[t] for t in wanted if t is not int or float not in wanted)
+            words = " or ".join(_TYPE_WORDS[t] for t in wanted if t is not int or float not in wanted)
             example = "<value>" if default is None else shown(default)
             raise ConfigError(f"{key}={shown(value)} is not allowed{where}", allowed=words, remedy=f"{key}={example}")
     return dict(given)
@@ -233,7 +233,7 @@ def option_fault(message: str, options: Mapping[str, Any]) -> ConfigError:
     return ConfigError(what[:400], allowed=allowed[:200], remedy=remedy)
 
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _SCALARS = (bool, int, float, str)
 
 

@@ -18,7 +18,7 @@ from tuning.config.errors import ConfigError
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 20
 
-_WORDS = (  # tag, pattern, first characters; the first that fits says what a word is
+_PLAIN_WORDS = (  # tag, pattern, first characters; the first that fits says what a word is
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?(?:0|[1-9][0-9]*)(?:[eE]\+?[0-9]{1,2})?", list("-+0123456789")),
@@ -56,7 +56,7 @@ class _Dumper(yaml.SafeDumper):
     """Puts quotes around text that either version of YAML would take for something else."""
 
 
-for _tag, _pattern, _first in _WORDS:
+for _tag, _pattern, _first in _PLAIN_WORDS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
@@ -126,7 +126,7 @@ def dump(tree: object, *, width: int = 110, flow: bool = False) -> str:
 
 def word(text: str) -> Any:
     """Returns null, true, false or a number where the text is one of these, else the text as it is."""
-    return value(text) if any(re.fullmatch(pattern, text) for _, pattern, _ in _WORDS) else text
+    return value(text) if any(re.fullmatch(pattern, text) for _, pattern, _ in _PLAIN_WORDS) else text
 
 
 def _refuse_code(found: object) -> None:

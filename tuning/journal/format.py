@@ -19,7 +19,7 @@ from typing import Any
 OWN_KEYS = ("seq", "t", "mono", "event", "crc")
 _MARK_LENGTH = len(b',"crc":"89abcdef"}')
 
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
+_FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("changed", "config", "coupling", "values"), dict),
     **dict.fromkeys(("round", "samples", "seed"), int),
     "name": (str, type(None)),
@@ -43,7 +43,7 @@ _NEEDED: Mapping[str, Sequence[str]] = {
     "note": ["text"],
     "stop": ["resumable"],
 }
-"""What readers take for granted of an event; `_TYPES` has the type of a field, which is text where it has none."""
+"""What readers take for granted of an event; a field is text where `_FIELD_TYPES` has no type of it."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _parse(line: bytes) -> tuple[Record | None, str]:
     if type(seq) is not int or not isinstance(event, str) or not isinstance(mono, float | int | None):
         return None, "is no record"
     needed = _NEEDED.get(event, ())
-    missing = [n for n in needed if n not in raw or not isinstance(raw[n], _TYPES.get(n, str))]
+    missing = [n for n in needed if n not in raw or not isinstance(raw[n], _FIELD_TYPES.get(n, str))]
     if missing:
         return None, f"({event}) lacks {', '.join(missing)}"
     return Record(seq, t, event, raw, mono), ""

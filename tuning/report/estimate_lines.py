@@ -16,7 +16,7 @@ from tuning.report.format import percent, plain
 
 _GIB_BYTES = 2**30
 _LEFT_WIDTH, _PART_WIDTH, _MOST_PARTS = 48, 16, 5
-_WORDS = {
+_PART_WORDS = {
     "parameter": "weights",
     "buffer": "buffers",
     "gradient": "gradients",
@@ -111,7 +111,7 @@ def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
     main = next(iter(last["breakdown"]), "")
     yield (
         f"The peak of {_name(first)} at micro-batch {last['micro_batch']} is in the {last['phase']} phase, at "
-        f"{last['operator'] or 'no operator'}; most of it is {_WORDS.get(main, 'nothing')}."
+        f"{last['operator'] or 'no operator'}; most of it is {_PART_WORDS.get(main, 'nothing')}."
     )
     if answer["card"]["usable_bytes"] is None:
         return
