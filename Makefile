@@ -63,7 +63,7 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
 # Dependency groups need a newer pip than Python 3.11 brings.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP) $(CONSTRAIN) 'pip>=25.1'
-	@$(PIP) $(CONSTRAIN) -e '.[workloads,quant]' --group dev
+	@$(PIP) $(CONSTRAIN) -e '.[workloads,quant,transformers,lightning]' --group dev
 	@touch $@
 
 $(VENV)/pyvenv.cfg:

@@ -110,6 +110,10 @@ class Counted:
         self._watch.lap("data_wait")
         self._count(None, None, samples)
 
+    def saw_loss(self, loss: Tensor) -> None:
+        """Takes the mean loss of the micro-batch at hand, for its window: a loss that is not finite ends the run."""
+        self._losses.append((loss.detach(), self._state.micro_steps[-1][0]))  # summed when a window closes: no time now
+
     def before_step(self, *_: Any) -> None:
         """The passes of a batch are over, and the optimiser's step begins."""
         if not self._is_forward_over:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -145,7 +145,7 @@ class Run(Counted):
                 self._watch.lap("data_wait")
                 batch = _moved(host, transfer)
                 self._watch.lap("transfer")
-                if state.steps == 0:
+                if state.steps == 0 and not isinstance(own, Generator):  # a wrapper hides the workers of its loader
                     state.active |= batches.workers_seen(own, loader)
                 self._count(host, batch, batches.size_of_batch(host, getattr(loader, "batch_size", None)))
                 del host
@@ -185,10 +185,9 @@ class Run(Counted):
             raise WorkloadError("run.backward is called outside of a loop over run.batches(loader)")
         accumulation = self.accumulation
         self._scaler.scale(loss / accumulation if accumulation > 1 else loss).backward()
-        seen = loss.detach()
-        self._losses.append((seen, self._state.micro_steps[-1][0]))  # summed when a window closes: a step has no time
+        self.saw_loss(loss)
         if knobs.sync_every_step:
-            seen.item()
+            loss.detach().item()
         if not self.ends_batch:
             return False
         if limit > 0:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainables.integrations.transformers import _steps, training_arguments
+from trainables.integrations import steps_to
+from trainables.integrations.transformers import training_arguments
 from trainables.plan import Plan
 from trainables.workload import WorkloadError
 from tuning.workers.session import Session
@@ -63,11 +64,11 @@ def test_the_micro_batch_is_halved_where_it_does_not_fit(session: Session) -> No
 
 
 @pytest.mark.parametrize(
-    ("samples", "data", "micro", "accumulation", "steps"),
-    [(256, 256, 8, 2, 16), (512, 256, 8, 2, 32), (100, 100, 8, 4, 4), (60, 256, 8, 2, 4)],
+    ("samples", "a_pass", "micro", "accumulation", "steps"),
+    [(256, 256, 8, 2, 16), (512, 256, 8, 2, 32), (100, 96, 8, 4, 4), (60, 256, 8, 2, 4), (200, 100, 8, 4, 8)],
 )
-def test_the_steps_reach_the_samples(samples: int, data: int, micro: int, accumulation: int, steps: int) -> None:
-    assert _steps(samples, data, micro, accumulation) == steps
+def test_the_steps_reach_the_samples(samples: int, a_pass: int, micro: int, accumulation: int, steps: int) -> None:
+    assert steps_to(samples, a_pass, micro, accumulation) == steps
 
 
 def test_what_run_sets_is_not_set_twice(session: Session) -> None:

@@ -12,11 +12,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trainables.integrations import steps_to
 from trainables.own_run import Run
 from trainables.workload import WorkloadError
 
@@ -51,7 +51,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
         "fp16": knobs["amp_dtype"] == "fp16",
         _CHECKPOINTING: knobs["activation_checkpointing"],
         "torch_compile": knobs["compile"] != "off",
-        "max_steps": _steps(run.samples, len(train_set), micro, accumulation),
+        "max_steps": steps_to(run.samples, len(train_set) // micro * micro, micro, accumulation),
         "seed": run.seed,
         "use_cpu": run.device.type == "cpu",
     }
@@ -106,10 +106,3 @@ class StudyCallback(TrainerCallback):
         """Reports what `compute_metrics` returned."""
         found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
         self._run.report(**{name: found[name] for name in self._run.objectives if name in found})
-
-
-def _steps(samples: int, data: int, micro: int, accumulation: int) -> int:
-    """Returns the optimiser steps up to so many samples: the last of each pass may be of fewer micro-batches."""
-    each = data // micro
-    passes, left = divmod(samples, each * micro)
-    return passes * math.ceil(each / accumulation) + math.ceil(math.ceil(left / micro) / accumulation)

@@ -1,0 +1,134 @@
+"""Lightning's own Trainer under `run`: counted, timed, reported and ended; the real package, no stand-in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainables.plan import Plan
+from trainables.workload import WorkloadError
+from tuning.workers.session import Session
+from tuning.workers.worker_config import WorkerConfig
+
+pytest.importorskip("pytorch_lightning")
+LOOP = Path(__file__).parents[1] / "data" / "lightning_loop.py"
+ENDLESS = """class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(TRAIN)
+
+
+class Data("""
+KNOBS = {"learning_rate": 1e-2, "batch_size": 32, "micro_batch_size": 16}
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    monkeypatch.chdir(tmp_path)
+    return Session(WorkerConfig(str(LOOP), {}))
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Any:
+    def write(*changes: tuple[str, str]) -> Session:
+        text = LOOP.read_text()
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / f"changed_{abs(hash(changes))}.py"
+        path.write_text(text)
+        return Session(WorkerConfig(str(path), {}))
+
+    return write
+
+
+def test_it_tells_what_it_asks_for(session: Session) -> None:
+    facts = session.describe(KNOBS)
+    assert (facts["train_samples"], facts["objectives"]) == (1024, {"accuracy": "max"})
+    assert facts["seen"] == {"batch_size": 32, "micro_batch_size": 16}
+    assert {"learning_rate", "batch_size", "num_workers", "amp_dtype", "compile", "sdpa_backend"} <= set(facts["asked"])
+    assert facts["parameters"]["total"] == 2 * 32 + 32 + 32 * 2 + 2
+
+
+def test_rungs_and_horizon_are_those_of_the_plan_and_nothing_is_written(session: Session, tmp_path: Path) -> None:
+    trial = session.trial(KNOBS, Plan(3072, (512, 3072)), 0)
+    first, second = trial.advance(), trial.advance()
+    assert (first["samples"], first["done"], first["outcome"]) == (512, False, "ok"), first["message"]
+    assert (second["samples"], second["done"], second["outcome"]) == (3072, True, "ok"), second["message"]
+    assert second["values"]["accuracy"] > 0.9
+    assert second["spans"]["micro_steps"] == 2 * second["spans"]["steps"]
+    assert second["active"]["optimizer"] == "AdamW"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_probe_and_an_early_end(session: Session) -> None:
+    found = session.probe({**KNOBS, "amp_dtype": "bf16", "num_workers": 1}, time_s=0.5)
+    assert (found["outcome"], found["end"]) == ("ok", "time"), found["message"]
+    assert "bfloat16" in found["active"]["matmul_dtypes"]
+    trial = session.trial(KNOBS, Plan(2048, (512, 2048)), 0)
+    trial.advance()
+    assert trial.end()["retire"] == ""
+
+
+def test_the_micro_batch_is_halved_where_it_does_not_fit(changed: Any) -> None:
+    session = changed(("moons(256, 2)", "moons(16, 2)"))  # else validation needs most
+    small, large = (
+        session.train({**KNOBS, "micro_batch_size": m}, Plan(64, (64,)), 0)["peak_allocated_bytes"] for m in (8, 32)
+    )
+    assert small < large
+    found = session.train({**KNOBS, "micro_batch_size": 32}, Plan(64, (64,), cap_bytes=(small + large) // 2), 0)
+    assert (found["outcome"], found["knobs"]["batch_size"]) == ("ok", 32), found["message"]
+    assert found["knobs"]["micro_batch_size"] < 32
+
+
+def test_a_horizon_within_a_batch_and_passes_of_odd_length(changed: Any) -> None:
+    session = changed(("moons(1024, 1)", "moons(100, 1)"))
+    found = session.train(KNOBS, Plan(250, (250,)), 0)
+    assert (found["outcome"], found["samples"]) == ("ok", 264), found["message"]  # whole micro-batches
+    assert found["spans"]["steps"] == 9  # behind the first, of passes of four steps
+
+
+def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
+    own = """
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(nn.functional.cross_entropy(self(points), labels))
+        optimizer.step()
+"""
+    session = changed(
+        ("        return nn.functional.cross_entropy(self(points), labels)\n", own),
+        ("        super().__init__()\n        self.learning", "        super().__init__()\n        self.automatic_optimization = False\n        self.learning"),
+        ("**run.loader()", 'batch_size=run["batch_size"]'),
+    )
+    found = session.train(KNOBS, Plan(1024, (1024,)), 0)
+    assert (found["outcome"], found["spans"]["steps"]) == ("ok", 31), found["message"]  # the first is watched
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ((('self.log("accuracy"', 'self.log("right"'),), r"validation logged \['right'\], without accuracy"),
+        ((("def validation_step", "def unused_step"), ("def val_dataloader", "def unused")), "no validation that logs accuracy"),
+        ((("trainer_kwargs(run)", "trainer_kwargs(run, max_epochs=3)"),), r"max_epochs=3\): run sets it"),
+        ((("DataLoader(TRAIN, shuffle=True, ", "DataLoader(Endless(), "), ("class Data(", ENDLESS)), "pass_samples=N"),
+    ],
+)
+def test_what_a_module_gets_wrong_is_said(changed: Any, changes: Any, says: str) -> None:
+    with pytest.raises(WorkloadError, match=says):
+        changed(*changes).describe(KNOBS)
+
+
+def test_data_without_a_length(changed: Any) -> None:
+    session = changed(
+        ("DataLoader(TRAIN, shuffle=True, ", "DataLoader(Endless(), "),
+        ("class Data(", ENDLESS),
+        ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=1024)"),
+    )
+    found = session.train(KNOBS, Plan(1536, (512, 1536)), 0)
+    assert (found["outcome"], found["samples"]) == ("ok", 1536), found["message"]
+
+
+def test_a_loss_that_is_not_finite_ends_the_trial(changed: Any) -> None:
+    session = changed(("self(points), labels)\n\n    def val", "self(points), labels) * float('nan')\n\n    def val"))
+    assert session.train(KNOBS, Plan(1024, (1024,)), 0)["outcome"] == "diverged"

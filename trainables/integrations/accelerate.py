@@ -1,0 +1,95 @@
+"""Accelerate's loop as a loop of one's own: its Accelerator sets number types and accumulation, `run` counts and ends.
+
+    def train(run):
+        accelerator = study_accelerator(run)
+        loader = DataLoader(train_set, shuffle=True, **run.loader())
+        model, optimizer, loader = accelerator.prepare(net, AdamW(net.parameters(), lr=run["learning_rate"]), loader)
+        for inputs, labels in run.batches(loader):
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model(inputs), labels))
+                optimizer.step()
+                optimizer.zero_grad()
+            if run.evaluate_now:
+                run.report(accuracy=evaluate(model))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainables.own_run import Run
+from trainables.workload import WorkloadError
+
+_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def study_accelerator(run: Run, **own: Any) -> StudyAccelerator:
+    """Returns an Accelerator as knobs set it; `own` are yours, and win where `run` sets none of them.
+
+    Raises WorkloadError for an own argument that a knob sets.
+    """
+    found = {
+        "mixed_precision": _PRECISION[run["amp_dtype"]],
+        "cpu": run.device.type == "cpu",
+        "dataloader_config": own.pop("dataloader_config", None) or DataLoaderConfiguration(),
+    }
+    found["dataloader_config"].non_blocking = run["non_blocking"]
+    told = {*found, "gradient_accumulation_steps", "gradient_accumulation_plugin"}
+    if twice := sorted(own.keys() & told):
+        raise WorkloadError(
+            f"study_accelerator(run, {twice[0]}={own[twice[0]]!r}): run sets it; put it in SPACE or BEFORE"
+        )
+    AcceleratorState._reset_state(reset_partial_state=True)  # the process's, and an earlier trial's
+    GradientState._reset_state()
+    return StudyAccelerator(run, **own, **found)
+
+
+class StudyAccelerator(Accelerator):
+    """An Accelerator that tells `run` of models, losses and steps, and steps where the run ends."""
+
+    def __init__(self, run: Run, **arguments: Any) -> None:
+        self._run = run
+        self._model: nn.Module | None = None
+        self._optimizer: Optimizer | None = None
+        super().__init__(**arguments)
+
+    def prepare_model(self, model: nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
+        """Returns the model as knobs set it, wrapped as Accelerate does."""
+        if not evaluation_mode:
+            model = self._run.prepare(model)
+            self._model = self._model or model
+            self._shows()
+        return super().prepare_model(model, device_placement, evaluation_mode)
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: Any = None) -> Any:
+        """Returns the optimiser, wrapped as Accelerate does; its steps are counted."""
+        optimizer.register_step_pre_hook(self._run.before_step)
+        optimizer.register_step_post_hook(lambda *_: self._run.step())
+        self._optimizer = self._optimizer or optimizer
+        self._shows()
+        return super().prepare_optimizer(optimizer, device_placement)
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Inside the block gradients add up, and an optimiser steps behind a whole batch, a pass and the run."""
+        self.gradient_accumulation_steps = self._run.accumulation
+        with super().accumulate(*models):
+            self.sync_gradients = self.sync_gradients or self._run.is_over
+            yield
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Adds the gradients of a mean loss."""
+        self._run.saw_loss(loss)
+        super().backward(loss, **kwargs)
+
+    def _shows(self) -> None:
+        if self._model is not None and self._optimizer is not None:
+            self._run.shows(self._model, self._optimizer)
