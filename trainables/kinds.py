@@ -133,12 +133,13 @@ def _watching(
     """Keeps what is learned inside the block, by the same kernels each time and without dropout in recurrent nets."""
     names = {id(p): name for name, p in model.named_parameters()}
 
-    def stepping(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         own = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
         seen.gradients.append({names.get(id(p), "?"): p.grad.detach().clone() for p in own})
 
     with contextlib.ExitStack() as stack:
-        stack.callback(optimizer.register_step_pre_hook(stepping).remove)
+        # Behind the step: a framework may hand it a closure, in which the gradients come about.
+        stack.callback(optimizer.register_step_post_hook(stepped).remove)
         shared = count / 2 / min(config.knobs.micro_batch_size, count)
         for name, module in model.named_modules():
             if next(module.children(), None) is None:

@@ -30,15 +30,6 @@ def test_a_study_of_a_loop_of_ones_own_and_its_best_trained(tmp_path: Path) -> N
     assert {p.name for p in (made / "train").iterdir()} == {"model.safetensors", "result.json"}
 
 
-def test_a_study_of_a_trainer(tmp_path: Path) -> None:
-    made = ["knobs.learning_rate=[3e-3,1e-2]", "search.trials=2"]
-    records = study(tmp_path, "concurrency=1", *made, workload=str(LOOP.with_name("trainer_loop.py")))
-    assert len(of(records, "trial")) == 2
-    assert all(0 <= t["values"]["accuracy"] <= 1 for t in of(records, "trial"))
-    best = tmp_path / "runs" / "trainer_loop" / "one" / "best.yaml"
-    assert answer(tmp_path, "train", "--from", str(best))["samples"] == 256
-
-
 def test_a_cap_that_a_third_of_the_space_does_not_fit_loses_no_trial(tmp_path: Path) -> None:
     text = LOOP.read_text().replace("moons(256, 2)", "moons(16, 2)")  # else evaluating needs most
     (tmp_path / "wide.py").write_text(text.replace("32)", "256)").replace("Linear(32", "Linear(256"))

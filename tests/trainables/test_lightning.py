@@ -82,6 +82,15 @@ def test_the_micro_batch_is_halved_where_it_does_not_fit(changed: Any) -> None:
     assert found["knobs"]["micro_batch_size"] < 32
 
 
+def test_what_the_micro_batch_changes_is_seen(changed: Any) -> None:
+    changes = {"micro_batch_size": 16, "channels_last": True}
+    norm = ("nn.Linear(2, 32), nn.ReLU()", "nn.Linear(2, 32), nn.BatchNorm1d(32), nn.ReLU()")
+    for session, found in ((changed(), []), (changed(norm), ["micro_batch_size"])):
+        session.describe(KNOBS)
+        seen = session.kinds(KNOBS, changes)
+        assert (list(seen["changed"]), seen["message"]) == (found, "")
+
+
 def test_a_horizon_within_a_batch_and_passes_of_odd_length(changed: Any) -> None:
     session = changed(("moons(1024, 1)", "moons(100, 1)"))
     found = session.train(KNOBS, Plan(250, (250,)), 0)
@@ -98,7 +107,10 @@ def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
 """
     session = changed(
         ("        return nn.functional.cross_entropy(self(points), labels)\n", own),
-        ("        super().__init__()\n        self.learning", "        super().__init__()\n        self.automatic_optimization = False\n        self.learning"),
+        (
+            "        super().__init__()\n        self.learning",
+            "        super().__init__()\n        self.automatic_optimization = False\n        self.learning",
+        ),
         ("**run.loader()", 'batch_size=run["batch_size"]'),
     )
     found = session.train(KNOBS, Plan(1024, (1024,)), 0)
@@ -109,7 +121,10 @@ def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
     ("changes", "says"),
     [
         ((('self.log("accuracy"', 'self.log("right"'),), r"validation logged \['right'\], without accuracy"),
-        ((("def validation_step", "def unused_step"), ("def val_dataloader", "def unused")), "no validation that logs accuracy"),
+        (
+            (("def validation_step", "def unused_step"), ("def val_dataloader", "def unused")),
+            "no validation that logs accuracy",
+        ),
         ((("trainer_kwargs(run)", "trainer_kwargs(run, max_epochs=3)"),), r"max_epochs=3\): run sets it"),
         ((("DataLoader(TRAIN, shuffle=True, ", "DataLoader(Endless(), "), ("class Data(", ENDLESS)), "pass_samples=N"),
     ],

@@ -1,16 +1,16 @@
 """Accelerate's loop as a loop of one's own: its Accelerator sets number types and accumulation, `run` counts and ends.
 
-    def train(run):
-        accelerator = study_accelerator(run)
-        loader = DataLoader(train_set, shuffle=True, **run.loader())
-        model, optimizer, loader = accelerator.prepare(net, AdamW(net.parameters(), lr=run["learning_rate"]), loader)
-        for inputs, labels in run.batches(loader):
-            with accelerator.accumulate(model):
-                accelerator.backward(loss_of(model(inputs), labels))
-                optimizer.step()
-                optimizer.zero_grad()
-            if run.evaluate_now:
-                run.report(accuracy=evaluate(model))
+def train(run):
+    accelerator = study_accelerator(run)
+    loader = DataLoader(train_set, shuffle=True, **run.loader())
+    model, optimizer, loader = accelerator.prepare(net, AdamW(net.parameters(), lr=run["learning_rate"]), loader)
+    for inputs, labels in run.batches(loader):
+        with accelerator.accumulate(model):
+            accelerator.backward(loss_of(model(inputs), labels))
+            optimizer.step()
+            optimizer.zero_grad()
+        if run.evaluate_now:
+            run.report(accuracy=evaluate(model))
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def study_accelerator(run: Run, **own: Any) -> StudyAccelerator:
     return StudyAccelerator(run, **own, **found)
 
 
-class StudyAccelerator(Accelerator):
+class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
     """An Accelerator that tells `run` of models, losses and steps, and steps where the run ends."""
 
     def __init__(self, run: Run, **arguments: Any) -> None:
@@ -82,7 +82,8 @@ class StudyAccelerator(Accelerator):
         """Inside the block gradients add up, and an optimiser steps behind a whole batch, a pass and the run."""
         self.gradient_accumulation_steps = self._run.accumulation
         with super().accumulate(*models):
-            self.sync_gradients = self.sync_gradients or self._run.is_over
+            if self._run.is_over:
+                self.sync_gradients = True
             yield
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

@@ -82,7 +82,9 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
             return
         trainer.accumulate_grad_batches = self._run.accumulation
         steps = self._run.steps
-        has_own = trainer.datamodule is None and type(pl_module).train_dataloader is not LightningModule.train_dataloader
+        has_own = (
+            trainer.datamodule is None and type(pl_module).train_dataloader is not LightningModule.train_dataloader
+        )
         if not has_own:  # a loader of the module's may need what its `setup` makes
             trainer.fit_loop.setup_data()
             steps = steps_to(self._run.samples, *self._pass(trainer), trainer.accumulate_grad_batches)
@@ -120,8 +122,9 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         if not run.evaluate_now:  # the micro-batch has passed once that is reported
             run.passed()
         if run.evaluate_now and not trainer.enable_validation:
-            raise WorkloadError(f"there is no validation that logs {', '.join(run.objectives)}: give validation_step "
-                                "and val_dataloader")
+            raise WorkloadError(
+                f"there is no validation that logs {', '.join(run.objectives)}: give validation_step and val_dataloader"
+            )
         trainer.val_check_batch = 1 if run.evaluate_now else _NEVER
         if run.is_over:
             trainer.should_stop = True

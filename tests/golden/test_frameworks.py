@@ -1,0 +1,55 @@
+"""The three frameworks' examples: how little of a plain script changes, and a study of each from the command line."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT, run
+from tests.golden.outputs import answer, of, study
+
+DATA = ROOT / "tests" / "data"
+PACKAGES = {"trainer": "transformers", "lightning": "pytorch_lightning", "accelerate": "accelerate"}
+frameworks = pytest.mark.parametrize("name", PACKAGES)
+
+
+def new_lines(name: str) -> list[str]:
+    """Returns the lines of a framework's loop that its plain script lacks, above SPACE, but blanks and docstrings."""
+    plain, own = ((DATA / f"{name}_{kind}.py").read_text() for kind in ("script", "loop"))
+    lines = own.split("\nSPACE = ")[0].splitlines()
+    new = [line[2:] for line in difflib.ndiff(plain.splitlines(), lines) if line.startswith("+ ")]
+    return [line for line in new if line.strip() and '"""' not in line]
+
+
+@pytest.mark.parametrize(("name", "lines"), [("trainer", 5), ("lightning", 4), ("accelerate", 8)])
+def test_so_many_lines_of_the_script_are_new(name: str, lines: int) -> None:
+    assert len(new_lines(name)) == lines
+
+
+@pytest.mark.workload
+@pytest.mark.timeout(300)
+@frameworks
+def test_a_study_and_its_best_trained(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(PACKAGES[name])
+    made = ["knobs.learning_rate=[3e-3,1e-2]", "search.trials=2"]
+    records = study(tmp_path, "concurrency=1", *made, workload=str(DATA / f"{name}_loop.py"))
+    assert len(of(records, "trial")) == 2
+    assert all(0 <= t["values"]["accuracy"] <= 1 for t in of(records, "trial"))
+    assert "not measured" not in " ".join(r["text"] for r in of(records, "note"))
+    best = tmp_path / "runs" / f"{name}_loop" / "one" / "best.yaml"
+    assert answer(tmp_path, "train", "--from", str(best))["samples"] in (256, 1024)
+
+
+@pytest.mark.workload
+@pytest.mark.timeout(300)
+def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_lightning")
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    commands = [line for block in page.split("```\n")[1:] for line in block.splitlines() if line.startswith("python ")]
+    assert len(commands) == 2
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for command in commands:
+        _, _, module, *arguments = command.split()
+        assert run(module, arguments, tmp_path) == 0, (tmp_path / "err").read_text()[-2000:]
