@@ -44,8 +44,9 @@ settings (key=value, in any order), with what they are without you in brackets
   preset=NAME             knobs fixed to a known set, such as rtx3090_max_perf
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
-  search.trials=N         most trials; 0: probes alone, the fastest settings
-                          that change nothing learned, in a minute [budget's]
+  search.trials=auto|N    most trials; auto: as many as the time allows; 0: probes
+                          alone, the fastest settings that change nothing
+                          learned, in a minute [budget's]
   search.max_time=4m      wall time of the whole study, held to [budget's]
   search.hang_time=60s    a process that idles so long without an answer is
                           ended, and tried once more [60s]

@@ -130,7 +130,7 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
     if stage == "search":
         ended = {str(r["trial"]) for r in records if r.event == "trial"}
         refused = sum(r.event == "refused" and r["stage"] == "search" for r in records)
-        return len(ended) + refused, config.search.trials
+        return len(ended) + refused, config.search.most_trials
     if stage != "confirm":
         return 0, None
     budget = config.budget.confirm

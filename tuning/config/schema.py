@@ -24,6 +24,11 @@ _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DAY_S = 86_400.0
 BEFORE, PLAIN = "before", "plain defaults"
 """What gains are measured against: the user's present configuration, or PyTorch's defaults where none is given."""
+PLANNED_TRIALS = 12
+"""Whole trainings that a search of as many trials as the time allows is planned for.
+
+Some are stopped half way, and others begin in their place.
+"""
 
 
 def duration_s(value: object) -> object:
@@ -68,6 +73,13 @@ def _epochs(value: object) -> object:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 10_000:
         return float(value)
     raise ValueError("auto, or a number > 0 and <= 10000")
+
+
+def _trials(value: object) -> object:
+    """Returns "auto", or a whole number from 0 to 100,000."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100_000):
+        return value
+    raise ValueError("auto, or a whole number from 0 to 100000")
 
 
 def _tolerance(value: object) -> float | str:
@@ -165,7 +177,8 @@ class ConfirmSection(Section):
 class BudgetSection(Section):
     """What a study may spend; `train_epochs` of the training split is the horizon of a trial that is never stopped.
 
-    "auto": as many as let all trials be trained in the time there is (`Limits.horizon`); one epoch without a limit.
+    "auto": as many as let all trials be trained in the time there is, or `PLANNED_TRIALS` of them where their number is
+    "auto" too; one epoch without a limit.
     """
 
     name: Slug
@@ -178,14 +191,15 @@ class BudgetSection(Section):
 class SearchSection(Section):
     """How many trials, for how long (`max_time` in YAML and on the command line), how, and from which seed.
 
-    Without trials a study is of probes alone: the fastest settings that change nothing learned.
+    "auto": as many trials as the time allows, `PLANNED_TRIALS` without a limit. 0: a study of probes alone, the fastest
+    settings that change nothing learned.
 
     `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
     joint, every knob. `sampler` proposes: model (a Gaussian process of the quality over known speeds; TPE in a joint
     search), tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs, or none does.
     """
 
-    trials: Annotated[int, Field(ge=0, le=100_000)]
+    trials: Annotated[int | Literal["auto"], BeforeValidator(_trials)]
     max_time_s: Annotated[Annotated[float, Field(gt=0, le=365 * _DAY_S)] | None, BeforeValidator(duration_s)] = Field(
         alias="max_time"
     )
@@ -194,6 +208,13 @@ class SearchSection(Section):
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
     sampler: Literal["model", "tpe", "gp", "random"] = "model"  # runs of earlier versions did not record these two
     pruner: Literal["rungs", "none"] = "rungs"
+
+    @property
+    def most_trials(self) -> int | None:
+        """Returns how many trials there may be, None for as many as the time allows."""
+        if self.trials != "auto":
+            return self.trials
+        return None if self.max_time_s is not None else PLANNED_TRIALS
 
 
 class PickSection(Section):

@@ -31,13 +31,13 @@ OUT_OF_TIME = "the search's share of search.max_time is spent"
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """What the search may do: its trials, its last moment (seconds of `clock`, None for no limit), its seed.
+    """What the search may do: its most trials and its last moment (seconds of `clock`), None for no limit; its seed.
 
     `tolerance` and `baseline` are those of the pick: the model proposes what may become it.
     """
 
     strategy: Literal["staged", "joint"]
-    trials: int
+    trials: int | None
     deadline: float | None
     seed: int
     eta: int
@@ -239,14 +239,15 @@ class TrialScheduler:
         typical_s = statistics.median(self._whole_s) if self._whole_s else 0.0
         if self.stop_reason:
             return True
-        if proposed >= self._terms.trials:
+        if self._terms.trials is not None and proposed >= self._terms.trials:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
         elif (
             deadline is not None
             and begun >= self._orders.concurrency
             and self._terms.clock() + typical_s / 2 > deadline
         ):
-            spent = f"its share of search.max_time was spent after {proposed} of {self._terms.trials} trials"
+            asked = "" if self._terms.trials is None else f" of {self._terms.trials}"
+            spent = f"its share of search.max_time was spent after {proposed}{asked} trials"
             self.stop_reason = f"{spent}; confirming takes the rest"
         return bool(self.stop_reason)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.knobs import Knobs
-from tuning.config.schema import PLAIN, StudyConfig
+from tuning.config.schema import PLAIN, PLANNED_TRIALS, StudyConfig
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import calibration, groups
 from tuning.report.format import duration
@@ -140,8 +140,9 @@ class Limits:
         limit_s, rate = self._config.search.max_time_s, self._fastest_per_s()
         if limit_s is None or not rate:
             return train_samples
-        search_s = max(0.0, self.left_s() - confirm.SHARE * limit_s)
-        whole = rate * search_s / max(1, self._config.search.trials) / train_samples
+        search_s, asked = max(0.0, self.left_s() - confirm.SHARE * limit_s), self._config.search.trials
+        planned = PLANNED_TRIALS if asked == "auto" else max(1, asked)
+        whole = rate * search_s / planned / train_samples
         least = FEWEST_STEPS * int(groups.defaults(self._config.space).get("batch_size", Knobs().batch_size))
         return max(least, round(min(MOST_EPOCHS, math.floor(whole) if whole >= 1 else whole) * train_samples))
 
@@ -210,7 +211,7 @@ class Limits:
         objective, mode = next(iter(objectives.items()))
         return SearchTerms(
             strategy=search.strategy,
-            trials=search.trials,
+            trials=search.most_trials,
             deadline=deadline,
             seed=search.seed,
             eta=self._config.budget.rungs.eta,

@@ -18,7 +18,7 @@ SIZES = [(40, 12), (80, 24), (100, 30), (200, 50)]
 
 @pytest.fixture(scope="module")
 def study():
-    return load.load(["workload=nli"])
+    return load.load(["workload=nli", "search.trials=12"])
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,13 @@ def test_the_end_is_foreseen_from_what_trials_take(records, study):
     assert max(ends) - min(ends) < 1e-6
     assert ends[0] > 120.0  # confirming comes after the last trial
     assert progress(whole[:2], free, 0.0).ends_at_s is None
+
+
+def test_trials_without_a_number_take_all_the_time(records, study):
+    auto = study.model_copy(update={"search": study.search.model_copy(update={"trials": "auto"})})
+    end = next(n for n, r in enumerate(records) if r.event == "trial") + 1
+    found = progress(records[:end], auto, 30.0)
+    assert (found.done, found.planned, found.ends_at_s) == (1, None, 240.0)
 
 
 def test_the_end_is_never_after_the_time_allowed(records, study):

@@ -29,7 +29,7 @@ class Tty(io.StringIO):
 
 @pytest.fixture(scope="module")
 def study():
-    return load.load(["workload=nli"])
+    return load.load(["workload=nli", "search.trials=12"])
 
 
 def play(records, study, stream=io.StringIO, verbosity=0, **env):

@@ -43,7 +43,7 @@ class Office:
         folder: Path,
         *,
         strategy: Any = "staged",
-        count: int = 12,
+        count: int | None = 12,
         cap_bytes: int | None = None,
         named: Any = None,
         space: Space = SPACE,
@@ -423,6 +423,19 @@ def test_at_the_deadline_a_running_trial_is_cut_once_another_has_come_to_its_end
     reasons = [r["reason"] for r in office.journal.records if r.event == "trial"]
     assert reasons[1:] == ["the search's share of search.max_time is spent"] * 2
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 3 of 12 trials")
+
+
+def test_without_a_number_of_trials_time_alone_ends_the_search(tmp_path: Path) -> None:
+    now = [0.0]
+    office = Office(tmp_path, count=None, deadline=100.0, clock=lambda: now[0])
+    for at in range(40):
+        now[0] = float(at)
+        request = office.scheduler.next_trial()
+        assert request is not None
+        office.scheduler.ended(request.trial, office.result(request, ORDERS.samples))
+    now[0] = 101.0
+    assert office.scheduler.next_trial() is None
+    assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 40 trials")
 
 
 def test_a_trial_that_nobody_probed_is_judged_by_its_own_speed_less_what_neighbours_cost(tmp_path: Path) -> None:

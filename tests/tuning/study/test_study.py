@@ -23,6 +23,7 @@ from tuning import run
 from tuning.cli.terminal import Terminal
 from tuning.config import best_file, load, resolve
 from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
+from tuning.config.schema import PLANNED_TRIALS
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import groups
 from tuning.report import export, sentences, summary
@@ -556,14 +557,15 @@ def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path) -> None:
-    made, journal, _ = opened(tmp_path, f"workload={MINE}", "search.trials=10", started=time.monotonic())
+@pytest.mark.parametrize(("asked", "planned"), [(["search.trials=10"], 10), ([], PLANNED_TRIALS)])
+def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked: list[str], planned: int) -> None:
+    made, journal, _ = opened(tmp_path, f"workload={MINE}", *asked, started=time.monotonic())
     assert last(journal.records, "study")["horizon_samples"] is None  # type: ignore[index]
     made.measure(FormulaProfiler())  # type: ignore[arg-type]
     horizon = last(journal.records, "study")["horizon_samples"]  # type: ignore[index]
     fastest = max(r["samples_per_s"] for r in journal.records if r.event == "probe")
     assert horizon % FACTS["train_samples"] == 0
-    assert 0 < horizon <= fastest * 240 * 0.7 / 10
+    assert 0 < horizon <= fastest * 240 * 0.7 / planned
     assert made._limits.plan().samples == horizon
     journal.close()
 
