@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from trainables.batches import Cached, sample_lengths, validation_batches
 from trainables.live_bytes import LiveBytes, storage_bytes
-from trainables.workload import Batch, Config, Split, Workload, collate_of, length_of
+from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
 
 
 class Resident:
@@ -36,7 +36,8 @@ class Resident:
     def model(self, config: Config) -> nn.Module:
         """Returns the model of the configuration on its device, with the weights it has before any training.
 
-        The same object is returned for the same options, seed, device and model-shaping knobs.
+        The same object is returned for the same options, seed, device and model-shaping knobs. Raises HookFailed where
+        the workload gives none.
         """
         key = (_options_key(config), config.seed, config.device, _shape_key(config))
         if self._model is None or key != self._model_key:
@@ -44,6 +45,8 @@ class Resident:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
                 model = self.workload.model(config)
+            if not isinstance(model, nn.Module):
+                raise HookFailed("model", f"returned a {type(model).__name__}: it must return a torch.nn.Module")
             self._model = model.to(config.device)
             # On the host: a copy of all that trains would be held on the card for as long as the process lives.
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}

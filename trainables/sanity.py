@@ -101,7 +101,7 @@ class _Watched:
             return found
         if name == "evaluate":
             return _watched(name, found, functools.partial(_evaluate_fault, self._own.objectives))
-        return _watched(name, found, _loss_fault if name == "loss" else None)
+        return _watched(name, found, _FAULTS.get(name))
 
 
 def _watched(hook: str, call: Callable[..., Any], fault: Callable[[Any], str] | None = None) -> Callable[..., Any]:
@@ -127,6 +127,29 @@ def _loss_fault(found: object) -> str:
     if not found.requires_grad:
         return "returned what no weight of the model can change: without .detach(), .item() or no_grad()"
     return ""
+
+
+def _groups_fault(found: object) -> str:
+    if isinstance(found, list | tuple) and all(isinstance(each, Mapping) and "params" in each for each in found):
+        return ""
+    return f"returned {_shown(found)}: it must return a list of dicts, each with params, as torch's optimisers take it"
+
+
+def _number_fault(found: Any) -> str:
+    try:
+        float(found)
+    except (TypeError, ValueError, RuntimeError):
+        return f"returned {_shown(found)}: it must return a number"
+    return ""
+
+
+_FAULTS: Mapping[str, Callable[[Any], str]] = {
+    "loss": _loss_fault,
+    "parameter_groups": _groups_fault,
+    "length": _number_fault,
+    "schedule": _number_fault,
+}
+"""By hook: what is wrong with what it returned, in words; "" for nothing."""
 
 
 def _evaluate_fault(objectives: Mapping[str, str], found: object) -> str:

@@ -12,6 +12,7 @@ from tuning.config.errors import TuningError, reader_has_gone, require_platform
 
 COMMANDS = """\
   python -m tuning.run workload=nli                             find the fastest configuration (--help there)
+  python -m tuning init FOLDER                                  writes an example of a training of your own
   python -m tuning train --from runs/nli/ID/best.yaml           train the whole job with it
   python -m tuning estimate workload=nli card=rtx4060           what fits a card, without one and without training
   python -m tuning list                                         runs, newest last
@@ -26,6 +27,7 @@ exit codes: 0 done  1 no usable trial  2 wrong command line  3 this machine cann
 """
 _VERBS = {
     "run": ("tuning.run", "main"),
+    "init": ("tuning.cli.init", "main"),
     "train": ("tuning.cli.train", "main"),
     "ablate": ("tuning.cli.ablate", "main"),
     "estimate": ("tuning.cli.estimate", "main"),

@@ -120,7 +120,9 @@ def imported(ref: str) -> workload.Workload | workload.OwnLoop:
     try:
         return workload.load(ref)
     except workload.WorkloadError as error:
-        raise ConfigError(f"workload={ref}: {error}", remedy="see the example in README.md") from error
+        raise ConfigError(
+            f"workload={ref}: {error}", remedy="python -m tuning init FOLDER writes two that are right"
+        ) from error
     except Exception as error:  # whatever a user's file raises when it is imported
         lines = [f"{type(error).__name__}: {error}", *user_code.last_lines(error).splitlines()]
         said = "\n  ".join(lines)

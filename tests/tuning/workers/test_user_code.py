@@ -78,6 +78,26 @@ WRONG = {
     "exit": (_loss("sys.exit(2)"), "it calls sys.exit", "-v shows"),
     "float": (_evaluate("return 0.5"), "`evaluate` of mine.py returned a float: it must return a dict with", "-v"),
     "key": (_evaluate("return {'acc': 0.5}"), "returned acc, without accuracy", "-v shows"),
+    "model": (
+        HOOK.format(signature="model(self, config)", line="pass"),
+        "`model` of mine.py returned a NoneType",
+        "-v",
+    ),
+    "groups": (
+        HOOK.format(signature="parameter_groups(self, model, config)", line="return model.parameters()"),
+        "`parameter_groups` of mine.py returned a generator: it must return a list of dicts",
+        "-v",
+    ),
+    "length": (
+        HOOK.format(signature="length(self, sample)", line="return 'long'"),
+        "`length` of mine.py returned a str: it must return a number",
+        "-v",
+    ),
+    "schedule": (
+        HOOK.format(signature="schedule(self, progress, config)", line="pass"),
+        "`schedule` of mine.py returned None: it must return a number",
+        "-v",
+    ),
     "list": (_evaluate("return {'accuracy': [0.5, 0.6]}"), "returned accuracy=a list", "-v shows"),
 }
 
