@@ -177,7 +177,7 @@ def load(ref: str) -> Workload | OwnLoop:
     missing = [n for n in ("model", "dataset", "loss", "evaluate") if not callable(getattr(workload, n, None))]
     missing += [n for n in ("objectives", "default_space") if not hasattr(workload, n)]
     if missing:
-        raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in trainables/workload.py")
+        raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in docs/workload.md")
     _check_objectives(f"{ref}: objectives", workload.objectives)
     table_of(cast(Workload, workload))
     return cast(Workload, workload)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT, run, start, wait_for
-from tests.golden.outputs import TINY, answer, check_files, journal, of, study, tiny
+from tests.golden.outputs import answer, check_files, journal, of, study, tiny
 
 LOOP = ROOT / "tests" / "data" / "plain_loop.py"
 pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
@@ -67,18 +67,3 @@ def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
 def test_its_memory_is_no_question_for_an_estimate(tmp_path: Path) -> None:
     assert run("tuning", ["estimate", f"workload={LOOP}", "card=rtx4060"], tmp_path) == 2
     assert "its memory cannot be predicted" in (tmp_path / "err").read_text()
-
-
-def test_every_command_of_its_page_runs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "own_loop.md").read_text()
-    commands = [line for block in page.split("```\n")[1:] for line in block.splitlines() if line.startswith("python ")]
-    assert len(commands) == 3
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
-    for command in commands:
-        _, *words = command.split()
-        script = words[0].removesuffix(".py").replace("/", ".")
-        module, arguments = (words[1], words[2:]) if words[0] == "-m" else (script, [])
-        if "search.trials=0" in arguments:
-            arguments = [*arguments, *(f"{key}={TINY[key]}" for key in TINY if key.startswith("budget."))]
-        assert run(module, arguments, tmp_path) == 0, (tmp_path / "err").read_text()[-2000:]
-    assert (tmp_path / "out").read_text().count("samples: accuracy") == 10

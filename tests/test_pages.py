@@ -1,0 +1,181 @@
+"""The pages of docs/ for users: their commands run, their code runs, the errors that they quote are those printed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT, run
+from tests.golden.outputs import TINY
+from trainables import workload
+from trainables.workload import Workload
+from tuning.config.errors import TuningError
+from tuning.config.load import load
+from tuning.study import setup
+from tuning.workers import user_code
+from tuning.workers.session import Session
+from tuning.workers.worker_config import WorkerConfig
+
+DOCS = ROOT / "docs"
+EXAMPLES = ROOT / "tuning" / "examples"
+SMALL = {"count": 64}
+KNOBS = {"batch_size": 16, "micro_batch_size": 8, "length_bucketing": True, "activation_checkpointing": True}
+IMPORTS = "import torch\nfrom torch import nn\nfrom my_workload import Waves, waves\nfrom trainables import Knob\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of one's own with the examples in it; what is imported from it is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for path in EXAMPLES.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    yield tmp_path
+    workload.forget_files()
+    sys.modules.pop("my_workload", None)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Returns the code blocks of a page in one language, "" for those of commands."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page: str) -> list[str]:
+    """Returns the command lines of a page."""
+    lines = [line for block in blocks(page, "") for line in block.splitlines()]
+    return [line.split("  #")[0].strip() for line in lines if line.startswith("python ")]
+
+
+@pytest.mark.workload
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", ["workload", "own_loop"])
+def test_every_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
+    """A study is given a small budget where the page names none; `last` and names stand for ids."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    assert commands(page)
+    for command in commands(page):
+        _, *words = command.split()
+        script = words[0].removesuffix(".py").replace("/", ".")
+        module, arguments = (words[1], words[2:]) if words[0] == "-m" else (script, words[1:])
+        studies = module == "tuning.run" and "--validate" not in arguments
+        small = {key: value for key, value in TINY.items() if key != "name"} if studies else {}
+        named = {word.split("=")[0] for word in arguments}
+        arguments += [f"{key}={value}" for key, value in small.items() if key not in named]
+        assert run(module, arguments, tmp_path) == 0, command + (tmp_path / "err").read_text()[-2000:]
+
+
+def read_hooks() -> set[str]:
+    """Returns the names that our code reads from a workload or a data set, where they need not be."""
+    found = set()
+    for path in (ROOT / "trainables").glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call) or ast.unparse(call.func) != "getattr" or len(call.args) < 2:
+                continue
+            owner, name = ast.unparse(call.args[0]).split(".")[-1], call.args[1]
+            if owner in ("workload", "dataset", "_dataset", "whole") and isinstance(name, ast.Constant):
+                found.add(str(name.value))
+    return found
+
+
+def read_module_names() -> set[str]:
+    """Returns the names that our code reads from the module of a workload."""
+    text = (ROOT / "trainables" / "workload.py").read_text(encoding="utf-8")
+    return set(re.findall(r'getattr\((?:module|_module\(ref\)), "([A-Z]+)"', text))
+
+
+def test_the_page_of_the_contract_names_every_hook() -> None:
+    page = (DOCS / "workload.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^      `(\w+)", Workload.__doc__ or "", flags=re.M))
+    required = {name for name in (*vars(Workload), *Workload.__annotations__) if not name.startswith("_")}
+    assert {"collate", "schedule", "batch", "in_ram"} <= documented
+    assert {"model", "objectives"} <= required
+    assert read_hooks() <= documented, "name it in the docstring of Workload"
+    assert not {name for name in documented | required if f"`{name}" not in page}
+
+
+def test_the_pages_name_what_a_module_may_hold() -> None:
+    pages = [(DOCS / name).read_text(encoding="utf-8") for name in ("workload.md", "own_loop.md")]
+    assert {"WORKLOAD", "SPACE", "BEFORE"} <= read_module_names()
+    assert not {name for name in read_module_names() if not any(name in page for page in pages)}
+
+
+@pytest.mark.parametrize("number", range(len(blocks("workload", "python"))))
+def test_each_example_of_the_contract_keeps_it(number: int, folder: Path) -> None:
+    code = blocks("workload", "python")[number]
+    name = re.findall(r"^class (\w+)", code, flags=re.M)[-1]
+    (folder / "mine.py").write_text(f"{code}\nWORKLOAD = {name}()\n", encoding="utf-8")
+    assert said_of(folder / "mine.py") == ""
+
+
+def said_of(path: Path) -> str:
+    """Returns what a person is told of a file: the error and its special remedy, "" where it is right."""
+    try:
+        config = setup.checked(load([f"workload={path.name}"], setup.own_table))[1]
+        session = Session(WorkerConfig(path.name, options=SMALL))
+        session.warm({})
+        session.describe({})
+        session.sanity_check({**KNOBS, **{n: v for n, v in config.space.fixed.items() if n not in KNOBS}})
+    except TuningError as error:
+        said = str(error)
+    except Exception as error:
+        said = str(user_code.error_of(user_code.failed(error), str(path)))
+    else:
+        return ""
+    lines = said.replace(f"{path.parent}/", "").splitlines()
+    kept = [line for line in lines if line.startswith(("error", "  try")) and "try: mend it" not in line]
+    return "".join(f"{line}\n" for line in kept)
+
+
+def _method(signature: str, line: str) -> str:
+    return f"    def {signature}:\n        {line}\n"
+
+
+CROSS = 'nn.functional.cross_entropy(model(batch["x"], batch["steps"]), batch["labels"]'
+MISTAKES = {
+    "loss returns nothing": _method("loss(self, model, batch)", f"{CROSS})"),
+    "loss returns a loss for each sample": _method("loss(self, model, batch)", f'return {CROSS}, reduction="none")'),
+    "loss is cut from the model": _method("loss(self, model, batch)", f"return {CROSS}).detach()"),
+    "loss is nan": _method("loss(self, model, batch)", f'return {CROSS}) * float("nan")'),
+    "samples differ in shape without collate": "    collate = staticmethod(torch.utils.data.default_collate)\n",
+    "evaluate returns a number": _method("evaluate(self, model, batches)", "return 0.9"),
+    "evaluate names it otherwise": _method("evaluate(self, model, batches)", 'return {"acc": 0.9}'),
+    "dataset returns other samples each time": _method(
+        "dataset(self, config, split)", "return [(torch.randn(20), 0) for _ in range(64)]"
+    ),
+    "dataset is a stream": _method("dataset(self, config, split)", "return (wave for wave in waves(64, 1))"),
+    "model returns nothing": _method("model(self, config)", "pass"),
+    "optimizer returns nothing": _method("optimizer(self, model, config)", "pass"),
+    "schedule returns nothing": _method("schedule(self, progress, config)", "pass"),
+    "parameter_groups returns parameters": _method(
+        "parameter_groups(self, model, config)", "return model.parameters()"
+    ),
+    "length returns no number": _method("length(self, sample)", 'return "long"'),
+    "shares of phases do not sum to 1": _method("phases(self, config)", 'return {"first": 0.5, "second": 0.6}'),
+    "objectives are neither max nor min": '    objectives = {"accuracy": "up"}\n',
+    "default_space names what is no knob": '    default_space = {"momentun": [0.0, 0.9]}\n',
+    "an own knob has the name of one of the loop's": '    knobs = {"batch_size": Knob(32, "both", values=(16, 32))}\n',
+    "a hook is missing": "    evaluate = None\n",
+    "WORKLOAD is missing": "    pass\n",
+}
+"""What is wrong with a class that is else that of my_workload.py."""
+
+
+def test_the_page_quotes_every_mistake_that_is_tried() -> None:
+    (quoted,) = blocks("workload", "text")
+    assert re.findall(r"^# (.*)$", quoted, flags=re.M) == list(MISTAKES)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_said_as_the_page_quotes_it(mistake: str, folder: Path) -> None:
+    body = MISTAKES[mistake]
+    last = "" if mistake == "WORKLOAD is missing" else "WORKLOAD = Mine()\n"
+    (folder / "mine.py").write_text(f"{IMPORTS}\n\nclass Mine(Waves):\n{body}\n{last}", encoding="utf-8")
+    (quoted,) = blocks("workload", "text")
+    assert f"# {mistake}\n{said_of(folder / 'mine.py')}" in quoted
