@@ -16,8 +16,9 @@ import hashlib
 import importlib.metadata
 import os
 import random
+import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -38,7 +39,7 @@ from trainables.data.nli_pairs import (
 from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs
 from trainables.our_knobs import OURS
-from trainables.packing import Packed, Packing, plan
+from trainables.packing import Packed, Packing, attending, plan
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parallel work is the loader's, which forks
@@ -95,7 +96,9 @@ class Classifier(nn.Module):
 
     def __init__(self, backbone: nn.Module, width: int, decoder: bool, knobs: Knobs) -> None:
         super().__init__()
-        self.backbone, self.decoder, self.packs = backbone, decoder, knobs.sequence_packing
+        self.backbone, self.decoder = backbone, decoder
+        self._attention = _kinds_of_attention(backbone, decoder)
+        self.packs = knobs.sequence_packing and bool(self._attention)
         combine = [] if decoder else [nn.Linear(4 * width, 128), nn.ReLU()]
         self.head = nn.Sequential(*combine, nn.Dropout(knobs.dropout), nn.Linear(width if decoder else 128, 2))
 
@@ -114,9 +117,14 @@ class Classifier(nn.Module):
         With `packing` and the knob the backbone computes on packed rows; the logits are the same.
         """
         if packing is not None and self.packs:
-            hidden = self._packed(Packed(input_ids, attention_mask, packing))
+            packed = Packed(input_ids, attention_mask, packing)
+            mask, position_ids = self._mask(packed.mask), packed.position_ids
+            found = self.backbone(input_ids=packed.input_ids, attention_mask=mask, position_ids=position_ids)
+            hidden = packed.unpack(found.last_hidden_state)
         else:
-            hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            made = functools.partial(attending, attention_mask)
+            mask = self._mask(made) if self._attention else attention_mask
+            hidden = self.backbone(input_ids=input_ids, attention_mask=mask).last_hidden_state
         if self.decoder:
             return cast(Tensor, self.head(last_token(hidden, attention_mask)))
         weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
@@ -124,14 +132,13 @@ class Classifier(nn.Module):
         u, v = (4.0 * F.normalize(mean, dim=-1)).chunk(2)
         return cast(Tensor, self.head(torch.cat([u, v, (u - v).abs(), u * v], dim=-1)))
 
-    def _packed(self, packed: Packed) -> Tensor:
-        config = self.backbone.config
-        mask: Any = packed.mask(causal=self.decoder)
-        window = getattr(config, "sliding_window", None)
-        if window is not None:  # such models take a mask for each kind of layer
-            mask = {"full_attention": mask, "sliding_attention": packed.mask(causal=self.decoder, window=window)}
-        found = self.backbone(input_ids=packed.input_ids, attention_mask=mask, position_ids=packed.position_ids)
-        return packed.unpack(found.last_hidden_state)
+    def _mask(self, made: Callable[..., Tensor]) -> Any:
+        """Returns the mask, or one for each kind of layer, of `made(causal=, window=)`.
+
+        Of a mask of two dimensions the library asks whether it hides anything, and the host waits for the answer.
+        """
+        masks = {kind: made(causal=self.decoder, window=window) for kind, window in self._attention.items()}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 def last_token(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -289,6 +296,22 @@ def _is_decoder(model: Any) -> bool:
     if model.is_encoder_decoder or not (fills or model.model_type in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         raise WorkloadError(f"workload.model is a {model.model_type}; allowed: an encoder or a decoder of text")
     return not fills
+
+
+def _kinds_of_attention(backbone: Any, decoder: bool) -> dict[str, int | None]:
+    """Returns the kinds of attention in a backbone, each with its window or None; empty where it makes its own masks.
+
+    Known are full attention and a decoder's sliding windows, in models that take a mask of four dimensions as it is.
+    """
+    base = backbone.get_base_model() if isinstance(backbone, peft.PeftModel) else backbone
+    config, module = backbone.config.get_text_config(), vars(sys.modules[type(base).__module__])
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"])
+    known = {"full_attention": None} | ({"sliding_attention": window} if decoder and window is not None else {})
+    if not kinds <= set(known) or getattr(config, "use_bidirectional_attention", False):
+        return {}
+    maker = "create_causal_mask" if decoder else "create_bidirectional_mask"
+    return {kind: known[kind] for kind in sorted(kinds)} if maker in module else {}
 
 
 def _adapted(backbone: Any, config: Config) -> nn.Module:

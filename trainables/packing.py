@@ -39,6 +39,22 @@ def plan(lengths: Sequence[int]) -> Packing:
     return Packing(torch.tensor(row), torch.tensor(start), len(room))
 
 
+def attending(segment: Tensor, *, causal: bool, window: int | None = None) -> Tensor:
+    """Returns which token attends to which, bool, shape (rows, 1, time, time); True is attended to.
+
+    Only tokens of one segment see each other, `segment` has shape (rows, time); with `causal` only earlier ones, with
+    `window` only so many of them. Padding sees padding, or its softmax were NaN.
+    """
+    same = segment[:, :, None] == segment[:, None, :]
+    if causal:
+        own = torch.arange(segment.shape[1], device=segment.device)
+        distance = own[:, None] - own[None, :]
+        same = same & (distance >= 0)
+        if window is not None:
+            same = same & (distance < window)
+    return same[:, None]
+
+
 class Packed:
     """A padded batch as packed rows: what a transformer takes, and the way back."""
 
@@ -61,18 +77,8 @@ class Packed:
         self._segment = packed(segment.contiguous())
 
     def mask(self, *, causal: bool, window: int | None = None) -> Tensor:
-        """Returns which token attends to which, bool, shape (packed rows, 1, time, time); True is attended to.
-
-        Only tokens of one row see each other, with `causal` only earlier ones, with `window` only so many of them.
-        """
-        same = self._segment[:, :, None] == self._segment[:, None, :]  # padding sees padding, or its softmax were NaN
-        if causal:
-            own = torch.arange(self._time, device=same.device)
-            distance = own[:, None] - own[None, :]
-            same = same & (distance >= 0)
-            if window is not None:
-                same = same & (distance < window)
-        return same[:, None]
+        """Returns `attending` of the packed rows: only tokens of what was one row see each other."""
+        return attending(self._segment, causal=causal, window=window)
 
     def unpack(self, hidden: Tensor) -> Tensor:
         """Returns states of packed rows, (packed rows, time, width), as the batch had them, (rows, time, width).

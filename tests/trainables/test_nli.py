@@ -14,6 +14,7 @@ import tokenizers
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainables import nli
 from trainables.data.nli_pairs import TextPair
@@ -301,3 +302,54 @@ def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "trainables.nli")
     with pytest.raises(WorkloadError, match=r"workload nli needs: pip install 'cardtune\[nli\]' \(.*peft"):
         importlib.import_module("trainables.nli")
+
+
+class NoReads(TorchDispatchMode):
+    """Fails the test where the host asks the device for a value."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator, unless it hands a value to the host."""
+        assert "local_scalar_dense" not in str(func)
+        assert "is_nonzero" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("short", [False, True])
+def test_a_step_never_makes_the_host_wait_for_the_device(
+    minilm: tuple[Nli, Config, Classifier], gemma: Config, packed: bool, short: bool
+) -> None:
+    for workload, config in ((minilm[0], minilm[1]), (Nli(), gemma)):
+        model = workload.model(Config(config.knobs.with_(sequence_packing=packed), config.options))
+        data = workload.dataset(config, "train")
+        samples = [data[0], data[0] if short else max((data[i] for i in range(8)), key=Nli.length)]
+        batch = workload.collate(samples)
+        with NoReads():
+            workload.loss(model, batch).backward()
+
+
+@pytest.mark.parametrize(
+    ("config", "decoder", "kinds"),
+    [
+        (transformers.MistralConfig(sliding_window=3, num_hidden_layers=1, num_key_value_heads=1, **SIZES), True, 3),
+        (transformers.Qwen2Config(num_hidden_layers=2, num_key_value_heads=1, **SIZES), True, None),
+    ],
+    ids=["sliding", "full"],
+)
+def test_masks_made_here_are_those_of_the_library(config: Any, decoder: bool, kinds: int | None) -> None:
+    torch.manual_seed(0)
+    backbone = transformers.AutoModel.from_config(config).eval()
+    ids, mask = torch.randint(1, 30, (2, 6)), torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+    model = Classifier(backbone, 64, decoder, Knobs(dropout=0.0)).eval()
+    assert list(model._attention.values()) == [kinds]
+    with torch.no_grad():
+        theirs = backbone(input_ids=ids, attention_mask=mask).last_hidden_state
+        ours = model.head(last_token(theirs, mask))
+        assert torch.allclose(model(ids, mask), ours, atol=1e-5)
+
+
+def test_a_model_with_masks_of_its_own_is_given_the_padding_alone() -> None:
+    config = transformers.DebertaV2Config(num_hidden_layers=1, **SIZES)
+    model = Classifier(transformers.AutoModel.from_config(config), 64, False, Knobs(sequence_packing=True))
+    assert not model._attention
+    assert not model.packs
