@@ -31,7 +31,8 @@ class CheckpointError(Exception):
 def save(state: State, folder: Path, *, identity: str) -> Path:
     """Returns the written file; `identity` says which run it belongs to and is compared when it is loaded."""
     tensors = _tensors(state)
-    payload = save_tensors({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    # Copies, since safetensors refuses tensors that share memory, as the map of 8-bit AdamW does with every parameter.
+    payload = save_tensors({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()})
     path = folder / f"state-{state.samples}.safetensors"
     write_whole(path, payload, mode=SHARED)
     pointer = {
@@ -111,6 +112,9 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             parameter = parameters[int(index)]
+            if not tensor.dim() and not tensor.is_floating_point():  # bitsandbytes counts its steps in Python
+                state.optimizer.state[parameter][name] = int(tensor)
+                continue
             # AdamW keeps its step count on the CPU unless fused or capturable; the moments live with the parameter.
             on_device = name != "step" or state.config.knobs.fused_optimizer
             state.optimizer.state[parameter][name] = tensor.to(parameter.device) if on_device else tensor

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.fakes import Sums
 from trainables import checkpoint
@@ -45,6 +46,44 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(tmp_path: Pat
     assert resumed.samples == samples
     stop_after(resumed, 10_000)
     assert weights(resumed) == weights(whole)
+
+
+class Wide(Sums):
+    """Sums with a weight that is large enough for moments of 8 bits, and another that shares their map."""
+
+    def model(self, config: Config) -> torch.nn.Module:
+        """Returns a model of two matrices and a small one."""
+        return WideSum()
+
+
+class WideSum(torch.nn.Module):
+    """A sum of a batch's values through two layers of 64 x 64 or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns shape (batch,) from (batch, time)."""
+        found: torch.Tensor = self.layers(values.sum(dim=1, keepdim=True)).mean(dim=1)
+        return found
+
+
+def test_eight_bit_moments_go_on_where_an_unbroken_run_has_them(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    knobs = KNOBS.with_(optimizer="adamw8bit", learning_rate=0.001)
+
+    def run() -> State:
+        return prepare(Resident(Wide()), Config(knobs), Plan(samples=256, window_s=0.0))
+
+    whole = stop_after(run(), 10_000)
+    checkpoint.save(stop_after(run(), 64), tmp_path, identity="a")
+    resumed = run()
+    checkpoint.load(resumed, tmp_path, identity="a")
+    stop_after(resumed, 10_000)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+    steps = {type(own["step"]) for own in resumed.optimizer.state.values()}
+    assert steps == {type(own["step"]) for own in whole.optimizer.state.values()}
 
 
 def test_a_resumed_run_is_judged_in_the_batches_of_the_unbroken_one(tmp_path: Path) -> None:
