@@ -7,6 +7,10 @@ workers load them or on how a batch is cut.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +25,10 @@ from trainables.knobs import Knobs
 from trainables.stopwatch import LOADING
 from trainables.workload import Augment, Batch, Config
 
+CACHE_TRIED = 32
+"""Samples that are prepared to tell what a cache of all will take."""
+VALIDATION_SAMPLES = 2000
+"""A split of fewer is loaded in the training process: starting workers for it takes longer, 20 ms each and more."""
 WORKER_TIMEOUT_S = 120.0
 """A loader worker silent for so long is taken for hung; without a limit the loop would wait for ever."""
 
@@ -208,10 +216,26 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-class Cached(Dataset[Any]):
-    """Every sample of a dataset, prepared once and kept in RAM: in tables where it can make such, else in a list."""
+class CacheTooLarge(MemoryError):
+    """The samples of a data set would take more RAM, or more time to prepare, than there is."""
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
+
+@dataclass(frozen=True)
+class CacheLimits:
+    """What keeping every sample in RAM may take: bytes, asked for when a cache is about to be made, and seconds."""
+
+    free_bytes: Callable[[], float] = lambda: math.inf
+    most_s: float = math.inf
+
+
+class Cached(Dataset[Any]):
+    """Every sample of a dataset, prepared once and kept in RAM: in tables where it can make such, else in a list.
+
+    Raises CacheTooLarge, after a few samples, where all of them would be beyond the limits.
+    """
+
+    def __init__(self, dataset: Dataset[Any], limits: CacheLimits | None = None) -> None:
+        _refuse_large(dataset, limits or CacheLimits())
         in_ram = getattr(dataset, "in_ram", None)
         self._samples: Any = in_ram() if in_ram is not None else [dataset[i] for i in range(size_of(dataset))]
         if hasattr(self._samples, "batch"):
@@ -222,6 +246,34 @@ class Cached(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._samples[index]
+
+
+def _refuse_large(dataset: Dataset[Any], limits: CacheLimits) -> None:
+    count = size_of(dataset)
+    if count < CACHE_TRIED:
+        return
+    dataset[0]  # what the first sample takes besides, such as opening a file, is no other's
+    took_s, tried_bytes = [], 0
+    for n in range(CACHE_TRIED):
+        begun = time.perf_counter()
+        tried_bytes += _sample_bytes(dataset[count * n // CACHE_TRIED])
+        took_s.append(time.perf_counter() - begun)
+    needed_bytes, needed_s = count * tried_bytes / CACHE_TRIED, count * statistics.median(took_s)
+    said = f"ram_cache=true would keep {count} samples in RAM"
+    if needed_bytes > (free_bytes := limits.free_bytes()):
+        least = f"about {needed_bytes / 2**30:.1f} GiB, and {free_bytes / 2**30:.1f} GiB may be used"
+        raise CacheTooLarge(f"{said}: {least}; knobs.ram_cache=false")
+    if needed_s > limits.most_s:
+        raise CacheTooLarge(f"{said}: about {needed_s:.0f} s to prepare, {limits.most_s:.0f} s are allowed")
+
+
+def _sample_bytes(sample: Any) -> int:
+    """Returns about what a sample holds: tensors, arrays, and numbers in lists."""
+    if isinstance(sample, Tensor):
+        return sample.nbytes + 100
+    parts = list(sample.values()) if isinstance(sample, Mapping) else sample
+    held = sum(map(_sample_bytes, parts)) if isinstance(parts, list | tuple) else 0
+    return int(getattr(sample, "nbytes", 0)) + sys.getsizeof(sample) + held
 
 
 def batch_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], indices: Sequence[int]) -> Batch:
@@ -327,15 +379,62 @@ def validation_batches(
 
     A size is asked for when its batch is; they must suffice for all samples.
     """
-    order = list(range(size_of(dataset)))
-    if lengths is not None:
-        order.sort(key=lambda index: -lengths[index])
-    start = 0
+    order, start = _longest_first(dataset, lengths), 0
     for size in sizes:
         if start >= len(order):
             return
         yield batch_of(dataset, collate, order[start : start + size])
         start += size
+
+
+def validation_loader(
+    dataset: Dataset[Any],
+    collate: Callable[[list[Any]], Batch],
+    size: int,
+    lengths: Sequence[int] | None,
+    config: Config,
+) -> Iterable[Batch]:
+    """Returns what `validation_batches` yields for one size, made by the loader's processes where those are of use.
+
+    They are where the knobs have them, the split is large, and its batches are not one look into a table. They last for
+    one pass; batches are page-locked as in training.
+    """
+    knobs, order = config.knobs, _longest_first(dataset, lengths)
+    if not knobs.num_workers or len(order) < VALIDATION_SAMPLES or hasattr(dataset, "batch"):
+        return validation_batches(dataset, collate, itertools.repeat(size), lengths)
+    parts = [order[start : start + size] for start in range(0, len(order), size)]
+    return DataLoader(
+        _Parts(dataset, collate, parts),
+        batch_size=None,
+        collate_fn=_as_it_is,
+        num_workers=knobs.num_workers,
+        prefetch_factor=knobs.prefetch_factor,
+        pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
+        timeout=WORKER_TIMEOUT_S,
+        generator=torch.Generator(),  # for the reason that `Loader` gives
+    )
+
+
+class _Parts(Dataset[Batch]):
+    """Batches of a data set, each as if it were one sample."""
+
+    def __init__(
+        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], parts: Sequence[Sequence[int]]
+    ) -> None:
+        self._dataset, self._collate, self._parts = dataset, collate, parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: int) -> Batch:
+        return batch_of(self._dataset, self._collate, self._parts[index])
+
+
+def _longest_first(dataset: Dataset[Any], lengths: Sequence[int] | None) -> list[int]:
+    order = list(range(size_of(dataset)))
+    if lengths is not None:
+        order.sort(key=lambda index: -lengths[index])
+    return order
 
 
 def sample_lengths(dataset: Dataset[Any], length: Callable[[Any], int] | None) -> list[int] | None:

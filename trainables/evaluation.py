@@ -8,7 +8,6 @@ that a workload which takes the plain mean of theirs is not far off.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -50,7 +49,7 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     state.counts = state.capped and state.sparse.evaluation()
     # As in training: what is compiled under a counter of operators stays uncompiled for good.
     called = state.model if state.counting else model
-    found = _judged(state, called, itertools.repeat(state.evaluation_batch))
+    found = _judged(state, called, state.evaluation_batch)
     values = {name: float(v) for name, v in found.items()}
     missing = [name for name in state.resident.workload.objectives if name not in values]
     if missing:
@@ -61,13 +60,13 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     return Evaluation(state.samples, values, time.perf_counter() - start)
 
 
-def _judged(state: State, model: nn.Module, sizes: Iterable[int]) -> Mapping[str, Any]:
+def _judged(state: State, model: nn.Module, sizes: Iterable[int] | int) -> Mapping[str, Any]:
     knobs, device = state.config.knobs, state.device
     with torch.no_grad(), watched(state), precision.kernels(knobs, device), precision.autocast(knobs, device):
         return state.resident.workload.evaluate(model, _on_device(state, sizes))
 
 
-def _on_device(state: State, sizes: Iterable[int]) -> Iterator[Any]:
+def _on_device(state: State, sizes: Iterable[int] | int) -> Iterator[Any]:
     """Yields the validation batches on the device; what the host makes on the way to one is not the device's."""
     collated: Iterator[Any] | None = None
     while True:
@@ -76,7 +75,7 @@ def _on_device(state: State, sizes: Iterable[int]) -> Iterator[Any]:
             batch = next(collated, None)
         if batch is None:
             return
-        batch = batches.to_device(batch, state.device)
+        batch = batches.to_device(batch, state.device, non_blocking=state.config.knobs.non_blocking)
         if state.meter is not None:
             state.meter.adopt(batches.tensors_of(batch))
         yield batch

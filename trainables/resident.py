@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainables.batches import Cached, sample_lengths, validation_batches
+from trainables.batches import Cached, CacheLimits, sample_lengths, validation_batches, validation_loader
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
 
@@ -27,6 +27,8 @@ class Resident:
         self.workload = workload
         self.meter = LiveBytes()
         """Of all runs of this process on a CPU: what one run leaves behind is there when the next begins."""
+        self.cache_limits = CacheLimits()
+        """What `ram_cache` may take; without limits until whoever owns the process sets some."""
         self._data: dict[Hashable, Dataset[Any]] = {}
         self._lengths: dict[Hashable, list[int] | None] = {}
         self._model: nn.Module | None = None
@@ -78,7 +80,7 @@ class Resident:
             gc.freeze()
 
     def dataset(self, config: Config, split: Split) -> Dataset[Any]:
-        """Returns the split, with every sample prepared in RAM when the knob says so."""
+        """Returns the split, with every sample prepared in RAM when the knob says so; raises CacheTooLarge."""
         key = (_options_key(config), split)
         if key not in self._data:
             self._data[key] = self.workload.dataset(config, split)
@@ -86,7 +88,7 @@ class Resident:
             return self._data[key]
         cached = (key, "cached")
         if cached not in self._data:
-            self._data[cached] = Cached(self._data[key])
+            self._data[cached] = Cached(self._data[key], self.cache_limits)
         return self._data[cached]
 
     def lengths(self, config: Config, split: Split) -> list[int] | None:
@@ -96,14 +98,16 @@ class Resident:
             self._lengths[key] = sample_lengths(self.dataset(config, split), length_of(self.workload))
         return self._lengths[key]
 
-    def validation(self, config: Config, sizes: Iterable[int]) -> Iterable[Batch]:
-        """Yields the validation split in batches of `sizes` on the host, longest samples first."""
-        return validation_batches(
-            self.dataset(config, "val"),
-            collate_of(self.workload),
-            sizes,
-            self.lengths(config, "val"),
-        )
+    def validation(self, config: Config, sizes: Iterable[int] | int) -> Iterable[Batch]:
+        """Yields the validation split on the host, longest samples first: in batches of `sizes`, or of one size.
+
+        Those of one size are loaded as the knobs say.
+        """
+        dataset, collate = self.dataset(config, "val"), collate_of(self.workload)
+        lengths = self.lengths(config, "val")
+        if isinstance(sizes, int):
+            return validation_loader(dataset, collate, sizes, lengths, config)
+        return validation_batches(dataset, collate, sizes, lengths)
 
 
 def _changing(model: nn.Module) -> list[tuple[str, Tensor]]:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset
 
-from trainables.batches import plan_epoch, tensors_of, to_device
+from trainables.batches import (
+    VALIDATION_SAMPLES,
+    Cached,
+    CacheLimits,
+    CacheTooLarge,
+    plan_epoch,
+    tensors_of,
+    to_device,
+    validation_loader,
+)
 from trainables.knobs import Knobs
+from trainables.workload import Config
 
 sizes = st.integers(1, 40)
 
@@ -68,3 +81,48 @@ def test_batches_of_any_nesting_reach_the_device() -> None:
     moved = to_device(batch, torch.device("meta"))
     assert {t.device.type for t in tensors_of(moved)} == {"meta"}
     assert moved["b"][1][1] == "text"
+
+
+class Sized(Dataset[Tensor]):
+    """So many samples of 1,000 numbers; how often one was read is counted."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.reads = count, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Returns the sample, which begins with its index."""
+        self.reads += 1
+        return torch.cat([torch.tensor([float(index)]), torch.zeros(999)])
+
+
+def test_a_cache_beyond_the_free_ram_is_refused_after_a_few_samples() -> None:
+    large = Sized(10_000)
+    with pytest.raises(CacheTooLarge, match=r"10000 samples in RAM: about 0\.0 GiB, .*knobs\.ram_cache=false"):
+        Cached(large, CacheLimits(free_bytes=lambda: 2e7))
+    assert large.reads < 100
+    assert len(Cached(Sized(10_000), CacheLimits(free_bytes=lambda: 8e7))) == 10_000
+
+
+def test_a_cache_that_takes_longer_to_prepare_than_it_may_is_refused() -> None:
+    with pytest.raises(CacheTooLarge, match=r"s to prepare, 0 s are allowed"):
+        Cached(Sized(10_000), CacheLimits(most_s=1e-9))
+    assert len(Cached(Sized(8), CacheLimits(lambda: 0.0, 0.0))) == 8  # too few to matter
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_validation_comes_in_the_same_batches_from_workers(workers: int) -> None:
+    samples = Sized(VALIDATION_SAMPLES)
+    config = Config(Knobs(num_workers=workers))
+    loaded = validation_loader(samples, torch.stack, 600, None, config)
+    starts = [float(batch[0, 0]) for batch in loaded]
+    assert starts == [0.0, 600.0, 1200.0, 1800.0]
+    assert (samples.reads == 0) == bool(workers)  # read in other processes
+
+
+def test_a_small_validation_split_is_not_worth_workers() -> None:
+    samples = Sized(100)
+    assert len(list(validation_loader(samples, torch.stack, 60, None, Config(Knobs(num_workers=2))))) == 2
+    assert samples.reads == 100

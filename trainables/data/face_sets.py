@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from trainables.data import faces_300w_lp, faces_biwi
 from trainables.data.errors import DataError
 from trainables.data.faces import Face
+from trainables.files import cache_dir, write_whole
 
 NOT_FACES = ("landmarks", "Code")
 """Folders of 300W-LP with .mat files of another kind."""
+INDEXED_FILES = 1000
+"""Sets of fewer files are read in a second or two."""
+INDEX = 1
+"""Of what a face is made of; another number makes every kept index anew."""
 
 
 def read(folder: Path) -> list[Face]:
@@ -31,9 +40,34 @@ def read(folder: Path) -> list[Face]:
         raise DataError(
             f"{folder}: found {mats[0].name} and {poses[0].name}; allowed: one set of faces; give its folder"
         )
-    faces = faces_biwi.read(poses) if poses else faces_300w_lp.read(mats)
+    faces = _indexed("biwi", poses, faces_biwi.read) if poses else _indexed("mat", mats, faces_300w_lp.read)
     if not faces:
         raise DataError(f"{folder}: found no face with a pose; allowed: NAME.mat (300W-LP) or frame_*_pose.txt (BIWI)")
+    return faces
+
+
+def _indexed(kind: str, files: list[Path], read: Callable[[list[Path]], list[Face]]) -> list[Face]:
+    """Returns what `read` makes of the files; of a large set it is kept in the user's cache until one of them changes.
+
+    Every process of a study reads the set, and 122,450 .mat files are opened one by one.
+    """
+    if len(files) < INDEXED_FILES:
+        return read(files)
+    found = hashlib.sha256(f"{INDEX} {kind}".encode())
+    for path in files:
+        status = path.stat()
+        found.update(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
+    kept = None
+    with contextlib.suppress(OSError):
+        kept = cache_dir() / f"faces-{found.hexdigest()[:32]}.json"
+        rows = json.loads(kept.read_text(encoding="utf-8"))
+        return [Face(Path(image), tuple(box), tuple(angles), group) for image, box, angles, group in rows]
+    faces = read(files)
+    with contextlib.suppress(OSError):  # what cannot be kept is read again
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            rows = [(str(f.image), f.box, f.angles_deg, f.group) for f in faces]
+            write_whole(kept, json.dumps(rows).encode())
     return faces
 
 

@@ -144,7 +144,7 @@ def check_machine(arguments: Sequence[str]) -> int:
     checks = doctor.preflight(config, "cuda" if cuda else "cpu")
     if not any(setting.startswith("workload=") for setting in asked.settings):
         checks = [*(check for check in checks if check.name != "packages"), machine_checks.workloads()]
-    checks += machine_checks.found()
+    checks = list({check.name: check for check in [*checks, *machine_checks.found()]}.values())  # the later knows more
     if asked.json:
         print(json.dumps([asdict(check) for check in checks]))
     else:

@@ -349,6 +349,8 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
 
 def _ended(error: BaseException, job: TrainingJob) -> TuningError:
     outcome = oom.Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
+    if oom.fault(error) is oom.CACHE:
+        return StoppedEarly(str(error)[:300], remedy=f"ram_cache: false in {job.best.path.name}")
     if outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM):
         micro = int(job.best.knobs["micro_batch_size"])
         remedy = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name}" if micro > 1 else "a larger card"

@@ -52,6 +52,7 @@ LIBRARY = Fault("CUDA library", Outcome.OOM, "micro_batch")
 HOST = Fault("host allocator", Outcome.HOST_OOM, "micro_batch")
 HOST_IN_LOADER = Fault("host allocator in a loader process", Outcome.HOST_OOM, "fewer_workers")
 PINNED = Fault("page-locked memory", Outcome.HOST_OOM)
+CACHE = Fault("RAM cache", Outcome.HOST_OOM)
 RAY_MONITOR = Fault("Ray's memory monitor", Outcome.HOST_OOM)
 PROCESS_LOST = Fault("process lost", Outcome.KILLED)
 LOADER_LOST = Fault("loader process lost", Outcome.DATA, "fewer_workers")
@@ -149,10 +150,12 @@ def retreat(found: Fault, micro_batch: int, workers: int) -> Mapping[str, int] |
 
 def _of_one(error: BaseException) -> Fault | None:
     text = str(error)
-    if isinstance(error, MemoryError):  # NumPy's own is one
-        return HOST_IN_LOADER if "in DataLoader worker process" in text else HOST
     types = {(t.__module__.split(".")[0], t.__name__) for t in type(error).__mro__}
     names = {name for _, name in types}
+    if "CacheTooLarge" in names:  # no smaller micro-batch makes it smaller
+        return CACHE
+    if isinstance(error, MemoryError):  # NumPy's own is one
+        return HOST_IN_LOADER if "in DataLoader worker process" in text else HOST
     if ("torch", "OutOfMemoryError") in types:
         return DEVICE
     if ("ray", "OutOfMemoryError") in types:

@@ -32,6 +32,8 @@ from tuning.workers.worker_config import WorkerConfig
 
 FEW_VALIDATION = 50
 """Below so many validation samples a study says that their quality tells little."""
+CACHE_TIME_FRAC, CACHE_UNTIL_S = 0.05, 6000.0
+"""Of the time of a study, what filling one RAM cache may take; without a limit of time as if that were 100 minutes."""
 RECORDS_SCHEMA = 1
 """Of the records; a run of another one is not gone on with."""
 
@@ -235,6 +237,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         cap_bytes=config.card.cap_bytes,
         seed=config.search.seed,
         hang_s=config.search.hang_time_s,
+        cache_s=CACHE_TIME_FRAC * (config.search.max_time_s or CACHE_UNTIL_S),
         folder=str(Path.cwd()),
     )
 

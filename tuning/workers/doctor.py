@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from tuning.config import atomic
 from tuning.config.errors import PreflightError
 from tuning.config.schema import StudyConfig
 from tuning.workers import machine, nvml
-from tuning.workers.nvml import Gpu
+from tuning.workers.nvml import Driver, Gpu
 from tuning.workers.slots import CONTEXT_BYTES
 
 CheckState = Literal["OK", "WARN", "FAIL"]
@@ -28,6 +29,8 @@ PACKAGES = {
     "temporal": ("pandas",),
 }
 """What a workload of ours imports, or reads its embedded data from, beside what every install has."""
+TURING, CUDA_OF_TURING = (7, 5), 13
+"""The oldest cards that CUDA 13 has code for; a P100 or V100 needs a build of torch for CUDA 12."""
 MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**30
 
 
@@ -51,6 +54,40 @@ def preflight(config: StudyConfig, device: str) -> list[Check]:
     return list(_checks(config, device))
 
 
+def torch_check(here: Driver | None) -> Check:
+    """Returns whether the installed torch can use the driver's cards, by its files alone: it is not loaded."""
+    built = built_for()
+    if built is None:
+        return Check("torch", "FAIL", "not installed", "pip install torch")
+    version, cuda = built
+    said = f"{version}, built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
+    if here is None or not here.cards:
+        return Check("torch", "OK", said)
+    if not cuda:
+        cards = f"{here.cards} card{'s' * (here.cards > 1)}"
+        remedy = "install a build of torch with CUDA, or card=cpu"
+        return Check("torch", "FAIL", f"{said}, and the driver has {cards}", remedy)
+    own = int(cuda.split(".")[0])
+    if own > int(here.cuda.split(".")[0]):
+        remedy = f"a newer driver, or a build of torch for CUDA {here.cuda.split('.')[0]}"
+        return Check("torch", "FAIL", f"{said}, and the driver can run CUDA {here.cuda} at most", remedy)
+    if own >= CUDA_OF_TURING and here.capability is not None and here.capability < TURING:
+        old = f"{said}, which has no code below compute capability 7.5, and a card has "
+        remedy = "a build of torch for CUDA 12 whose torch.cuda.get_arch_list() has the card, or card=cpu"
+        return Check("torch", "FAIL", f"{old}{'.'.join(map(str, here.capability))}", remedy)
+    return Check("torch", "OK", said)
+
+
+def built_for() -> tuple[str, str | None] | None:
+    """Returns version and CUDA version of the installed torch as its files have them; None where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8", errors="replace")
+    values = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= '([^']*)'", text, re.MULTILINE))
+    return values.get("__version__", "of unknown version"), values.get("cuda")
+
+
 def require(checks: list[Check]) -> None:
     """Raises PreflightError for the first check that failed."""
     for check in checks:
@@ -71,6 +108,8 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")
     else:
         yield Check("card", "OK", found[0].name if found and device == "cuda" else "the CPU")
+    if device == "cuda" and found:
+        yield torch_check(nvml.driver())
     if device == "cuda" and found and found[0].held_bytes > DIRTY_BYTES:
         yield _dirty(found[0], card.cap_bytes)
     if isinstance(config.concurrency, int) and config.concurrency > machine.cores():

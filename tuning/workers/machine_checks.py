@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from tuning.memory.predictor import compiler
-from tuning.workers import machine
+from tuning.workers import doctor, machine
 from tuning.workers.doctor import PACKAGES, Check
 from tuning.workers.nvml import Driver, driver
 
@@ -49,40 +48,21 @@ def workloads() -> Check:
 
 def _torch(here: Driver | None) -> Iterator[Check]:
     """Yields what torch was built for, what the driver can run, and whether torch sees the driver's cards."""
-    built = _built()
-    if built is None:
-        yield Check("torch", "FAIL", "not installed", "pip install torch")
-        return
-    version, cuda = built
-    said = f"{version}, built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
+    fits = doctor.torch_check(here)
     if here is None or not here.cards:
-        yield Check("torch", "OK", said)
+        yield fits
         return
     cards = f"{here.cards} card{'s' * (here.cards > 1)}"
     yield Check("driver", "OK", f"{here.version}, CUDA up to {here.cuda}, {cards}")
-    if not cuda:
-        yield Check("torch", "FAIL", f"{said}, and the driver has {cards}", "install a build of torch with CUDA")
+    if fits.state != "OK":
+        yield fits
         return
-    if int(cuda.split(".")[0]) > int(here.cuda.split(".")[0]):
-        remedy = f"a newer driver, or a build of torch for CUDA {here.cuda.split('.')[0]}"
-        yield Check("torch", "FAIL", f"{said}, and the driver can run CUDA {here.cuda} at most", remedy)
-        return
-    yield _asked(said, here.cards)
+    yield _asked(fits.detail, here.cards)
     if here.not_persistent:
         said = f"off on {here.not_persistent} of {cards}: each process that comes first waits for the driver to load"
         yield Check("persistence mode", "WARN", said, "sudo nvidia-smi -pm 1")
     else:
         yield Check("persistence mode", "OK", f"on, {cards}")
-
-
-def _built() -> tuple[str, str | None] | None:
-    """Returns version and CUDA version of the installed torch as its files have them, without loading it."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8", errors="replace")
-    values = dict(re.findall(r"^(__version__|cuda)\b[^=\n]*= '([^']*)'", text, re.MULTILINE))
-    return values.get("__version__", "of unknown version"), values.get("cuda")
 
 
 def _asked(said: str, cards: int) -> Check:

@@ -41,13 +41,15 @@ class Gpu:
 class Driver:
     """The driver: its version, the newest CUDA it can run, its visible cards, and those without persistence mode.
 
-    A card that does not say, such as a slice of one, counts as one with it.
+    A card that does not say, such as a slice of one, counts as one with it. `capability` is the least of the cards,
+    None where none says its own.
     """
 
     version: str
     cuda: str
     cards: int
     not_persistent: int
+    capability: tuple[int, int] | None = None
 
 
 def driver() -> Driver | None:
@@ -85,7 +87,8 @@ def _driver(nvml: Any) -> Driver | None:
         with contextlib.suppress(AttributeError, nvml.NVMLError):
             without += not int(nvml.nvmlDeviceGetPersistenceMode(handle))
     version = str(nvml.nvmlSystemGetDriverVersion())
-    return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), without)
+    capability = min((c for c in (_capability(nvml, h) for h in handles) if c is not None), default=None)
+    return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), without, capability)
 
 
 def _visible(nvml: Any) -> list[Any]:
@@ -113,11 +116,14 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
         held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
     except (nvml.NVMLError, AttributeError, TypeError):
         held_bytes = 0
-    capability = None
+    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes, _capability(nvml, handle))
+
+
+def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:
     with contextlib.suppress(AttributeError, TypeError, ValueError, nvml.NVMLError):
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        capability = int(major), int(minor)
-    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes, capability)
+        return int(major), int(minor)
+    return None
 
 
 class NvmlCard:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trainables import kinds, loop, sanity, training, workload
-from trainables.batches import size_of
+from trainables.batches import CacheLimits, size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.optim import state_bytes
@@ -25,7 +25,7 @@ from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.search import timing
 from tuning.search.timing import SETTLE_S
-from tuning.workers import dry_run, fingerprint
+from tuning.workers import dry_run, fingerprint, machine
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.running_trial import Attempt, RunningTrial
@@ -34,6 +34,8 @@ from tuning.workers.worker_config import Shrink, TrialOrder, WorkerConfig
 
 RELOAD_S = 1.0
 """A data set that loads in less is loaded again, to see that it is the same each time."""
+CACHE_FRAC = 0.7
+"""Of the free RAM, what `ram_cache` may fill."""
 PROBE_WINDOW_S = 0.4
 """The length of a probe's window: after each it is asked whether another is worth its time."""
 
@@ -45,6 +47,8 @@ class Session:
         self.setting = setting
         torch.set_num_threads(setting.threads)
         self.resident = training.resident_of(workload.load(setting.workload))
+        if isinstance(self.resident, Resident):
+            self.resident.cache_limits = CacheLimits(lambda: CACHE_FRAC * machine.available_bytes(), setting.cache_s)
         self.table = workload.table_of(self.resident.workload)
         self._settled = False
         self._loading_s = math.inf

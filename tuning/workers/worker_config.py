@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,8 +19,8 @@ class WorkerConfig:
     """What a worker must know to do any work of a study.
 
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
-    A process that has not answered for `hang_s` seconds counts as hung. It works in `folder`, "" for that of whoever
-    starts it.
+    A process that has not answered for `hang_s` seconds counts as hung, and one RAM cache may take `cache_s` to fill. It
+    works in `folder`, "" for that of whoever starts it.
     """
 
     workload: str
@@ -29,6 +30,7 @@ class WorkerConfig:
     cap_bytes: int | None = None
     seed: int = 0
     hang_s: float = 60.0
+    cache_s: float = math.inf
     folder: str = ""
 
 

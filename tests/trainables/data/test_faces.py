@@ -11,7 +11,7 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from trainables.data import face_sets
+from trainables.data import face_sets, faces_300w_lp
 from trainables.data.errors import DataError
 from trainables.data.faces import Face, pixels
 
@@ -279,3 +279,30 @@ def test_a_torn_image_is_named(tmp_path: Path, size: int) -> None:
     face.image.write_bytes(face.image.read_bytes()[:size])
     with pytest.raises(DataError, match=r"A_0\.jpg: found .*; allowed: an image that can be read to its end"):
         pixels(face, 8)
+
+
+def test_a_large_set_is_read_once_and_again_where_a_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(face_sets, "INDEXED_FILES", 2)
+    for number in range(3):
+        write_mat(tmp_path / "set" / f"AFW_{number}_0.mat", (10.0, 0.0, number))
+    first = face_sets.read(tmp_path / "set")
+    reads: list[int] = []
+    real = faces_300w_lp.read
+    monkeypatch.setattr(faces_300w_lp, "read", lambda mats: reads.append(len(mats)) or real(mats))
+    assert face_sets.read(tmp_path / "set") == first
+    assert not reads
+    write_mat(tmp_path / "set" / "AFW_3_0.mat", (10.0, 0.0, 3.0))
+    assert len(face_sets.read(tmp_path / "set")) == 4
+    assert reads == [4]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # where nothing can be kept
+    assert len(face_sets.read(tmp_path / "set")) == 4
+
+
+def test_a_small_set_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_mat(tmp_path / "set" / "AFW_1_0.mat", (10.0, 0.0, 0.0))
+    face_sets.read(tmp_path / "set")
+    assert not (tmp_path / "cache").exists()

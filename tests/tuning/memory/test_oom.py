@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainables.batches import CacheTooLarge
 from tuning.memory import oom
 from tuning.memory.oom import Outcome, classify, fault, halve, poisoned, requested_bytes, retreat
 
@@ -294,3 +295,8 @@ def test_halving_ends_at_one() -> None:
 def test_outcomes_are_the_words_of_the_records() -> None:
     words = "ok stopped cut oom host_oom shm fd diverged data timeout killed no_result refused crash"
     assert [str(outcome) for outcome in Outcome] == words.split()
+
+
+def test_a_cache_that_does_not_fit_is_no_matter_of_the_micro_batch() -> None:
+    found = oom.fault(CacheTooLarge("ram_cache=true would keep 9 samples in RAM"))
+    assert (found.outcome, oom.retreat(found, 8, 4)) == (oom.Outcome.HOST_OOM, None)

@@ -67,6 +67,39 @@ def test_what_others_hold_is_told_apart_from_what_the_driver_keeps(monkeypatch: 
 
 
 @pytest.mark.parametrize(
+    ("built", "capability", "says"),
+    [
+        (("2.13.0", "12.8"), (8, 6), ""),
+        (("2.13.0", "13.0"), (8, 6), "the driver can run CUDA 12.8 at most"),
+        (("2.13.0+cpu", None), (8, 6), "built without CUDA, and the driver has 1 card"),
+        (None, (8, 6), "not installed"),
+        (("2.13.0", "12.8"), (6, 0), ""),
+    ],
+)
+def test_a_study_on_a_card_asks_first_whether_torch_can_use_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    built: tuple[str, str | None] | None,
+    capability: tuple[int, int],
+    says: str,
+) -> None:
+    found(monkeypatch, 0)
+    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", "12.8", 1, 0, capability))
+    monkeypatch.setattr(doctor, "built_for", lambda: built)
+    config = load(["workload=signals", f"runs_dir={tmp_path}"])
+    checks = {check.name: check for check in doctor.preflight(config, "cuda")}
+    assert (checks["torch"].state == "FAIL") == bool(says)
+    assert says in checks["torch"].detail
+    assert "torch" not in {check.name for check in doctor.preflight(config, "cpu")}
+
+
+def test_a_card_older_than_turing_has_no_code_in_a_build_for_cuda_13(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "built_for", lambda: ("2.13.0", "13.0"))
+    for capability, state in (((6, 0), "FAIL"), ((7, 0), "FAIL"), ((7, 5), "OK"), (None, "OK")):
+        assert doctor.torch_check(nvml.Driver("580.1", "13.0", 1, 0, capability)).state == state
+
+
+@pytest.mark.parametrize(
     ("held_gib", "state", "says"),
     [
         (0.1, None, ""),

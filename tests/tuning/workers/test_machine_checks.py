@@ -11,7 +11,7 @@ import pytest
 
 from tests.tuning.workers.test_doctor import Driver
 from tuning import __main__
-from tuning.workers import machine_checks
+from tuning.workers import doctor, machine_checks
 from tuning.workers.doctor import Check
 
 
@@ -68,7 +68,7 @@ def test_torch_has_to_fit_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", WholeDriver(cuda))
-    monkeypatch.setattr(machine_checks, "_built", lambda: built)
+    monkeypatch.setattr(doctor, "built_for", lambda: built)
     found = checks(monkeypatch, tmp_path)
     assert (found["torch"].state, says in found["torch"].detail) == (state, True)
     assert bool(found["torch"].remedy) == (state == "FAIL")
@@ -83,7 +83,7 @@ def test_torch_that_sees_fewer_cards_than_the_driver_is_told() -> None:
 @pytest.mark.parametrize(("mode", "state"), [(0, "WARN"), (1, "OK")])
 def test_persistence_mode(mode: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", WholeDriver(persistent=mode))
-    monkeypatch.setattr(machine_checks, "_built", lambda: ("2.13.0", "12.4"))
+    monkeypatch.setattr(doctor, "built_for", lambda: ("2.13.0", "12.4"))
     assert checks(monkeypatch, tmp_path)["persistence mode"].state == state
 
 
