@@ -21,6 +21,8 @@ from tuning.search.scheduler import SearchTerms
 from tuning.search.throughput import probed
 from tuning.workers import machine, slots
 
+PREDICT_S = 60.0
+"""What tracing the configurations of a space may take beside reading the data."""
 RAM_FRAC = 0.8
 """Of the free RAM, what trials on a CPU without a card's cap may be predicted to take together."""
 EXPORT_S = 3.0
@@ -72,6 +74,13 @@ class Limits:
     def probe_s(self) -> float:
         """Returns the seconds that all probes may take."""
         return min(self._config.budget.probe.max_time_s, max(1.0, PROBE_FRAC * self.left_s()))
+
+    def predict_s(self) -> float:
+        """Returns the seconds that predicting memory may take; what is not predicted by then is measured.
+
+        The process that traces reads the data as the one that measures did: what that took is counted twice.
+        """
+        return min(PREDICT_S + 2 * float(self._facts.get("startup_s") or 0.0), max(1.0, PROBE_FRAC * self.left_s()))
 
     def passed_s(self) -> float:
         """Returns the seconds that the study has taken, earlier sessions included."""

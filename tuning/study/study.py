@@ -58,9 +58,6 @@ from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
-PREDICT_S = 60.0
-"""What predicting may take where nothing is kept from an earlier run; what is not predicted by then is measured."""
-
 
 def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     """Returns the folder of the finished study; `started` is the monotonic time at which its wall time began.
@@ -334,7 +331,7 @@ class _Study:
             Request(workload.ref, dict(workload.options), knobs, "cuda", (int(major), int(minor)))
             for knobs in configurations
         ]
-        return predict_all(requests, timeout_s=PREDICT_S)
+        return predict_all(requests, timeout_s=self._limits.predict_s())
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[bool]:

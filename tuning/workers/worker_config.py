@@ -19,8 +19,8 @@ class WorkerConfig:
     """What a worker must know to do any work of a study.
 
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
-    A process that has not answered for `hang_s` seconds counts as hung, and one RAM cache may take `cache_s` to fill. It
-    works in `folder`, "" for that of whoever starts it.
+    A process that has not answered for `hang_s` seconds counts as hung. Filling a RAM cache may take `cache_s`. The
+    process works in `folder`, "" for that of whoever starts it.
     """
 
     workload: str
