@@ -237,7 +237,7 @@ class Knob:
     also: tuple[str, ...] = ()
     shapes_model: bool = False
     auto: tuple[Scalar, ...] = ()
-    """What "auto" stands for in a space, as far as the machine has room for it (`config.space.Space.settled`)."""
+    """What "auto" stands for in a space, as far as the device honours it and the machine has room for it."""
     replaced_by: str = ""
     """The hook of a workload in whose presence the loop has no use for the knob."""
     values: InitVar[Sequence[Scalar]] = ()

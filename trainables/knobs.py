@@ -129,7 +129,7 @@ class Knobs:
     amp_dtype: str = _row(Knob(
         "fp32", "both", Domain(str, values=_DTYPES), "Type of autocast; fp32 is no autocast, fp16 adds a GradScaler.",
         acts_in=("precision",), memory="group", span="compute", claimed="A B D E: fp16; C: bf16",
-        seen=read.amp_dtype, short="type", also=("amp", "dtype", "precision"),
+        seen=read.amp_dtype, short="type", also=("amp", "dtype", "precision"), auto=_DTYPES,
         rules=(
             card_types(*_DTYPES),
             capability(_AMPERE, "bf16", "bf16"),
@@ -169,6 +169,7 @@ class Knobs:
         "off", "system", Domain(str, values=("off", "default", "reduce-overhead")),
         "torch.compile mode of the model.",
         acts_in=("precision",), memory="minor", span="compute", claimed="A B C E", seen=read.compiled,
+        auto=("off", "default", "reduce-overhead"),
         rules=(
             capability(_VOLTA, "torch.compile", "default", "reduce-overhead"),
             cuda("it is CUDA graphs that reduce the overhead", "reduce-overhead"),
@@ -190,7 +191,7 @@ class Knobs:
         "AdamW with moments of 32 bits, or of 8 bits in blocks (Dettmers et al., arXiv 2110.02861) for tensors of "
         "4,096 numbers and more; or SGD, whose learning rates are larger.",
         acts_in=("optim",), memory="group", span="optimizer", claimed="C, for later", seen=read.optimizer,
-        replaced_by="optimizer", rules=(package("bitsandbytes", "quant", "adamw8bit"),),
+        replaced_by="optimizer", rules=(package("bitsandbytes", "quant", "adamw8bit"),), auto=("adamw", "adamw8bit"),
         remedies={"memory": lambda own, _: "adamw8bit" if own.optimizer == "adamw" else None},
     ))
     fused_optimizer: bool = _row(Knob(

@@ -72,9 +72,10 @@ def refuse(card: Card, knobs_values: Mapping[str, object]) -> str | None:
 def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, list[str]]:
     """Returns the space without the values the card cannot honour, and one sentence for each value dropped.
 
-    Raises ConfigError where such a value is of a knob in `asked`, the knobs that a person typed.
+    Raises ConfigError where such a value is of a knob in `asked`, the knobs that a person typed. What "auto" stood for
+    is no value that anybody gave, and goes without a word.
     """
-    space = space.settled(card.cores)
+    space = _open(space, card).settled(card.cores)
     parameters, fixed, dropped = dict(space.parameters), dict(space.fixed), list[str]()
     for name in [*space.parameters, *space.fixed]:
         given = space.fixed[name] if name in space.fixed else space.parameters[name]
@@ -98,6 +99,16 @@ def restrict(space: Space, card: Card, asked: Collection[str]) -> tuple[Space, l
         elif kept:
             parameters[name] = Choice(tuple(kept))
     return Space(parameters, fixed), dropped
+
+
+def _open(space: Space, card: Card) -> Space:
+    """Returns the space with "auto" standing for no more than the card honours."""
+    found = dict(space.parameters)
+    for name, given in space.parameters.items():
+        if isinstance(given, Choice) and given.auto:
+            kept = tuple(v for v in given.values if refusal(table()[name], v, card) is None)
+            found[name] = Choice(kept, auto=True)
+    return Space(found, space.fixed)
 
 
 def honoured(card: Card, values: Mapping[str, Scalar], label: str) -> tuple[dict[str, Scalar], list[str]]:

@@ -109,7 +109,9 @@ def _merged(groups: tuple[tuple[str, str], ...]) -> tuple[Tree, list[tuple[str, 
     """Returns the files' tree and each file's own, not to be changed: tests load hundreds of times."""
     files = list(yaml_files.of_groups(dict(groups)))
     files[0][1].pop("defaults")
-    for source, content in list(files):  # what a budget means for this workload
+    for source, content in list(files):
+        content.pop("on_card", None)  # for when the device is known (`resolve.on_cuda`)
+        # What a budget means for this workload.
         own = content.pop("at_budget", {}).get(dict(groups)["budget"], {})
         files.append((source, {"budget": own} if own else {}))
     tree: Tree = {"knobs": {}, "named": {}, "workload": {}}

@@ -22,6 +22,8 @@ from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 
 COMMAND_LINE = "command line"
+COMPILED_S = 900.0
+"""A study of less time compiles nothing of its own accord."""
 
 Tree = dict[str, Any]
 
@@ -66,6 +68,30 @@ def apply_card(config: StudyConfig, card: Card) -> StudyConfig:
     found = {f"card.{key}": "found on this machine" for key, value in after.items() if value != before[key]}
     update = {"card": card, "space": space, "named": named, "origins": {**config.origins, **found}}
     return config.model_copy(update={**update, "dropped": list(dict.fromkeys([*config.dropped, *dropped]))})
+
+
+def on_cuda(config: StudyConfig) -> StudyConfig:
+    """Returns the configuration with its workload's knobs for a CUDA device, as far as they were not given otherwise.
+
+    In a short study nothing is compiled that was not asked for: that takes a minute or so, for each model and shape.
+    """
+    ref, limit_s = config.workload.ref, config.search.max_time_s
+    origins = {f"knobs.{n}": f"search_spaces/workload/{ref}.yaml" for n in yaml_files.on_card(ref)} | config.origins
+    own = {n: v for n, v in yaml_files.on_card(ref).items() if not _is_given(origins[f"knobs.{n}"])}
+    dropped = list(config.dropped)
+    if "compile" in own and limit_s is not None and limit_s < COMPILED_S:
+        del own["compile"]
+        said = f"it takes a minute or so for each model; search.max_time={COMPILED_S / 60:.0f}m and more searches it"
+        dropped.append(f"knobs.compile is left out: {said}")
+    raw = {**config.space.as_raw(), **own}
+    dropped += drop_idle(raw, origins)
+    update = {"space": parsed_space(raw, origins), "origins": origins, "dropped": dropped}
+    return config.model_copy(update=update)
+
+
+def _is_given(origin: str) -> bool:
+    """Returns whether a knob's values are a person's: typed, or of a preset."""
+    return origin == COMMAND_LINE or "/preset/" in origin
 
 
 def with_workload_defaults(

@@ -134,14 +134,19 @@ class Space:
 
     def settled(self, cores: int | None) -> Space:
         """Returns the space with what each "auto" stands for: workers up to one a core of a device's share, and
-        micro-batches from a sixteenth of the largest batch to all of it. Without `cores` that of workers stays open.
+        micro-batches from a sixteenth of the largest batch to all of it; of others what the device honours
+        (`cards.restrict`). Without `cores` the device is not known yet, and all but micro-batches stay open.
         """
         found = dict(self.parameters)
         for name, parameter in self.parameters.items():
-            if isinstance(parameter, Choice) and parameter.auto and (name != "num_workers" or cores is not None):
-                largest = max(map(float, _ends(self.given("batch_size")))) if name == "micro_batch_size" else cores or 1
-                least = largest / 16 if name == "micro_batch_size" else 0
-                found[name] = Choice(tuple(v for v in parameter.values if least <= float(v) <= largest))
+            if not isinstance(parameter, Choice) or not parameter.auto:
+                continue
+            if name == "micro_batch_size":
+                largest = max(map(float, _ends(self.given("batch_size"))))
+                found[name] = Choice(tuple(v for v in parameter.values if largest / 16 <= float(v) <= largest))
+            elif cores is not None:
+                most = cores if name == "num_workers" else math.inf
+                found[name] = Choice(tuple(v for v in parameter.values if isinstance(v, str) or v <= most))
         return Space(found, self.fixed)
 
     def subset(self, kinds: Collection[Kind]) -> Space:

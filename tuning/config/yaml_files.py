@@ -83,6 +83,15 @@ def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]
         yield source, {"card": tree} if name.startswith("card/") else tree
 
 
+def on_card(workload: str) -> dict[str, Any]:
+    """Returns the knobs that a packaged workload has for a CUDA device; {} of a workload of one's own."""
+    if workload not in available("workload"):
+        return {}
+    source = f"workload/{workload}.yaml"
+    text = (resources.files("search_spaces") / source).read_text(encoding="utf-8")
+    return dict(read(text, f"search_spaces/{source}").get("on_card", {}))
+
+
 class _Refused(ValueError):
     """Why a text is not read."""
 

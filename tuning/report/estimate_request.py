@@ -11,7 +11,7 @@ from trainables.knobs import KnobTable, Scalar, domain_of, table, use
 from tuning.config import yaml_files
 from tuning.config.cards import Card, refuse
 from tuning.config.declared import declared
-from tuning.config.resolve import COMMAND_LINE, with_workload_defaults
+from tuning.config.resolve import COMMAND_LINE, apply_card, on_cuda, with_workload_defaults
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.memory import calibration
@@ -59,8 +59,11 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
     card = config.card
     if card.name == "auto" and gpus and card.memory_bytes is None:
         reserve_bytes = card.reserve_bytes or calibration.context_bytes(gpus[0].name)
-        card = Card(gpus[0].name, gpus[0].memory_bytes, reserve_bytes, card.capability, card.dtypes, "cuda")
+        capability = card.capability or gpus[0].capability
+        card = Card(gpus[0].name, gpus[0].memory_bytes, reserve_bytes, capability, card.dtypes, "cuda")
     own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
+    if own == "cuda":
+        config = apply_card(on_cuda(config), card)
     whose = own if kernels == "auto" else kernels
     base, searched = _representative(config.space)
     read = tuple(sorted({*config.space.parameters, *config.space.fixed}))
@@ -124,6 +127,7 @@ def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
     if config.origins.get(f"knobs.{name}") != COMMAND_LINE:
         if name == "amp_dtype":
             values = tuple(dict.fromkeys([*values, *(v for v in ("fp32", "bf16") if v in card.dtypes)]))
+            values = tuple(v for v in values if v != "fp16" or "bf16" not in values)  # it takes as many bytes
         elif name == "activation_checkpointing":
             values = (False, True)
     honoured = tuple(v for v in values if refuse(card, {name: v}) is None)

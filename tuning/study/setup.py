@@ -16,6 +16,7 @@ from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.resolve import (
     apply_card,
     from_resolved,
+    on_cuda,
     option_fault,
     resolved,
     with_workload_defaults,
@@ -112,6 +113,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
         known = [gpu.capability for gpu in gpus if gpu.capability is not None]
         cores = max(1, machine.cores() // max(1, len(gpus)))
         card = card.on("cuda" if gpus else "cpu", min(known, default=None), cores)
+        config = on_cuda(config) if gpus else config
     else:
         card = card.on("cpu", cores=machine.cores())
     return apply_card(config, card)

@@ -71,7 +71,7 @@ def test_rows_are_what_is_typed_or_else_what_is_of_use() -> None:
 
 def test_what_a_search_varies_is_taken_at_its_largest_or_first() -> None:
     about = of("workload=temporal card=rtx4060")
-    assert (about.knobs["architecture"], about.knobs["hidden_size"], about.knobs["dropout"]) == ("lstm", 64, 0.5)
+    assert (about.knobs["architecture"], about.knobs["hidden_size"], about.knobs["dropout"]) == ("lstm", 128, 0.5)
     assert about.searched["architecture"] == ("transformer", "mlp")
     assert about.knobs["num_workers"] == 0  # changes no byte of the step, so asks for no other trace
     assert of("workload=temporal card=rtx4060 knobs.num_workers=2") == about
