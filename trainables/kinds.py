@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
-from trainables import loop, own_loop
+from trainables import loop, own_loop, precision
 from trainables.batches import size_of, tensors_of
 from trainables.knobs import Scalar
 from trainables.own_loop import OwnResident
@@ -146,7 +146,10 @@ def _watching(
                 stack.callback(module.register_forward_hook(_told(seen, _label(name, module), shared)).remove)
         stack.enter_context(_without_dropout(model))
         if config.device.startswith("cuda"):
-            stack.enter_context(torch.backends.cudnn.flags(deterministic=True, allow_tf32=False))
+            cudnn = torch.backends.cudnn
+            stack.enter_context(precision.tf32_kept(convolutions=False))
+            stack.callback(setattr, cudnn, "deterministic", cudnn.deterministic)
+            cudnn.deterministic = True
         yield
     for name, module in model.named_modules():
         for own, buffer in module.named_buffers(recurse=False):

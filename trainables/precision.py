@@ -46,15 +46,44 @@ def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _cuda_settings(tf32: bool, benchmark: bool) -> Iterator[None]:
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
-    matmul.allow_tf32 = tf32
-    cudnn.allow_tf32 = cudnn.allow_tf32 or tf32  # torch allows it by default, and so does the plain run
-    cudnn.benchmark = benchmark
+    with tf32_kept(matmul=tf32, convolutions=tf32 or None):  # torch allows those it by default, and so does a plain run
+        before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, benchmark
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def tf32_kept(*, matmul: bool | None = None, convolutions: bool | None = None) -> Iterator[None]:
+    """Allows TensorFloat-32 inside the block, or not, and brings back what was set before; None leaves it as it is.
+
+    Torch has two ways to say so. Once a user's file has used the newer, `fp32_precision`, the older cannot be read
+    where the two differ; setting the older sets both.
+    """
+    older = (torch.backends.cuda.matmul, matmul), (torch.backends.cudnn, convolutions)
+    newer = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    precisions = [one.fp32_precision for one in newer]
+    flags = [_allowed(one) for one, _ in older]
+    for one, allowed in older:
+        if allowed is not None:
+            one.allow_tf32 = allowed
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        for (one, allowed), flag in zip(older, flags, strict=True):
+            if allowed is not None and flag is not None:
+                one.allow_tf32 = flag
+        for backend, precision in zip(newer, precisions, strict=True):
+            backend.fp32_precision = precision
+
+
+def _allowed(backend: Any) -> bool | None:
+    """Returns the older flag, None where it cannot be read."""
+    try:
+        return bool(backend.allow_tf32)
+    except RuntimeError:
+        return None
 
 
 def set_memory_format(model: nn.Module, knobs: Knobs) -> None:

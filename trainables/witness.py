@@ -143,7 +143,7 @@ class Witness:
     def _forward_backward(self, name: str, args: Sequence[Any]) -> None:
         if not self._flags and self._device.type == "cuda":
             able = torch.cuda.get_device_capability(self._device) >= _TF32_CAPABILITY
-            self._flags["tf32"] = able and torch.backends.cuda.matmul.allow_tf32
+            self._flags["tf32"] = able and torch.backends.cuda.matmul.fp32_precision == "tf32"
             self._flags["cudnn_benchmark"] = torch.backends.cudnn.benchmark
         if not _in_backward():
             self._count("operator", "forward")

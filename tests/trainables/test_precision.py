@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +29,36 @@ def test_tf32_leaves_convolutions_as_torch_has_them(on: bool, before: bool, monk
         assert matmul.allow_tf32 is on
         assert cudnn.allow_tf32 is (on or before)
     assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, before)
+
+
+@pytest.fixture
+def newer_way() -> Iterator[tuple[Any, Any]]:
+    """The switches of products and of convolutions, set apart as a user's file may; as they were in the end."""
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, convolution.fp32_precision
+    matmul.fp32_precision, convolution.fp32_precision = "tf32", "ieee"
+    yield matmul, convolution
+    matmul.fp32_precision, convolution.fp32_precision = before
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_file_that_sets_tf32_the_newer_way_is_left_as_it_was(on: bool, newer_way: tuple[Any, Any]) -> None:
+    matmul, convolution = newer_way
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        _ = torch.backends.cudnn.allow_tf32
+    with precision.kernels(Knobs(tf32=on), CUDA):
+        assert matmul.fp32_precision == ("tf32" if on else "ieee")
+        assert convolution.fp32_precision == ("tf32" if on else "ieee")
+    assert (matmul.fp32_precision, convolution.fp32_precision) == ("tf32", "ieee")
+
+
+def test_inductors_advice_on_tf32_is_no_failure_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a card, tests that compile on one would be the first to meet it, and warnings are errors in tests."""
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    compile_fx._warn_tf32_disabled.__wrapped__()
 
 
 @pytest.mark.parametrize(

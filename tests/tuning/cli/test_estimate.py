@@ -138,6 +138,7 @@ def test_rows_say_what_fits_and_the_largest_that_does(capsys: pytest.CaptureFixt
         (8, "fits"),
         (16, "no"),
         (32, "no"),
+        (64, "no"),
     ]
     assert first["largest"] == first["largest_cell"]["micro_batch"]
     assert 8 <= first["largest"] < 16
