@@ -96,22 +96,25 @@ def require(checks: list[Check]) -> None:
 
 
 def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
-    found = nvml.gpus()
-    card = config.card
-    if device == "cuda" and not found:
+    found, card = nvml.gpus(), config.card
+    # Trials are spread over all cards, so that the least of them is what counts.
+    smallest = min(found, key=lambda gpu: gpu.memory_bytes, default=None) if device == "cuda" else None
+    if device == "cuda" and smallest is None:
         yield Check("card", "FAIL", f"card={card.name} needs a CUDA device and there is none", "card=cpu, or card=auto")
-    elif device == "cuda" and card.memory_bytes and found[0].memory_bytes < SAME_CARD_FRAC * card.memory_bytes:
-        less = f"card={card.name} has {card.memory_bytes / 2**30:.0f} GiB and {found[0].name} less"
-        yield Check("card", "FAIL", less, "card=auto, or the card that is there")
-    elif card.emulated_on(found[0].memory_bytes if device == "cuda" else None):
-        where = "the CPU" if device == "cpu" else found[0].name
+    elif smallest and card.memory_bytes and smallest.memory_bytes < SAME_CARD_FRAC * card.memory_bytes:
+        less = f"card={card.name} has {card.memory_bytes / 2**30:.0f} GiB and {smallest.name} less"
+        other = ", or CUDA_VISIBLE_DEVICES=N of a larger one" if len(found) > 1 else ""
+        yield Check("card", "FAIL", less, f"card=auto, or the card that is there{other}")
+    elif card.emulated_on(smallest.memory_bytes if smallest else None):
+        where = smallest.name if smallest else "the CPU"
         yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")
     else:
-        yield Check("card", "OK", found[0].name if found and device == "cuda" else "the CPU")
-    if device == "cuda" and found:
+        yield Check("card", "OK", ", ".join(gpu.name for gpu in found) if smallest else "the CPU")
+    if smallest:
         yield torch_check(nvml.driver())
-    if device == "cuda" and found and found[0].held_bytes > DIRTY_BYTES:
-        yield _dirty(found[0], card.cap_bytes)
+        fullest = max(found, key=lambda gpu: gpu.held_bytes)
+        if fullest.held_bytes > DIRTY_BYTES:
+            yield _dirty(fullest, card.cap_bytes)
     if isinstance(config.concurrency, int) and config.concurrency > machine.cores():
         yield Check(
             "concurrency",
