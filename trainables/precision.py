@@ -61,8 +61,8 @@ def tf32_kept(*, matmul: bool | None = None, convolutions: bool | None = None) -
     Torch has two ways to say so. Once a user's file has used the newer, `fp32_precision`, the older cannot be read
     where the two differ; setting the older sets both.
     """
-    older = (torch.backends.cuda.matmul, matmul), (torch.backends.cudnn, convolutions)
-    newer = torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn
+    products, cudnn = cast(Any, torch.backends.cuda.matmul), cast(Any, torch.backends.cudnn)
+    older, newer = ((products, matmul), (cudnn, convolutions)), (products, cudnn.conv, cudnn.rnn)
     precisions = [one.fp32_precision for one in newer]
     flags = [_allowed(one) for one, _ in older]
     for one, allowed in older:
@@ -74,8 +74,8 @@ def tf32_kept(*, matmul: bool | None = None, convolutions: bool | None = None) -
         for (one, allowed), flag in zip(older, flags, strict=True):
             if allowed is not None and flag is not None:
                 one.allow_tf32 = flag
-        for backend, precision in zip(newer, precisions, strict=True):
-            backend.fp32_precision = precision
+        for one, precision in zip(newer, precisions, strict=True):
+            one.fp32_precision = precision
 
 
 def _allowed(backend: Any) -> bool | None:
