@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
+from trainables.plan import evenly
 from trainables.state import WARM_STEPS, Diverged, RunState, closed, watched
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Witness
@@ -220,14 +221,14 @@ class Counted:
 
     @property
     def _accumulation(self) -> int:
-        if "micro_batch_size" not in self._state.asked:
-            return 1
-        return math.ceil(self._state.config.knobs.batch_size / self._micro())
+        return self._cut()[0] if "micro_batch_size" in self._state.asked else 1
 
     def _micro(self) -> int:
-        """Returns the samples of a micro-batch where a batch is cut evenly."""
+        return self._cut()[1]
+
+    def _cut(self) -> tuple[int, int]:
         knobs = self._state.config.knobs
-        return math.ceil(knobs.batch_size / math.ceil(knobs.batch_size / knobs.micro_batch_size))
+        return evenly(knobs.batch_size, knobs.micro_batch_size)
 
     def _ask(self, *names: str) -> Any:
         self._state.asked.update(names)

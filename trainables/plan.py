@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -21,3 +22,9 @@ class Plan:
     """Batches of all phases in turns, each as often as its share, so that seconds show the speed of a whole run."""
     each_step: bool = False
     """Windows have the seconds of every step."""
+
+
+def evenly(batch_size: int, micro_batch_size: int) -> tuple[int, int]:
+    """Returns the micro-batches of a batch where a loader cuts it evenly, and the samples of one, at most as asked."""
+    count = math.ceil(batch_size / micro_batch_size)
+    return count, math.ceil(batch_size / count)

@@ -21,6 +21,7 @@ COMMANDS = """\
   python -m tuning stop ID                                      ends a run in order; it leaves the best so far
   python -m tuning ablate ID                                    what each optimisation bought here, in pairs
   python -m tuning report ID                                    best.yaml and report.html again; --follow: an open run
+  python -m tuning export ID --to transformers                  what was found, in a framework's words
   python -m tuning doctor workload=nli                          what this machine has, to paste into an issue
 
 exit codes: 0 done  1 no usable trial  2 wrong command line  3 this machine cannot  4 stopped early
@@ -34,6 +35,7 @@ _VERBS = {
     "list": ("tuning.cli.runs", "list_runs"),
     "show": ("tuning.cli.runs", "show_run"),
     "report": ("tuning.cli.runs", "write_again"),
+    "export": ("tuning.cli.export", "main"),
     "compare": ("tuning.cli.compare", "main"),
     "stop": ("tuning.cli.stop", "main"),
     "doctor": ("tuning.cli.runs", "check_machine"),

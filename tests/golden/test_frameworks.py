@@ -48,7 +48,7 @@ def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     pytest.importorskip("pytorch_lightning")
     page = (ROOT / "docs" / "frameworks.md").read_text()
     commands = [line for block in page.split("```\n")[1:] for line in block.splitlines() if line.startswith("python ")]
-    assert len(commands) == 2
+    assert len(commands) == 4
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     for command in commands:
         _, _, module, *arguments = command.split()

@@ -1,0 +1,45 @@
+"""python -m tuning export: what is printed, and what is said of a run without anything to export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT
+from tuning.__main__ import main
+
+DATA = ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = tmp_path / "runs" / "mine" / "one"
+    made.mkdir(parents=True)
+    shutil.copy(DATA / "sample_run" / "trials.jsonl", made)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def test_the_words_go_to_stdout_and_what_is_unsaid_to_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(DATA / "mine_best.yaml", folder / "best.yaml")
+    assert main(["export", "last", "--to", "lightning"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert found["Trainer"]["precision"] == "bf16-mixed"
+    assert found["DataLoader"]["batch_size"] >= 1
+    assert "not said: learning_rate=" in shown.err
+    assert main(["export", "one", "--to", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["knobs"]["batch_size"] >= 1
+
+
+def test_a_run_without_a_best_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "one", "--to", "transformers"]) == 2
+    assert "run one has no best.yaml" in capsys.readouterr().err
+
+
+def test_another_framework_is_refused_with_those_there_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "one", "--to", "keras"]) == 2
+    assert "deepspeed" in capsys.readouterr().err

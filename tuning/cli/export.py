@@ -1,0 +1,48 @@
+"""python -m tuning export ID --to FRAMEWORK: what a run found, in the words of a framework."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from tuning.cli.terminal import console, line
+from tuning.config import best_file
+from tuning.config.errors import ConfigError
+from tuning.journal.runs import find_run
+from tuning.report.frameworks import FRAMEWORKS, exported
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the arguments of the command."""
+    made = argparse.ArgumentParser(
+        prog="python -m tuning export",
+        description="Prints the best.yaml of a run in the words of a framework; stderr lists what it has no word for.",
+        epilog="transformers: arguments of TrainingArguments. lightning: of Trainer and DataLoader. accelerate: of "
+        "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: best.yaml itself.",
+    )
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
+    made.add_argument("--to", required=True, choices=tuple(FRAMEWORKS), help="whose words")
+    made.add_argument("--python", action="store_true", help="as Python, with what is not said as comments  [JSON]")
+    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code; raises ConfigError for an unknown run, and for one that has found nothing yet."""
+    asked = parser().parse_args(arguments)
+    folder = find_run(asked.runs_dir, asked.id)
+    path = folder / "best.yaml"
+    if not path.exists():
+        remedy = f"python -m tuning report {folder.name}, once something was measured"
+        raise ConfigError(f"run {folder.name} has no best.yaml", remedy=remedy)
+    best = best_file.read(path)
+    found = exported(best, asked.to)
+    print(found.to_python(f"the best configuration of run {folder.name}") if asked.python else found.to_json())
+    messages = console(sys.stderr, os.environ)
+    for warning in best.warnings:
+        line(messages, f"warning: {warning}")
+    for said in found.unsaid.values():
+        line(messages, f"not said: {said}")
+    return 0

@@ -1,0 +1,236 @@
+"""A configuration in the words of a framework: keyword arguments by what takes them, and what there is no word for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainables.our_knobs import EVERY
+from trainables.plan import evenly
+from tuning.config.best_file import REMEDY, Best
+from tuning.config.errors import ConfigError
+
+_SIZES = ("batch_size", "micro_batch_size")
+_OF_WORKERS = ("prefetch_factor", "persistent_workers")
+_BY_HAND: Mapping[str, str] = {
+    "num_workers": "the argument of DataLoader",
+    "prefetch_factor": "the argument of DataLoader",
+    "persistent_workers": "the argument of DataLoader",
+    "pin_memory": "the argument of DataLoader",
+    "length_bucketing": "sort the samples of a batch by length before it is cut into micro-batches",
+    "ram_cache": "a data set that keeps its prepared samples",
+    "non_blocking": "non_blocking=True where a batch is moved to the device",
+    "device_prefetch": "copy the next batch on a CUDA stream of its own",
+    "device_augmentation": "augment behind the copy to the device",
+    "amp_dtype": "torch.autocast around the forward pass",
+    "tf32": "torch.backends.cuda.matmul.allow_tf32 = True",
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
+    "channels_last": "model.to(memory_format=torch.channels_last)",
+    "sdpa_backend": "torch.nn.attention.sdpa_kernel around the training",
+    "compile": "model.compile, with this mode",
+    "activation_checkpointing": "torch.utils.checkpoint around each block of the model",
+    "empty_cache": "torch.cuda.empty_cache() before the training",
+    "optimizer": "the optimiser that you make",
+    "fused_optimizer": "fused=True of torch.optim.AdamW",
+    "momentum": "the argument of torch.optim.SGD",
+    "nesterov": "the argument of torch.optim.SGD",
+    "max_grad_norm": "torch.nn.utils.clip_grad_norm_ before each step",
+    "set_to_none": "optimizer.zero_grad(set_to_none=False)",
+    "sync_every_step": "loss.item() behind each micro-batch",
+    "learning_rate": "lr of your optimiser",
+    "weight_decay": "the argument of your optimiser",
+    "schedule": "a schedule of yours over the steps of the whole training",
+    "warmup_frac": "a warm-up of yours, over this share of the steps",
+}
+"""How a knob is set where a framework has no word for it; any other is set in one's own code."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Settings in a framework's words: keyword arguments by the class that takes them.
+
+    `unsaid` are the knobs that it has no word for, each with its value and what to set instead.
+    """
+
+    settings: Mapping[str, Mapping[str, Any]]
+    unsaid: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Returns the settings as JSON: the arguments of the class, or of several each under its name."""
+        (first, *others) = self.settings.values()
+        return json.dumps(self.settings if others else first, indent=2)
+
+    def to_python(self, head: str) -> str:
+        """Returns them as Python: a dictionary for each class, and as comments the `head` and what is unsaid."""
+        lines = [f"# {head}"]
+        for name, arguments in self.settings.items():
+            lines.append(f"{re.sub('(?<=[a-z])(?=[A-Z])', '_', name).lower()} = {{")
+            lines += [f"    {key!r}: {value!r}," for key, value in arguments.items()]
+            lines.append("}")
+        return "\n".join([*lines, *(f"# not said: {line}" for line in self.unsaid.values())])
+
+
+class _Told:
+    """The knobs of a configuration, and which of them a framework has been told."""
+
+    def __init__(self, best: Best) -> None:
+        self.best, self.knobs, self.told = best, dict(best.knobs), set[str]()
+        for name, value in self.knobs.items():
+            if name not in EVERY:
+                continue
+            try:
+                EVERY[name].domain.check(value)
+            except ValueError as error:
+                raise ConfigError(f"{best.path}: knobs.{name}: {error}", remedy=REMEDY) from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.knobs
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns the value of a knob, its default where the file has none, and takes it as told."""
+        self.told.add(name)
+        return self.knobs.get(name, EVERY[name].default)
+
+    def asks(self, name: str, value: object) -> bool:
+        """Returns whether the knob has this value, which a framework is then told."""
+        return bool(self.knobs.get(name, EVERY[name].default) == value and self[name] == value)
+
+    def cut(self) -> tuple[int, int]:
+        """Returns the micro-batches of a batch, and the samples of one."""
+        batch_size, micro_batch_size = (self[name] for name in _SIZES)
+        return evenly(batch_size, micro_batch_size)
+
+    def words(self, **words: str) -> dict[str, Any]:
+        """Returns the values of those knobs that there are, by the framework's word for each."""
+        return {word: self[name] for name, word in words.items() if name in self}
+
+    def loader(self, prefix: str = "") -> dict[str, Any]:
+        """Returns what a DataLoader is told of its processes."""
+        names = ("num_workers", "pin_memory", *(_OF_WORKERS if self.knobs.get("num_workers") else ()))
+        return self.words(**{name: f"{prefix}{name}" for name in names})
+
+    def unsaid(self) -> dict[str, str]:
+        """Returns the knobs that were not told, where they ask for something, each with what to set instead."""
+        return {
+            name: f"{name}={value!r}: {_BY_HAND.get(name, 'your own code sets it')}"
+            for name, value in self.knobs.items()
+            if name not in self.told and self._asks(name, value)
+        }
+
+    def _asks(self, name: str, value: object) -> bool:
+        row = EVERY.get(name)
+        if row is None:
+            return True
+        if row.requires and not row.requires.met(self.knobs.get(row.requires.knob, EVERY[row.requires.knob].default)):
+            return False
+        is_a_choice = row.kind != "system" and bool(value) and not isinstance(value, bool)
+        return value != row.default or is_a_choice
+
+
+def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
+    count, micro = told.cut()
+    found: dict[str, Any] = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
+    found |= told.loader("dataloader_")
+    if "amp_dtype" in told:
+        found |= {"bf16": told["amp_dtype"] == "bf16", "fp16": told["amp_dtype"] == "fp16"}
+    for name, word in (("tf32", "tf32"), ("activation_checkpointing", "gradient_checkpointing")):
+        if told.asks(name, True):
+            found[word] = True
+    if not told.asks("compile", "off"):
+        found |= {"torch_compile": True, "torch_compile_mode": told["compile"]}
+    if told.asks("non_blocking", True):
+        found["accelerator_config"] = {"non_blocking": True}
+    if "optimizer" in told:
+        found["optim"] = {"adamw": "adamw_torch", "adamw8bit": "adamw_bnb_8bit", "sgd": "sgd"}[told["optimizer"]]
+        if told["optimizer"] == "adamw" and told["fused_optimizer"]:
+            found["optim"] = "adamw_torch_fused"
+        if told["optimizer"] == "sgd":
+            found["optim_args"] = f"momentum={told['momentum']!r},nesterov={_nesterov(told)}"
+    found |= told.words(learning_rate="learning_rate", weight_decay="weight_decay", max_grad_norm="max_grad_norm")
+    warmup_frac = told.knobs.get("warmup_frac", 0.0)
+    if warmup_frac < 1:  # as a number of steps it would be one
+        found |= told.words(warmup_frac="warmup_steps")
+    if "schedule" in told:
+        plain = told["schedule"] == "constant" and warmup_frac
+        found["lr_scheduler_type"] = "constant_with_warmup" if plain else told["schedule"]
+    return {"TrainingArguments": found}
+
+
+def _lightning(told: _Told) -> dict[str, dict[str, Any]]:
+    count, micro = told.cut()
+    found: dict[str, Any] = {"accumulate_grad_batches": count}
+    if "amp_dtype" in told:
+        found["precision"] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[told["amp_dtype"]]
+    if told.asks("cudnn_benchmark", True):
+        found["benchmark"] = True
+    if not told.asks("max_grad_norm", 0.0):
+        found["gradient_clip_val"] = told["max_grad_norm"]
+    return {"Trainer": found, "DataLoader": {"batch_size": micro, **told.loader()}}
+
+
+def _accelerate(told: _Told) -> dict[str, dict[str, Any]]:
+    count, micro = told.cut()
+    found: dict[str, dict[str, Any]] = {"Accelerator": {"gradient_accumulation_steps": count}}
+    if "amp_dtype" in told:
+        found["Accelerator"]["mixed_precision"] = "no" if told["amp_dtype"] == "fp32" else told["amp_dtype"]
+    found["DataLoader"] = {"batch_size": micro, **told.loader()}
+    if told.asks("non_blocking", True):
+        found["DataLoaderConfiguration"] = {"non_blocking": True}
+    if not told.asks("compile", "off"):
+        found["TorchDynamoPlugin"] = {"backend": "inductor", "mode": told["compile"]}
+    return found
+
+
+def _deepspeed(told: _Told) -> dict[str, dict[str, Any]]:
+    count, micro = told.cut()
+    found: dict[str, Any] = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": count}
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(told["amp_dtype"])
+    if dtype:
+        found["torch_autocast"] = {"enabled": True, "dtype": dtype}
+    if not told.asks("max_grad_norm", 0.0):
+        found["gradient_clipping"] = told["max_grad_norm"]
+    if told.knobs.get("optimizer") in ("adamw", "sgd") and "learning_rate" in told:
+        own = told.words(learning_rate="lr", weight_decay="weight_decay")
+        if told["optimizer"] == "adamw":
+            found["optimizer"] = {"type": "AdamW", "params": {**own, "torch_adam": True}}
+        else:
+            nesterov = {"nesterov": True} if _nesterov(told) else {}
+            found["optimizer"] = {"type": "SGD", "params": {**own, "momentum": told["momentum"], **nesterov}}
+    return {"config": found}
+
+
+def _nesterov(told: _Told) -> bool:
+    return bool(told["nesterov"]) and told["momentum"] > 0  # torch refuses it without
+
+
+def _json(told: _Told) -> dict[str, dict[str, Any]]:
+    told.told |= told.knobs.keys()
+    best = told.best
+    workload = {"ref": best.ref, "options": dict(best.options)}
+    train = {"samples": best.samples, "seed": best.seed}
+    measured = {"measured": dict(best.measured), "provenance": dict(best.provenance)}
+    return {"best": {"workload": workload, "knobs": told.knobs, "train": train, **measured}}
+
+
+FRAMEWORKS: Mapping[str, Callable[[_Told], dict[str, dict[str, Any]]]] = {
+    "transformers": _transformers,
+    "lightning": _lightning,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+    "json": _json,
+}
+"""What each framework is told, by its name; every knob that is not told is listed, whatever is added to the table."""
+
+
+def exported(best: Best, framework: str) -> Exported:
+    """Returns a configuration in the words of a framework, one of `FRAMEWORKS`.
+
+    A batch is cut into equal micro-batches, as `run.loader()` cuts it. Raises ConfigError for a value that its knob may
+    not take.
+    """
+    told = _Told(best)
+    settings = FRAMEWORKS[framework](told)
+    return Exported(settings, told.unsaid())
