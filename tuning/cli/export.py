@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from tuning.cli.runs import records_of
 from tuning.cli.terminal import console, line
 from tuning.config import best_file
 from tuning.config.errors import ConfigError
 from tuning.journal.runs import find_run
+from tuning.report import summary
 from tuning.report.frameworks import FRAMEWORKS, exported
 
 
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         remedy = f"python -m tuning report {folder.name}, once something was measured"
         raise ConfigError(f"run {folder.name} has no best.yaml", remedy=remedy)
     best = best_file.read(path)
-    found = exported(best, asked.to)
+    found = exported(best, asked.to, on_cpu=summary.from_records(records_of(folder)).place.type == "cpu")
     print(found.to_python(f"the best configuration of run {folder.name}") if asked.python else found.to_json())
     messages = console(sys.stderr, os.environ)
     for warning in best.warnings:

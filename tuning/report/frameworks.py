@@ -11,6 +11,7 @@ from typing import Any
 from trainables.our_knobs import EVERY
 from trainables.plan import evenly
 from tuning.config.best_file import REMEDY, Best
+from tuning.config.environment import ON_A_CPU
 from tuning.config.errors import ConfigError
 
 _SIZES = ("batch_size", "micro_batch_size")
@@ -52,7 +53,8 @@ _BY_HAND: Mapping[str, str] = {
 class Exported:
     """Settings in a framework's words: keyword arguments by the class that takes them.
 
-    `unsaid` are the knobs that it has no word for, each with its value and what to set instead.
+    `unsaid` are the knobs that it has no word for, and variables of the environment, each with its value and how to
+    set it.
     """
 
     settings: Mapping[str, Mapping[str, Any]]
@@ -225,12 +227,14 @@ FRAMEWORKS: Mapping[str, Callable[[_Told], dict[str, dict[str, Any]]]] = {
 """What each framework is told, by its name; every knob that is not told is listed, whatever is added to the table."""
 
 
-def exported(best: Best, framework: str) -> Exported:
-    """Returns a configuration in the words of a framework, one of `FRAMEWORKS`.
+def exported(best: Best, framework: str, *, on_cpu: bool = False) -> Exported:
+    """Returns a configuration in the words of a framework, one of `FRAMEWORKS`; `on_cpu` where it was measured on one.
 
     A batch is cut into equal micro-batches, as `run.loader()` cuts it. Raises ConfigError for a value that its knob may
     not take.
     """
     told = _Told(best)
-    settings = FRAMEWORKS[framework](told)
-    return Exported(settings, told.unsaid())
+    settings, unsaid = FRAMEWORKS[framework](told), told.unsaid()
+    if on_cpu:
+        unsaid |= {name: f"{name}={value}: in the environment, as it was measured" for name, value in ON_A_CPU.items()}
+    return Exported(settings, unsaid)

@@ -6,6 +6,8 @@ docs/design.md section 6; a value that the user has set stays.
 
 import os
 
+from tuning.config.environment import ON_A_CPU
+
 _RAY_ENVIRONMENT = {
     # The one switch found that makes every port of Ray listen on 127.0.0.1; tests/tuning/backends holds it to that.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -21,11 +23,7 @@ _RAY_ENVIRONMENT = {
     # Ray's default of 15 lets any other process of the machine distort the throughput.
     "RAY_worker_niceness": "0",
     "RAY_DEDUP_LOGS": "0",
-    # How long OpenMP's threads spin before they sleep. By default so long that any other load on the cores makes a
-    # 2-thread step take 10 to 40 times its time; never spinning (OMP_WAIT_POLICY=PASSIVE) costs a quarter of the speed.
-    # With 5,000 temporal and headpose train 1.27 and 1.09 times as fast as with 1,000, which in turn is 1.7 to
-    # 1.8 times as fast beside a busy process (`python -m benchmarks.environment`, docs/log/two_cores.md).
-    "GOMP_SPINCOUNT": "5000",
+    **ON_A_CPU,
     "TOKENIZERS_PARALLELISM": "false",
     # Cards as NVML counts them. By default CUDA's first is the fastest, and what was read of a card was another's.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

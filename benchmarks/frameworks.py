@@ -1,0 +1,214 @@
+"""Whether what a study exports trains as fast in the framework alone as best.yaml says.
+
+    python -m benchmarks.frameworks --out benchmarks/results/frameworks.jsonl
+    python -m benchmarks.frameworks --from-run runs/lightning_loop/ID --times 5
+
+A study of each example (`tests/data/NAME_loop.py`, budget=quick), then `--times` pairs, each way in a fresh process and
+the first in turns: the framework's own loop with the exported settings and environment and nothing of ours, and
+`python -m tuning train --from best.yaml` over as many samples. Both speeds are samples over seconds behind the first
+optimiser step, waiting for data included. The bound of 5 % is on the median of a pair's ratio, since the machine
+drifts; beside it stands the ratio to what best.yaml says. One JSON document an example; nothing is written unless --out
+names a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.document import provenance, publish
+from benchmarks.exported import study, trained
+from tuning.config import best_file
+from tuning.config.best_file import Best
+from tuning.config.environment import ON_A_CPU
+from tuning.report.frameworks import exported
+from tuning.report.trial_views import SPEED
+from tuning.stats.uncertainty import gain
+
+BOUND_FRAC = 0.05
+"""How far the median ratio of the pairs may be from 1."""
+
+
+class Clock:
+    """The seconds between the first optimiser step's end and the last one's."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._last = 0.0
+
+    def step(self) -> None:
+        """An optimiser step is over."""
+        self._last = time.perf_counter()
+        self._first = self._last if self._first is None else self._first
+
+    def seconds(self) -> float:
+        """Returns them; 0 with fewer than two steps."""
+        return self._last - (self._last if self._first is None else self._first)
+
+
+def in_trainer(script: Any, best: Best, passes: int, clock: Clock) -> None:
+    """Trains the example of transformers' Trainer for whole passes."""
+    from transformers import BertForTokenClassification, Trainer, TrainerCallback, TrainingArguments
+
+    class Timing(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            clock.step()
+
+    (settings,) = exported(best, "transformers").settings.values()
+    still: dict[str, Any] = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(folder, num_train_epochs=passes, **still, **settings)
+        model = BertForTokenClassification(script.CONFIG)
+        Trainer(model, arguments, train_dataset=script.TRAIN, callbacks=[Timing()]).train()
+
+
+def in_lightning(script: Any, best: Best, passes: int, clock: Clock) -> None:
+    """Trains the example of Lightning for whole passes."""
+    from pytorch_lightning import Callback, Trainer
+
+    class Timing(Callback):  # type: ignore[misc]  # what a check may lack
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step > self.steps:
+                self.steps = trainer.global_step
+                clock.step()
+
+        steps = 0
+
+    settings = exported(best, "lightning").settings
+    still: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    still |= {"enable_model_summary": False, "limit_val_batches": 0}
+    trainer = Trainer(max_epochs=passes, callbacks=[Timing()], **still, **settings["Trainer"])
+    trainer.fit(script.Net(best.knobs["learning_rate"]), script.Data(**settings["DataLoader"]))
+
+
+def in_accelerate(script: Any, best: Best, passes: int, clock: Clock) -> None:
+    """Trains the example of Accelerate for whole passes."""
+    import torch
+    from accelerate import Accelerator
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    settings = exported(best, "accelerate").settings
+    accelerator = Accelerator(**settings["Accelerator"])
+    net: Any = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=best.knobs["learning_rate"])
+    loader: Any = DataLoader(script.TRAIN, shuffle=True, **settings["DataLoader"])
+    net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
+    for _ in range(passes):
+        for points, labels in loader:
+            with accelerator.accumulate(net):
+                accelerator.backward(nn.functional.cross_entropy(net(points), labels))
+                accelerator.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                clock.step()
+
+
+EXAMPLES: Mapping[str, Callable[[Any, Best, int, Clock], None]] = {
+    "trainer": in_trainer,
+    "lightning": in_lightning,
+    "accelerate": in_accelerate,
+}
+"""The framework's own loop of each example, without a line of ours."""
+
+
+def speed(example: str, best: Best, passes: int) -> float:
+    """Returns the samples/s of an example in its framework, with the exported settings, in this process."""
+    script, clock = importlib.import_module(f"tests.data.{example}_script"), Clock()
+    EXAMPLES[example](script, best, passes, clock)
+    return float((passes * len(script.TRAIN) - best.knobs["batch_size"]) / clock.seconds())
+
+
+def there(example: str, best: Path, passes: int) -> float:
+    """Returns the same of a fresh process; raises RuntimeError with its last words where it fails."""
+    command = [sys.executable, "-m", "benchmarks.frameworks", "--there", example, str(best), str(passes)]
+    environment = {**ON_A_CPU, **os.environ}  # as `export` lists it
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{example} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def pairs(example: str, path: Path, times: int, passes: int, samples: int) -> list[dict[str, float]]:
+    """Returns the speeds of each pair: in the framework, and by `python -m tuning train`."""
+    arguments = ["-m", "tuning", "train", "--from", str(path), "--samples", str(samples)]
+    ways = {"there": lambda: there(example, path, passes), "trained": lambda: float(trained(arguments)[SPEED])}
+    rows = []
+    for number in range(times):
+        row = {name: ways[name]() for name in (list(ways) if number % 2 == 0 else list(reversed(ways)))}
+        rows.append(row)
+        shown = ", ".join(f"{name} {rate:.1f}" for name, rate in row.items())
+        print(f"{example} {number + 1}/{times}: {shown} samples/s", file=sys.stderr)
+    return rows
+
+
+def compared(said: float, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Returns what pairs come to: the ratios of each, median and spread, and those to what best.yaml says."""
+    ratios = [row["there"] / row["trained"] for row in rows]
+    beside = gain("there", "trained", [(row["there"], row["trained"]) for row in rows])
+    return {
+        "said_samples_per_s": said,
+        "over_trained": {"median": statistics.median(ratios), "least": min(ratios), "largest": max(ratios)},
+        "over_said": statistics.median(row["there"] / said for row in rows),
+        "beside": asdict(beside) if beside else None,
+        "within_bound": abs(statistics.median(ratios) - 1) <= BOUND_FRAC,
+        "pairs": [dict(row) for row in rows],
+    }
+
+
+def document(example: str, folder: Path, times: int, seconds: float) -> dict[str, Any]:
+    """Returns what is to be said of the run of an example."""
+    path = folder / "best.yaml"
+    best = best_file.read(path)
+    said, count = best.measured[SPEED]["median"], len(importlib.import_module(f"tests.data.{example}_script").TRAIN)
+    passes = max(2, math.ceil(seconds * said / count))
+    framework = "transformers" if example == "trainer" else example
+    return {
+        **provenance("frameworks"),
+        "example": example,
+        "run": folder.name,
+        "knobs": dict(best.knobs),
+        "unsaid": list(exported(best, framework).unsaid),
+        "samples": passes * count,
+        **compared(said, pairs(example, path, times, passes, passes * count)),
+    }
+
+
+def main() -> None:
+    """Runs the studies and the pairs, and prints a JSON document each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", nargs="*", default=list(EXAMPLES), choices=tuple(EXAMPLES))
+    parser.add_argument("--from-run", type=Path, nargs="+", default=[], help="finished runs, in place of new studies")
+    parser.add_argument("--times", type=int, default=5, metavar="N", help="pairs of each, 2 or more  [5]")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="about the length of a training  [10]")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the documents to it")
+    parser.add_argument("--there", nargs=3, metavar=("EXAMPLE", "YAML", "PASSES"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.there:
+        example, path, passes = asked.there
+        print(json.dumps(speed(example, best_file.read(Path(path)), int(passes))))
+        return
+    if asked.times < 2:
+        parser.error(f"--times {asked.times}: 2 or more")
+    with tempfile.TemporaryDirectory() as made:
+        folders = {folder.parent.name.removesuffix("_loop"): folder for folder in asked.from_run}
+        for example in folders or asked.examples:
+            folder = folders.get(example) or study(f"tests/data/{example}_loop.py", Path(made))
+            publish(document(example, folder, asked.times, asked.seconds), asked.out, append=True)
+
+
+if __name__ == "__main__":
+    main()
