@@ -55,7 +55,7 @@ def commands(page: str) -> list[str]:
 
 @pytest.mark.workload
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", ["workload", "own_loop"])
+@pytest.mark.parametrize("page", ["workload", "own_loop", "tutorial"])
 def test_every_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
     """A study is given a small budget where the page names none; `last` and names stand for ids."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
@@ -69,6 +69,26 @@ def test_every_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
         named = {word.split("=")[0] for word in arguments}
         arguments += [f"{key}={value}" for key, value in small.items() if key not in named]
         assert run(module, arguments, tmp_path) == 0, command + (tmp_path / "err").read_text()[-2000:]
+
+
+def test_the_tutorial_is_of_the_files_that_init_writes() -> None:
+    script, space = blocks("tutorial", "python")
+    (diff,) = blocks("tutorial", "diff")
+    loop = (EXAMPLES / "my_loop.py").read_text(encoding="utf-8")
+    lines = diff.splitlines(keepends=True)
+    assert "".join(line[1:] for line in lines if line[0] in "- ") == script
+    changed = "".join(line[1:] for line in lines if line[0] in "+ ")
+    assert f"\n{changed}\n" in loop
+    assert f"\n{space}\n" in loop
+    new = [line for line in lines if line[0] == "+" and '"""' not in line]
+    assert f"{len(new)} lines of code" in (DOCS / "tutorial.md").read_text(encoding="utf-8")
+
+
+def test_the_script_of_the_tutorial_trains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (folder / "my_loop.py").read_text(encoding="utf-8").split("def train(run)")[0]
+    exec(f"{before}{blocks('tutorial', 'python')[0]}\ntrain()", {})  # noqa: S102
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert float(last.removeprefix("accuracy ")) > 0.9
 
 
 def read_hooks() -> set[str]:

@@ -20,7 +20,7 @@ def waves(count, seed):
     samples = []
     for steps, label in zip(torch.randint(16, 49, (count,), generator=random), torch.arange(count) % 4, strict=True):
         angle = 2 * math.pi * (FREQUENCIES[label] * torch.arange(steps) + torch.rand(1, generator=random))
-        samples.append((angle.sin() + 0.7 * torch.randn(len(angle), generator=random), int(label)))
+        samples.append((angle.sin() + 0.5 * torch.randn(len(angle), generator=random), int(label)))
     return samples
 
 
@@ -44,7 +44,7 @@ class Waves:
 
     objectives = {"accuracy": "max"}
     default_space = {
-        "learning_rate": {"low": 3e-4, "high": 3e-2, "log": True},
+        "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
         "batch_size": [16, 32, 64],
         "micro_batch_size": [16, 32, 64],
         "hidden": [16, 32, 64],

@@ -13,7 +13,6 @@ import pytest
 from hatchling.build import build_wheel
 
 from tests.commands import ROOT, run, start, wait_for
-from tests.golden.outputs import TINY
 from tuning import __main__
 from tuning.cli.init import FILES
 
@@ -62,19 +61,6 @@ def test_an_installed_wheel_has_all_that_it_needs(tmp_path: Path, monkeypatch: p
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     for name in FILES:
         assert (tmp_path / "made" / name).read_text() == (EXAMPLES / name).read_text()
-
-
-@pytest.mark.workload
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", FILES)
-def test_a_study_of_what_was_written_comes_to_its_end(name: str, tmp_path: Path) -> None:
-    assert run("tuning", ["init"], tmp_path) == 0
-    small = {**TINY, "search.trials": "2", "budget.confirm.seeds": "1"}
-    spaces = ["knobs.hidden=[16,32]", "knobs.num_workers=0", "concurrency=1"]
-    settings = [f"{key}={value}" for key, value in small.items()]
-    assert run("tuning.run", [f"workload={name}", *spaces, *settings], tmp_path) == 0, (tmp_path / "err").read_text()
-    best = tmp_path / "runs" / name.removesuffix(".py") / "one" / "best.yaml"
-    assert "hidden:" in best.read_text()
 
 
 def test_the_loop_trains_on_its_own(tmp_path: Path) -> None:
