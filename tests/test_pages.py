@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -11,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, run
-from tests.golden.outputs import TINY
+from tests.commands import ROOT, run, share_library, start, wait_for
+from tests.golden.outputs import TINY, tiny
 from trainables import workload
 from trainables.workload import Workload
 from tuning.config.errors import TuningError
@@ -44,7 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def blocks(page: str, language: str) -> list[str]:
     """Returns the code blocks of a page in one language, "" for those of commands."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [code for own, code in found if own == language]
 
 
 def commands(page: str) -> list[str]:
@@ -55,20 +58,45 @@ def commands(page: str) -> list[str]:
 
 @pytest.mark.workload
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", ["workload", "own_loop", "tutorial"])
+@pytest.mark.parametrize("page", ["workload", "own_loop", "tutorial", "faq"])
 def test_every_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
-    """A study is given a small budget where the page names none; `last` and names stand for ids."""
+    """A study is given a small budget where the page names none; where one is to be stopped, one is started before."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
+    share_library(tmp_path)
+    if page == "faq":
+        assert run("tuning", ["init", "first"], tmp_path) == 0
     assert commands(page)
     for command in commands(page):
-        _, *words = command.split()
+        _, *words = shlex.split(command)
         script = words[0].removesuffix(".py").replace("/", ".")
         module, arguments = (words[1], words[2:]) if words[0] == "-m" else (script, words[1:])
-        studies = module == "tuning.run" and "--validate" not in arguments
-        small = {key: value for key, value in TINY.items() if key != "name"} if studies else {}
-        named = {word.split("=")[0] for word in arguments}
-        arguments += [f"{key}={value}" for key, value in small.items() if key not in named]
-        assert run(module, arguments, tmp_path) == 0, command + (tmp_path / "err").read_text()[-2000:]
+        goes_on = any(word == "--validate" or word.startswith("resume=") for word in arguments)
+        if module == "tuning.run" and not goes_on:
+            named = {word.split("=")[0] for word in arguments}
+            arguments += [f"{key}={value}" for key, value in TINY.items() if key not in {*named, "name"}]
+        with started(tmp_path) if arguments[:1] == ["stop"] else contextlib.nullcontext():
+            assert run(module, arguments, tmp_path) == 0, command + (tmp_path / "err").read_text()[-2000:]
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[None]:
+    """Inside the block a study goes on that has begun its first trial; it has ended behind it."""
+    settings = tiny("workload=first/my_workload.py", "name=stopped", "budget.train_epochs=40", "concurrency=1")
+    process = start("tuning.run", settings, folder)
+    journal = folder / "runs" / "my_workload" / "stopped" / "trials.jsonl"
+    assert wait_for(lambda: journal.is_file() and b'"trial_start"' in journal.read_bytes(), process)
+    yield
+    assert process.wait(60) == 130
+
+
+def test_an_answer_has_six_lines_at_most_and_a_command() -> None:
+    text = (DOCS / "faq.md").read_text(encoding="utf-8")
+    answers = re.findall(r"^## .*?\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(answers) >= 8
+    for found in answers:
+        words, _, code = found.partition("```\n")
+        assert len(words.split("\n\n")[0].strip().splitlines()) <= 6
+        assert code.startswith("python ")
 
 
 def test_the_tutorial_is_of_the_files_that_init_writes() -> None:
