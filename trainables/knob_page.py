@@ -14,21 +14,23 @@ from trainables.our_knobs import OURS, ROWS
 _HEAD = """\
 # Knobs
 
-Every optimisation and what is known of it. This page is made from the tables in `trainables/knobs.py` and
-`our_knobs.py`:
-`python -m trainables.knob_page > docs/knobs.md`.
+Every optimisation and what is known of it. `knobs.NAME=VALUE` fixes one, `'knobs.NAME=[A,B]'` searches its values,
+`'knobs.NAME={low: A, high: B, log: true}'` a range. This page is made from the tables in `trainables/knobs.py` and
+`our_knobs.py`: `python -m trainables.knob_page > docs/knobs.md`.
 
 - **Kind**: system knobs change speed and memory only, learning knobs what is learned, both is both
   ([design.md](design.md#3-knobs-have-kinds)). Tests hold the system ones to it: `tests/trainables/test_loop.py` and
-  `test_witness.py`.
-- **Values**: the default comes first.
+  `test_witness.py`. A net with batch norm, say, makes `micro_batch_size` both: [a study finds that
+  out](faq.md#with-batch-norm-the-micro-batch-is-of-kind-both).
+- **Values**: the default comes first, in bold; then what else it may be.
 - **Needs**: what another knob, the device or the machine must have for it; values that the device cannot honour are
   left out of a search, with a sentence why.
+- **Try another value where**: what takes the time or the memory of a step where another value may help. The line
+  `held by` of a study names it. Probes leave a system knob as it is where its part of a step takes less than 2 % of
+  the time.
 - **Memory**: whether the peak of a step depends on it. *group*: each value is measured for itself. *switch*: so too,
   by whether it is above 0. *minor*: by a few per cent, which the memory guard's margin holds. *step*: through the
   samples of a micro-step and the gradients held in it.
-- **Shortens**: the part of a step that it can make faster. Where that part takes less than 2 % of the time, probes
-  leave the knob as it is.
 - **Read back**: whether the first optimiser step of every run shows that the knob was honoured
   (`trainables/witness.py`); a knob that was not becomes a note, such as "knobs.sdpa_backend=efficient was asked; the
   first step showed attention by math".
@@ -41,7 +43,7 @@ What single knobs bought on a CPU: [workloads](../benchmarks/results/workloads_c
 
 """
 _TABLE = """\
-| knob | what it does | kind | values | needs | memory | shortens | read back | claimed in |
+| knob | what it does | kind | values | needs | try another value where | memory | read back | claimed in |
 |---|---|---|---|---|---|---|---|---|
 """
 _OWN = """
@@ -62,9 +64,20 @@ class Mine:
 
 First the default, then the kind, then what it may be; `shapes_model=True` where `model()` reads it, as
 `config.knobs.channels`. It is searched where `default_space` or the command line says so, as in
-`knobs.channels=[16,32]`, and stands in best.yaml like the others. What a workload does not declare is no knob of it.
+`knobs.channels=[16,32]`, and stands in best.yaml like the others. What a workload does not declare is no knob of it
+([the page of the contract](workload.md#knobs-of-your-own)).
 
 """
+_WHERE: Mapping[str | None, str] = {
+    "loader": "samples are waited for",
+    "augment": "augmenting takes time",
+    "transfer": "copies to the device take time",
+    "launch": "kernels are many and small",
+    "compute": "forward and backward take the time",
+    "optimizer": "the optimiser's step takes time",
+    "memory": "memory is short",
+}
+"""By `Span` and `Bound`: where a knob can help, in words."""
 
 
 def page() -> str:
@@ -88,8 +101,8 @@ def _cells(name: str, row: Knob) -> Iterator[str]:
         whole = set(rule.values) >= {v for v in row.domain.values if v != row.default}
         own.append(rule.needs if whole else f"{rule.needs} for {' and '.join(map(word, rule.values))}")
     yield "; ".join(own) or "-"
+    yield "; ".join(_WHERE[part] for part in dict.fromkeys((row.span, *row.remedies)) if part in _WHERE) or "-"
     yield str(row.memory)
-    yield str(row.span)
     yield "no" if row.seen is None else "yes"
     yield row.claimed
 
