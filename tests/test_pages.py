@@ -81,7 +81,7 @@ def test_every_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[None]:
     """Inside the block a study goes on that has begun its first trial; it has ended behind it."""
-    settings = tiny("workload=first/my_workload.py", "name=stopped", "budget.train_epochs=40", "concurrency=1")
+    settings = tiny("workload=first/my_workload.py", "name=stopped", "budget.train_epochs=12", "concurrency=1")
     process = start("tuning.run", settings, folder)
     journal = folder / "runs" / "my_workload" / "stopped" / "trials.jsonl"
     assert wait_for(lambda: journal.is_file() and b'"trial_start"' in journal.read_bytes(), process)
