@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trainables import own_loop
 from trainables.plan import Plan
 from trainables.workload import WorkloadError
 from tuning.workers.session import Session
@@ -20,6 +21,9 @@ ENDLESS = """class Endless(torch.utils.data.IterableDataset):
 
 
 class Data("""
+OWN_FIT = """net = Net(run["learning_rate"])
+    net.loader = run.loader()
+    trainer.fit(net)"""
 KNOBS = {"learning_rate": 1e-2, "batch_size": 32, "micro_batch_size": 16}
 
 
@@ -142,6 +146,51 @@ def test_data_without_a_length(changed: Any) -> None:
     )
     found = session.train(KNOBS, Plan(1536, (512, 1536)), 0)
     assert (found["outcome"], found["samples"]) == ("ok", 1536), found["message"]
+
+
+LOADERS = "DataLoader(TRAIN, shuffle=True, **run.loader()), DataLoader(VAL, batch_size=256)"
+OWN_DATA = """class Net(LightningModule):
+    def setup(self, stage):
+        self.data = TRAIN
+
+    def train_dataloader(self):
+        return DataLoader(self.data, shuffle=True, **self.loader)
+
+    def val_dataloader(self):
+        return DataLoader(VAL, batch_size=256)
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (("Data(**run.loader())", LOADERS),),
+        (
+            ("class Net(LightningModule):\n", OWN_DATA),
+            ('trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))', OWN_FIT),
+        ),
+    ],
+)
+def test_data_of_the_module_itself_or_given_to_fit(changed: Any, changes: Any) -> None:
+    found = changed(*changes).train(KNOBS, Plan(1536, (512, 1536)), 0)
+    assert (found["outcome"], found["samples"]) == ("ok", 1536), found["message"]
+
+
+def test_what_is_ones_own_stays(changed: Any, tmp_path: Path) -> None:
+    own = """trainer_kwargs(
+        run,
+        callbacks=ModelCheckpoint(dirpath=PLACE, save_last=True),
+        enable_checkpointing=True,
+        gradient_clip_val=1.0,
+    )"""
+    session = changed(
+        ("trainer_kwargs(run)", own.replace("PLACE", repr(str(tmp_path / "kept")))),
+        ("from torch import nn", "from pytorch_lightning.callbacks import ModelCheckpoint\nfrom torch import nn"),
+    )
+    resident = session.resident
+    assert isinstance(resident, own_loop.OwnResident)
+    list(own_loop.train(own_loop.prepare(resident, session.config(KNOBS), Plan(1024, (1024,)))))  # as `train --from`
+    assert (tmp_path / "kept" / "last.ckpt").exists()
 
 
 def test_a_loss_that_is_not_finite_ends_the_trial(changed: Any) -> None:
