@@ -29,6 +29,8 @@ CACHE_TRIED = 32
 """Samples that are prepared to tell what a cache of all will take."""
 VALIDATION_SAMPLES = 2000
 """A split of fewer is loaded in the training process: starting workers for it takes longer, 20 ms each and more."""
+_FORKS = "fork" if sys.platform == "linux" else None
+"""Python 3.14 would start workers that import anew, which cannot find what a user's file defines. They use no CUDA."""
 WORKER_TIMEOUT_S = 120.0
 """A loader worker silent for so long is taken for hung; without a limit the loop would wait for ever."""
 
@@ -167,6 +169,7 @@ class Loader:
             persistent_workers=knobs.persistent_workers,
             pin_memory=self._pins,
             timeout=WORKER_TIMEOUT_S,
+            multiprocessing_context=_FORKS,
             # Its own, since every epoch draws the workers' seeds from it: the process's generator is dropout's, and a
             # run that goes on in the middle of an epoch would find it one draw further.
             generator=torch.Generator(),
@@ -411,6 +414,7 @@ def validation_loader(
         prefetch_factor=knobs.prefetch_factor,
         pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
         timeout=WORKER_TIMEOUT_S,
+        multiprocessing_context=_FORKS,
         generator=torch.Generator(),  # for the reason that `Loader` gives
     )
 

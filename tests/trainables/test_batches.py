@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from trainables.batches import (
     Cached,
     CacheLimits,
     CacheTooLarge,
+    Loader,
     plan_epoch,
     tensors_of,
     to_device,
@@ -120,6 +123,20 @@ def test_validation_comes_in_the_same_batches_from_workers(workers: int) -> None
     starts = [float(batch[0, 0]) for batch in loaded]
     assert starts == [0.0, 600.0, 1200.0, 1800.0]
     assert (samples.reads == 0) == bool(workers)  # read in other processes
+
+
+def test_workers_have_what_a_users_file_defines_whatever_python_starts_processes_by() -> None:
+    class Local(Sized):
+        """A data set that no other process could import."""
+
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)  # as Python 3.14 has it
+    try:
+        config = Config(Knobs(num_workers=1, batch_size=4, micro_batch_size=4))
+        loader = Loader(Local(4), config, torch.stack, None)
+        assert len(next(loader.epoch(plan_epoch(4, config.knobs, 0, 0, None)))) == 4
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 def test_a_small_validation_split_is_not_worth_workers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 from collections.abc import Iterator, Mapping
@@ -196,6 +197,9 @@ def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator
         yield "train(run) sets a seed of its own, so that trainings on other seeds tell nothing: use run.seed"
     if (largest := _largest(config, "batch_size")) > train:
         yield f"knobs.batch_size goes to {largest:g}, and there are {train} training samples: batches are of {train}"
+    allocator = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    if allocator and config.card.device == "cuda":
+        yield f"PYTORCH_ALLOC_CONF={allocator} is obeyed; memory is predicted as if it were not set"
     for key, asked in (("knobs.num_workers", _largest(config, "num_workers")), ("concurrency", config.concurrency)):
         if isinstance(asked, int | float) and asked > 2 * machine.cores():
             yield f"{key} goes to {asked:g}, and this machine has {machine.cores()} cores"

@@ -29,12 +29,16 @@ class DeviceMemory:
     def limit(self, cap_bytes: int | None) -> None:
         """Holds a CUDA process to so many bytes of tensors and cache; its context comes on top, and is not counted.
 
-        On a CPU the cap is the meter's (`LiveBytes.begin`), with `backstop` behind it.
+        Under WSL a process without a cap is held to what is free: once the card is full, the driver of Windows lends
+        the machine's RAM, and in place of an error everything is many times slower. On a CPU the cap is the meter's
+        (`LiveBytes.begin`), with `backstop` behind it.
         """
         if self._cuda:
             total = torch.cuda.get_device_properties(0).total_memory
-            fraction = 1.0 if cap_bytes is None else min(1.0, cap_bytes / total)
             torch.cuda.empty_cache()  # the limit is on what is reserved, which an earlier trial may have left
+            if cap_bytes is None and machine.is_wsl():
+                cap_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+            fraction = 1.0 if cap_bytes is None else min(1.0, cap_bytes / total)
             torch.cuda.set_per_process_memory_fraction(fraction)
 
     def held_bytes(self) -> int:

@@ -31,6 +31,11 @@ def available_bytes(root: Path = ROOT) -> int:
     return min([int(psutil.virtual_memory().available), *free])
 
 
+def is_wsl(root: Path = ROOT) -> bool:
+    """Returns whether this Linux runs on Windows, whose driver has the cards."""
+    return "microsoft" in _read(root / "proc/sys/kernel/osrelease").lower()
+
+
 def _folders(controller: str, root: Path) -> Iterator[Path]:
     """Yields the folders of this process's cgroup and of those above it, where they are mounted."""
     try:

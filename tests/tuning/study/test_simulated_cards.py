@@ -208,3 +208,25 @@ def test_trials_of_one_card_fill_its_slots_and_a_large_one_waits_for_all_of_it(
     assert whole_bytes is not None
     assert 20 * GIB < whole_bytes < 23.2 * GIB, "contexts and models of the waiting processes stay on the card"
     assert dispatcher.take() is None
+
+
+def test_predicting_has_time_for_large_data_and_at_most_a_quarter_of_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for typed, startup_s, wanted in (
+        ("search.max_time=null", 5.0, 70.0),
+        ("search.max_time=null", 120.0, 300.0),
+        ("search.max_time=4m", 120.0, 59.25),
+    ):
+        config = set_up(monkeypatch, Simulated((RTX3090,), typed), tmp_path)
+        with Journal.open(tmp_path / "none.jsonl", create=True) as journal:
+            limits = Limits(config, {"startup_s": startup_s}, journal, time.monotonic())
+            assert limits.predict_s() == pytest.approx(wanted, abs=0.5)
+
+
+def test_an_allocator_that_was_set_otherwise_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    said = "PYTORCH_ALLOC_CONF=expandable_segments:True is obeyed; memory is predicted as if it were not set"
+    for gpus in ((RTX3090,), ()):
+        config = set_up(monkeypatch, Simulated(gpus), tmp_path)
+        assert (said in setup.cautions(config, {"train_samples": 1000, "val_samples": 100})) == bool(gpus)

@@ -23,7 +23,7 @@ from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config
-from tuning.workers import device_memory
+from tuning.workers import device_memory, machine
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -179,6 +179,32 @@ def test_the_workspaces_of_cublas_are_no_bytes_of_a_trial(session: Session, monk
     memory = device_memory.DeviceMemory("cuda", session.resident.meter)
     assert memory.reserved_bytes() == 2**20
     assert (memory.limit_bytes(None), memory.limit_bytes(2**30)) == (2**34, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cap_gib", "held_gib"),
+    [("6.8.0-generic", None, 16.0), ("5.15.1-microsoft-standard-WSL2", None, 12.0), ("5.15.1-microsoft", 8, 8.0)],
+)
+def test_under_wsl_a_process_without_a_cap_is_held_to_what_is_free(
+    session: Session,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kernel: str,
+    cap_gib: int | None,
+    held_gib: float,
+) -> None:
+    gib, fractions = 2**30, list[float]()
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/osrelease").write_text(kernel)
+    here = machine.is_wsl(tmp_path)
+    monkeypatch.setattr(machine, "is_wsl", lambda: here)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * gib)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (10 * gib, 16 * gib))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=16 * gib))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    device_memory.DeviceMemory("cuda", session.resident.meter).limit(None if cap_gib is None else cap_gib * gib)
+    assert fractions == [held_gib / 16]
 
 
 def test_the_backstop_leaves_what_the_machine_has_never_raises_a_limit_and_is_off_without_a_cap(
