@@ -65,6 +65,12 @@ def non_blocking(asked: Any, seen: Seen) -> Found:
     return ("copies without waiting" if seen["non_blocking"] else "copies that wait"), seen["non_blocking"] or not asked
 
 
+def base_dtype(asked: Any, seen: Seen) -> Found:
+    """Reads the type of most frozen weights; where none are frozen there is nothing to hold in fewer bits."""
+    found = seen.get("frozen_dtypes")
+    return (f"frozen weights of {found[0]}", found[0] == AUTOCAST.get(asked, "float32")) if found else None
+
+
 def device_augmentation(asked: Any, seen: Seen) -> Found:
     """Reads where the augmentation ran."""
     place = seen.get("augmented_on")
@@ -91,7 +97,11 @@ def amp_dtype(asked: Any, seen: Seen) -> Found:
     if not types:
         return None
     # Autocast leaves some products in fp32; without it there is no other type.
-    as_asked = AUTOCAST[asked] in types if asked in AUTOCAST else types.keys().isdisjoint(AUTOCAST.values())
+    as_asked: bool | None = AUTOCAST.get(asked, "") in types
+    if asked not in AUTOCAST:
+        as_asked = types.keys().isdisjoint(AUTOCAST.values())
+        if not as_asked and not set(AUTOCAST.values()).isdisjoint(seen.get("frozen_dtypes", ())):
+            as_asked = None  # frozen weights held in such a type are multiplied in it
     return f"products of {', '.join(types)}", as_asked
 
 

@@ -35,9 +35,21 @@ from trainables.knob_columns import (
     turn,
 )
 
-__all__ = ["OF_THE_LOOP", "KnobTable", "Knobs", "Scalar", "domain_of", "is_active", "kind_of", "table", "use", "using"]
+__all__ = [
+    "AMPERE",
+    "OF_THE_LOOP",
+    "KnobTable",
+    "Knobs",
+    "Scalar",
+    "domain_of",
+    "is_active",
+    "kind_of",
+    "table",
+    "use",
+    "using",
+]
 
-_VOLTA, _AMPERE = (7, 0), (8, 0)  # the first with Triton's code, and the first with bfloat16 and TensorFloat-32
+_VOLTA, AMPERE = (7, 0), (8, 0)  # the first with Triton's code, and the first with bfloat16 and TensorFloat-32
 _DTYPES = ("fp32", *read.AUTOCAST)
 _WORKERS = Requires("num_workers", above=0)
 _SGD = Requires("optimizer", equals="sgd")
@@ -132,7 +144,7 @@ class Knobs:
         seen=read.amp_dtype, short="type", also=("amp", "dtype", "precision"), auto=_DTYPES,
         rules=(
             card_types(*_DTYPES),
-            capability(_AMPERE, "bf16", "bf16"),
+            capability(AMPERE, "bf16", "bf16"),
             # oneDNN, which runs torch's LSTM on a CPU, has no bf16 kernel for it below AVX-512, and raises.
             cpu_flags("bf16 is no arithmetic of this processor, which lacks AVX-512", ("avx512bw",), "bf16"),
             # A pointer network's step took 20 s in fp16 and 0.9 s in fp32 on two cores: 3 against 70 samples/s.
@@ -148,7 +160,7 @@ class Knobs:
         "TensorFloat-32 products of matrices on Ampere and later CUDA devices; torch allows it to convolutions anyway.",
         acts_in=("precision",), memory="none", span="compute", claimed="B C",
         seen=read.flag("tf32", "TensorFloat-32 allowed", "no TensorFloat-32"),
-        rules=(cuda("TensorFloat-32 is arithmetic of CUDA devices"), capability(_AMPERE, "tf32", True)),
+        rules=(cuda("TensorFloat-32 is arithmetic of CUDA devices"), capability(AMPERE, "tf32", True)),
     ))
     cudnn_benchmark: bool = _row(Knob(
         False, "system", FLAG, "Let cuDNN time its convolutions for each shape and keep the fastest; CUDA.",
@@ -163,7 +175,7 @@ class Knobs:
         "auto", "system", Domain(str, values=("auto", "flash", "efficient", "math")),
         "Kernel of scaled_dot_product_attention; auto leaves the choice to torch.",
         acts_in=("precision",), memory="group", span="compute", claimed="C", seen=read.sdpa_backend,
-        rules=(capability(_AMPERE, "flash attention", "flash"),),
+        rules=(capability(AMPERE, "flash attention", "flash"),),
     ))
     compile: str = _row(Knob(
         "off", "system", Domain(str, values=("off", "default", "reduce-overhead")),

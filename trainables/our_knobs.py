@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainables import knob_readers as read
-from trainables.knob_columns import FLAG, Domain, Knob
-from trainables.knobs import KnobTable
+from trainables.knob_columns import FLAG, Domain, Knob, capability, cpu_flags, cuda
+from trainables.knobs import AMPERE, KnobTable
 
 # fmt: off
 ROWS: Mapping[str, Knob] = {
@@ -53,6 +53,18 @@ ROWS: Mapping[str, Knob] = {
         "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
         memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
     ),
+    "base_dtype": Knob(
+        "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16")),
+        "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is fp32.",
+        shapes_model=True, memory="group", span="compute", claimed="-", seen=read.base_dtype, also=("base",),
+        rules=(
+            capability(AMPERE, "bf16", "bf16"),
+            cpu_flags("bf16 is no arithmetic of this processor, which lacks AVX-512", ("avx512bw",), "bf16"),
+            cuda("fp16 is hardly arithmetic of a CPU, where a step takes many times that of fp32", "fp16"),
+        ),
+        remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
+        auto=("fp32", "bf16", "fp16"),
+    ),
     "adapter_rank": Knob(
         16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
         memory="group", span="compute", claimed="-", also=("rank",),
@@ -65,7 +77,7 @@ ROWS: Mapping[str, Knob] = {
 
 _AUGMENTED = ("augmentation", "inplace_augmentation")
 _WHOSE: Mapping[str, tuple[str, ...]] = {
-    "nli": ("dropout", "adapter", "adapter_rank", "sequence_packing"),
+    "nli": ("dropout", "adapter", "adapter_rank", "base_dtype", "sequence_packing"),
     "pointer": ("hidden_size", "dropout", *_AUGMENTED),
     "headpose": ("hidden_size", "dropout", *_AUGMENTED),
     "temporal": ("architecture", "hidden_size", "dropout"),

@@ -213,11 +213,16 @@ class _Functions(TorchFunctionMode):
 
 def _model_facts(model: nn.Module) -> dict[str, Any]:
     trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    frozen = Counter[str]()
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            frozen[_short(parameter.dtype)] += parameter.numel()
     ranks = {min(p.shape) for n, p in trainable.items() if "lora_A" in n and p.dim() == 2}
     dora = any("lora_magnitude_vector" in n for n in trainable)
     return {
         "adapter": "dora" if dora else "lora" if ranks else "none",
         "adapter_ranks": sorted(ranks),
+        "frozen_dtypes": _names(frozen),
         "widths": sorted({size for p in trainable.values() for size in p.shape}),
         # A gradient that is still there after zero_grad was filled with zeros.
         "grads_after_step": "none" if all(p.grad is None for p in trainable.values()) else "zero",

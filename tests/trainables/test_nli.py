@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainables import nli
+from trainables import nli, precision
 from trainables.data.nli_pairs import TextPair
 from trainables.knobs import Knobs
 from trainables.nli import Classifier, Nli, Pairs, PairSample, last_token
@@ -109,7 +109,8 @@ def steps(workload: Nli, config: Config, count: int, rate: float) -> list[float]
     optimizer = torch.optim.AdamW([{**g, "lr": rate * g["lr_scale"]} for g in groups])
     losses = []
     for _ in range(count):
-        loss = workload.loss(model, batch)
+        with precision.autocast(config.knobs, torch.device("cpu")):
+            loss = workload.loss(model, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -302,6 +303,28 @@ def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "trainables.nli")
     with pytest.raises(WorkloadError, match=r"workload nli needs: pip install 'cardtune\[nli\]' \(.*peft"):
         importlib.import_module("trainables.nli")
+
+
+@pytest.mark.parametrize(("adapter", "amp"), [("dora", "fp32"), ("lora", "bf16")])
+def test_frozen_weights_in_bf16_take_half_the_bytes_and_what_trains_stays_fp32(
+    gemma: Config, minilm: tuple[Nli, Config, Classifier], adapter: str, amp: str
+) -> None:
+    for workload, config in ((Nli(), gemma), (minilm[0], minilm[1])):
+        knobs = config.knobs.with_(adapter=adapter, dropout=0.0)
+        whole, half = (
+            workload.model(Config(knobs.with_(base_dtype=base), config.options)) for base in ("fp32", "bf16")
+        )
+        frozen = [sum(p.nbytes for p in model.parameters() if not p.requires_grad) for model in (whole, half)]
+        assert frozen[1] == frozen[0] // 2
+        assert {p.dtype for p in half.parameters() if p.requires_grad} == {torch.float32}
+        knobs = knobs.with_(base_dtype="bf16", amp_dtype=amp)
+        losses = steps(workload, Config(knobs, config.options), 6, 0.002)
+        assert losses[-1] < losses[0]
+
+
+def test_without_adapters_nothing_is_frozen_and_all_is_fp32(gemma: Config) -> None:
+    model = Nli().model(Config(gemma.knobs.with_(adapter="none", base_dtype="bf16"), gemma.options))
+    assert {(p.dtype, p.requires_grad) for p in model.parameters()} == {(torch.float32, True)}
 
 
 class NoReads(TorchDispatchMode):

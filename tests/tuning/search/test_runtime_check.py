@@ -23,6 +23,7 @@ CPU: dict[str, Any] = {
     "loss_scale": None,
     "adapter": "none",
     "adapter_ranks": [],
+    "frozen_dtypes": [],
     "widths": [3, 64],
     "grads_after_step": "none",
     "optimizer": "AdamW",
@@ -162,3 +163,13 @@ def test_a_damaged_record_is_no_error(junk: Any) -> None:
     everything = knobs.Knobs(num_workers=2, pin_memory=True).as_dict()
     for rows in (compare(everything, dict.fromkeys(CARD, junk)), compare(dict.fromkeys(everything, junk), CARD)):
         assert {row.knob for row in rows} <= set(everything)
+
+
+def test_frozen_weights_are_held_in_what_was_asked_and_their_products_are_no_autocast() -> None:
+    half = {**CPU, "adapter": "dora", "frozen_dtypes": ["bfloat16", "float32"]}
+    assert agrees(half, base_dtype="bf16") is True
+    assert agrees(half, base_dtype="fp32") is False
+    assert agrees({**half, "frozen_dtypes": ["float32"]}, base_dtype="fp32") is True
+    assert compare({"base_dtype": "bf16"}, CPU) == []  # no adapters: nothing is frozen
+    assert agrees(half, amp_dtype="fp32") is None
+    assert agrees(half, amp_dtype="bf16") is True
