@@ -109,8 +109,10 @@ namespace at {
 C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 }
 
-// Called once torch is imported: a CUDA build registers its own choice on import, which asks the driver.
+// Called once torch is imported: a CUDA build registers its own guard and choice on import, which ask the driver.
 extern "C" void cardtune_choose_attention(int major, int minor) {
+  static const FakeCudaGuard guard;
+  const c10::impl::DeviceGuardImplRegistrar last(kDevice, &guard);
   capability = 10 * major + minor;
   at::native::_fused_sdp_choice_stub.set_cuda_dispatch_ptr(&choice);
 }
