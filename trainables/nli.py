@@ -126,7 +126,7 @@ class Classifier(nn.Module):
             made = functools.partial(attending, attention_mask)
             mask = self._mask(made) if self._attention else attention_mask
             hidden = self.backbone(input_ids=input_ids, attention_mask=mask).last_hidden_state
-        own = self.head[-1].weight.dtype  # that of the frozen weights may have fewer bits
+        own = next(self.head.parameters()).dtype  # that of the frozen weights may have fewer bits
         if self.decoder:
             return cast(Tensor, self.head(last_token(hidden, attention_mask).to(own)))
         hidden = hidden.to(own)
