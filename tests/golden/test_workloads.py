@@ -17,12 +17,14 @@ SMALL = {
     "temporal": ["val_frac=0.05"],
     "signals": ["max_train_samples=64", "max_val_samples=32"],
 }
-NAMED = ["before.num_workers=0", "after.num_workers=0"]  # else up to 12 loader processes for each of seven windows
+# Of a study with few trials most of the time goes into windows of these: six each, else with up to 8 loader processes.
+NAMED = ["num_workers=0", "batch_size=16", "micro_batch_size=16"]
 SEARCHED = ["learning_rate=[1e-3,3e-3]", "batch_size=[16,32]", "micro_batch_size=[8,16]", "amp_dtype=fp32"]
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_study_of_a_built_in_workload(name: str, tmp_path: Path) -> None:
+    small = [] if name == "nli" else ["hidden_size=16"]
     records = study(
         tmp_path,
         "concurrency=1",
@@ -30,8 +32,8 @@ def test_a_study_of_a_built_in_workload(name: str, tmp_path: Path) -> None:
         "budget.train_epochs=" + ("0.02" if name == "temporal" else "1"),
         "budget.confirm.seeds=1",
         *(f"workload.{option}" for option in SMALL[name]),
-        *(f"knobs.{knob}" for knob in SEARCHED),
-        *(f"named.{knob}" for knob in NAMED),
+        *(f"knobs.{knob}" for knob in [*SEARCHED, *small]),
+        *(f"named.{side}.{knob}" for side in ("before", "after") for knob in [*NAMED, *small]),
         workload=name,
     )
     assert of(records, "probe")
