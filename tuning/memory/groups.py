@@ -9,8 +9,8 @@ from typing import Any
 
 from trainables.knobs import Scalar, is_active, table
 from tuning.config.space import Choice, Range, Space
-from tuning.journal.records import Record, last
-from tuning.memory.guard import GRADIENTS_HELD, MemoryGroup, MemoryGuard
+from tuning.journal.records import Journal, Record, last
+from tuning.memory.guard import GRADIENTS_HELD, FitVerdict, MemoryGroup, MemoryGuard
 from tuning.memory.profile import MemoryProfile
 
 _EDGE_FRAC = 0.1
@@ -116,6 +116,14 @@ def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:
         ends = (parameter.low, middle, parameter.high)
         return tuple(dict.fromkeys(round(v) if parameter.integer else v for v in ends))
     return (None,)
+
+
+def refused(
+    journal: Journal, knobs: Mapping[str, Scalar], verdict: FitVerdict, cap_bytes: int | None, stage: str, **more: Any
+) -> Record:
+    """Returns the record that a stage did not launch a configuration, and why, now that it is written."""
+    said = {"predicted_bytes": verdict.predicted_bytes, "cap_bytes": cap_bytes, "p_oom": verdict.p_oom}
+    return journal.append("refused", config=dict(knobs), **said, reason=verdict.reason, stage=stage, **more)
 
 
 # -- of the records ---------------------------------------------------------------------------------------------------

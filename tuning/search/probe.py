@@ -11,7 +11,7 @@ from trainables.knobs import Scalar, is_active, table
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
-from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of
+from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.search.bottleneck import judge
 from tuning.search.protocols import Probes, Told
@@ -175,17 +175,7 @@ class ProbeStage:
 
     def _refuse(self, knobs: dict[str, Scalar]) -> Record | None:
         verdict = self._judged(knobs)
-        if verdict.fits:
-            return None
-        return self._journal.append(
-            "refused",
-            config=knobs,
-            predicted_bytes=verdict.predicted_bytes,
-            cap_bytes=self._guard.cap_bytes,
-            p_oom=verdict.p_oom,
-            reason=verdict.reason,
-            stage="probe",
-        )
+        return None if verdict.fits else refused(self._journal, knobs, verdict, self._guard.cap_bytes, "probe")
 
     def _start(self, group: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns where a group's descent starts: the best known in the group, else in any, else the defaults."""

@@ -13,9 +13,10 @@ from typing import Any, Literal
 from trainables.knobs import Scalar, table
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record, last, trials, unfinished
-from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole
+from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.oom import Outcome, requested_bytes
+from tuning.memory.oom import Outcome
+from tuning.search import endings
 from tuning.search.acquisition import Model, Qualities
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
@@ -25,7 +26,6 @@ from tuning.search.rule import Baseline
 from tuning.search.sampler import Observation, Proposal, Sampler, SamplerName
 from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
 
-OVER_MEMORY = (Outcome.OOM, Outcome.HOST_OOM, Outcome.REFUSED)
 OUT_OF_TIME = "the search's share of search.max_time is spent"
 
 
@@ -69,7 +69,11 @@ class TrialScheduler:
         self._objective, mode = next(iter(terms.objectives.items()))
         self._sign = 1.0 if mode == "max" else -1.0
         self._qualities = Qualities(mode)
-        objectives = {self._objective: mode} if self._has_gp() else {SAMPLES_PER_S: "max", **terms.objectives}
+        objectives = (
+            {self._objective: mode}
+            if terms.sampler == "gp" and self._staged
+            else {SAMPLES_PER_S: "max", **terms.objectives}
+        )
         first = initial_design(space, self._names, defaults(space), known, functools.partial(fits, guard))
         name = "tpe" if terms.sampler == "model" else terms.sampler
         self._sampler = Sampler(searched, objectives, terms.seed, name=name, initial=first)
@@ -103,10 +107,10 @@ class TrialScheduler:
             verdict = self._judged(pending.knobs)
             if verdict.fits:
                 return self._begin(pending.trial, pending.knobs, verdict)
-            refused = self._refusal(pending.knobs, verdict, trial=pending.trial)
-            self._sampler.observe(self._numbers.pop(pending.trial), self._observation(refused))
+            gone = self._refusal(pending.knobs, verdict, trial=pending.trial)
+            self._sampler.observe(self._numbers.pop(pending.trial), self._observation(gone))
             self._model.ended(pending.trial, pending.knobs, None)
-            self._told(refused)
+            self._told(gone)
         while not self._is_over():
             proposal = self._proposal()
             if proposal is None:
@@ -118,10 +122,10 @@ class TrialScheduler:
                 trial = f"t{len(self._attempts):03d}"
                 self._numbers[trial] = proposal.number
                 return self._begin(trial, knobs, verdict)
-            refused = self._refusal(knobs, verdict)
-            self._sampler.observe(proposal.number, self._observation(refused))
+            gone = self._refusal(knobs, verdict)
+            self._sampler.observe(proposal.number, self._observation(gone))
             self._refused += 1
-            self._told(refused)
+            self._told(gone)
         return None
 
     def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
@@ -167,25 +171,22 @@ class TrialScheduler:
         live = self._live.pop(trial, {})
         found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
         for failed in found.get("ooms", []):
-            self._journal.append("oom", trial=trial, config=failed["knobs"], **_why(failed))
+            self._journal.append("oom", trial=trial, config=failed["knobs"], **endings.why(failed))
             learn(self._guard, failed["knobs"], str(Outcome.OOM), 0)
         for failed in found.get("restarts", []):
-            self._journal.append("restart", trial=trial, config=failed["knobs"], **_why(failed))
+            self._journal.append("restart", trial=trial, config=failed["knobs"], **endings.why(failed))
         knobs = dict(found.get("knobs") or live.get("knobs") or {})
-        kept = ("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at")
-        more = ("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active")
-        memory = ("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire")
         record = self._journal.append(
             "trial",
             trial=trial,
             config=knobs,
-            outcome=_outcome(str(found["outcome"]), live),
+            outcome=endings.outcome(str(found["outcome"]), live),
             stopped_at=live.get("stopped_at"),
             reason=live.get("reason", ""),
             values=dict(found["values"]),
             samples_per_s=self._speeds.judged(knobs, found.get("measured_samples_per_s")),
             seed=self._terms.seed,
-            **{n: found.get(n) for n in (*kept, *more, *memory) if n in found},
+            **endings.measured(found),
         )
         peak = int(record.get("peak_allocated_bytes") or 0)
         learn(self._guard, knobs, str(record["outcome"]), peak, self._whole_peaks)
@@ -237,15 +238,12 @@ class TrialScheduler:
         proposed = begun + self._refused
         # A trial begun now would be cut at the deadline more often than not: most are stopped half way.
         typical_s = statistics.median(self._whole_s) if self._whole_s else 0.0
+        is_late = deadline is not None and self._terms.clock() + typical_s / 2 > deadline
         if self.stop_reason:
             return True
         if self._terms.trials is not None and proposed >= self._terms.trials:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
-        elif (
-            deadline is not None
-            and begun >= self._orders.concurrency
-            and self._terms.clock() + typical_s / 2 > deadline
-        ):
+        elif is_late and begun >= self._orders.concurrency:
             asked = "" if self._terms.trials is None else f" of {self._terms.trials}"
             spent = f"its share of search.max_time was spent after {proposed}{asked} trials"
             self.stop_reason = f"{spent}; confirming takes the rest"
@@ -278,17 +276,8 @@ class TrialScheduler:
         alters_nothing = self._staged and "micro_batch_size" in table().system
         return self._guard.judge(*need_of(knobs), shrink=self._orders.shrink and alters_nothing)
 
-    def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, trial: str | None = None) -> Record:
-        return self._journal.append(
-            "refused",
-            config=dict(knobs),
-            predicted_bytes=verdict.predicted_bytes,
-            cap_bytes=self._guard.cap_bytes,
-            p_oom=verdict.p_oom,
-            reason=verdict.reason,
-            stage="search",
-            **({} if trial is None else {"trial": trial}),
-        )
+    def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, **more: str) -> Record:
+        return refused(self._journal, knobs, verdict, self._guard.cap_bytes, "search", **more)
 
     def _retry(self, record: Record) -> None:
         """Queues once more what fp16 made diverge, with another type; and what was ruled out, where half of it fits."""
@@ -331,17 +320,7 @@ class TrialScheduler:
             self._sampler.replay(self._searched(knobs), self._observation(record))
 
     def _observation(self, record: Record) -> Observation:
-        outcome = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
-        if outcome in OVER_MEMORY:
-            verdict = self._guard.judge(*need_of(record["config"]))
-            # A launched OOM was predicted to fit: what it asked for last is the least it was over.
-            asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
-            return Observation(overshoot_bytes=max(asked_bytes, self._guard.overshoot_bytes(verdict)))
-        values = {SAMPLES_PER_S: record.get(SAMPLES_PER_S), **dict(record.get("values") or {})}
-        if outcome == Outcome.STOPPED:
-            guess = self._qualities.guess(record["trial"])
-            values[self._objective] = None if guess is None else self._qualities.value(guess)
-        return Observation(values, failed=outcome not in (Outcome.OK, Outcome.STOPPED))
+        return endings.observation(record, self._objective, self._qualities, self._guard)
 
     def _quality(self, values: Mapping[str, float | None]) -> float:
         value = values.get(self._objective)
@@ -349,9 +328,6 @@ class TrialScheduler:
 
     def _searched(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         return {n: v for n, v in knobs.items() if n in self._names}
-
-    def _has_gp(self) -> bool:
-        return self._terms.sampler == "gp" and self._staged
 
     def _restore(self) -> None:
         """Brings sampler, pruner and counters to where the records left them."""
@@ -377,15 +353,3 @@ class TrialScheduler:
         for trial, knobs in unfinished(records):
             self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
             self._again.append(TrialRequest(trial, knobs, self._terms.seed))
-
-
-def _outcome(outcome: str, live: Mapping[str, Any]) -> str:
-    """Returns how a trial ended: one that was cut or stopped, or ruled out, is no `ok`."""
-    if "stopped_at" in live and outcome in (Outcome.OK, Outcome.REFUSED):
-        return str(Outcome.STOPPED)
-    return str(Outcome.REFUSED) if live.get("ruled_out") and outcome == Outcome.OK else outcome
-
-
-def _why(failed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns why a trial began again with other system knobs, as far as it is known."""
-    return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}

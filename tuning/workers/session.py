@@ -276,9 +276,8 @@ class Session:
         """Returns the result of a whole trial."""
         self.use_threads(self.setting.threads)
         trial = self.trial(knobs, plan, seed)
-        result = trial.advance()
-        while not result["done"]:
-            result = trial.advance()
+        while not (result := trial.advance())["done"]:
+            pass
         return result
 
     def recover(self, error: BaseException) -> None:

@@ -135,8 +135,7 @@ class Worker:
 
     def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns `Session.probe`."""
-        arguments = (dict(knobs), time_s, best_samples_per_s)
-        return self._measured(_PROBED, "probe", *arguments, expected_s=time_s)
+        return self._measured(_PROBED, "probe", dict(knobs), time_s, best_samples_per_s, expected_s=time_s)
 
     def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
         """Returns `Session.window`."""
@@ -153,12 +152,10 @@ class Worker:
 
     def _trained(self, order: TrialOrder, until: float) -> dict[str, Any]:
         self.begin(order)
-        found = self.advance(until)
-        while not found["done"]:
+        while not (found := self.advance(until))["done"]:
             if time.monotonic() >= until:
                 self.finish()
                 return {**found, "outcome": str(Outcome.CUT), "message": "its time was over", "done": True}
-            found = self.advance(until)
         return found
 
     # -- trials --------------------------------------------------------------------------------------------------------
@@ -348,11 +345,9 @@ class Worker:
         process, self._process, self._is_ready = self._process, None, False
         if process is None:
             return 0
-        try:
-            if is_lost:
+        if is_lost:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ENDED_S)
-        except subprocess.TimeoutExpired:
-            pass
         process.kill()
         try:
             process.wait(_ENDED_S)

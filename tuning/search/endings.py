@@ -1,0 +1,53 @@
+"""How a trial ended, as its record has it and as the sampler is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuning.journal.records import Record
+from tuning.memory.groups import need_of
+from tuning.memory.guard import MemoryGuard
+from tuning.memory.oom import Outcome, requested_bytes
+from tuning.search.acquisition import Qualities
+from tuning.search.sampler import Observation
+from tuning.search.throughput import SAMPLES_PER_S
+
+OVER_MEMORY = (Outcome.OOM, Outcome.HOST_OOM, Outcome.REFUSED)
+_MEASURED = (
+    *("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at"),
+    *("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active"),
+    *("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire"),
+)
+
+
+def measured(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a trial's record keeps of a worker's result beside its outcome and its values."""
+    return {name: found[name] for name in _MEASURED if name in found}
+
+
+def outcome(found: str, live: Mapping[str, Any]) -> str:
+    """Returns how a trial ended: one that was cut or stopped, or ruled out, is no `ok`."""
+    if "stopped_at" in live and found in (Outcome.OK, Outcome.REFUSED):
+        return str(Outcome.STOPPED)
+    return str(Outcome.REFUSED) if live.get("ruled_out") and found == Outcome.OK else found
+
+
+def why(failed: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns why a trial began again with other system knobs, as far as it is known."""
+    return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
+
+
+def observation(record: Record, objective: str, qualities: Qualities, guard: MemoryGuard) -> Observation:
+    """Returns what the sampler is told of a record `trial` or `refused`."""
+    ended = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
+    if ended in OVER_MEMORY:
+        verdict = guard.judge(*need_of(record["config"]))
+        # A launched OOM was predicted to fit: what it asked for last is the least it was over.
+        asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
+        return Observation(overshoot_bytes=max(asked_bytes, guard.overshoot_bytes(verdict)))
+    values = {SAMPLES_PER_S: record.get(SAMPLES_PER_S), **dict(record.get("values") or {})}
+    if ended == Outcome.STOPPED:
+        guess = qualities.guess(record["trial"])
+        values[objective] = None if guess is None else qualities.value(guess)
+    return Observation(values, failed=ended not in (Outcome.OK, Outcome.STOPPED))
