@@ -238,9 +238,9 @@ class Cached(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], limits: CacheLimits | None = None) -> None:
-        _refuse_large(dataset, limits or CacheLimits())
-        in_ram = getattr(dataset, "in_ram", None)
-        self._samples: Any = in_ram() if in_ram is not None else [dataset[i] for i in range(size_of(dataset))]
+        tried = _tried(dataset, limits or CacheLimits())
+        in_ram, indices = getattr(dataset, "in_ram", None), range(size_of(dataset))
+        self._samples: Any = in_ram() if in_ram else [tried[i] if i in tried else dataset[i] for i in indices]
         if hasattr(self._samples, "batch"):
             self.batch: Callable[[Sequence[int]], Batch] = self._samples.batch
 
@@ -251,23 +251,25 @@ class Cached(Dataset[Any]):
         return self._samples[index]
 
 
-def _refuse_large(dataset: Dataset[Any], limits: CacheLimits) -> None:
+def _tried(dataset: Dataset[Any], limits: CacheLimits) -> dict[int, Any]:
+    """Returns the samples, by index, that were prepared to tell what all will take; raises CacheTooLarge."""
     count = size_of(dataset)
     if count < CACHE_TRIED:
-        return
-    dataset[0]  # what the first sample takes besides, such as opening a file, is no other's
-    took_s, tried_bytes = [], 0
-    for n in range(CACHE_TRIED):
+        return {}
+    tried, took_s = {0: dataset[0]}, []  # what the first takes besides, such as opening a file, is no other's
+    for index in (count * n // CACHE_TRIED for n in range(1, CACHE_TRIED)):
         begun = time.perf_counter()
-        tried_bytes += _sample_bytes(dataset[count * n // CACHE_TRIED])
+        tried[index] = dataset[index]
         took_s.append(time.perf_counter() - begun)
-    needed_bytes, needed_s = count * tried_bytes / CACHE_TRIED, count * statistics.median(took_s)
+    needed_bytes = count * sum(map(_sample_bytes, tried.values())) / CACHE_TRIED
+    needed_s = count * statistics.median(took_s)
     said = f"ram_cache=true would keep {count} samples in RAM"
     if needed_bytes > (free_bytes := limits.free_bytes()):
         least = f"about {needed_bytes / 2**30:.1f} GiB, and {free_bytes / 2**30:.1f} GiB may be used"
         raise CacheTooLarge(f"{said}: {least}; knobs.ram_cache=false")
     if needed_s > limits.most_s:
         raise CacheTooLarge(f"{said}: about {needed_s:.0f} s to prepare, {limits.most_s:.0f} s are allowed")
+    return tried
 
 
 def _sample_bytes(sample: Any) -> int:
