@@ -14,8 +14,8 @@ SMALL = {
     "nli": ["max_train_samples=64", "max_val_samples=16", "layers=1", "max_length=16"],
     "pointer": ["nodes=6", "train_samples=64", "val_samples=16"],
     "headpose": ["heads=40", "image_size=32", "max_train_samples=64"],
-    "temporal": ["val_frac=0.05"],
-    "signals": ["max_train_samples=64", "max_val_samples=32"],
+    "temporal": ["val_frac=0.05", "timeframes=1h:8 1D:4"],
+    "signals": ["data=japanese_vowels", "max_train_samples=64", "max_val_samples=32"],  # a fifth of the digits' files
 }
 # Of a study with few trials most of the time goes into windows of these: six each, else with up to 8 loader processes.
 NAMED = ["num_workers=0", "batch_size=16", "micro_batch_size=16"]

@@ -18,11 +18,11 @@ from tuning.memory.tracing.step import Job, predict
 pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
 
 SMALL: dict[str, dict[str, Any]] = {
-    "nli": {"max_train_samples": 40, "max_val_samples": 8, "layers": 2},  # of six that are alike
+    "nli": {"max_train_samples": 40, "max_val_samples": 8, "layers": 2},  # of three that are alike
     "pointer": {"train_samples": 40, "val_samples": 8},
     "headpose": {"heads": 64},
-    "temporal": {},
-    "signals": {"max_train_samples": 200},
+    "temporal": {"timeframes": "1h:8 4h:4 1D:4"},
+    "signals": {"data": "japanese_vowels", "max_train_samples": 200},  # of 7 to 29 steps, where digits have up to 92
 }
 KNOBS: dict[str, list[dict[str, Scalar]]] = {
     "nli": [{}, {"amp_dtype": "bf16", "activation_checkpointing": True}, {"adapter": "none", "fused_optimizer": True}],
