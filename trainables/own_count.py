@@ -19,7 +19,7 @@ from trainables.plan import evenly
 from trainables.state import WARM_STEPS, Diverged, RunState, closed, watched
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Witness
-from trainables.workload import OwnLoop, WorkloadError
+from trainables.workload import LoopError, OwnLoop
 
 READY = "ready"
 Event = Window | Evaluation | str
@@ -155,7 +155,7 @@ class Counted:
                 self._close()
                 self._watch.restart()
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
-            raise WorkloadError(
+            raise LoopError(
                 f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
                 "steps by itself, and after an optimizer.step() of your own comes run.step()"
             )
@@ -172,7 +172,7 @@ class Counted:
         found = {name: float(value) for name, value in values.items()}
         missing = [name for name in self._state.workload.objectives if name not in found]
         if missing:
-            raise WorkloadError(f"run.report has {sorted(found)}, without {', '.join(missing)} of OBJECTIVES")
+            raise LoopError(f"run.report has {sorted(found)}, without {', '.join(missing)} of OBJECTIVES")
         for name, value in found.items():
             if not math.isfinite(value):
                 raise Diverged(f"{name} is {value} after {self._state.samples} samples")
@@ -202,14 +202,14 @@ class Counted:
         """Takes that their function has returned; raises WorkloadError where it has trained or reported too little."""
         state = self._state
         if not state.first_step_at:
-            raise WorkloadError("train(run) returned without asking for run.batches(loader)")
+            raise LoopError("train(run) returned without asking for run.batches(loader)")
         if not self.is_over:
             said = f"train(run) returned after {state.samples} of {self.samples} samples"
-            raise WorkloadError(f"{said}: run.batches(loader) ends the loop by itself")
+            raise LoopError(f"{said}: run.batches(loader) ends the loop by itself")
         if self._is_due:
             names = ", ".join(f"{name}=..." for name in state.workload.objectives)
             said = "train(run) returned without a report at its end"
-            raise WorkloadError(f"{said}: if run.evaluate_now: run.report({names})")
+            raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
 
     def let_go(self) -> None:
         """Takes back what it did to their model, in the thread that did it."""
@@ -301,7 +301,7 @@ class Counted:
 
 
 def _pass_samples(loader: Any) -> int:
-    """Returns the samples of a pass over a loader; raises WorkloadError where it does not know them."""
+    """Returns the samples of a pass over a loader; raises LoopError where it does not know them."""
     for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         try:
             return len(source)  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def _pass_samples(loader: Any) -> int:
     try:
         return len(loader) * int(getattr(loader, "batch_size", None) or 1)
     except (TypeError, NotImplementedError):
-        raise WorkloadError(
+        raise LoopError(
             f"a {type(loader).__name__} over data without a length: run.batches(loader, samples=N) says how many "
             "samples one pass has"
         ) from None

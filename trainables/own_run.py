@@ -25,12 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from trainables import batches, optim, precision
+from trainables.near_names import nearest
 from trainables.own_count import Counted
-from trainables.workload import WorkloadError
+from trainables.workload import LoopError
 
 _LOADER = ("micro_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 _PREPARE = ("channels_last", "compile", "activation_checkpointing")
 _BATCHES = ("non_blocking", "device_prefetch", "tf32", "cudnn_benchmark", "sdpa_backend", "empty_cache")
+_DECLARE = "give it a value or values in SPACE"
 ASKED_BY: Mapping[str, tuple[str, ...]] = {
     "run.loader()": _LOADER,
     "run.prepare(model, optimizer)": _PREPARE,
@@ -48,10 +50,13 @@ class Run(Counted):
     # -- values --------------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of a knob; raises WorkloadError for a name that is none."""
+        """Returns the value of a knob; raises LoopError for a name that is none, with the one most like it."""
         values = self._state.config.knobs.as_dict()
         if name not in values:
-            raise WorkloadError(f"run[{name!r}]: there is no such knob: give it a value or values in SPACE")
+            near = nearest(name, values)
+            raise LoopError(
+                f"run[{name!r}]: there is no such knob: {f'did you mean run[{near!r}]?' if near else _DECLARE}"
+            )
         self._state.asked.add(name)
         return values[name]
 
@@ -128,7 +133,7 @@ class Run(Counted):
             before = self._state.samples
             yield self._state.epoch
             if self._state.samples == before:
-                raise WorkloadError("a pass over run.epochs() took no batch of run.batches(loader)")
+                raise LoopError("a pass over run.epochs() took no batch of run.batches(loader)")
 
     def batches(self, loader: Iterable[Any], samples: int | None = None) -> Iterator[Any]:
         """Yields the loader's batches on the device, pass after pass, until the horizon is reached.
@@ -155,7 +160,7 @@ class Run(Counted):
                     break
             del own  # its workers end before what follows the pass
             if state.samples == before:
-                raise WorkloadError("the loader of run.batches(loader) gave no batch in a whole pass")
+                raise LoopError("the loader of run.batches(loader) gave no batch in a whole pass")
             if not self.is_over:
                 state.epoch += 1
                 state.micro_batches_done = 0
@@ -179,10 +184,10 @@ class Run(Counted):
         """
         knobs, own = self._ask("set_to_none", "sync_every_step"), optimizer or self._state.optimizer
         if own is None:
-            raise WorkloadError("run.backward(loss) needs an optimiser: run.backward(loss, optimizer), or run.prepare")
+            raise LoopError("run.backward(loss) needs an optimiser: run.backward(loss, optimizer), or run.prepare")
         limit = float(self._ask("max_grad_norm").max_grad_norm if max_norm is None else max_norm)
         if not self._state.micro_steps:
-            raise WorkloadError("run.backward is called outside of a loop over run.batches(loader)")
+            raise LoopError("run.backward is called outside of a loop over run.batches(loader)")
         accumulation = self.accumulation
         self._scaler.scale(loss / accumulation if accumulation > 1 else loss).backward()
         self.saw_loss(loss)

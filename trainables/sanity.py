@@ -1,20 +1,24 @@
 """A workload tried before anything is measured: one optimiser step and one evaluation of the loop, on a few samples.
 
-Every hook is called as a training calls it, so a wrong key is said after seconds and not after two trainings.
+Every hook is called as a training calls it, so a wrong key is said after seconds and not after two trainings. What
+the model knows before any step is measured too: trainings that come to no more have learned nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from trainables import loop
+from trainables import batches, loop, precision
 from trainables.batches import size_of
 from trainables.evaluation import Enough
 from trainables.plan import Plan
@@ -24,6 +28,8 @@ from trainables.workload import Config, HookFailed, Split
 
 FEW = 8
 """Samples of each split that are tried first."""
+UNTRAINED_S = 20.0
+"""The most that evaluating the untrained model may take: it is one figure, and a study has minutes."""
 
 
 def check(resident: Resident, config: Config) -> None:
@@ -38,6 +44,35 @@ def check(resident: Resident, config: Config) -> None:
         _tried(resident, config, min(FEW, micro), FEW)
         return
     _tried(resident, config, micro, None)  # outside, so that a traceback shows what is raised once
+
+
+def untrained(resident: Resident, config: Config) -> dict[str, float]:
+    """Returns the objectives of the model before any step, on the whole validation split.
+
+    Empty where one is undefined, or where it takes longer than `UNTRAINED_S`. Raises what the workload's `evaluate`
+    raises.
+    """
+    knobs, model = config.knobs, resident.model(config).eval()
+    held = resident.validation(config, itertools.repeat(min(knobs.micro_batch_size, knobs.batch_size)))
+    device = torch.device(config.device)
+    until = time.perf_counter() + UNTRAINED_S
+
+    def moved() -> Iterator[Any]:
+        for batch in held:
+            if time.perf_counter() > until:
+                raise Enough
+            yield batches.to_device(batch, device)
+
+    with (
+        contextlib.suppress(Enough),
+        torch.no_grad(),
+        precision.kernels(knobs, device),
+        precision.autocast(knobs, device),
+    ):
+        found = resident.workload.evaluate(model, moved())
+        values = {name: float(found[name]) for name in resident.workload.objectives}
+        return values if all(map(math.isfinite, values.values())) else {}
+    return {}
 
 
 def _tried(resident: Resident, config: Config, train: int, val: int | None) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
+from trainables import near_names
 from trainables.knob_columns import Domain, Kind, Knob
 from trainables.knobs import Knobs, KnobTable, Scalar
 
@@ -74,7 +75,7 @@ class Workload(Protocol):
       `blocks(model) -> Sequence[Module]`   what activation checkpointing wraps; default: members of every ModuleList;
       `baselines(config) -> dict[str, dict[str, float]]`   what plain rules reach, such as the majority class:
                                             name -> objectives, printed beside the result; what is no better is not
-                                            picked for its speed once anything is; default: none.
+                                            picked for its speed once anything is; the untrained model is one always.
 
     A data set may have, where samples one by one are the slow way:
       `batch(indices) -> Batch`             what `collate` gives of these samples, made at once;
@@ -133,6 +134,10 @@ class WorkloadError(Exception):
     """A workload that cannot be found, or that does not keep the contract."""
 
 
+class LoopError(WorkloadError):
+    """A loop of one's own that does not do what `run` asks of it: its line is to blame, and no option."""
+
+
 class ImportEnds(BaseException):
     """A script runs a study at its top level, and is read by that study as the file of its workload, up to there."""
 
@@ -163,7 +168,8 @@ def load(ref: str) -> Workload | OwnLoop:
 
     The module must hold a `WORKLOAD`, an instance or a class of the contract, or a function `train(run)` with a SPACE
     and OBJECTIVES. It may hold a `BEFORE`, a dict of knobs that gains are measured against. Raises WorkloadError with
-    what is missing. A file is imported under a name made of its stem, once a process.
+    what is missing, or there and read by nobody (`near_names`). A file is imported under a name made of its stem, once
+    a process.
     """
     module = _module(ref)
     found = getattr(module, "WORKLOAD", None)
@@ -179,6 +185,8 @@ def load(ref: str) -> Workload | OwnLoop:
     if missing:
         raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in docs/workload.md")
     _check_objectives(f"{ref}: objectives", workload.objectives)
+    if said := near_names.fault_of_class(workload, module):
+        raise WorkloadError(f"{ref}: {said}")
     table_of(cast(Workload, workload))
     return cast(Workload, workload)
 
@@ -191,6 +199,8 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
     if not isinstance(objectives, Mapping):
         raise WorkloadError(f"{ref} has a train(run) and no OBJECTIVES; add OBJECTIVES = {{'accuracy': 'max'}}")
     _check_objectives(f"{ref}: OBJECTIVES", objectives)
+    if said := near_names.fault_of_loop(module):
+        raise WorkloadError(f"{ref}: {said}")
     before = getattr(module, "BEFORE", {})
     of_the_loop = KnobTable(hooks=REPLACING)
     own = [name for name in space if name not in of_the_loop]

@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 class Configuration:
     """Knobs, complete, and what was measured of them: samples a second, quality by objective, peak bytes.
 
+    The speed is the one that every page shows: of windows in turns, else of whole trainings, else of its probe.
+
     `name` is a trial's, or that of a configuration given by hand; what was not measured is None or lacking.
-    `is_confirmed` says whether it was trained again on fresh seeds.
+    `is_confirmed` says whether it was trained again on fresh seeds, and came to as much as in the search.
     """
 
     name: str
@@ -119,25 +121,26 @@ class Result:
 
     def _knobs(self, config: Mapping[str, Any]) -> dict[str, Any]:
         with using(self.summary.table):
-            return complete(config)
+            return {name: value for name, value in complete(config).items() if self.summary.asks_for(name)}
 
     def _named(self, one: Named) -> Configuration:
         quality = {name: found.mean for name, found in one.quality.items()}
         confirmed = any(found.confirmed for found in one.quality.values())
-        is_confirmed = confirmed and not (one.name == "best" and self.summary.provisional)
+        is_confirmed = confirmed and not (one.name == "best" and (self.summary.provisional or not self.summary.repeats))
         name, peak = one.trial or one.name, one.peak_allocated_bytes
         return Configuration(name, self._knobs(one.config), one.samples_per_s, quality, peak, is_confirmed)
 
     def _trial(self, one: TrialView) -> Configuration:
         values = {name: value for name, value in one.values.items() if value is not None}
         return Configuration(
-            one.trial, self._knobs(one.config), one.samples_per_s, values, one.peak_allocated_bytes, False
+            one.trial, self._knobs(one.config), self.summary.speed_of(one), values, one.peak_allocated_bytes, False
         )
 
     def _row(self, one: TrialView) -> dict[str, Any]:
         figures = (SPEED, "peak_allocated_bytes", "samples", "stopped_at", "seed", "on_front", "message")
         own = {"trial": one.trial, "outcome": one.outcome, **one.values}
-        return {**own, **{name: getattr(one, name) for name in figures}, **self._knobs(one.config)}
+        found = {**own, **{name: getattr(one, name) for name in figures}, **self._knobs(one.config)}
+        return {**found, SPEED: self.summary.speed_of(one)}
 
 
 @dataclass(frozen=True)

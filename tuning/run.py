@@ -62,7 +62,8 @@ settings (key=value, in any order), with what they are without you in brackets
                           the objective's own unit or of the best seen, as long
                           as it beats the workload's baselines [the workload's]
   dashboard=true          starts the Ray dashboard here and prints how to log in
-  resume=ID               goes on with a run that was interrupted
+  resume=ID               goes on with a run that was interrupted, or with one
+                          that is to have a larger search.max_time or .trials
   force=true              goes on with it although machine, data or code differ
   runs_dir=PATH name=ID   where the run is written [runs]
 

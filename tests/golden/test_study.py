@@ -61,6 +61,23 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(tmp_path: Path) -
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
+def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(tmp_path: Path) -> None:
+    before = len(study(tmp_path, "concurrency=1"))
+    assert run("tuning.run", ["resume=one", "search.trials=5"], tmp_path) == 0, (tmp_path / "err").read_text()[-2000:]
+    made = tmp_path / "runs" / "mine" / "one"
+    records = journal(made)
+    assert len(of(records, "trial")) == 5
+    assert not of(records[before:], "probe"), "what was probed is known"
+    assert len(of(records[before:], "pick")) == 1
+    assert records[-1]["event"] == "stop"
+    (row,) = answer(tmp_path, "list")
+    assert (row["state"], row["trials"]) == ("finished", 5)
+    rounds = [r["round"] for r in of(records[before:], "window")]
+    assert not rounds or len(rounds) == len(set(rounds)) * len({r["name"] for r in of(records[before:], "window")})
+    assert run("tuning.run", ["resume=one"], tmp_path) == 0
+    assert len(journal(made)) == len(records), "it is finished"
+
+
 def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None:
     (tmp_path / "hungry.py").write_text(HUNGRY)
     card = ["card=rtx4060", "card.memory_gib=0.003", "card.reserve_gib=0", "knobs.amp_dtype=fp32"]

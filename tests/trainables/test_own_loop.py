@@ -260,6 +260,10 @@ def test_an_own_knob_is_a_row_with_the_kind_it_gives() -> None:
         ("SPACE = {'a': {'high': 3}}\nOBJECTIVES = {'error': 'min'}", "give a list of values, or low and high"),
         ("SPACE = {'a': {'values': [1], 'kind': 'odd'}}\nOBJECTIVES = {'error': 'min'}", "kind is 'odd'; allowed"),
         ("SPACE = {'a b': [1, 2]}\nOBJECTIVES = {'error': 'min'}", "give it another name"),
+        (
+            "SPACE = {'a': [1, 2]}\nOBJECTIVES = {'error': 'min'}\nBASELINE = {}",
+            "BASELINE is not read: is it BASELINES",
+        ),
     ],
 )
 def test_a_file_that_lacks_something_says_what(tmp_path: Path, lines: str, says: str) -> None:

@@ -19,7 +19,7 @@ from tuning import load_best, read_run, tune
 from tuning.config.errors import ConfigError, UserCodeError
 
 FAST = {
-    "search": {"trials": 2, "max_time": "3m"},
+    "search": {"trials": 3, "max_time": "3m"},
     "budget": {"train_epochs": 1.0, "probe": {"max_time_s": 1, "probe_time_s": 0.2}, "confirm": {"seeds": 1}},
     "budget.confirm.window_s": 0.1,
     "knobs": {"learning_rate": [0.01, 1e-5], "batch_size": 16, "micro_batch_size": [8, 16], "num_workers": 0},
@@ -47,10 +47,14 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
     assert result.best.is_confirmed
     assert set(result.gains) == {"before", "plain defaults", "small"}
     assert result.named["small"].knobs["batch_size"] == 4
-    assert [t["trial"] for t in result.trials] == ["t000", "t001"]
+    assert [t["trial"] for t in result.trials] == ["t000", "t001", "t002"]
+    assert result.trials[0]["batch_size"] == 32, "before comes first, though the space was given another batch size"
     assert {t["learning_rate"] for t in result.trials} == {0.01, 1e-5}
-    assert result.front[0].samples_per_s == max(t["samples_per_s"] for t in result.trials)
-    assert len(result.to_pandas()) == 2
+    assert result.front[0].samples_per_s == max(t["samples_per_s"] for t in result.trials if t["on_front"])
+    speeds = {t["trial"]: t["samples_per_s"] for t in result.trials}
+    assert speeds[result.best.name] == result.best.samples_per_s, "one speed of one configuration"
+    assert {one.name: one.samples_per_s for one in result.front}.items() <= speeds.items()
+    assert len(result.to_pandas()) == 3
     shown = result._repr_html_()
     assert "<table>" in shown
     assert str(result) in re.sub("<[^>]*>", "", shown)

@@ -33,6 +33,8 @@ activation checkpointing and adapter.
 
   python -m tuning estimate workload=nli card=rtx4060
   python -m tuning estimate workload=mine.py card=rtx3090 knobs.micro_batch_size=[1,2,4,8] --json
+
+Where nothing can be predicted it says why and what tells it instead, and exits with 1.
 """
 LEAST_SAVING_FRAC = 0.01
 """A remedy that saves less than a hundredth is not named. Each is tried on top of those before it."""
@@ -61,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
-    """Returns the exit code; raises ConfigError for a wrong command line.
+    """Returns the exit code, 1 where nothing could be predicted; raises ConfigError for a wrong command line.
 
     `predicts` stands in for the predictor's process, for tests.
     """
@@ -80,7 +82,7 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
         with console.capture() as captured:
             console.print(*estimate_lines.shown(answer, console.width), sep="\n")
         print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
-    return 0
+    return 0 if any(row["cells"] for row in answer["rows"]) else 1
 
 
 def answered(about: Question, predicts: Predict) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     card = {"name": about.card, "memory_bytes": about.memory_bytes, "usable_bytes": about.usable_bytes}
     return {
         "workload": about.name,
+        "ref": about.workload,
         "card": {**card, "capability": list(about.capability)},
         "kernels": about.kernels,
         "knobs": dict(about.knobs),

@@ -104,7 +104,7 @@ class BestFile(_Part):
     """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
-    status: Literal["confirmed", "unconfirmed"] = "confirmed"
+    status: Literal["confirmed", "unconfirmed", "not repeated"] = "confirmed"
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart
@@ -152,6 +152,10 @@ def read(path: Path) -> Best:
     if found.status == "unconfirmed":
         again = f"python -m tuning.run resume={found.provenance.study}"
         warnings.append(f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that")
+    if found.status == "not repeated":
+        warnings.append(
+            f"{path.name} came to much less on fresh seeds than in the search: train longer, and search again"
+        )
     options = {name: at_home(value) for name, value in found.workload.options.items()}
     secrets = sorted(name for name, value in options.items() if value == MASK)
     if secrets:

@@ -30,6 +30,10 @@ class Choice:
     values: tuple[Scalar, ...]
     auto: bool = False
 
+    def __contains__(self, value: object) -> bool:
+        """Returns whether `value` is listed; true is not 1."""
+        return any(v == value and isinstance(v, bool) == isinstance(value, bool) for v in self.values)
+
     def at(self, share: float) -> Scalar:
         """Returns the value at a place from 0 to 1, each having an equal part of it."""
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]

@@ -291,6 +291,11 @@ def trials(records: Sequence[Record]) -> list[Trial]:
     return list(ended.values())
 
 
+def trained_beside(records: Sequence[Record]) -> set[str]:
+    """Returns the trials of configurations that the space lacks: they show a quality, and are not picked."""
+    return {r["trial"] for r in records if r.event == "trial_start" and r.get("beside")}
+
+
 def rated(records: Sequence[Record]) -> dict[str, Record]:
     """Returns the latest `rated` record of each trial that ended and has one since."""
     found: dict[str, Record | None] = {}
@@ -316,12 +321,25 @@ def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     return list(begun.items())
 
 
+def reopened(records: Sequence[Record]) -> Sequence[Record]:
+    """Returns the records since the study was last given more trials or more time, all where it never was."""
+    places = (n for n in reversed(range(len(records))) if records[n].event == "resume" and records[n].get("search"))
+    return records[next(places, 0) :]
+
+
+def windows(records: Sequence[Record]) -> list[Record]:
+    """Returns the windows that were taken in turns: those from before the study got more time stand apart."""
+    own = [r for r in reopened(records) if r.event == "window"]
+    return own or [r for r in records if r.event == "window"]
+
+
 def stage_done(records: Sequence[Record], stage: str) -> bool:
-    """Returns whether the stage has ended."""
-    return any(r.event == "stage" and r["stage"] == stage and r["state"] == "end" for r in records)
+    """Returns whether the stage has ended; from the search on since the study was last given more."""
+    since = records if stage in ("estimate", "probe") else reopened(records)
+    return any(r.event == "stage" and r["stage"] == stage and r["state"] == "end" for r in since)
 
 
 def is_finished(records: Sequence[Record]) -> bool:
     """Returns whether the study came to its end: it says so, or its last stage has ended."""
-    stop = last(records, "stop")
+    stop = last(reopened(records), "stop")
     return stage_done(records, "export") or (stop is not None and not stop["resumable"])

@@ -40,9 +40,21 @@ def shown(answer: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
         yield _table(answer, min(_MOST_PARTS, max(2, (width - _LEFT_WIDTH) // _PART_WIDTH)))
         yield ""
         yield from map(_paragraph, _advice(answer))
-    yield from map(_paragraph, _notes(answer))
-    if not any(row["cells"] for row in answer["rows"]):
-        yield _paragraph("This step cannot be predicted: only trials can tell what fits, and the search learns it.")
+        yield from map(_paragraph, _notes(answer))
+    else:
+        yield from map(_paragraph, _unknown(answer))
+
+
+def _unknown(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yields why nothing is predicted, and what tells it instead."""
+    reasons = dict.fromkeys(note.removeprefix("Untraceable: ") for row in answer["rows"] for note in row["notes"])
+    yield f"This step cannot be predicted: {'; '.join(reasons) or 'it was not traced'}."
+    yield from (f"note: {note}" for note in answer["notes"])
+    card = f" card={answer['card']['name']}" if answer["card"]["usable_bytes"] is not None else ""
+    yield (
+        f"To measure it instead, in probes and without training: python -m tuning.run workload={answer['ref']}{card} "
+        "search.trials=0. A study of this workload measures memory as it goes, and only trials can tell what fits."
+    )
 
 
 def _paragraph(text: str) -> RenderableType:

@@ -6,7 +6,7 @@ import csv
 import io
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -91,7 +91,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
         "schema": best_file.SCHEMA,
         "status": _status(summary, named),
         "workload": {"ref": summary.ref, "options": masked(summary.options)},
-        "knobs": _every_knob(named, study.get("asked")),
+        "knobs": _every_knob(summary, named),
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
         "measured": _measured(summary, named),
         "compared": {
@@ -121,18 +121,21 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
 
 
 def _status(summary: Summary, named: Named) -> str:
-    """Returns whether the study came to its pick, and trained the configuration again where it had trained it."""
+    """Returns whether the study came to its pick, and trained the configuration again where it had trained it.
+
+    What was picked and came to much less on fresh seeds is "not repeated".
+    """
+    if named.name == "best" and not summary.provisional and not summary.repeats:
+        return "not repeated"
     trained = named.quality.values()
     confirmed = not summary.provisional and (not trained or any(quality.confirmed for quality in trained))
     return "confirmed" if confirmed else "unconfirmed"
 
 
-def _every_knob(named: Named, asked: Collection[str] | None) -> dict[str, Scalar]:
-    """All knobs, so that a later version with other defaults trains the same; of a loop of one's own those `asked`."""
-    sizes = ("batch_size", "micro_batch_size")
+def _every_knob(summary: Summary, named: Named) -> dict[str, Scalar]:
+    """All knobs that the workload reads, so that a later version with other defaults trains the same."""
     try:
-        found = Knobs.of(named.config).as_dict()
-        return {name: value for name, value in found.items() if asked is None or name in (*asked, *sizes)}
+        return {name: value for name, value in Knobs.of(named.config).as_dict().items() if summary.asks_for(name)}
     except ValueError as error:
         remedy = "export it with the version that made the run"
         raise ConfigError(f"{named.name}: {error}", remedy=remedy) from None

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuning.config.lenient import finite, mapping, whole
-from tuning.journal.records import Record
-from tuning.report.trial_views import SPEED, TrialView, view
+from tuning.journal.records import Record, windows
+from tuning.report.trial_views import SPEED, TrialView, trained_as, view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
 from tuning.stats import uncertainty
@@ -45,16 +45,10 @@ class Named:
 
     @property
     def samples_per_s(self) -> float | None:
-        """The mean of its trainings, else of its windows, else its probe: what a training is expected to show.
+        """The one speed that is shown of it: of windows measured in turns, else trainings, else its probe.
 
-        Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md), so trainings go first.
+        Windows of 1.5 s came out 5 to 30 % below trainings of 17 s (docs/log/two_cores.md); best.yaml has trainings.
         """
-        found = self.trained or self.throughput
-        return found.mean if found else self.probed_samples_per_s
-
-    @property
-    def beside_others(self) -> float | None:
-        """The one speed that a page shows of it: of windows measured in turns, else trainings, else its probe."""
         found = self.throughput or self.trained
         return found.mean if found else self.probed_samples_per_s
 
@@ -72,9 +66,11 @@ class Confirming:
         labels = {name, source.trial} if name in PICKS else {name}
         windows = self.windows(labels, source.config)
         confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
+        trained = {*labels, trained_as(self.records).get(name, name)}  # with other system knobs, which teach the same
+        learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
         waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
         peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
-        quality = {name: self._quality(name, confirmed, source) for name in self.objectives}
+        quality = {name: self._quality(name, learned, source) for name in self.objectives}
         return Named(
             name=name,
             trial=source.trial if name in PICKS else "",
@@ -92,7 +88,7 @@ class Confirming:
 
     def windows(self, names: Collection[str], config: Mapping[str, Any]) -> list[Record]:
         """Returns a configuration's windows by name or trial; of the best's only its own: another may have been it."""
-        own = [r for r in self.records if r.event == "window" and r.get("name") in names]
+        own = [r for r in windows(self.records) if r.get("name") in names]
         return [r for r in own if r.get("name") not in PICKS or r.get("config", config) == config]
 
     def by_round(self, one: Named) -> dict[int, float]:
@@ -130,6 +126,9 @@ def named_of(
     sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}
     sources = {name: source for name, source in sources.items() if name not in by_id}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
+    for own in trials:
+        if own.named in sources and own.outcome == "ok":
+            sources[own.named] = replace(sources[own.named], values=own.values, seed=own.seed)
     return {name: confirming.named(name, source) for name, source in sources.items()}
 
 
@@ -164,7 +163,7 @@ def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...
         pair = named[of], named[over]
         a, b = (one.probed_samples_per_s for one in pair)
         if not a or not b:
-            a, b = (one.beside_others for one in pair)
+            a, b = (one.samples_per_s for one in pair)
         if gain is None and a and b:
             gain = Gain(of, over, a / b, None, None, 0)
         if gain is not None:

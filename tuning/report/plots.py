@@ -320,7 +320,7 @@ def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
 
     Rows keep apart the names of two that are as fast.
     """
-    speed, quality = named.beside_others, named.quality.get(objective)
+    speed, quality = named.samples_per_s, named.quality.get(objective)
     if not speed:
         return
     if quality is None:

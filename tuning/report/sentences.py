@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import statistics
@@ -11,13 +12,12 @@ from typing import Any
 
 from trainables.knobs import Knobs, kind_of
 from tuning.config.cards import HERE, lacking
-from tuning.config.lenient import mapping
+from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary
 from tuning.search.bottleneck import Verdict
-from tuning.search.rule import absolute
 from tuning.stats.uncertainty import Gain
 
 
@@ -37,8 +37,6 @@ def left_out(config: StudyConfig) -> list[str]:
     return found + others
 
 
-COLLAPSE_TOLERANCES = 5.0
-"""The best of twelve with one seed is about one tolerance too good (docs/log/confirming.md)."""
 STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 
@@ -61,11 +59,22 @@ def answer(found: Summary) -> str:
     rounds = max(g.rounds for g in gains)
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
+    said += beside_sentence(found)
     cautions = [f"keep {called(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
     cautions += filter(
         None, [not_repeated_sentence(found), baseline_sentence(found), same_sentence(found), too_short_sentence(found)]
     )
     return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
+
+
+def beside_sentence(found: Summary) -> str:
+    """Returns ", at accuracy 0.912 where before has 0.905", "" where the reference was not trained."""
+    best, reference, objective = found.best, found.reference, found.objective
+    if best is None or reference is None or not {objective} <= best.quality.keys() & reference.quality.keys():
+        return ""
+    mine, theirs = best.quality[objective], reference.quality[objective]
+    once = "" if len(theirs.by_seed) > 1 else " by one seed"
+    return f", at {plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}"
 
 
 def defaults_sentence(found: Summary) -> str:
@@ -81,11 +90,15 @@ def defaults_sentence(found: Summary) -> str:
 
 
 def same_sentence(found: Summary) -> str:
-    """Returns that all trials and trainings came to the same quality, as where nothing is learned; else ""."""
+    """Returns that all trials and trainings came to the same quality, as where nothing is learned; else "".
+
+    Those that were stopped count by their last rung: a task that every training solves has some that lag behind.
+    """
     values = [t.values.get(found.objective) for t in found.trials if t.outcome == "ok"]
     values += [v for one in found.confirmed for v in one.quality[found.objective].by_seed.values()]
     known = [value for value in values if value is not None]
-    if len(known) < LEAST_ALIKE or len(set(known)) > 1:
+    on_the_way = {value for curve in found.curves.values() for _, value in curve}
+    if len(known) < LEAST_ALIKE or len({*known, *on_the_way}) > 1:
         return ""
     told = f"{plain(found.objective)} {known[0]:.3f}"
     return f"all {len(known)} trainings came to {told}: is anything learned? More of it: budget.train_epochs"
@@ -100,7 +113,10 @@ def cut_sentence(found: Summary) -> str:
         return f"The run is not finished: {done} of {asked} trials have ended so far"
     if any("every configuration of the space was tried" in note for note in found.notes):
         return ""
-    return f"The search was cut short: {done} of {asked} trials ended; a larger search.max_time has them all"
+    limit_s = finite(mapping(mapping(found.study.get("config")).get("search")).get("max_time"))
+    more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
+    command = f"python -m tuning.run resume={plain(found.id)}"
+    return f"The search was cut short: {done} of {asked} trials ended; {command}{more} has more of them"
 
 
 def parts_sentence(found: Summary) -> str:
@@ -121,7 +137,8 @@ def parts_sentence(found: Summary) -> str:
         said = [f"Of {gain.ratio:.2f} times over {over}, {own.model_ratio:.2f} are {model} ({', '.join(own.model)})"]
         said[0] += f" by the {own.ground}, {free}"
     if own.system_ratio is not None and own.system_ratio > 1:
-        said.append(f"system knobs, which cannot change what is learned, make {own.system_ratio:.2f} by the probes")
+        which = ", which cannot change what is learned," if found.kinds_are_measured else ""
+        said.append(f"system knobs{which} make {own.system_ratio:.2f} by the probes")
     elif not found.ablation:
         said.append(f"{ablate_command(found)} tells what each knob bought")
     return "; ".join(said)
@@ -198,22 +215,21 @@ def baseline_sentence(found: Summary) -> str:
 
 
 def not_repeated_sentence(found: Summary) -> str:
-    """Returns that the pick is much worse trained again than it was in the search, "" where it is not.
-
-    Much worse is more than `COLLAPSE_TOLERANCES`: of one seed the best of many is always a little too good.
-    """
+    """Returns that the pick is much worse trained again than it was in the search, and what to raise; else ""."""
     best, objective = found.best, found.objective
     own = best.quality.get(objective) if best else None
     searched = next((t.values.get(objective) for t in found.trials if best and t.trial == best.trial), None)
-    tolerance = mapping(mapping(found.study.get("config")).get("pick")).get("tolerance")
-    if own is None or not own.confirmed or searched is None or tolerance is None:
+    if found.repeats or own is None or searched is None:
         return ""
-    mode = found.objectives[objective]
-    worse = (own.mean - searched) * (1.0 if mode == "min" else -1.0)
-    if worse <= COLLAPSE_TOLERANCES * absolute(tolerance, [searched], mode):
-        return ""
-    said = f"trained again its {plain(objective)} is {own.mean:.3f}, and was {searched:.3f} in the search"
-    return f"{said}: trainings of it differ too much to rely on; longer ones, or more seeds, tell"
+    said = f"the pick did not repeat: trained again its {plain(objective)} is {own.mean:.3f}, and was {searched:.3f}"
+    return f"{said} in the search; longer trainings differ less: {longer_trainings(found)}"
+
+
+def longer_trainings(found: Summary) -> str:
+    """Returns the settings that make trainings twice as long."""
+    samples, passes = found.horizon_samples, whole(found.study.get("train_samples"))
+    epochs = f"={2 * samples / passes:.2g}" if samples and passes else ""
+    return f"budget.train_epochs{epochs}, with twice the search.max_time"
 
 
 def too_short_sentence(found: Summary) -> str:

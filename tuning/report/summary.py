@@ -16,7 +16,7 @@ from trainables.knobs import KnobTable, table, using
 from tuning.config.lenient import mapping, numbers, texts, whole
 from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
-from tuning.journal.records import Record, is_finished, table_of
+from tuning.journal.records import Record, is_finished, reopened, table_of
 from tuning.journal.timeline import Interval, Times
 from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
@@ -91,12 +91,16 @@ class Summary:
     stop_reason: str
     is_finished: bool
     """Nothing more is measured: the run has come to its export."""
+    kinds_are_measured: bool = False
+    """Whether it was measured which system knobs change what is learned."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The system knobs that were found to change what is learned, each with the reason in words."""
     table: KnobTable = field(default_factory=table)
     """The knobs of its workload, which may be another than that in use."""
     provisional: bool = False
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
+    repeats: bool = True
+    """Whether the pick, where it was trained again, bore out what it came to in the search (`search.rule`)."""
 
     @property
     def best(self) -> Named | None:
@@ -134,7 +138,12 @@ class Summary:
             for one in (*self.named.values(), *self.confirmed)
             if trial.trial and trial.trial in (one.trial, one.name)
         ]
-        return next((one.beside_others for one in own if one.throughput or one.trained), trial.samples_per_s)
+        return next((one.samples_per_s for one in own if one.throughput or one.trained), trial.samples_per_s)
+
+    def asks_for(self, knob: str) -> bool:
+        """Returns whether the workload reads the knob: a loop of one's own reads what it asks for, and batch sizes."""
+        asked = self.study.get("asked")
+        return not isinstance(asked, list) or knob in (*asked, "batch_size", "micro_batch_size")
 
     def given(self) -> tuple[Named, ...]:
         """Returns the configurations that were named by hand, in the order in which they were measured."""
@@ -220,10 +229,13 @@ def _from_records(records: Sequence[Record]) -> Summary:
         intervals=tuple(timeline.intervals(records)),
         notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
-        is_finished=is_finished(records) or any(r.get("stage") == "export" for r in records if r.event == "stage"),
+        is_finished=is_finished(records)
+        or any(r.get("stage") == "export" for r in reopened(records) if r.event == "stage"),
+        kinds_are_measured=_last(records, "kinds").get("message") == "",
         kinds=kinds_of(records),
         table=table(),
         provisional=provisional and "best" in named,
+        repeats=pick.get("repeats") is not False,
     )
 
 

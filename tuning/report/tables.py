@@ -38,7 +38,7 @@ def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
 
 def _configuration(found: Summary, one: Named) -> list[str]:
     shown = one.throughput or one.trained
-    fast = speed(shown, one.probed_samples_per_s) if one.beside_others else outcome(one.outcome)
+    fast = speed(shown, one.probed_samples_per_s) if one.samples_per_s else outcome(one.outcome)
     gain, own = found.gain("best", one.name), found.parts.get(one.name)
     part = "-" if gain is None or own is None else "unknown" if own.model_ratio is None else f"{own.model_ratio:.2f}x"
     learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
@@ -68,7 +68,7 @@ def _ablated(one: AblationResult) -> list[str]:
 def knobs(found: Summary) -> tuple[Grid, list[str]] | None:
     """Returns the knobs that differ between the named configurations, and the others as name=value."""
     columns = [*found.given(), *([found.best] if found.best else [])]
-    configs = [complete(one.config) for one in columns]
+    configs = [{n: v for n, v in complete(one.config).items() if found.asks_for(n)} for one in columns]
     rows, same = [], []
     for name in dict.fromkeys(name for config in configs for name in config):
         cells = [plain(c[name]) if name in c else "-" for c in configs]
@@ -109,7 +109,7 @@ def trials(found: Summary) -> Grid | None:
         trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
         ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
         figures = [rate(found.speed_of(trial) if trained else None), size(trial.peak_allocated_bytes)]
-        mark = picks.get(trial.trial, "front" if trial.on_front else "")
+        mark = picks.get(trial.trial, "front" if trial.on_front else trial.named)
         rows.append([trial.trial, ended, *values, *figures, *(plain(trial.config.get(k, "-")) for k in keys), mark])
     head = ["", "outcome", *found.objectives, "samples/s", "peak", *(key.replace("_", " ") for key in keys), ""]
     return Grid(head, rows) if rows else None
@@ -124,7 +124,8 @@ def trial_list(found: Summary) -> Grid | None:
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
         fast = rate(found.speed_of(trial) if trial.outcome in ("ok", "stopped") else None)
         own = assignments({key: trial.config[key] for key in keys if key in trial.config})
-        rows.append([f"{trial.trial}{' *' * (trial.trial == best)}", ended, *values, fast, " ".join(own)])
+        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' {trial.named}' if trial.named else ''}"
+        rows.append([name, ended, *values, fast, " ".join(own)])
     return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
 
 

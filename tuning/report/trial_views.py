@@ -32,6 +32,8 @@ class TrialView:
     message: str = ""
     on_front: bool = False
     active: Mapping[str, Any] = field(default_factory=dict)
+    named: str = ""
+    """The configuration given by hand, such as `before`, whose training it was."""
     is_overtaken: bool = False
     """It trained with other system knobs than `config` has, which are faster by what was probed and tried."""
 
@@ -39,6 +41,8 @@ class TrialView:
 def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> list[TrialView]:
     """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one."""
     last = {str(r.get("trial", "")): view(r, objectives, "trial") for r in records if r.event == "trial"}
+    for name, trial in trained_as(records).items():
+        last |= {trial: replace(last[trial], named=name)} if trial in last else {}
     for trial, record in rated(records).items():
         own, config = last[trial], mapping(record.get("config"))
         own = replace(own, samples_per_s=finite(record.get(SPEED)))
@@ -47,6 +51,11 @@ def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> lis
             own = replace(own, peak_allocated_bytes=None, active={}, is_overtaken=True)
         last[trial] = own
     return list(last.values())
+
+
+def trained_as(records: Sequence[Record]) -> dict[str, str]:
+    """Returns the trials in which configurations that were given were trained, by their names."""
+    return {str(r["named"]): str(r["trial"]) for r in records if r.event == "trial_start" and r.get("named")}
 
 
 def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:

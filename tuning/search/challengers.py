@@ -32,6 +32,10 @@ class Entrant:
     by_seed: Mapping[int, float] = field(default_factory=dict)
     failed: bool = False
 
+    def repeats(self, rule: Rule) -> bool:
+        """Returns whether its fresh seeds, if it was trained on any, bear out what it came to in the search."""
+        return not self.by_seed or rule.repeats(self.searched, statistics.fmean(self.by_seed.values()))
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -69,7 +73,9 @@ class Selection:
         said += f": {mean[self.best]} against {rule.sign * self.bar:.4g}"
         if self.half_width is not None and self.best != self.bar_of:
             said += f" (a difference of {self.difference:.2g} ± {self.half_width:.2g})"
-        return said + (f"; by one seed it was {first}, which confirmed has {mean[first]}" if self.best != first else "")
+        if self.best == first or first not in mean:
+            return said
+        return f"{said}; by one seed it was {first}, which confirmed has {mean[first]}"
 
 
 def challengers(found: Sequence[Entrant], first: str, rule: Rule, top: int) -> list[str]:
@@ -92,8 +98,18 @@ def challengers(found: Sequence[Entrant], first: str, rule: Rule, top: int) -> l
 def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     """Returns the selection over those trained on the most seeds, None where nothing was confirmed.
 
-    Where the rule admits nobody, as no one is better than the baseline, it is the most accurate.
+    Where the best of them came to much less than in the search, it is over those that did not, as long as the rule
+    admits one of them beside it; these may have been trained later, on fewer seeds.
     """
+    whole = _settled(found, rule)
+    if whole is None or next(one for one in found if one.id == whole.best).repeats(rule):
+        return whole
+    steady = _settled([one for one in found if one.repeats(rule)], rule)
+    return steady if steady is not None and rule.admits(steady.means[steady.best], whole.bar) else whole
+
+
+def _settled(found: Sequence[Entrant], rule: Rule) -> Selection | None:
+    """Returns the selection; where the rule admits nobody, as no one beats the baseline, it is the most accurate."""
     done = [one for one in found if one.by_seed and not one.failed]
     if not done:
         return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from trainables.knobs import Scalar
 from tuning.config.schema import ConfirmSection
-from tuning.journal.records import Journal, Record, trials
+from tuning.journal.records import Journal, Record, reopened, trained_beside, trials, windows
 from tuning.memory.oom import Outcome
 from tuning.search.challengers import Entrant, Selection, challengers, settle
 from tuning.search.protocols import Profiler, Told
@@ -68,12 +68,14 @@ class ConfirmTerms:
 class Confirmed:
     """The pick by one seed, the selection over it and its challengers, and the best.
 
-    The selection is None where none of them came to the end again.
+    The selection is None where none of them came to the end again. `repeats` is False where the best came to much less
+    on its fresh seeds than in the search.
     """
 
     first: str
     selection: Selection | None
     best: str
+    repeats: bool = True
 
 
 def confirm(
@@ -84,18 +86,9 @@ def confirm(
     Where several are admitted by their means, the fastest is whoever was in windows taken in turns. What the records
     hold is not trained or measured again. Raises ValueError where no trial came to its end.
     """
-    while True:
-        picked = choose(journal.records, terms.rule)
-        if picked is None:
-            raise ValueError("nothing to confirm: no trial came to its end")
-        _train(profiler, journal, picked.best, len(named), terms, told)
-        selection = settle(entrants(journal.records, terms), terms.rule)
-        again = choose(journal.records, terms.rule)
-        if selection is not None or again is None or again.best == picked.best:
-            break
-        text = f"{picked.best} did not come to its end when it was trained again, and is no longer the pick"
-        told(journal.append("note", text=text))
-    best = picked.best if selection is None else selection.best
+    selection = _selected(profiler, journal, len(named), terms, told)
+    first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
+    best = first if selection is None else selection.best
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     if selection is not None and len(selection.admitted) > 1:
         turns = {**named, **{trial: configs[trial] for trial in selection.admitted}}
@@ -104,7 +97,53 @@ def confirm(
         selection = selection.of(best, entrants(journal.records, terms))
     else:
         measure_windows(profiler, journal, {**named, "best": configs[best]}, terms.budget, told, terms.left_s)
-    return Confirmed(picked.best, selection, best)
+    repeats = next((one.repeats(terms.rule) for one in entrants(journal.records, terms) if one.id == best), True)
+    return Confirmed(first, selection, best, repeats)
+
+
+def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTerms, told: Told) -> Selection | None:
+    """Returns the selection over those that were trained again, None where none of them came to its end.
+
+    Where the best of them does not come to its end, or to much less than in the search, the next is trained as long as
+    there is time, and one left that may take its place.
+    """
+    tried: list[str] = []
+    while True:
+        picked = _picked(journal.records, terms, _collapsed(journal.records, terms))
+        found, selection = _settled(journal.records, terms)
+        own = found[picked]
+        if picked in tried or not (selection is None or own.by_seed or terms.rule.admits(own.searched, selection.bar)):
+            return selection
+        if tried and selection is None:
+            text = f"{tried[-1]} did not come to its end when it was trained again, and is no longer the pick"
+            told(journal.append("note", text=text))
+        elif tried and selection is not None:
+            text = f"{selection.best} came to much less on fresh seeds than in the search: {picked} is next"
+            told(journal.append("note", text=text))
+        tried.append(picked)
+        _train(profiler, journal, picked, named, terms, told)
+        found, selection = _settled(journal.records, terms)
+        if selection is not None and found[selection.best].repeats(terms.rule):
+            return selection
+
+
+def _settled(records: Sequence[Record], terms: ConfirmTerms) -> tuple[dict[str, Entrant], Selection | None]:
+    """Returns who ran to the end, by id, and the selection over them as far as they were trained again."""
+    found = {one.id: one for one in entrants(records, terms)}
+    return found, settle(list(found.values()), terms.rule)
+
+
+def _picked(records: Sequence[Record], terms: ConfirmTerms, without: Collection[str] = ()) -> str:
+    """Returns the pick by one seed; raises ValueError where no trial came to its end."""
+    picked = choose(records, terms.rule, without)
+    if picked is None:
+        raise ValueError("nothing to confirm: no trial came to its end")
+    return picked.best
+
+
+def _collapsed(records: Sequence[Record], terms: ConfirmTerms) -> list[str]:
+    """Returns the trials that came to much less on fresh seeds than in the search."""
+    return [one.id for one in entrants(records, terms) if not one.repeats(terms.rule)]
 
 
 def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
@@ -114,8 +153,8 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
     for record in records:
         if record.event == "confirmed" and record["seed"] in terms.seeds:
             again.setdefault(record["name"], []).append(record)
-    found = []
-    for trial in trials(records):
+    found, beside = [], trained_beside(records)
+    for trial in (one for one in trials(records) if one.id not in beside):
         value, own = trial.values.get(objective), again.get(trial.id, [])
         if trial.outcome == "ok" and trial.samples_per_s and value is not None:
             own = [r for r in own if r["outcome"] != Outcome.CUT]  # the time was over, which says nothing of it
@@ -180,9 +219,10 @@ def measure_windows(
     The order turns from round to round, so that a machine that slows down does so for all of them. Where `left_s` is
     given, windows are as short as `LEAST_ROUNDS` of them need, and no round is begun that cannot be ended.
     """
-    own = [r for r in journal.records if r.event == "window" and r.get("config") == dict(named.get(r["name"], {}))]
-    have = {(r["name"], r["round"]) for r in own}
-    names = [name for name in named if any((name, number) not in have for number in range(budget.windows))]
+    have, names = _missing(windows(journal.records), named, budget)
+    if names:  # together with those of today alone
+        today = [r for r in reopened(journal.records) if r.event == "window"]
+        have, names = _missing(today, named, budget)
     if not names or (left_s is not None and left_s() < len(names) * LEAST_WINDOW_S):
         return
     # Once unmeasured: what ran last in the process was something else, and the first time is slow.
@@ -204,16 +244,24 @@ def measure_windows(
         round_s = took_s or round_s
 
 
+def _missing(
+    known: Sequence[Record], named: Mapping[str, Mapping[str, Scalar]], budget: Windowed
+) -> tuple[set[tuple[str, int]], list[str]]:
+    """Returns the windows there are, by name and round, and the names that lack some."""
+    have = {(r["name"], r["round"]) for r in known if r.get("config") == dict(named.get(r["name"], {}))}
+    return have, [name for name in named if any((name, number) not in have for number in range(budget.windows))]
+
+
 def median_rate(records: Sequence[Record], name: str) -> float | None:
     """Returns the median samples a second of a configuration's windows, or None where it has none."""
-    rates = [r["samples_per_s"] for r in records if r.event == "window" and r["name"] == name and r["samples_per_s"]]
+    rates = [r["samples_per_s"] for r in windows(records) if r["name"] == name and r["samples_per_s"]]
     return statistics.median(rates) if rates else None
 
 
 def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: ConfirmTerms, told: Told) -> None:
     """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left."""
-    found = {one.id: one for one in entrants(journal.records, terms)}
-    if found[first].failed:  # and so has everybody else
+    found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
+    if first not in found or found[first].failed:  # and so has everybody else
         return
     chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
     each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]

@@ -12,6 +12,8 @@ from typing import Any
 
 from tuning.config.lenient import finite, mapping
 
+COLLAPSE_TOLERANCES = 5.0
+"""The best of twelve with one seed is about one tolerance too good (docs/log/confirming.md)."""
 ROUNDING = 1e-9
 """0.91 - 0.90 is 0.010000000000000009: a difference this much over the tolerance is still within it."""
 
@@ -89,6 +91,14 @@ class Rule:
     def admits(self, cost: float, least: float) -> bool:
         """Returns whether a cost is allowed where the least is this."""
         return cost - least <= self.over(least) + ROUNDING
+
+    def repeats(self, searched: float, again: float) -> bool:
+        """Returns whether a cost on fresh seeds bears out the one of the search: it is no more than
+        `COLLAPSE_TOLERANCES` above, and still below the baseline's where that one was.
+        """
+        if searched < self.baseline_cost <= again:
+            return False
+        return self.tolerance == 0 or again - searched <= COLLAPSE_TOLERANCES * self.tolerance + ROUNDING
 
     def words(self, picked: float, costs: Iterable[float], least: float, best: str) -> str:
         """Returns "within 0.01 of the best", and the baseline where the one picked is better and it ruled out others.

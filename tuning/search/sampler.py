@@ -234,7 +234,7 @@ class Sampler:
             value, parameter = values[name], self._space.parameters[name]
             if name == "micro_batch_size" and isinstance(parameter, Choice):
                 value = min((v for v in parameter.values if float(v) >= float(value)), key=float, default=value)
-            if _allows(parameter, value):
+            if value in parameter:
                 params[name] = int(value) if isinstance(parameter, Range) and parameter.integer else value
         return params
 
@@ -249,12 +249,6 @@ def _suggest(trial: optuna.Trial, name: str, parameter: Parameter) -> Scalar:
     if parameter.integer:
         return trial.suggest_int(name, int(parameter.low), int(parameter.high), log=parameter.log)
     return trial.suggest_float(name, parameter.low, parameter.high, log=parameter.log)
-
-
-def _allows(parameter: Parameter, value: Scalar) -> bool:
-    if isinstance(parameter, Range):
-        return value in parameter
-    return any(v == value and isinstance(v, bool) == isinstance(value, bool) for v in parameter.values)
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knobs import Scalar, table
+from tuning.config.schema import BEFORE
 from tuning.config.space import Choice, Space
-from tuning.journal.records import Journal, Record, last, trials, unfinished
+from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
 from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome
@@ -20,6 +21,7 @@ from tuning.search import endings
 from tuning.search.acquisition import Model, Qualities
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
+from tuning.search.present import present
 from tuning.search.protocols import Told, TrialPlan, TrialRequest
 from tuning.search.pruner import Decision, Pruner
 from tuning.search.rule import Baseline
@@ -33,7 +35,8 @@ OUT_OF_TIME = "the search's share of search.max_time is spent"
 class SearchTerms:
     """What the search may do: its most trials and its last moment (seconds of `clock`), None for no limit; its seed.
 
-    `tolerance` and `baseline` are those of the pick: the model proposes what may become it.
+    `tolerance` and `baseline` are those of the pick: the model proposes what may become it. `before`, where there is
+    one, is trained first and to its end, in the place of the plain start.
     """
 
     strategy: Literal["staged", "joint"]
@@ -46,6 +49,7 @@ class SearchTerms:
     pruner: Literal["rungs", "none"] = "rungs"
     tolerance: float | str = 0.0
     baseline: Baseline | None = None
+    before: Mapping[str, Scalar] | None = None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -74,7 +78,15 @@ class TrialScheduler:
             if terms.sampler == "gp" and self._staged
             else {SAMPLES_PER_S: "max", **terms.objectives}
         )
-        first = initial_design(space, self._names, defaults(space), known, functools.partial(fits, guard))
+        self._before = None if terms.before is None else present(terms.before, space, staged=self._staged)
+        start = defaults(space)
+        own = {} if self._before is None else self._before.knobs
+        start |= {n: v for n, v in own.items() if v in space.parameters.get(n, Choice(()))}
+        # Rates are scaled from the batch that `before` has, wherever it lies.
+        begin = {**start, **{n: v for n, v in own.items() if n == "batch_size"}}
+        first = initial_design(space, self._names, begin, known, functools.partial(fits, guard))
+        if self._before is not None and not self._before.is_inside:
+            first = first[1:] or [{n: start[n] for n in self._names if n in start}]
         name = "tpe" if terms.sampler == "model" else terms.sampler
         self._sampler = Sampler(searched, objectives, terms.seed, name=name, initial=first)
         ends = (orders.samples, terms.seed, terms.tolerance, terms.baseline)
@@ -83,6 +95,7 @@ class TrialScheduler:
         self._pruner = Pruner(rungs, terms.eta)
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
+        self._beside = trained_beside(journal.records)
         self._attempts: Counter[str] = Counter()
         self._again: list[TrialRequest] = []
         self._retries: list[dict[str, Scalar]] = []
@@ -108,9 +121,12 @@ class TrialScheduler:
             if verdict.fits:
                 return self._begin(pending.trial, pending.knobs, verdict)
             gone = self._refusal(pending.knobs, verdict, trial=pending.trial)
-            self._sampler.observe(self._numbers.pop(pending.trial), self._observation(gone))
-            self._model.ended(pending.trial, pending.knobs, None)
+            if pending.trial in self._numbers:
+                self._sampler.observe(self._numbers.pop(pending.trial), self._observation(gone))
+                self._model.ended(pending.trial, pending.knobs, None)
             self._told(gone)
+        if (first := self._present()) is not None:
+            return first
         while not self._is_over():
             proposal = self._proposal()
             if proposal is None:
@@ -154,8 +170,11 @@ class TrialScheduler:
         measured = result.get("measured_samples_per_s")
         rate = self._speeds.judged(knobs, measured) or 0.0
         milestone = max(m for m in self._orders.milestones if m <= samples)
-        self._qualities.rung(trial, milestone, values.get(self._objective))
-        decision = self._pruner.decide(trial, milestone, rate, self._quality(values))
+        decision = Decision(True, f"{BEFORE} is trained to its end")
+        if trial not in self._beside:
+            self._qualities.rung(trial, milestone, values.get(self._objective))
+            judged = self._pruner.decide(trial, milestone, rate, self._quality(values))
+            decision = decision if self._is_before(knobs) else judged
         if decision.go_on and self._time_is_up():
             decision = Decision(False, OUT_OF_TIME)
         speeds = {SAMPLES_PER_S: rate, "measured_samples_per_s": measured}
@@ -211,8 +230,10 @@ class TrialScheduler:
     def _begin(self, trial: str, knobs: Mapping[str, Scalar], verdict: FitVerdict) -> TrialRequest:
         applied = verdict.applied(knobs)
         self._attempts[trial] += 1
+        named = {"named": BEFORE, "beside": trial in self._beside} if self._is_before(applied) else {}
         self._live[trial] = {"knobs": applied}
-        self._model.begun(trial, applied, self._speeds.of(applied))
+        if trial not in self._beside:
+            self._model.begun(trial, applied, self._speeds.of(applied))
         self._journal.append(
             "trial_start",
             trial=trial,
@@ -222,6 +243,7 @@ class TrialScheduler:
             p_oom=verdict.p_oom,
             decision=verdict.action,
             decision_reason=verdict.reason,
+            **named,
         )
         return TrialRequest(trial, applied, self._terms.seed, verdict.predicted_bytes)
 
@@ -263,6 +285,24 @@ class TrialScheduler:
             return self._space.complete({**defaults(self._space), **values})
         return {**asked, **found.system}
 
+    def _present(self) -> TrialRequest | None:
+        """Returns the trial of a `before` that the space lacks, where it has not begun yet and fits."""
+        has_begun = any(r.event == "trial_start" and r.get("named") == BEFORE for r in self._journal.records)
+        if self._before is None or self._before.is_inside or has_begun or self._is_over():
+            return None
+        knobs = self._knobs(self._before.knobs)
+        verdict = self._judged(knobs)
+        if verdict.fits:
+            trial = f"t{len(self._attempts):03d}"
+            self._beside.add(trial)
+            return self._begin(trial, knobs, verdict)
+        self._told(self._journal.append("note", text=f"{BEFORE} is not trained: {verdict.reason}"))
+        self._before = None
+        return None
+
+    def _is_before(self, knobs: Mapping[str, Scalar]) -> bool:
+        return self._before is not None and self._before.is_of(knobs)
+
     def _speed(self, values: Mapping[str, Scalar]) -> float | None:
         found = fastest(self._speeds, self._guard, {**self._space.fixed, **values})
         return None if found is None else found.samples_per_s
@@ -294,6 +334,7 @@ class TrialScheduler:
         else:
             is_again = record["outcome"] == Outcome.REFUSED and self._judged(config).fits
         values = self._searched(config)
+        is_again = is_again and record["trial"] not in self._beside
         starts = [r for r in self._journal.records if r.event == "trial_start"]
         others = [r for r in starts if r["trial"] != record["trial"] and self._searched(r["config"]) == values]
         if is_again and not others and values not in self._retries:
@@ -307,6 +348,9 @@ class TrialScheduler:
         if outcome == Outcome.OK:
             self._whole_s.append(float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0))
             self._speeds.learn(knobs, record.get("measured_samples_per_s"))
+        if trial in self._beside:
+            return
+        if outcome == Outcome.OK:
             self._qualities.ended(trial, record["values"].get(self._objective))
         elif outcome == Outcome.STOPPED:
             self._qualities.stopped(trial)
@@ -334,7 +378,9 @@ class TrialScheduler:
         records = self._journal.records
         rates = {t.id: t.samples_per_s or 0.0 for t in trials(records)}
         for record in records:
-            if record.event == "trial_start":
+            if record.event in ("trial_start", "rung") and record["trial"] in self._beside:
+                self._attempts[record["trial"]] += record.event == "trial_start"
+            elif record.event == "trial_start":
                 self._attempts[record["trial"]] += 1
                 self._model.begun(record["trial"], record["config"], self._speeds.of(record["config"]))
             elif record.event == "rung" and record["trial"] in rates:
@@ -351,5 +397,6 @@ class TrialScheduler:
                 self._refused += trial is None
                 self._sampler.replay(self._searched(record["config"]), self._observation(record))
         for trial, knobs in unfinished(records):
-            self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
+            if trial not in self._beside:
+                self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
             self._again.append(TrialRequest(trial, knobs, self._terms.seed))

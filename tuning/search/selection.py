@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from trainables.knobs import Scalar, table
 from tuning.config.lenient import finite, mapping
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, last, trials
+from tuning.journal.records import Journal, Record, last, trained_beside, trials
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
@@ -53,7 +53,8 @@ def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) ->
     together. Known are the probes, and where there are none the trials' own speeds; each is a record `rated`.
     """
     records = journal.records
-    ended = [t for t in trials(records) if t.outcome == Outcome.OK and t.samples_per_s]
+    beside = trained_beside(records)
+    ended = [t for t in trials(records) if t.outcome == Outcome.OK and t.samples_per_s and t.id not in beside]
     known = [p for p in probed(records) if inside(space, p)]
     known = known or [Probed.of_trial(t.config, float(t.samples_per_s or 0.0)) for t in ended]
     speeds = Speeds(known)
@@ -109,15 +110,16 @@ def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in knobs.items() if name not in table().system}
 
 
-def choose(records: Sequence[Record], rule: Rule) -> Pick | None:
+def choose(records: Sequence[Record], rule: Rule, without: Collection[str] = ()) -> Pick | None:
     """Returns the pick over the trials that ran to their end, or None where there is none.
 
-    What failed when it was trained again is left out, as long as something else is there.
+    What failed when it was trained again, and the trials `without`, are left out, as long as something else is there.
     """
-    ended = [
-        t for t in trials(records) if t.outcome == "ok" and t.samples_per_s and t.values.get(rule.objective) is not None
-    ]
+    beside = trained_beside(records)
+    whole = [t for t in trials(records) if t.outcome == "ok" and t.samples_per_s and t.id not in beside]
+    ended = [t for t in whole if t.values.get(rule.objective) is not None]
     failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] not in ("ok", Outcome.CUT)}
+    failed |= set(without)
     finished = [
         Finished(t.id, {n: float(v) for n, v in t.values.items() if v is not None}, float(t.samples_per_s or 0.0))
         for t in [t for t in ended if t.id not in failed] or ended

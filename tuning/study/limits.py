@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainables.knobs import Knobs
-from tuning.config.schema import PLAIN, PLANNED_TRIALS, StudyConfig
+from trainables.knobs import Knobs, Scalar
+from tuning.config import yaml_files
+from tuning.config.resolve import COMMAND_LINE
+from tuning.config.schema import BEFORE, PLAIN, PLANNED_TRIALS, StudyConfig
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import calibration, groups
 from tuning.report.format import duration
@@ -18,7 +20,7 @@ from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
 from tuning.search.rule import best_baseline
 from tuning.search.scheduler import SearchTerms
-from tuning.search.throughput import probed
+from tuning.search.throughput import Speeds, probed
 from tuning.workers import machine, slots
 
 PREDICT_S = 60.0
@@ -36,6 +38,8 @@ Trials of 2 to 23 steps learned nothing (docs/log/newcomer.md).
 """
 MOST_EPOCHS = 100
 """The most epochs that are chosen by time."""
+BEFORE_FRAC = 1 / 2
+"""Of the search's time, the most that training `before` may take: the rest has to find something better."""
 
 
 class Limits:
@@ -229,7 +233,25 @@ class Limits:
             pruner=search.pruner,
             tolerance=self._config.pick.tolerance,
             baseline=best_baseline(self._facts.get("baselines") or {}, objective, mode),
+            before=self.before(deadline),
         )
+
+    def before(self, deadline: float | None = None) -> Mapping[str, Scalar] | None:
+        """Returns the present configuration that the search begins with, None where nobody gave one or it takes too
+        long; `deadline` is that of the search.
+
+        That of a workload of ours is nobody's at hand, unless it was typed. One that has begun stays.
+        """
+        config, records = self._config, self._journal.records
+        typed = any(k.startswith(f"named.{BEFORE}.") and o == COMMAND_LINE for k, o in config.origins.items())
+        if BEFORE not in config.named or not (typed or config.workload.ref not in yaml_files.available("workload")):
+            return None
+        if any(r.event == "trial_start" and r.get("named") == BEFORE for r in records):
+            return config.named[BEFORE]
+        known = Speeds(probed(records)).ranked(config.named[BEFORE])
+        takes_s = confirm.MORE * self.horizon() / known[0].samples_per_s if known else 0.0
+        too_long = deadline is not None and takes_s > BEFORE_FRAC * (deadline - time.monotonic())
+        return None if too_long else config.named[BEFORE]
 
     def confirm_s(self) -> float:
         """Returns the seconds that confirming may take from here on: what max_time leaves, at most a share of it."""

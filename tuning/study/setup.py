@@ -16,6 +16,7 @@ from tuning.config import atomic
 from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.resolve import (
     apply_card,
+    check_whole,
     from_resolved,
     on_cuda,
     option_fault,
@@ -23,9 +24,9 @@ from tuning.config.resolve import (
     with_workload_defaults,
     workload_said,
 )
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
-from tuning.config.space import Choice, Range, Space, shown
+from tuning.config.space import Choice, Parameter, Range, Space, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
 from tuning.journal.runs import JOURNAL, find_run, versions
 from tuning.workers import executors, machine, nvml, slots, user_code
@@ -36,6 +37,10 @@ FEW_VALIDATION = 50
 """Below so many validation samples a study says that their quality tells little."""
 CACHE_TIME_FRAC, CACHE_UNTIL_S = 0.05, 6000.0
 """Of the time of a study, what filling one RAM cache may take; without a limit of time as if that were 100 minutes."""
+EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": ("trials", "most_trials")}
+"""What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
+UNTRAINED = "untrained model"
+"""The baseline that every workload has: its own model before any step."""
 RECORDS_SCHEMA = 1
 """Of the records; a run of another one is not gone on with."""
 
@@ -76,12 +81,12 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
     use(table_of(records))
     before = from_resolved(study["config"])
-    again = ("resume", "runs_dir", "dashboard", "force", *(f"workload.{n}" for n in config.secrets))
+    again = ("resume", "runs_dir", "dashboard", "force", *EXTENDABLE, *(f"workload.{n}" for n in config.secrets))
     asked = [o for o in config.overrides if o.split("=")[0] not in again]
     if asked:
         raise ConfigError(
             f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
-            allowed="resume=ID with dashboard=true, force=true or runs_dir=PATH",
+            allowed=f"resume=ID, dashboard=true, force=true, runs_dir=PATH, and more of {' or '.join(EXTENDABLE)}",
             remedy="leave it out, or start a new run",
         )
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
@@ -91,7 +96,30 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
         raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")
     changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "force", "overrides")}
     workload = before.workload.model_copy(update={"options": options})
-    return folder, before.model_copy(update={**changes, "workload": workload})
+    search = _with_more(before.search, config)
+    return folder, before.model_copy(update={**changes, "workload": workload, "search": search})
+
+
+def _with_more(before: SearchSection, config: StudyConfig) -> SearchSection:
+    """Returns how long the study is to search, with what was typed beside resume; raises ConfigError for less."""
+    typed = [key for key in (o.partition("=")[0] for o in config.overrides) if key in EXTENDABLE]
+    names = [name for name, _ in map(EXTENDABLE.__getitem__, typed)]
+    after = before.model_copy(update={name: getattr(config.search, name) for name in names})
+    for key in typed:
+        old, new = (getattr(search, EXTENDABLE[key][1]) for search in (before, after))
+        if old is None or (new is not None and new <= old):
+            had = "no limit" if old is None else f"{old:g}{' s' * (key == 'search.max_time')}"
+            raise ConfigError(
+                f"{key}={shown(new)} beside resume={config.resume}: the run has {had}",
+                allowed="more than it has",
+                remedy="leave it out" if old is None else f"{key}={2 * old:g}",
+            )
+    return after
+
+
+def has_more(config: StudyConfig, study: Record) -> bool:
+    """Returns whether a study goes on with more trials or more time than its `study` record has."""
+    return config.search != from_resolved(study["config"]).search
 
 
 def _complete(config: StudyConfig) -> StudyConfig:
@@ -141,7 +169,10 @@ def own_table(ref: str) -> KnobTable:
 
 
 def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Returns what the worker knows of device and workload; raises ConfigError where an option or data are wrong."""
+    """Returns what the worker knows of device and workload, the untrained model among the baselines.
+
+    Raises ConfigError where an option or data are wrong.
+    """
     try:
         facts = profiler.describe(knobs)
     except UserCodeError as error:
@@ -152,8 +183,8 @@ def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, 
     for split, count in (("training", facts["train_samples"]), ("validation", facts["val_samples"])):
         if count is not None and count < 1:
             raise ConfigError(f"the {split} split of the workload is empty", remedy="other data, or more of it")
-    profiler.sanity_check(knobs)
-    return facts
+    reached = profiler.sanity_check(knobs)["untrained"] or facts.pop("untrained", {})
+    return {**facts, "baselines": {**facts["baselines"], **({UNTRAINED: reached} if reached else {})}}
 
 
 def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
@@ -185,6 +216,29 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
     return config.model_copy(update=update)
 
 
+def of_data(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
+    """Returns the configuration without the batches that are larger than the training data; each is in `dropped`.
+
+    Raises ConfigError where no other is left.
+    """
+    train, given, space = int(facts["train_samples"]), config.space.given("batch_size"), config.space
+    if largest(given) <= train:
+        return config
+    fitting = [v for v in values_of(given) if float(v) <= train] if not isinstance(given, Range) else [given.low]
+    if not fitting or float(fitting[0]) > train:
+        raise ConfigError(
+            f"knobs.batch_size={shown(space.as_raw().get('batch_size', given))}: there are {train} training samples",
+            allowed=f"1 to {train}",
+            remedy=f"knobs.batch_size={2 ** max(0, (train // 2).bit_length() - 1)}, or more data",
+        )
+    raw = {"low": given.low, "high": train, "log": given.log} if isinstance(given, Range) else fitting
+    left = Space.parse({**space.as_raw(), "batch_size": raw})
+    said = f"knobs.batch_size={shown(space.as_raw()['batch_size'])} goes to {shown(raw)}"
+    dropped = [*config.dropped, f"{said}: there are {train} training samples"]
+    check_whole(left)
+    return config.model_copy(update={"space": left, "dropped": dropped})
+
+
 def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator[str]:
     """Yields sentences about data and cores that are too few for what is asked, and seeds that are not the run's."""
     train, val = int(facts["train_samples"]), facts["val_samples"]
@@ -195,20 +249,21 @@ def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator
         )
     if facts.get("reseeds"):
         yield "train(run) sets a seed of its own, so that trainings on other seeds tell nothing: use run.seed"
-    if (largest := _largest(config, "batch_size")) > train:
-        yield f"knobs.batch_size goes to {largest:g}, and there are {train} training samples: batches are of {train}"
+    for name, knobs in config.named.items():
+        if (size := int(knobs.get("batch_size", 0))) > train:
+            yield f"{name} has batches of {size}, and there are {train} training samples: batches are of {train}"
     allocator = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     if allocator and config.card.device == "cuda":
         yield f"PYTORCH_ALLOC_CONF={allocator} is obeyed; memory is predicted as if it were not set"
-    for key, asked in (("knobs.num_workers", _largest(config, "num_workers")), ("concurrency", config.concurrency)):
+    workers = largest(config.space.given("num_workers"))
+    for key, asked in (("knobs.num_workers", workers), ("concurrency", config.concurrency)):
         if isinstance(asked, int | float) and asked > 2 * machine.cores():
             yield f"{key} goes to {asked:g}, and this machine has {machine.cores()} cores"
 
 
-def _largest(config: StudyConfig, knob: str) -> float:
-    given = config.space.given(knob)
-    largest = given.high if isinstance(given, Range) else max(given.values) if isinstance(given, Choice) else given
-    return float(largest)
+def largest(given: Parameter | Scalar) -> float:
+    """Returns the largest number that a knob may be."""
+    return float(given.high if isinstance(given, Range) else max(values_of(given), key=float))
 
 
 def comparable(space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -20,8 +20,8 @@ from typing import Any
 from trainables.knobs import Scalar, use
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
-from tuning.config.resolve import write_resolved
-from tuning.config.schema import PLAIN, StudyConfig
+from tuning.config.resolve import resolved, write_resolved
+from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, table_of, trials
 from tuning.journal.runs import JOURNAL
@@ -48,7 +48,9 @@ from tuning.study.setup import (
     comparable,
     described,
     differences,
+    has_more,
     new_folder,
+    of_data,
     of_own_loop,
     setting_of,
     study_fields,
@@ -66,7 +68,9 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     nothing can be picked.
     """
     folder, config = checked(config)
-    if folder is not None and is_finished(records := read(folder / JOURNAL)[0]):
+    records = [] if folder is None else read(folder / JOURNAL)[0]
+    opening = last(records, "study")
+    if folder is not None and opening is not None and is_finished(records) and not has_more(config, opening):
         terminal.note(f"the run {folder.name} is finished, and nothing is left to do; this is what it found")
         terminal.summary(summary.from_records(records), folder)
         return folder
@@ -89,7 +93,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             cluster = stack.enter_context(executors.cluster(config))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
         facts = described(profiler, config.workload.options, groups.defaults(config.space))
-        config = of_own_loop(config, facts)
+        config = of_data(of_own_loop(config, facts), facts)
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
@@ -129,8 +133,12 @@ class _Study:
                     f"resume={self._config.resume}: the run began elsewhere or otherwise: {'; '.join(changed)}",
                     remedy="a new run; or force=true, to mix what was measured then with what is measured now",
                 )
-            command = command_of(self._config)
-            self._journal.append("resume", command=command, startup_s=startup_s, changed=changed)
+            command, search = command_of(self._config), resolved(self._config)["search"]
+            more = {"search": search} if has_more(self._config, self._opening()) else {}
+            self._journal.append("resume", command=command, startup_s=startup_s, changed=changed, **more)
+            if more:
+                opening = self._opening()
+                self._journal.append("study", **{**opening.fields, "config": {**opening["config"], **more}})
             for text in changed:
                 self._note(f"{text}; what was measured before is of then")
         if not (self._folder / "config.yaml").exists():  # nor does it where a run was killed between the two
@@ -198,12 +206,15 @@ class _Study:
             if idle := self._limits.idle():
                 self._note(idle)
                 return
-            plan = self._limits.plan()
+            plan, terms = self._limits.plan(), self._limits.terms()
+            if terms.before is None and self._limits.before() is not None:
+                took = f"{BEFORE} is not trained: it takes over half of the search's time"
+                self._note(f"{took}; a larger search.max_time has it")
             scheduler = TrialScheduler(
                 self._journal,
                 self._config.space,
                 groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
-                self._limits.terms(),
+                terms,
                 plan,
                 self._told,
             )
@@ -269,7 +280,8 @@ class _Study:
 
     def _append_pick(self, picked: Pick, found: Confirmed) -> None:
         """Writes the pick, by the rule over those that were confirmed."""
-        fields = {"knee": picked.knee, "front": list(picked.front), "searched_best": picked.best}
+        fields: dict[str, Any] = {"knee": picked.knee, "front": list(picked.front), "searched_best": picked.best}
+        fields["repeats"] = found.repeats
         selection, rule = found.selection, self._rule()
         if selection is None:
             said = f"{picked.rule}; trained again, neither it nor another came to its end on every seed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 DRY_S = 5.0
 """So long a report is waited for: a loop that reports at the end of a pass is not tried to that end."""
+NO_RATE = 1e-12
+"""The learning rate of the steps that are tried: what is reported after them is what the model knows untrained."""
 DRY_WINDOW_S = 0.2
 DRY_PLAN = Plan(samples=1_000_000_000, milestones=(1,), window_s=DRY_WINDOW_S)
 
@@ -34,13 +37,13 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     """Returns what `Session.describe` does, and as `asked` the knobs that were asked for.
 
     `asked_by` are those by the call that asks for them, `seen` the sizes of its batches; `reseeds` says that it sets a
-    seed of its own. Raises what their function raises; where it runs out of memory it is tried with half the
-    micro-batch.
+    seed of its own. `untrained` is what it reports, where it asks for a rate, so that the steps so far changed nothing.
+    Raises what their function raises; where it runs out of memory it is tried with half the micro-batch.
     """
-    tried = dict(knobs)
+    tried = {**knobs, "learning_rate": NO_RATE}
     while True:
         try:
-            state = _tried(session, resident, tried)
+            state, reported = _tried(session, resident, tried)
             break
         except Exception as error:  # whatever a user's code raises
             micro = oom.halve(session.config(tried).knobs.micro_batch_size)
@@ -67,6 +70,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "reseeds": state.reseeds,
         "asked_by": {call: list(names) for call, names in ASKED_BY.items()},
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
+        "untrained": reported if "learning_rate" in state.asked and all(map(math.isfinite, reported.values())) else {},
     }
     del state, parameters
     gc.collect()
@@ -74,13 +78,17 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     return found
 
 
-def _tried(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> OwnState:
-    """Returns the state of a training that went a few steps and, where it does so in time, through a report."""
+def _tried(
+    session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]
+) -> tuple[OwnState, Mapping[str, float]]:
+    """Returns the state of a training that went a few steps, and its report; nothing where that is not in time."""
     plan = dataclasses.replace(DRY_PLAN, cap_bytes=session.setting.cap_bytes)
     state = own_loop.prepare(resident, session.config(knobs), plan)
     until = time.monotonic() + DRY_S
     with closing(own_loop.train(state)) as events:
         for event in events:
-            if isinstance(event, Evaluation) or time.monotonic() > until:
+            if isinstance(event, Evaluation):
+                return state, event.values
+            if time.monotonic() > until:
                 break
-    return state
+    return state, {}

@@ -105,13 +105,15 @@ class Session:
         }
 
     def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns nothing where the hooks of the workload do what the loop asks of them; raises what is wrong.
+        """Returns as `untrained` the objectives before any step, where the workload's hooks do what the loop asks of
+        them; raises what is wrong.
 
-        What the machine lacks, such as memory, is left to the measurements, which know what to do about it.
+        It is empty where they are not defined, and of a loop of one's own, which `describe` has tried whole. What the
+        machine lacks, such as memory, is left to the measurements, which know what to do about it.
         """
         config = self.config(knobs)
         if isinstance(self.resident, OwnResident):  # it was tried whole to be described
-            return {}
+            return {"untrained": {}}
         if self._loading_s < RELOAD_S:
             self._compare_reloaded(config)
         try:
@@ -120,7 +122,16 @@ class Session:
             if oom.classify(error) in (Outcome.CRASH, Outcome.DATA):
                 raise
             self.recover(error)
-        return {}
+            return {"untrained": {}}
+        return {"untrained": self._untrained(config)}
+
+    def _untrained(self, config: workload.Config) -> dict[str, float]:
+        """Returns what the model reaches before any step, nothing where it cannot be evaluated untrained."""
+        try:
+            return sanity.untrained(self.contract, config.with_knobs(num_workers=0, ram_cache=False, compile="off"))
+        except Exception as error:  # whatever a user's code raises: it did not in the step that was tried
+            self.recover(error)
+            return {}
 
     def _compare_reloaded(self, config: workload.Config) -> None:
         """Raises HookFailed where a second call of `dataset` returns other samples than the first."""

@@ -121,9 +121,9 @@ class Worker:
             raise PreflightError(f"the measuring process failed twice: {found['message']}", remedy=remedy)
         return found
 
-    def sanity_check(self, knobs: Mapping[str, Scalar]) -> None:
-        """Raises UserCodeError where `Session.sanity_check` finds something wrong with the workload's code."""
-        self._measured({}, "sanity_check", dict(knobs))
+    def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns `Session.sanity_check`; raises UserCodeError where it finds something wrong with the code."""
+        return self._measured({"untrained": {}}, "sanity_check", dict(knobs))
 
     def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns `Session.kinds`."""

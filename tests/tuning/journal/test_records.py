@@ -21,11 +21,13 @@ from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.records import (
     Journal,
     Record,
+    is_finished,
     last,
     read,
     stage_done,
     trials,
     unfinished,
+    windows,
 )
 
 SAMPLE = Path(__file__).parents[2] / "data" / "sample_run" / "trials.jsonl"
@@ -387,6 +389,22 @@ def test_a_stage_that_began_is_not_done() -> None:
     records = made(("stage", {"stage": "probe", "state": "start"}), ("stage", {"stage": "search", "state": "end"}))
     assert not stage_done(records, "probe")
     assert stage_done(records, "search")
+
+
+def test_a_study_that_was_given_more_time_is_not_finished_and_has_its_probes() -> None:
+    ends = [("stage", {"stage": stage, "state": "end"}) for stage in ("probe", "search", "confirm", "export")]
+    window = ("window", {"name": "best", "round": 0, "samples_per_s": 1.0})
+    stop = ("stop", {"reason": "finished", "resumable": False})
+    first = [*ends, window, stop]
+    assert is_finished(made(*first))
+    assert is_finished(made(*first, ("resume", {})))
+    again = made(*first, ("resume", {"search": {"trials": 20}}), ("resume", {}))
+    assert not is_finished(again)
+    assert [stage_done(again, stage) for stage in ("probe", "search", "confirm", "export")] == [True, *[False] * 3]
+    assert len(windows(again)) == 1
+    more = made(*first, ("resume", {"search": {"trials": 20}}), window, window, *ends)
+    assert is_finished(more)
+    assert len(windows(more)) == 2
 
 
 def test_nothing_recorded_is_no_error() -> None:

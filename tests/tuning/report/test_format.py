@@ -208,14 +208,3 @@ def test_trainings_that_learn_most_at_their_end_are_called_too_short(found: Summ
     own = replace(found, curves={t.trial: ((600, rung), (1200, 0.9)) for t in found.trials})
     assert found.baseline is not None
     assert ("too short to compare" in sentences.answer(own)) == short
-
-
-@pytest.mark.parametrize(("again", "collapsed"), [(0.0, True), (-0.02, False)])
-def test_a_pick_that_does_not_repeat_itself_is_said_so(found: Summary, again: float, collapsed: bool) -> None:
-    best = found.named["best"]
-    searched = next(t.values["accuracy"] for t in found.trials if t.trial == best.trial)
-    assert searched is not None
-    quality = uncertainty.quality({1: again if collapsed else searched + again}, proportion_of=300)
-    study = {**found.study, "config": {"pick": {"tolerance": 0.01}}}
-    own = replace(found, study=study, named={**found.named, "best": replace(best, quality={"accuracy": quality})})
-    assert ("differ too much to rely on" in sentences.answer(own)) == collapsed

@@ -10,7 +10,7 @@ from trainables.our_knobs import EVERY
 from tuning.journal.records import Record
 from tuning.report import export, sentences, summary
 from tuning.report.ablation_results import AblationResult
-from tuning.report.parts import parts, shapes_model
+from tuning.report.parts import Parts, parts, shapes_model
 from tuning.stats.uncertainty import Gain
 
 
@@ -102,13 +102,27 @@ def test_a_summary_says_what_part_is_a_smaller_model_or_how_it_is_told(records):
 
 
 def test_a_search_that_was_cut_short_says_so_first(records):
-    asked = {**records[0]["config"], "search": {"trials": 40}}
+    asked = {**records[0]["config"], "search": {"trials": 40, "max_time": 240.0}}
     own = [changed(records[0], config=asked), *records[1:]]
     cut = sentences.cut_sentence(summary.from_records(own))
-    assert cut == "The search was cut short: 12 of 40 trials ended; a larger search.max_time has them all"
+    assert cut == (
+        "The search was cut short: 12 of 40 trials ended; "
+        "python -m tuning.run resume=20261121-103412-3f2a search.max_time=8m has more of them"
+    )
     whole = [*own, dataclasses.replace(records[1], fields={"text": "the search ended: " + TRIED})]
     assert sentences.cut_sentence(summary.from_records(whole)) == ""
     assert sentences.cut_sentence(summary.from_records(records)) == ""
+
+
+def test_that_system_knobs_change_nothing_learned_is_said_where_it_was_measured(records):
+    own = Parts("before", (), False, 1.0, 1.4, (), "")
+    kinds = dataclasses.replace(records[1], event="kinds", fields={"changed": {}, "message": ""})
+    unmeasured = dataclasses.replace(kinds, fields={"changed": {}, "message": "it does not show its model"})
+    for measured, is_said in (([*records, kinds], True), ([*records, unmeasured], False), (records, False)):
+        found = dataclasses.replace(summary.from_records(measured), parts={"before": own})
+        said = sentences.parts_sentence(found)
+        assert ("which cannot change what is learned" in said) == is_said
+        assert "make 1.40 by the probes" in said
 
 
 TRIED = "every configuration of the space was tried"
@@ -118,7 +132,7 @@ def test_one_configuration_has_one_speed_on_a_page(records):
     found = summary.from_records(records)
     best = found.best
     trial = next(t for t in found.trials if t.trial == best.trial)
-    assert found.speed_of(trial) == best.beside_others == best.throughput.mean
+    assert found.speed_of(trial) == best.samples_per_s == best.throughput.mean
     other = next(t for t in found.trials if t.trial == "t000")
     assert found.speed_of(other) == other.samples_per_s
 

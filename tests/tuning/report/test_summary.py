@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tuning.config import best_file
 from tuning.journal.records import Record
-from tuning.report import sentences, summary
+from tuning.report import export, sentences, summary
 
 DATA = Path(__file__).parents[2] / "data"
 RUN = DATA / "sample_run" / "trials.jsonl"
@@ -36,9 +37,9 @@ def test_the_best_has_its_windows_and_its_seeds(records):
     assert (best.trial, best.config["batch_size"]) == ("t007", 32)
     assert best.throughput is not None
     assert len(best.throughput.windows) == 5
-    assert best.beside_others == best.throughput.mean == pytest.approx(61.27, abs=0.01)
+    assert best.samples_per_s == best.throughput.mean == pytest.approx(61.27, abs=0.01)
     assert best.trained is not None
-    assert best.samples_per_s == best.trained.mean == pytest.approx(1.036 * 61.2, abs=0.01)
+    assert best.trained.mean == pytest.approx(1.036 * 61.2, abs=0.01)
     assert dict(best.quality["accuracy"].by_seed) == {11: 0.905, 12: 0.909, 13: 0.904}
     assert best.quality["accuracy"].confirmed
 
@@ -180,10 +181,45 @@ def test_a_trial_that_another_overtook_has_its_knobs_and_speed_and_no_figure_of_
     assert not again.is_overtaken  # it ran once more since
 
 
+def test_a_before_that_was_trained_has_its_quality_and_the_answer_says_both(records):
+    best = summary.from_records(records).best
+    records = [r for r in records if r.event != "confirmed" or r["name"] != "before"]
+    begun = next(r for r in records if r.event == "trial_start" and r["trial"] == "t000")
+    own = [changed(r, named="before") if r is begun else r for r in records]
+    found = summary.from_records(own)
+    trial = next(t for t in found.trials if t.trial == "t000")
+    assert found.named["before"].quality["accuracy"].mean == trial.values["accuracy"]
+    assert not found.named["before"].quality["accuracy"].confirmed
+    assert found.named["before"].samples_per_s == summary.from_records(records).named["before"].samples_per_s
+    said = (
+        f"at accuracy {best.quality['accuracy'].mean:.3f} where before has {trial.values['accuracy']:.3f} by one seed"
+    )
+    assert said in sentences.answer(found)
+    assert sentences.not_trained_sentence(found) == ""
+    assert "where before has" not in sentences.answer(summary.from_records(records))
+
+
+def test_a_pick_that_did_not_repeat_is_said_to_with_what_to_raise_and_its_file_too(records, tmp_path):
+    worse = [
+        changed(r, values={"accuracy": 0.6}) if r.event == "confirmed" and r["name"] == "best" else r for r in records
+    ]
+    found = summary.from_records([changed(r, repeats=False) if r.event == "pick" else r for r in worse])
+    said = sentences.answer(found)
+    assert "the pick did not repeat: trained again its accuracy is 0.600, and was 0.9" in said
+    assert "budget.train_epochs=" in said
+    assert export.write_all(found, tmp_path)[0].read_text().count("status: not repeated") == 1
+    assert "did not repeat" not in sentences.answer(summary.from_records(records))
+    read = best_file.read(tmp_path / "best.yaml")
+    assert [w for w in read.warnings if "came to much less on fresh seeds" in w]
+
+
 def test_trainings_that_all_come_to_one_quality_are_said_to_be_suspicious(records):
     constant = [changed(r, values={"accuracy": 0.516}) if r.get("values") else r for r in records]
     assert "trainings came to accuracy 0.516: is anything learned?" in sentences.answer(summary.from_records(constant))
     assert "is anything learned" not in sentences.answer(summary.from_records(records))
+    lags = next(r for r in constant if r.event == "rung")
+    solved = [changed(r, values={"accuracy": 0.4}) if r is lags else r for r in constant]
+    assert "is anything learned" not in sentences.answer(summary.from_records(solved))
 
 
 def test_without_rounds_a_training_is_not_compared_with_a_probe(records):

@@ -89,6 +89,11 @@ SEARCHED = {"a": (0.1, 0.19, 10.0), "b": (0.2, 0.209, 70.0), "c": (0.3, 0.40, 90
 """Trials by id: learning rate, error with the search's seed, samples a second. By one seed `a` is picked."""
 
 
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def searched(folder: Path) -> Journal:
     """A journal with the trials of a search."""
     journal = Journal.open(folder / "trials.jsonl", create=True)
@@ -152,9 +157,45 @@ def test_a_pick_that_fails_on_a_fresh_seed_is_no_pick(tmp_path: Path) -> None:
     journal = searched(tmp_path)
     budget = BUDGET.model_copy(update={"top": 1})
     found = settled(journal, SeededBench({0.2: 0.22}, broken=0.1), budget=budget)
-    assert (found.first, found.best) == ("b", "b")
+    assert (found.first, found.best) == ("a", "b")
     assert found.selection is not None
     assert list(found.selection.means) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("errors", "best", "repeats", "trained"),
+    [
+        ({0.1: 0.60, 0.4: 0.26}, "d", True, [0.1, 0.4]),  # the next that could be it holds
+        ({0.1: 0.26, 0.4: 0.29}, "a", False, [0.1, 0.4]),  # it holds, and is worse
+        ({0.1: 0.60, 0.4: 0.70, 0.3: 0.9}, "a", False, [0.1, 0.4, 0.3]),  # nothing holds
+        ({0.1: 0.31, 0.4: 0.33}, "a", False, [0.1, 0.4]),  # nothing holds, and what is left was worse already
+    ],
+)
+def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_take_its_place(
+    tmp_path: Path, errors: dict[float, float], best: str, repeats: bool, trained: list[float]
+) -> None:
+    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), SeededBench(errors)
+    for trial in (t for t in searched(_made(tmp_path / "all")).records if t["trial"] != "b"):
+        journal.append(trial.event, **trial.fields)
+    budget = BUDGET.model_copy(update={"top": 1})
+    found = settled(journal, profiler, budget=budget)
+    assert (found.best, found.repeats) == (best, repeats)
+    assert list(dict.fromkeys(rate for rate, _ in profiler.trained)) == trained
+    assert {r["config"].get("learning_rate") for r in journal.records if r.event == "window"} == {
+        None,
+        SEARCHED[best][0],
+    }
+    again = SeededBench({})
+    assert settled(journal, again, budget=budget) == found
+    assert again.trained == []
+
+
+def test_a_collapse_with_no_time_left_stays_the_pick_and_says_so(tmp_path: Path) -> None:
+    journal, profiler = searched(tmp_path), SeededBench({0.1: 0.60, 0.2: 0.21})
+    budget, seeds = BUDGET.model_copy(update={"top": 1, "seeds": 1}), (1,)
+    terms = ConfirmTerms(RULE, seeds, budget, samples=100, left_s=lambda: 0.0 if profiler.trained else 100.0)
+    found = confirm(profiler, journal, {"before": NAMED["before"]}, terms, ignore)
+    assert (found.best, found.repeats, profiler.trained) == ("a", False, [(0.1, 1)])
 
 
 def test_with_no_time_left_nothing_is_trained_or_measured_and_challengers_are_named(tmp_path: Path) -> None:
@@ -198,6 +239,18 @@ def test_a_training_that_the_time_cut_says_nothing_of_the_pick(tmp_path: Path) -
 def test_challengers_go_before_seeds(spare_s: float, expected: tuple[int, int]) -> None:
     windows = 5 * 2 * (BUDGET.window_s + 1.5)
     assert affordable(windows + spare_s, BUDGET, 1, [2.0, 2.0, 2.0]) == expected
+
+
+def test_a_new_pick_of_a_study_with_more_time_takes_turns_with_the_others_again(tmp_path: Path) -> None:
+    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), FormulaProfiler()
+    measure_windows(profiler, journal, NAMED, BUDGET, ignore)
+    journal.append("resume", search={"trials": 20})
+    measure_windows(profiler, journal, NAMED, BUDGET, ignore)
+    assert sum(r.event == "window" for r in journal.records) == 15, "the pick is the same"
+    measure_windows(profiler, journal, {**NAMED, "best": {"micro_batch_size": 16}}, BUDGET, ignore)
+    later = journal.records[16:]
+    assert [(r["round"], r["name"]) for r in later] == [(r["round"], r["name"]) for r in journal.records[:15]]
+    assert median_rate(journal.records, "best") == later[2]["samples_per_s"]
 
 
 def test_windows_of_an_earlier_pick_are_not_those_of_the_later(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from tuning.memory.guard import MemoryGuard
 from tuning.memory.measure import MemoryStage
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.rule import Rule
 from tuning.search.scheduler import SearchTerms, TrialScheduler
+from tuning.search.selection import choose
 from tuning.search.throughput import Probed, Speeds, fastest
 
 SPACE = Space.of(
@@ -344,6 +346,69 @@ def test_it_begins_with_the_defaults_and_the_fastest_and_trains_where_most_is_to
     assert begun[1].knobs["batch_size"] == 64
     far = [abs(math.log(float(a.knobs["learning_rate"]) / 0.1)) for a in begun]
     assert statistics.median(far[12:]) < statistics.median(far[2:7])
+
+
+HELD = Space.of({**SPACE.as_raw(), "weight_decay": 0.3})
+
+
+@pytest.mark.parametrize("strategy", ["staged", "joint"])
+@pytest.mark.parametrize(("space", "batch_size"), [(HELD, 16), (HELD, 24), (SPACE, 16)])
+def test_it_begins_with_before_whether_the_space_has_it_or_not(
+    tmp_path: Path, strategy: str, space: Space, batch_size: int
+) -> None:
+    before = {"learning_rate": 0.7, "batch_size": batch_size, "micro_batch_size": 16, "weight_decay": 0.3}
+    office = Office(tmp_path, strategy=strategy, count=9, before=before, named={"before": before}, space=space)
+    begun = office.work()
+    first, second = begun[0].knobs, begun[1].knobs
+    taught = ("learning_rate", "batch_size", "weight_decay")
+    assert [first[n] for n in taught] == [before[n] for n in taught]
+    assert second["batch_size"] in (16, 64)
+    assert second.get("weight_decay") == space.fixed.get("weight_decay")
+    if strategy == "staged":
+        assert (first["num_workers"], second["batch_size"]) == (2, 64), "the fastest system knobs teach the same"
+        assert second["learning_rate"] == pytest.approx(min(1.0, 0.7 * math.sqrt(64 / batch_size)), rel=1e-4)
+    starts = [r for r in office.journal.records if r.event == "trial_start"]
+    assert [r.get("named") for r in starts] == ["before", *[None] * 8]
+    assert len({tuple(sorted(a.knobs.items())) for a in begun}) == 9
+    assert trials(office.journal.records)[0].outcome == "ok", "however bad, nothing stops it"
+    is_inside = space is HELD and batch_size == 16
+    assert starts[0]["beside"] != is_inside
+    candidates = choose(office.journal.records, Rule("error", "min", 10.0))
+    assert candidates is not None
+    assert (candidates.best == "t000") <= is_inside, "what the space lacks is not picked"
+
+
+@pytest.mark.parametrize("batch_size", [16, 24])
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_a_search_that_began_with_before_goes_on_after_a_crash(tmp_path: Path, batch_size: int, kept: int) -> None:
+    before = {"learning_rate": 0.7, "batch_size": batch_size}
+    whole = [dict(a.knobs) for a in Office(_made(tmp_path / "a"), count=9, before=before).work()]
+    broken = Office(_made(tmp_path / "b"), count=9, before=before)
+    first = [dict(a.knobs) for a in broken.work(kept)]
+    broken.scheduler.next_trial()
+    broken.journal.close()
+    assert first + [dict(a.knobs) for a in Office(tmp_path / "b", count=9, before=before).work()] == whole
+
+
+@pytest.mark.parametrize("batch_size", [16, 24])
+def test_a_search_that_went_on_with_more_time_trains_the_before_that_it_had_none_for(
+    tmp_path: Path, batch_size: int
+) -> None:
+    before = {"learning_rate": 0.7, "batch_size": batch_size}
+    first = Office(tmp_path, count=4)
+    first.work()
+    first.journal.close()
+    begun = Office(tmp_path, count=9, before=before).work()
+    assert [a.knobs["learning_rate"] for a in begun].count(0.7) == 1
+    assert begun[0].knobs["batch_size"] == batch_size
+    assert [a.trial for a in begun] == [f"t{n:03d}" for n in range(4, 9)]
+
+
+def test_a_before_that_does_not_fit_is_left_out_with_a_note(tmp_path: Path) -> None:
+    before = {"learning_rate": 0.7, "batch_size": 48, "micro_batch_size": 48}
+    office = Office(tmp_path, strategy="joint", count=3, before=before, cap_bytes=300_000_000)
+    assert all(a.knobs["batch_size"] in (16, 64) for a in office.work())
+    assert [r["text"][:22] for r in office.journal.records if r.event == "note"] == ["before is not trained:"]
 
 
 class Phased(FormulaProfiler):

@@ -87,6 +87,39 @@ def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(fini
     assert shlex.split(setup.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["search.max_time=8m", "search.trials=20"], ""),
+        (["search.max_time=null"], ""),
+        (["search.trials=auto"], ""),
+        (["search.max_time=2m"], "search.max_time=120.0 beside resume=one: the run has 240 s"),
+        (["search.trials=12"], "search.trials=12 beside resume=one: the run has 12"),
+        (["search.seed=3"], "search.seed=3 beside resume=one: a run goes on with the configuration it began with"),
+    ],
+)
+def test_a_run_may_be_given_more_trials_and_time_and_nothing_else(tmp_path: Path, more: list[str], says: str) -> None:
+    typed = load.load([f"workload={MINE}", "card=cpu", "search.trials=12"])
+    folder = tmp_path / "runs" / "mine" / "one"
+    folder.mkdir(parents=True)
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        journal.append("study", config=resolve.resolved(typed), command=setup.command_of(typed))
+        opening = journal.records[0]
+    asked = load.load(["resume=one", f"runs_dir={tmp_path / 'runs'}", *more])
+    if says:
+        with pytest.raises(ConfigError, match="beside resume=one") as raised:
+            setup.checked(asked)
+        assert says in str(raised.value)
+        return
+    _, resumed = setup.checked(asked)
+    assert resumed.search.max_time_s in (480.0, 240.0, None)
+    assert resumed.search.trials in (20, 12, "auto")
+    assert resumed.search.seed == typed.search.seed
+    assert setup.has_more(resumed, opening)
+    _, same = setup.checked(load.load(["resume=one", f"runs_dir={tmp_path / 'runs'}"]))
+    assert not setup.has_more(same, opening)
+
+
 def test_a_secret_was_not_written_down_and_is_given_again(tmp_path: Path) -> None:
     typed = load.load([f"workload={MINE}", "workload.hub_token=hunter2"])
     folder = tmp_path / "runs" / "mine" / "one"
@@ -191,18 +224,58 @@ def test_an_empty_split_is_an_error_of_the_command_line(train: int, val: int, sp
         setup.described(Described({"train_samples": train, "val_samples": val}), {}, {})
 
 
+def test_the_untrained_model_is_a_baseline_beside_those_of_the_workload() -> None:
+    class Tried(Described):
+        """Has hooks that do what they should."""
+
+        def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+            return {"untrained": {"error": 2.5}}
+
+    facts = {"train_samples": 5, "val_samples": 5, "baselines": {"mean": {"error": 2.0}}}
+    found = setup.described(Tried(facts), {}, {})
+    assert found["baselines"] == {"mean": {"error": 2.0}, "untrained model": {"error": 2.5}}
+
+
 def test_data_and_cores_that_are_too_few_for_what_is_asked_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.machine, "cores", lambda: 2)
     _, config = setup.checked(load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]"]))
-    few = list(setup.cautions(config, {"train_samples": 10, "val_samples": 5}))
+    few = list(setup.cautions(config, {"train_samples": 32, "val_samples": 5}))
     assert [f.split(":")[0] for f in few] == [
         "the validation split has 5 samples",
-        "knobs.batch_size goes to 64, and there are 10 training samples",
+        "after has batches of 64, and there are 32 training samples",
     ]
     assert not list(setup.cautions(config, {"train_samples": 64, "val_samples": 50}))
     many = load.load(["workload=signals", "card=cpu", "knobs.num_workers=[0,64]", "concurrency=8"])
     told = [f.split(",")[0] for f in setup.cautions(many, {"train_samples": 10_000, "val_samples": 50})]
     assert told == ["knobs.num_workers goes to 64", "concurrency goes to 8"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "left", "note"),
+    [
+        ("[8,10,64]", [8, 10], "knobs.batch_size=[8,10,64] goes to [8,10]: there are 10 training samples"),
+        ("[8,64]", 8, "knobs.batch_size=[8,64] goes to [8]: there are 10 training samples"),
+        ("{low: 4, high: 64, log: true}", {"low": 4, "high": 10, "log": True}, "high: 10, log: true}"),
+        ("[4,10]", [4, 10], ""),
+    ],
+)
+def test_batches_larger_than_the_data_are_left_out_with_a_note(typed: str, left: Any, note: str) -> None:
+    strategy = "search.strategy=joint"  # a staged search takes no range of what is probed
+    _, config = setup.checked(load.load(["workload=signals", "card=cpu", strategy, f"knobs.batch_size={typed}"]))
+    found = setup.of_data(config, {"train_samples": 10})
+    assert found.space.as_raw()["batch_size"] == left
+    said = [text for text in sentences.left_out(found) if "training samples" in text]
+    assert [note in text for text in said] == [True] * bool(note)
+
+
+@pytest.mark.parametrize("typed", ["knobs.batch_size=64", "knobs.batch_size=[16,64]", "knobs.batch_size=[11,12]"])
+def test_a_batch_that_the_data_do_not_fill_is_refused_before_anything_is_written(typed: str) -> None:
+    _, config = setup.checked(load.load(["workload=signals", "card=cpu", typed]))
+    with pytest.raises(ConfigError, match="there are 10 training samples") as raised:
+        setup.of_data(config, {"train_samples": 10})
+    assert typed in str(raised.value)
+    assert (raised.value.allowed, raised.value.remedy) == ("1 to 10", "knobs.batch_size=4, or more data")
+    assert raised.value.exit_code == 2
 
 
 def opened(
@@ -263,6 +336,30 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_command_line(tmp_path: 
     (tmp_path / "runs" / "nli").touch()
     with pytest.raises(ConfigError, match=r"runs/nli/.* cannot be made: Not a directory"):
         setup.new_folder(load.load(["workload=nli", "card=cpu", f"runs_dir={tmp_path / 'runs'}"]))
+
+
+@pytest.mark.parametrize(
+    ("max_time", "typed", "before"),
+    [
+        ("null", ["named.before.learning_rate=0.5"], True),
+        ("100s", ["named.before.learning_rate=0.5"], True),
+        ("20s", ["named.before.learning_rate=0.5"], False),  # half of 20 s less what confirming and the report take
+        ("null", [], False),  # of a workload of ours, and nobody's at hand
+    ],
+)
+def test_the_search_begins_with_what_the_user_has_unless_it_takes_over_half_of_its_time(
+    tmp_path: Path, max_time: str, typed: list[str], before: bool
+) -> None:
+    limited = [f"search.max_time={max_time}", "budget.train_epochs=10"]
+    made, journal, _ = opened(tmp_path, *limited, *typed, started=time.monotonic())
+    knobs = dict(made._config.named["before"])
+    probed = {"micro_step_s": 1.0, "optimizer_step_s": 0.0, "samples_per_s": 100.0, "outcome": "ok"}
+    size = min(int(knobs["batch_size"]), int(knobs["micro_batch_size"]))
+    journal.append("probe", name="before", config=knobs, **{**probed, "micro_step_s": size / 100})
+    limits = made._limits
+    assert (limits.terms().before == knobs) == before
+    assert limits.before() == (knobs if typed else None)
+    journal.close()
 
 
 class Compared(FormulaProfiler):
@@ -587,6 +684,6 @@ def test_a_study_that_loads_longer_than_its_time_says_so_and_learns_nothing_fals
     made.measure(Late())  # type: ignore[arg-type]
     made.search(Late(), setup.setting_of(made._config))  # type: ignore[arg-type]
     assert not any(r.event in ("footprint", "refused", "trial_start") for r in journal.records)
-    with pytest.raises(NoUsableTrial, match=r"search\.max_time=30s was over before anything was measured: 40s"):
+    with pytest.raises(NoUsableTrial, match=r"search\.max_time=30s was over before anything was measured: 4\ds"):
         made.confirm(Late())  # type: ignore[arg-type]
     journal.close()

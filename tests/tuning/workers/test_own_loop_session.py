@@ -49,6 +49,10 @@ def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None
     assert not {"amp_dtype", "weight_decay", "length_bucketing"} & set(facts["asked"])
     assert facts["seen"] == {"batch_size": 16, "micro_batch_size": 4}
     assert facts["parameters"] == {"total": 5, "trainable": 5}
+    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(16, (16,)), 0)["values"]
+    assert facts["untrained"] == pytest.approx(trained, rel=1e-6), "however many steps were tried"
+    fixed = session(PLAIN, HEAD.replace('lr=run["learning_rate"]', "lr=0.1"))
+    assert fixed.describe(KNOBS)["untrained"] == {}, "it learns whatever the rate"
     assert len(facts["workload_sha256"]) == len(facts["data_sha256"]) == 64
     assert no_thread()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trainables import loop
 from trainables.plan import Plan
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
@@ -181,6 +182,16 @@ def test_describe_is_plain(broken: Any) -> None:
     assert facts["objectives"] == {"error": "min"}
     assert len(facts["workload_sha256"]) == 64
     assert facts["parameters"] == {"total": 2, "trainable": 2}
+
+
+def test_the_untrained_model_is_that_of_the_seed_of_a_training_before_its_first_step(broken: Any) -> None:
+    session = broken("")
+    untrained = session.sanity_check(KNOBS)["untrained"]
+    config = session.config(KNOBS)
+    whole = loop.prepare(session.resident, config, Plan(samples=8))
+    assert untrained == pytest.approx(loop.evaluate(whole, whole.model).values)
+    assert session.sanity_check(KNOBS)["untrained"] == untrained, "nothing is learned meanwhile"
+    assert session.train(KNOBS, Plan(samples=64, milestones=(64,)), 0)["values"]["error"] < untrained["error"]
 
 
 def test_every_measurement_has_its_spans_and_what_the_machine_did(broken: Any) -> None:

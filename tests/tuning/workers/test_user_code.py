@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from tuning.config.errors import TuningError, UserCodeError
+from tuning.study import setup
 from tuning.workers import user_code
 from tuning.workers.session import Session
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
+DATA = Path(__file__).parents[2] / "data"
 KNOBS = {"batch_size": 16, "micro_batch_size": 8}
 FILE = """
 import sys
@@ -152,6 +154,39 @@ def test_a_data_set_that_cannot_be_read_is_their_code_too(tmp_path: Path) -> Non
     assert "session.py" not in error.traceback
 
 
+LOOPS = {
+    "knob": (
+        'run["momentum"]',
+        'run["momentun"]',
+        "run['momentun']: there is no such knob: did you mean run['momentum']?",
+    ),
+    "other": (
+        'run["momentum"]',
+        'run["width"]',
+        "run['width']: there is no such knob: give it a value or values in SPACE",
+    ),
+    "report": (
+        "run.report(accuracy=",
+        "run.report(acuracy=",
+        "run.report has ['acuracy'], without accuracy of OBJECTIVES",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_a_loop_of_ones_own_asks_wrongly_is_said_with_its_line(name: str, tmp_path: Path) -> None:
+    right, wrong, says = LOOPS[name]
+    text = (DATA / "plain_loop.py").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(text.replace(right, wrong), encoding="utf-8")
+    with Worker(WorkerConfig(str(tmp_path / "mine.py"))) as worker, pytest.raises(UserCodeError) as raised:
+        setup.described(worker, {}, {})
+    said = str(raised.value)
+    assert says in said
+    line = next(n for n, own in enumerate(text.replace(right, wrong).splitlines(), 1) if wrong in own)
+    assert f'mine.py", line {line}, in train' in said
+    assert raised.value.exit_code == 1
+
+
 NEEDS_BOTH = """
     def dataset(self, config, split):
         whole = super().dataset(config, split)
@@ -171,4 +206,4 @@ def test_a_metric_that_a_few_samples_do_not_define_is_no_mistake(tmp_path: Path)
     (tmp_path / "mine.py").write_text(FILE.format(body=NEEDS_BOTH), encoding="utf-8")
     session = Session(WorkerConfig(str(tmp_path / "mine.py")))
     session.warm({})
-    assert session.sanity_check(KNOBS) == {}
+    assert session.sanity_check(KNOBS) == {"untrained": {"accuracy": 0.5}}

@@ -190,7 +190,8 @@ def _any_fake(values: Iterable[Any]) -> bool:
 def _packed(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """Returns the data and batch sizes of a packed sequence; the lengths are the host's, as torch demands."""
     if isinstance(lengths, FakeTensor):
-        raise Untraceable(f"{_PACK}: the lengths are on the device")
+        said = "the lengths are on the device; as a list of whole numbers in the batch they stay on the host"
+        raise Untraceable(f"{_PACK}: {said}")
     steps = torch.arange(int(lengths[0]))
     sizes = (lengths[:, None] > steps).sum(dim=0)
     return padded.new_empty((int(lengths.sum()), *padded.shape[2:])), sizes
