@@ -92,6 +92,21 @@ def test_the_micro_batch_is_halved_where_it_does_not_fit(changed: Any) -> None:
     assert found["knobs"]["micro_batch_size"] < 32
 
 
+def test_a_schedule_ends_with_the_run(changed: Any) -> None:
+    made = "    schedule = accelerator.prepare(CosineAnnealingLR(optimizer, run.steps))\n"
+    session = changed(
+        ("from torch.utils.data", "from torch.optim.lr_scheduler import CosineAnnealingLR\nfrom torch.utils.data"),
+        ("    for _ in run.epochs", made + "    for _ in run.epochs"),
+        ("                optimizer.step()\n", "                optimizer.step()\n                schedule.step()\n"),
+    )
+    resident = session.resident
+    assert isinstance(resident, own_loop.OwnResident)
+    state = own_loop.prepare(resident, session.config(KNOBS), Plan(2048, (2048,)))
+    list(own_loop.train(state))
+    assert state.optimizer is not None
+    assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+
+
 def test_a_horizon_within_a_batch_steps_where_it_ends(changed: Any) -> None:
     one = ("        run.report(acc", "            if run.evaluate_now:\n                run.report(acc")
     session = changed(("moons(1024, 1)", "moons(100, 1)"), one)

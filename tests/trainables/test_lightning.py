@@ -102,6 +102,18 @@ def test_a_horizon_within_a_batch_and_passes_of_odd_length(changed: Any) -> None
     assert found["spans"]["steps"] == 9  # behind the first, of passes of four steps
 
 
+@pytest.mark.parametrize("samples", [1024, 100])
+def test_a_schedule_ends_with_the_run(changed: Any, samples: int) -> None:
+    cosine = ("OneCycleLR(optimizer, self.learning_rate, total_steps=steps)", "CosineAnnealingLR(optimizer, steps)")
+    session = changed(("moons(1024, 1)", f"moons({samples}, 1)"), cosine)
+    resident, horizon = session.resident, 3 * samples
+    assert isinstance(resident, own_loop.OwnResident)
+    state = own_loop.prepare(resident, session.config(KNOBS), Plan(horizon, (horizon,)))
+    list(own_loop.train(state))
+    assert state.optimizer is not None
+    assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (horizon, pytest.approx(0.0, abs=1e-9))
+
+
 def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
     own = """
         optimizer = self.optimizers()
