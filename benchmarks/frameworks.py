@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,11 @@ from benchmarks.exported import study, trained
 from tuning.config import best_file
 from tuning.config.best_file import Best
 from tuning.config.environment import ON_A_CPU
+from tuning.journal.records import read
+from tuning.journal.runs import JOURNAL
+from tuning.report import summary
 from tuning.report.frameworks import exported
+from tuning.report.summary import Place
 from tuning.report.trial_views import SPEED
 from tuning.stats.uncertainty import gain
 
@@ -58,7 +62,24 @@ class Clock:
         return self._last - (self._last if self._first is None else self._first)
 
 
-def in_trainer(script: Any, best: Best, passes: int, clock: Clock) -> None:
+@dataclass(frozen=True)
+class Found:
+    """A configuration, and where it was measured."""
+
+    best: Best
+    place: Place
+
+    def words(self, framework: str) -> Mapping[str, Mapping[str, Any]]:
+        """Returns the settings in the words of a framework."""
+        return exported(self.best, framework, self.place).settings
+
+
+def found_in(folder: Path) -> Found:
+    """Returns what a finished run has found."""
+    return Found(best_file.read(folder / "best.yaml"), summary.from_records(read(folder / JOURNAL)[0]).place)
+
+
+def in_trainer(script: Any, found: Found, passes: int, clock: Clock) -> None:
     """Trains the example of transformers' Trainer for whole passes."""
     from transformers import BertForTokenClassification, Trainer, TrainerCallback, TrainingArguments
 
@@ -66,7 +87,7 @@ def in_trainer(script: Any, best: Best, passes: int, clock: Clock) -> None:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             clock.step()
 
-    (settings,) = exported(best, "transformers").settings.values()
+    (settings,) = found.words("transformers").values()
     still: dict[str, Any] = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(folder, num_train_epochs=passes, **still, **settings)
@@ -74,7 +95,7 @@ def in_trainer(script: Any, best: Best, passes: int, clock: Clock) -> None:
         Trainer(model, arguments, train_dataset=script.TRAIN, callbacks=[Timing()]).train()
 
 
-def in_lightning(script: Any, best: Best, passes: int, clock: Clock) -> None:
+def in_lightning(script: Any, found: Found, passes: int, clock: Clock) -> None:
     """Trains the example of Lightning for whole passes."""
     from pytorch_lightning import Callback, Trainer
 
@@ -86,24 +107,24 @@ def in_lightning(script: Any, best: Best, passes: int, clock: Clock) -> None:
 
         steps = 0
 
-    settings = exported(best, "lightning").settings
+    settings = found.words("lightning")
     still: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     still |= {"enable_model_summary": False, "limit_val_batches": 0}
     trainer = Trainer(max_epochs=passes, callbacks=[Timing()], **still, **settings["Trainer"])
-    trainer.fit(script.Net(best.knobs["learning_rate"]), script.Data(**settings["DataLoader"]))
+    trainer.fit(script.Net(found.best.knobs["learning_rate"]), script.Data(**settings["DataLoader"]))
 
 
-def in_accelerate(script: Any, best: Best, passes: int, clock: Clock) -> None:
+def in_accelerate(script: Any, found: Found, passes: int, clock: Clock) -> None:
     """Trains the example of Accelerate for whole passes."""
     import torch
     from accelerate import Accelerator
     from torch import nn
     from torch.utils.data import DataLoader
 
-    settings = exported(best, "accelerate").settings
+    settings = found.words("accelerate")
     accelerator = Accelerator(**settings["Accelerator"])
     net: Any = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
-    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=best.knobs["learning_rate"])
+    optimizer: Any = torch.optim.AdamW(net.parameters(), lr=found.best.knobs["learning_rate"])
     loader: Any = DataLoader(script.TRAIN, shuffle=True, **settings["DataLoader"])
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)
     for _ in range(passes):
@@ -117,7 +138,7 @@ def in_accelerate(script: Any, best: Best, passes: int, clock: Clock) -> None:
                 clock.step()
 
 
-EXAMPLES: Mapping[str, Callable[[Any, Best, int, Clock], None]] = {
+EXAMPLES: Mapping[str, Callable[[Any, Found, int, Clock], None]] = {
     "trainer": in_trainer,
     "lightning": in_lightning,
     "accelerate": in_accelerate,
@@ -125,16 +146,16 @@ EXAMPLES: Mapping[str, Callable[[Any, Best, int, Clock], None]] = {
 """The framework's own loop of each example, without a line of ours."""
 
 
-def speed(example: str, best: Best, passes: int) -> float:
+def speed(example: str, found: Found, passes: int) -> float:
     """Returns the samples/s of an example in its framework, with the exported settings, in this process."""
     script, clock = importlib.import_module(f"tests.data.{example}_script"), Clock()
-    EXAMPLES[example](script, best, passes, clock)
-    return float((passes * len(script.TRAIN) - best.knobs["batch_size"]) / clock.seconds())
+    EXAMPLES[example](script, found, passes, clock)
+    return float((passes * len(script.TRAIN) - found.best.knobs["batch_size"]) / clock.seconds())
 
 
-def there(example: str, best: Path, passes: int) -> float:
+def there(example: str, folder: Path, passes: int) -> float:
     """Returns the same of a fresh process; raises RuntimeError with its last words where it fails."""
-    command = [sys.executable, "-m", "benchmarks.frameworks", "--there", example, str(best), str(passes)]
+    command = [sys.executable, "-m", "benchmarks.frameworks", "--there", example, str(folder), str(passes)]
     environment = {**ON_A_CPU, **os.environ}  # as `export` lists it
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
@@ -142,10 +163,10 @@ def there(example: str, best: Path, passes: int) -> float:
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def pairs(example: str, path: Path, times: int, passes: int, samples: int) -> list[dict[str, float]]:
+def pairs(example: str, folder: Path, times: int, passes: int, samples: int) -> list[dict[str, float]]:
     """Returns the speeds of each pair: in the framework, and by `python -m tuning train`."""
-    arguments = ["-m", "tuning", "train", "--from", str(path), "--samples", str(samples)]
-    ways = {"there": lambda: there(example, path, passes), "trained": lambda: float(trained(arguments)[SPEED])}
+    arguments = ["-m", "tuning", "train", "--from", str(folder / "best.yaml"), "--samples", str(samples)]
+    ways = {"there": lambda: there(example, folder, passes), "trained": lambda: float(trained(arguments)[SPEED])}
     rows = []
     for number in range(times):
         row = {name: ways[name]() for name in (list(ways) if number % 2 == 0 else list(reversed(ways)))}
@@ -171,19 +192,19 @@ def compared(said: float, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]
 
 def document(example: str, folder: Path, times: int, seconds: float) -> dict[str, Any]:
     """Returns what is to be said of the run of an example."""
-    path = folder / "best.yaml"
-    best = best_file.read(path)
+    found = found_in(folder)
+    best = found.best
     said, count = best.measured[SPEED]["median"], len(importlib.import_module(f"tests.data.{example}_script").TRAIN)
     passes = max(2, math.ceil(seconds * said / count))
     framework = "transformers" if example == "trainer" else example
     return {
-        **provenance("frameworks"),
+        **provenance("frameworks", found.place.type or "cpu"),
         "example": example,
         "run": folder.name,
         "knobs": dict(best.knobs),
-        "unsaid": list(exported(best, framework).unsaid),
+        "unsaid": list(exported(best, framework, found.place).unsaid),
         "samples": passes * count,
-        **compared(said, pairs(example, path, times, passes, passes * count)),
+        **compared(said, pairs(example, folder, times, passes, passes * count)),
     }
 
 
@@ -195,19 +216,19 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5, metavar="N", help="pairs of each, 2 or more  [5]")
     parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="about the length of a training  [10]")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the documents to it")
-    parser.add_argument("--there", nargs=3, metavar=("EXAMPLE", "YAML", "PASSES"), help=argparse.SUPPRESS)
+    parser.add_argument("--there", nargs=3, metavar=("EXAMPLE", "RUN", "PASSES"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.there:
-        example, path, passes = asked.there
-        print(json.dumps(speed(example, best_file.read(Path(path)), int(passes))))
+        example, folder, passes = asked.there
+        print(json.dumps(speed(example, found_in(Path(folder)), int(passes))))
         return
     if asked.times < 2:
         parser.error(f"--times {asked.times}: 2 or more")
     with tempfile.TemporaryDirectory() as made:
         folders = {folder.parent.name.removesuffix("_loop"): folder for folder in asked.from_run}
         for example in folders or asked.examples:
-            folder = folders.get(example) or study(f"tests/data/{example}_loop.py", Path(made))
-            publish(document(example, folder, asked.times, asked.seconds), asked.out, append=True)
+            own = folders.get(example) or study(f"tests/data/{example}_loop.py", Path(made))
+            publish(document(example, own, asked.times, asked.seconds), asked.out, append=True)
 
 
 if __name__ == "__main__":

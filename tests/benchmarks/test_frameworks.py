@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.frameworks import EXAMPLES, compared, speed
+from benchmarks.frameworks import EXAMPLES, Found, compared, speed
 from tuning.config.best_file import Best
+from tuning.report.summary import Place
 
 PACKAGES = {"trainer": "transformers", "lightning": "pytorch_lightning", "accelerate": "accelerate"}
-KNOBS = {"batch_size": 64, "micro_batch_size": 32, "learning_rate": 0.01, "amp_dtype": "fp32", "pin_memory": False}
+KNOBS = {"batch_size": 64, "micro_batch_size": 32, "learning_rate": 0.01, "amp_dtype": "bf16", "pin_memory": False}
 
 
 def test_the_bound_is_on_the_pairs_and_drift_stands_beside_it() -> None:
@@ -27,5 +28,5 @@ def test_each_example_trains_in_its_framework(example: str, tmp_path: Path, monk
     pytest.importorskip(PACKAGES[example])
     monkeypatch.chdir(tmp_path)
     best = Best(Path("best.yaml"), "mine", {}, KNOBS, None, 0, {}, {}, ())
-    assert speed(example, best, passes=1) > 0
+    assert speed(example, Found(best, Place(type="cpu")), passes=1) > 0
     assert not list(tmp_path.iterdir())

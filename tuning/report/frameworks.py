@@ -13,6 +13,7 @@ from trainables.plan import evenly
 from tuning.config.best_file import REMEDY, Best
 from tuning.config.environment import ON_A_CPU
 from tuning.config.errors import ConfigError
+from tuning.report.summary import Place
 
 _SIZES = ("batch_size", "micro_batch_size")
 _OF_WORKERS = ("prefetch_factor", "persistent_workers")
@@ -78,8 +79,8 @@ class Exported:
 class _Told:
     """The knobs of a configuration, and which of them a framework has been told."""
 
-    def __init__(self, best: Best) -> None:
-        self.best, self.knobs, self.told = best, dict(best.knobs), set[str]()
+    def __init__(self, best: Best, on_cpu: bool) -> None:
+        self.best, self.on_cpu, self.knobs, self.told = best, on_cpu, dict(best.knobs), set[str]()
         for name, value in self.knobs.items():
             if name not in EVERY:
                 continue
@@ -158,12 +159,14 @@ def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
     if "schedule" in told:
         plain = told["schedule"] == "constant" and warmup_frac
         found["lr_scheduler_type"] = "constant_with_warmup" if plain else told["schedule"]
+    if told.on_cpu:
+        found["use_cpu"] = True  # without, bf16 is refused there
     return {"TrainingArguments": found}
 
 
 def _lightning(told: _Told) -> dict[str, dict[str, Any]]:
     count, micro = told.cut()
-    found: dict[str, Any] = {"accumulate_grad_batches": count}
+    found: dict[str, Any] = {"accumulate_grad_batches": count, **({"accelerator": "cpu"} if told.on_cpu else {})}
     if "amp_dtype" in told:
         found["precision"] = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[told["amp_dtype"]]
     if told.asks("cudnn_benchmark", True):
@@ -176,6 +179,8 @@ def _lightning(told: _Told) -> dict[str, dict[str, Any]]:
 def _accelerate(told: _Told) -> dict[str, dict[str, Any]]:
     count, micro = told.cut()
     found: dict[str, dict[str, Any]] = {"Accelerator": {"gradient_accumulation_steps": count}}
+    if told.on_cpu:
+        found["Accelerator"]["cpu"] = True
     if "amp_dtype" in told:
         found["Accelerator"]["mixed_precision"] = "no" if told["amp_dtype"] == "fp32" else told["amp_dtype"]
     found["DataLoader"] = {"batch_size": micro, **told.loader()}
@@ -227,13 +232,14 @@ FRAMEWORKS: Mapping[str, Callable[[_Told], dict[str, dict[str, Any]]]] = {
 """What each framework is told, by its name; every knob that is not told is listed, whatever is added to the table."""
 
 
-def exported(best: Best, framework: str, *, on_cpu: bool = False) -> Exported:
-    """Returns a configuration in the words of a framework, one of `FRAMEWORKS`; `on_cpu` where it was measured on one.
+def exported(best: Best, framework: str, place: Place | None = None) -> Exported:
+    """Returns a configuration in the words of a framework, one of `FRAMEWORKS`; `place` is where it was measured.
 
     A batch is cut into equal micro-batches, as `run.loader()` cuts it. Raises ConfigError for a value that its knob may
     not take.
     """
-    told = _Told(best)
+    on_cpu = place is not None and place.type == "cpu" and not place.virtual  # a virtual card's is for that card
+    told = _Told(best, on_cpu)
     settings, unsaid = FRAMEWORKS[framework](told), told.unsaid()
     if on_cpu:
         unsaid |= {name: f"{name}={value}: in the environment, as it was measured" for name, value in ON_A_CPU.items()}

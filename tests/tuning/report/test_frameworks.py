@@ -14,6 +14,7 @@ from trainables.our_knobs import EVERY
 from tuning.config.best_file import Best
 from tuning.config.errors import ConfigError
 from tuning.report.frameworks import FRAMEWORKS, Exported, exported
+from tuning.report.summary import Place
 
 FOUND = {
     **{"batch_size": 16, "micro_batch_size": 8, "num_workers": 1, "prefetch_factor": 3, "persistent_workers": True},
@@ -28,7 +29,7 @@ def best(**knobs: Any) -> Best:
 
 
 def words(framework: str, **knobs: Any) -> Exported:
-    return exported(best(**knobs), framework)
+    return exported(best(**knobs), framework, Place(type="cpu"))
 
 
 def another(row: Knob) -> Any:
@@ -53,14 +54,13 @@ def test_a_change_of_any_knob_changes_what_is_written_or_listed(framework: str, 
     assert words(framework, **knobs) != words(framework, **{**knobs, name: another(row)})
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", sorted({*FRAMEWORKS} - {"json"}))
 def test_an_own_knob_and_what_there_is_no_word_for_are_listed(framework: str) -> None:
     unsaid = words(framework, **FOUND).unsaid
-    assert set(unsaid) >= ({"width", "channels_last"} if framework != "json" else set())
-    assert not {"batch_size", "micro_batch_size", "prefetch_factor"} & set(unsaid) - (
-        {"prefetch_factor"} if framework == "deepspeed" else set()
-    )
-    assert unsaid.get("channels_last", "").startswith("channels_last=True: model.to(" if unsaid else "")
+    assert set(unsaid) >= {"width", "channels_last"}
+    assert not {"batch_size", "micro_batch_size", "amp_dtype"} & set(unsaid)
+    assert ("num_workers" in unsaid) == (framework == "deepspeed")
+    assert unsaid["channels_last"] == "channels_last=True: model.to(memory_format=torch.channels_last)"
 
 
 def test_as_python_it_runs_and_as_json_it_is_the_same() -> None:
@@ -72,6 +72,12 @@ def test_as_python_it_runs_and_as_json_it_is_the_same() -> None:
     assert json.loads(found.to_json()) == found.settings
     assert json.loads(words("deepspeed", **FOUND).to_json())["torch_autocast"] == {"enabled": True, "dtype": "bfloat16"}
     assert "# not said: width=64: your own code sets it" in text
+
+
+def test_what_was_measured_on_a_cpu_is_told_so_and_what_is_for_a_card_is_not() -> None:
+    for place, on_cpu in ((Place(type="cpu"), True), (Place(type="cpu", virtual=True), False), (None, False)):
+        found = exported(best(**FOUND), "transformers", place)
+        assert ("use_cpu" in found.settings["TrainingArguments"], "GOMP_SPINCOUNT" in found.unsaid) == (on_cpu, on_cpu)
 
 
 def test_a_value_that_a_knob_may_not_take_is_refused() -> None:
@@ -102,14 +108,14 @@ def test_transformers_loads_it_and_trains_a_step(tmp_path: Path) -> None:
     told = {"optimizer": "sgd", "momentum": 0.5, "nesterov": True, "schedule": "constant", "warmup_frac": 0.5}
     found = words("transformers", **{**FOUND, "num_workers": 0, **told, "max_grad_norm": 1.0})
     (settings,) = found.settings.values()
-    arguments = TrainingArguments(str(tmp_path), **settings, max_steps=2, use_cpu=True, report_to="none")
+    arguments = TrainingArguments(str(tmp_path), **settings, max_steps=2, report_to="none")
     trainer = Trainer(BertForTokenClassification(script.CONFIG), arguments, train_dataset=script.TRAIN)
     assert trainer.train().global_step == 2
     (group, *_) = trainer.optimizer.optimizer.param_groups
     assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     assert (group["momentum"], group["nesterov"], group["lr"]) == (0.5, True, 3e-3)
     assert (arguments.train_batch_size, arguments.gradient_accumulation_steps, arguments.bf16) == (8, 2, True)
-    assert set(found.unsaid) == {"channels_last", "width"}
+    assert set(found.unsaid) == {"channels_last", "width", "GOMP_SPINCOUNT"}
 
 
 def test_lightning_loads_it_and_trains_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +130,7 @@ def test_lightning_loads_it_and_trains_a_step(tmp_path: Path, monkeypatch: pytes
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    trainer = lightning.Trainer(**found["Trainer"], max_steps=1, limit_val_batches=0, accelerator="cpu", **quiet)
+    trainer = lightning.Trainer(**found["Trainer"], max_steps=1, limit_val_batches=0, **quiet)
     trainer.fit(script.Net(3e-3), script.Data(**found["DataLoader"]))
     assert (trainer.global_step, trainer.accumulate_grad_batches, trainer.precision) == (1, 2, "bf16-mixed")
     assert trainer.train_dataloader.batch_size == 8
@@ -144,7 +150,7 @@ def test_accelerate_loads_it_and_trains_a_step() -> None:
     found = words("accelerate", **FOUND, non_blocking=True, compile="default").settings
     assert TorchDynamoPlugin(**found["TorchDynamoPlugin"]).mode == "default"
     loading = DataLoaderConfiguration(**found["DataLoaderConfiguration"])
-    accelerator = Accelerator(**found["Accelerator"], dataloader_config=loading, cpu=True)
+    accelerator = Accelerator(**found["Accelerator"], dataloader_config=loading)
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net, optimizer, loader = accelerator.prepare(
