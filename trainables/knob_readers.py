@@ -68,7 +68,11 @@ def non_blocking(asked: Any, seen: Seen) -> Found:
 def base_dtype(asked: Any, seen: Seen) -> Found:
     """Reads the type of most frozen weights; where none are frozen there is nothing to hold in fewer bits."""
     found = seen.get("frozen_dtypes")
-    return (f"frozen weights of {found[0]}", found[0] == AUTOCAST.get(asked, "float32")) if found else None
+    if not found:
+        return None
+    if "uint8" in found:
+        return "frozen weights of four bits", asked == "nf4"
+    return f"frozen weights of {found[0]}", found[0] == AUTOCAST.get(asked, "float32") and asked != "nf4"
 
 
 def device_augmentation(asked: Any, seen: Seen) -> Found:

@@ -84,8 +84,9 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
     """Returns the table; of each peak the `parts` largest categories."""
     limited = answer["card"]["usable_bytes"] is not None
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
-    axes = ("dtype", "ckpt", *(("adapter",) if "adapter" in answer["rows"][0]["knobs"] else ()))
-    for name in axes:
+    asked = [name for name in ("adapter", "base_dtype") if name in answer["rows"][0]["knobs"]]
+    own = [name for name in asked if len({row["knobs"][name] for row in answer["rows"]}) > 1] or asked[:1]
+    for name in ("dtype", "ckpt", *(name.partition("_")[0] for name in own)):
         made.add_column(name, no_wrap=True)
     for name in ("micro", "GiB", *(("card",) if limited else ())):
         made.add_column(name, justify="right", no_wrap=True)
@@ -93,8 +94,7 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
         made.add_column(name, no_wrap=True, overflow="ellipsis")
     for row in answer["rows"]:
         knobs, largest = row["knobs"], row["largest"]
-        label = [knobs["amp_dtype"], "on" if knobs["activation_checkpointing"] else "off", knobs.get("adapter")]
-        label = label[: len(axes)]
+        label = [knobs["amp_dtype"], "on" if knobs["activation_checkpointing"] else "off", *(knobs[n] for n in own)]
         cells = [(f"{cell['micro_batch']}", cell) for cell in row["cells"]]
         if row["largest_cell"] is not None and largest not in [cell["micro_batch"] for cell in row["cells"]]:
             sign = ">=" if largest >= MAX_MICRO_BATCH else "<="  # no further is looked than MAX_MICRO_BATCH
@@ -103,7 +103,7 @@ def _table(answer: Mapping[str, Any], parts: int) -> Table:
             figures = [size, _gib(cell["needed_bytes"])]
             figures += [percent(cell["share_frac"]), cell["verdict"]] if limited else []
             made.add_row(*(Text(plain(v)) for v in (*label, *figures, _parts(cell, parts))))
-            label = [""] * len(axes)
+            label = [""] * len(label)
         if not cells or largest == 0:
             text = "cannot be predicted" if not cells else "not one sample fits"
             made.add_row(*(Text(plain(v)) for v in label), *[""] * (2 + 2 * limited), text)

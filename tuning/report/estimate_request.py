@@ -18,8 +18,9 @@ from tuning.memory import calibration
 from tuning.memory.fitting import Kernels
 from tuning.workers.nvml import Gpu
 
-AXES = ("amp_dtype", "activation_checkpointing", "adapter")
-"""The knobs of the table's rows, beside the micro-batch size."""
+AXES = ("amp_dtype", "activation_checkpointing", "adapter", "base_dtype")
+"""The knobs of the table's rows, beside the micro-batch size; an adapter where the workload has it, and the
+type of frozen weights where several are asked for."""
 
 MOST_SIZES = 6
 CAPABILITY = (8, 6)
@@ -67,7 +68,9 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
     whose = own if kernels == "auto" else kernels
     base, searched = _representative(config.space)
     read = tuple(sorted({*config.space.parameters, *config.space.fixed}))
-    axes = {name: _axis(config, card, name) for name in AXES if name != "adapter" or name in read}
+    several = config.space.parameters.keys()
+    left_out = {"adapter"} - set(read) | {"base_dtype"} - several
+    axes = {name: _axis(config, card, name) for name in AXES if name not in left_out}
     couplings = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
     return Question(
         workload=config.workload.ref,

@@ -250,3 +250,12 @@ def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys
     assert f"error: workload={mine}" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="no such module"):
         declared("nowhere_at_all")
+
+
+def test_types_of_frozen_weights_are_rows_where_several_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert " base " not in told("workload=nli card=rtx4060", capsys)
+    asked = "workload=nli card=rtx4060 knobs.amp_dtype=bf16 knobs.activation_checkpointing=true"
+    text = told(f"{asked} knobs.base_dtype=[fp32,bf16,nf4]", capsys)
+    lines = [line.split() for line in text.splitlines()]
+    assert [line[2] for line in lines if line[:2] == ["bf16", "on"]] == ["fp32", "bf16", "nf4"]
+    assert ["dtype", "ckpt", "base"] in [line[:3] for line in lines]

@@ -25,7 +25,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "signals": {"data": "japanese_vowels", "max_train_samples": 200},  # of 7 to 29 steps, where digits have up to 92
 }
 KNOBS: dict[str, list[dict[str, Scalar]]] = {
-    "nli": [{}, {"amp_dtype": "bf16", "activation_checkpointing": True}, {"adapter": "none", "fused_optimizer": True}],
+    "nli": [
+        {},
+        {"amp_dtype": "bf16", "activation_checkpointing": True},
+        {"adapter": "none", "fused_optimizer": True},
+        {"base_dtype": "nf4"},
+    ],
     "pointer": [{}, {"amp_dtype": "bf16", "device_augmentation": True}],
     "headpose": [{}, {"channels_last": True, "device_augmentation": True}],
     "temporal": [{}, {"architecture": "transformer", "amp_dtype": "bf16"}, {"architecture": "mlp"}],
