@@ -210,11 +210,13 @@ MISTAKES = {
         "parameter_groups(self, model, config)", "return model.parameters()"
     ),
     "length returns no number": _method("length(self, sample)", 'return "long"'),
+    "baselines are numbers": _method("baselines(self, config)", 'return {"one class": 0.25}'),
     "shares of phases do not sum to 1": _method("phases(self, config)", 'return {"first": 0.5, "second": 0.6}'),
     "objectives are neither max nor min": '    objectives = {"accuracy": "up"}\n',
     "default_space names what is no knob": '    default_space = {"momentun": [0.0, 0.9]}\n',
     "an own knob has the name of one of the loop's": '    knobs = {"batch_size": Knob(32, "both", values=(16, 32))}\n',
     "a hook is missing": "    evaluate = None\n",
+    "a hook is misspelt": _method("shedule(self, progress, config)", "return 1.0"),
     "WORKLOAD is missing": "    pass\n",
 }
 """What is wrong with a class that is else that of my_workload.py."""

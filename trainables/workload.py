@@ -417,9 +417,17 @@ def blocks(workload: Workload, model: nn.Module) -> Sequence[nn.Module]:
 
 
 def baselines(workload: Workload, config: Config) -> dict[str, dict[str, float]]:
-    """Returns what is reached without learning the task, by name; empty where the workload states none."""
+    """Returns what is reached without learning the task, by name; empty where the workload states none.
+
+    Raises HookFailed where the hook returns something else.
+    """
     own = getattr(workload, "baselines", None)
-    return cast("dict[str, dict[str, float]]", own(config)) if own is not None else {}
+    found = own(config) if own is not None else {}
+    if not isinstance(found, Mapping) or not all(isinstance(reached, Mapping) for reached in found.values()):
+        wanted = next(iter(workload.objectives))
+        said = f'returned {found!r}: it must return names with objectives, such as {{"majority": {{"{wanted}": 0.5}}}}'
+        raise HookFailed("baselines", said)
+    return cast("dict[str, dict[str, float]]", found)
 
 
 def source_hash(workload: Workload | OwnLoop) -> str:
