@@ -44,8 +44,8 @@ settings (key=value, in any order), with what they are without you in brackets
   preset=NAME             knobs fixed to a known set, such as rtx3090_max_perf
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
-  search.trials=auto|N    most trials; auto: as many as the time allows; 0: probes
-                          alone, the fastest settings that change nothing
+  search.trials=auto|N    most trials; auto: as many as the time allows; 0:
+                          probes alone, the fastest settings that change nothing
                           learned, in a minute [budget's]
   search.max_time=4m      wall time of the whole study, held to [budget's]
   search.hang_time=60s    a process that idles so long without an answer is
@@ -57,7 +57,10 @@ settings (key=value, in any order), with what they are without you in brackets
   search.pruner=rungs     stops trials at the budget's rungs; none: no trial
                           is stopped [rungs]
   search.seed=N           seed of everything [0]
-  concurrency=auto|N      search trials at once [auto]
+  concurrency=auto|N      search trials at once, on each node [auto]
+  cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
+                          on its nodes that are like this one [here alone]
+  insecure_cluster=true   joins a cluster that asks for no token [false]
   pick.tolerance=X|X%     quality that the fastest configuration may give up, in
                           the objective's own unit or of the best seen, as long
                           as it beats the workload's baselines [the workload's]

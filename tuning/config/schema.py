@@ -66,6 +66,16 @@ def _workers(value: object) -> object:
     raise ValueError("auto, or a whole number from 1 to 256")
 
 
+def _address(value: object) -> object:
+    """Returns None, "auto" or HOST:PORT, an IPv6 host in brackets."""
+    if value is None or value == "auto":
+        return value
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if host and port.isdecimal() and 0 < int(port) < 65536 and "/" not in host and (":" not in host or host[0] == "["):
+        return value
+    raise ValueError("auto, or the address of a Ray cluster's head as HOST:PORT")
+
+
 def _epochs(value: object) -> object:
     """Returns "auto", or a number above 0 up to 10,000."""
     if value == "auto":
@@ -229,6 +239,8 @@ class PickSection(Section):
 class StudyConfig(Section):
     """Everything a study is told. `tuning.config` makes it, from the command line or from a journal.
 
+    `cluster` is the address of a Ray cluster of the user's whose nodes run trials too, `concurrency` then the trials at
+    once on each; one that asks for no token is joined where `insecure_cluster` says so.
     `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
     `claims_of` what is said of single knobs;
     `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
@@ -241,6 +253,8 @@ class StudyConfig(Section):
     search: SearchSection
     pick: PickSection
     concurrency: Annotated[int | Literal["auto"], BeforeValidator(_workers)]
+    cluster: Annotated[str | None, BeforeValidator(_address)] = None  # earlier versions did not record these two
+    insecure_cluster: bool = False
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]
     claims: str

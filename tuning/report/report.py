@@ -142,5 +142,7 @@ def _provenance(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "probes", fmt.counts(summary.probe_counts)
     if overtaken := [t.trial for t in summary.trials if t.is_overtaken]:
         yield "overtaken", f"{', '.join(overtaken)} trained with other system knobs; those shown are faster"
+    for node in dict.fromkeys(sentences.node(fields) for fields in summary.nodes):
+        yield "node", plain(node)
     if summary.stop_reason:
         yield "ended", summary.stop_reason

@@ -297,6 +297,12 @@ def is_held(place: Place) -> bool:
     return place.card in HERE and place.cap_bytes is not None
 
 
+def node(found: Mapping[str, Any]) -> str:
+    """Returns whether trials run on a node of a cluster, and where not, why."""
+    why = found.get("why")
+    return f"{found.get('node')} {f'is left out: {why}' if why else 'runs trials: it is like this machine'}"
+
+
 def challenger_sentence(found: Mapping[str, Any]) -> str:
     """Returns what was decided about a challenger of the pick."""
     needs = duration(found.get("expected_s"))

@@ -97,6 +97,8 @@ class Summary:
     """The system knobs that were found to change what is learned, each with the reason in words."""
     table: KnobTable = field(default_factory=table)
     """The knobs of its workload, which may be another than that in use."""
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    """The nodes of a cluster as they were checked, in each session anew."""
     provisional: bool = False
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
     repeats: bool = True
@@ -228,6 +230,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
         notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
+        nodes=tuple(r.fields for r in records if r.event == "node"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
         is_finished=is_finished(records)
         or any(r.get("stage") == "export" for r in reopened(records) if r.event == "stage"),

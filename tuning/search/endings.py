@@ -17,7 +17,7 @@ OVER_MEMORY = (Outcome.OOM, Outcome.HOST_OOM, Outcome.REFUSED)
 _MEASURED = (
     *("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at"),
     *("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active"),
-    *("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire"),
+    *("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire", "node"),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from trainables.knobs import Scalar
@@ -94,6 +94,10 @@ class TrialPlan:
     cap_bytes: int | None = None
     alone_bytes: int | None = None
     deadline: float | None = None
+
+    def on_nodes(self, count: int) -> TrialPlan:
+        """Returns the plan for so many machines, each of which has the slots of this one."""
+        return replace(self, concurrency=self.concurrency * count, devices=self.devices * count)
 
 
 class Executor(Protocol):

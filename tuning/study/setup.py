@@ -50,15 +50,22 @@ def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
 
     Raises ConfigError for all that can be known without Ray; starts and writes nothing.
     """
-    if config.resume is not None:
-        return _resumed(config)
+    folder, config = _resumed(config) if config.resume is not None else (None, _begun(config))
+    if config.cluster and config.dashboard:
+        what = f"dashboard=true starts one, and the Ray cluster at cluster={config.cluster} has its own"
+        raise ConfigError(what, remedy="leave out dashboard=true, or cluster=null")
+    return folder, config
+
+
+def _begun(config: StudyConfig) -> StudyConfig:
+    """Returns the configuration of a new run."""
     reason = atomic.unwritable(Path(config.runs_dir))
     if reason:
         what = f"runs_dir={config.runs_dir} cannot be written: {reason}"
         raise ConfigError(what, allowed="a folder of yours", remedy="runs_dir=PATH, another one")
     if config.name is not None:
         _refuse_taken(config, _place(config, config.name))
-    return None, _complete(config)
+    return _complete(config)
 
 
 def concurrency(config: StudyConfig) -> int:
@@ -81,12 +88,14 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
     use(table_of(records))
     before = from_resolved(study["config"])
-    again = ("resume", "runs_dir", "dashboard", "force", *EXTENDABLE, *(f"workload.{n}" for n in config.secrets))
+    own = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster")
+    again = (*own, *EXTENDABLE, *(f"workload.{n}" for n in config.secrets))
     asked = [o for o in config.overrides if o.split("=")[0] not in again]
     if asked:
         raise ConfigError(
             f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
-            allowed=f"resume=ID, dashboard=true, force=true, runs_dir=PATH, and more of {' or '.join(EXTENDABLE)}",
+            allowed="resume=ID, dashboard=true, cluster=ADDRESS, force=true, runs_dir=PATH, and more of "
+            + " or ".join(EXTENDABLE),
             remedy="leave it out, or start a new run",
         )
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
@@ -94,7 +103,9 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     if lacking:
         what = f"resume={config.resume}: workload.{lacking[0]} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")
-    changes = {name: getattr(config, name) for name in ("resume", "runs_dir", "dashboard", "force", "overrides")}
+    typed = {o.split("=")[0] for o in config.overrides}
+    kept = {n for n in ("cluster", "insecure_cluster") if n not in typed}
+    changes = {name: getattr(config, name) for name in (*own, "overrides") if name not in kept}
     workload = before.workload.model_copy(update={"options": options})
     search = _with_more(before.search, config)
     return folder, before.model_copy(update={**changes, "workload": workload, "search": search})

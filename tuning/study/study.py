@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainables.knobs import Scalar, use
 from tuning.cli.terminal import Terminal
@@ -60,6 +60,9 @@ from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
+if TYPE_CHECKING:
+    from tuning.workers.ray_join import JoinedCluster
+
 
 def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     """Returns the folder of the finished study; `started` is the monotonic time at which its wall time began.
@@ -92,13 +95,18 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         if config.dashboard:  # else Ray runs for the search alone: probes and confirmations have the machine for them
             cluster = stack.enter_context(executors.cluster(config))
             terminal.dashboard(cluster.dashboard_url, cluster.token_path)
-        facts = described(profiler, config.workload.options, groups.defaults(config.space))
+        users = stack.enter_context(executors.joined(config)) if config.cluster else None
+        start = groups.defaults(config.space)
+        facts = described(profiler, config.workload.options, start)
         config = of_data(of_own_loop(config, facts), facts)
+        if users is not None:
+            terminal.doing("the nodes of the cluster load the workload, to be compared with this machine")
+            users.check(setting, facts, start, config.search.max_time_s or math.inf)
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
                 terminal.warning(text)
-            study = _Study(config, terminal, journal, folder, started)
+            study = _Study(config, terminal, journal, folder, started, users)
             study.open(facts, setting, free_bytes)
             study.measure_kinds(profiler)
             try:
@@ -115,8 +123,17 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
 class _Study:
     """The stages over one journal."""
 
-    def __init__(self, config: StudyConfig, terminal: Terminal, journal: Journal, folder: Path, started: float) -> None:
+    def __init__(
+        self,
+        config: StudyConfig,
+        terminal: Terminal,
+        journal: Journal,
+        folder: Path,
+        started: float,
+        users: JoinedCluster | None = None,
+    ) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
+        self._users = users
         self._started = started
         self._began = started - timeline.times(journal.records).wall_s  # of earlier sessions
 
@@ -124,6 +141,7 @@ class _Study:
         """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
         if last(self._journal.records, "study") is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
+            fields["concurrency"] *= self._machines
             self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
         else:
             startup_s = time.monotonic() - self._started
@@ -148,6 +166,10 @@ class _Study:
             self._config, self._facts, self._journal, self._began, free_bytes, executors.devices(self._config)
         )
         self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
+        for node in self._users.nodes if self._users is not None else ():
+            said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "why": node.why}
+            record = self._journal.append("node", node=node.name, **said)
+            self._terminal.note(sentences.node(record.fields))
         for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
             self._note(text)
         self._settle_space()
@@ -215,15 +237,20 @@ class _Study:
                 self._config.space,
                 groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
                 terms,
-                plan,
+                plan.on_nodes(self._machines),
                 self._told,
             )
             self._share(plan)
-            with executors.executor(self._config, plan, profiler, setting) as executor:
+            with executors.executor(self._config, plan, profiler, setting, self._users) as executor:
                 executor.run(scheduler, plan)
             learned = groups.guard(self._journal.records, self._limits.cap_bytes())
             recombine(self._journal, self._config.space, learned, self._told)
             self._note(f"the search ended: {scheduler.stop_reason}")
+
+    @property
+    def _machines(self) -> int:
+        """Returns on how many machines trials run."""
+        return len(self._users.equal) if self._users is not None else 1
 
     def confirm(self, profiler: Worker) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""

@@ -9,7 +9,7 @@ import os
 from tuning.config.environment import ON_A_CPU
 
 _RAY_ENVIRONMENT = {
-    # The one switch found that makes every port of Ray listen on 127.0.0.1; tests/tuning/backends holds it to that.
+    # The one switch found that makes every port of Ray listen on 127.0.0.1; tests/golden/test_ray.py holds it to that.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
@@ -29,5 +29,17 @@ _RAY_ENVIRONMENT = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }
 
+SHIPPED_ENVIRONMENT = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "CUDA_DEVICE_ORDER")
+"""What workers on the nodes of a user's cluster are given too; the rest is for the one who starts Ray."""
+
+_OURS = {name for name in _RAY_ENVIRONMENT if name not in os.environ}
 for _name, _value in _RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+
+
+def join_another(*, insecure: bool) -> None:
+    """Takes back what is for a Ray of our own alone, before Ray is imported to join a user's; what they set stays."""
+    if "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" in _OURS:
+        os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
+    if "RAY_AUTH_MODE" in _OURS:
+        os.environ["RAY_AUTH_MODE"] = "disabled" if insecure else "token"

@@ -34,6 +34,8 @@ class Placed:
     request: TrialRequest
     alone: bool = False
     attempt: int = 1
+    moved: int = 0
+    """How often a node was lost under it, which is not its fault."""
 
 
 class Dispatcher:
@@ -133,6 +135,18 @@ class Dispatcher:
             return
         cut = {"outcome": str(Outcome.CUT), "message": CUT} if trial in self._cut else {}
         self._scheduler.ended(trial, {**{n: v for n, v in found.items() if n != "events"}, **cut})
+
+    def node_lost(self, placed: Placed, node: str) -> None:
+        """Takes that a trial's node is gone: it runs once more on another, and its own second try is left to it."""
+        trial = placed.request.trial
+        self._running.pop(trial, None)
+        self._told.pop(trial, None)
+        self._scheduler.decided("lost", trial, f"node {node} was lost; it is run once more on another")
+        self._waiting.insert(0, replace(placed, moved=placed.moved + 1))
+
+    def replan(self, plan: TrialPlan) -> None:
+        """Takes a plan of other slots; what runs in one that is no more goes on."""
+        self._plan = plan
 
     @property
     def _is_shared(self) -> bool:

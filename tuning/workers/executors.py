@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from tuning.config.errors import ConfigError
 from tuning.config.schema import StudyConfig
 from tuning.search.protocols import Executor, TrialPlan
-from tuning.workers import machine, nvml, slots
+from tuning.workers import join_another, machine, nvml, slots
 from tuning.workers.local_executor import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from tuning.workers.ray_cluster import RayCluster
+    from tuning.workers.ray_join import JoinedCluster
+
+
+_chosen: list[str] = []
 
 
 def prepare(config: StudyConfig) -> None:
     """Imports Ray where it may be needed: 2 s, while the profiler's process has imports of its own."""
-    if config.dashboard or not one_at_a_time(config):
+    if config.cluster:
+        _choose("a user's cluster")
+        join_another(insecure=config.insecure_cluster)
+    if config.cluster or config.dashboard or not one_at_a_time(config):
         _ray()
 
 
@@ -39,24 +49,47 @@ def devices(config: StudyConfig) -> int:
 
 def cluster(config: StudyConfig) -> RayCluster:
     """Returns a Ray that is not started, of all cores and cards."""
+    _choose("a Ray of its own")
     gpus = devices(config) if config.card.device == "cuda" else 0
     found: RayCluster = _ray().RayCluster(cores=machine.cores(), gpus=gpus, dashboard=config.dashboard)
     return found
 
 
+def joined(config: StudyConfig) -> JoinedCluster:
+    """Returns the user's cluster, not joined yet; `prepare` comes first."""
+    ref, runs = config.workload.ref, Path(config.runs_dir)
+    found: JoinedCluster = _ray().JoinedCluster(str(config.cluster), ref, runs, insecure=config.insecure_cluster)
+    return found
+
+
 @contextmanager
-def executor(config: StudyConfig, plan: TrialPlan, profiler: Worker, worker: WorkerConfig) -> Iterator[Executor]:
+def executor(
+    config: StudyConfig, plan: TrialPlan, profiler: Worker, worker: WorkerConfig, users: JoinedCluster | None = None
+) -> Iterator[Executor]:
     """Yields who runs trials by this plan: Ray Tune where there are several slots, or its dashboard is to show them.
 
     Else the worker that probed goes on: it has loaded everything, and nothing else need start. Under Ray Tune it is
-    ended, for its memory is theirs. With the dashboard Ray runs already.
+    ended, for its memory is theirs. With the dashboard Ray runs already; with a cluster of the user's it is theirs.
     """
+    if users is not None:
+        profiler.end()
+        yield _ray().RayExecutor(replace(worker, workload=users.ref), f"{config.workload.name}_trials", users.equal)
+        return
     if plan.concurrency == 1 and not config.dashboard:
         yield LocalExecutor(profiler)
         return
     profiler.end()
     with nullcontext() if config.dashboard else cluster(config):
         yield _ray().RayExecutor(worker, f"{config.workload.name}_trials")
+
+
+def _choose(which: str) -> None:
+    """Raises ConfigError where this process has had the other: Ray reads once how it listens and authenticates."""
+    if not _chosen:
+        _chosen.append(which)
+    if _chosen != [which]:
+        what = f"this process has had {_chosen[0]}, and is asked for {which}: Ray takes one of them in a process"
+        raise ConfigError(what, remedy="begin it in another Python process")
 
 
 def _ray() -> ModuleType:

@@ -1,14 +1,19 @@
 """Ray Tune for the search trials of several slots: one actor a slot, each with a worker of its own.
 
+On a user's cluster each trial is asked for on one node, so that it is known what a node's loss has cost.
+
 Public API only. A Tune searcher and a Tune scheduler that only ask the dispatcher; a Stopper is not needed, since the
 study's scheduler ends the search by having no next trial.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import tempfile
+import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import ray
@@ -16,27 +21,37 @@ from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tuning.config.errors import StoppedEarly, TuningError
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
+from tuning.workers.nodes import Node, Slots, as_ran_there
 from tuning.workers.ray_cluster import RayCluster
+from tuning.workers.ray_join import JoinedCluster
 from tuning.workers.ray_worker import REPORT, TrialActor
 from tuning.workers.worker_config import WorkerConfig
 
-__all__ = ["RayCluster", "RayExecutor"]
+__all__ = ["JoinedCluster", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
+LOOK_S, GONE_S = 2.0, 60.0
+"""How often the nodes of a cluster are looked at, and how long one that does not answer is waited for.
+
+Ray counts a node that is cut off as lost after about 30 s.
+"""
 
 
 class RayExecutor:
     """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial."""
 
-    def __init__(self, config: WorkerConfig, name: str) -> None:
-        self._config, self._name = config, name
+    def __init__(self, config: WorkerConfig, name: str, nodes: Sequence[Node] = ()) -> None:
+        self._config, self._name, self._nodes = config, name, nodes
 
     def run(self, scheduler: Scheduler, plan: TrialPlan) -> None:
-        """Returns when the scheduler has no next trial and every trial has ended."""
-        asking = _Asking(Dispatcher(scheduler, plan, self._config.cap_bytes), self._config)
+        """Returns when the scheduler has no next trial and every trial has ended; `plan` is that of one machine."""
+        slots = Slots(self._nodes, plan.concurrency) if self._nodes else None
+        many = plan.on_nodes(len(self._nodes)) if self._nodes else plan
+        asking = _Asking(Dispatcher(scheduler, many, self._config.cap_bytes), self._config, plan, slots)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
                 _named(self._name, self._resources(plan)),
@@ -44,7 +59,7 @@ class RayExecutor:
                     search_alg=asking,
                     scheduler=_Deciding(asking),
                     num_samples=NO_LIMIT,
-                    max_concurrent_trials=plan.concurrency,
+                    max_concurrent_trials=many.concurrency,
                     reuse_actors=True,
                     trial_name_creator=_trial_name,
                     trial_dirname_creator=_trial_folder,
@@ -57,11 +72,12 @@ class RayExecutor:
                     checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
                 ),
             )
-            # Tune would warn once a trial that its own log files, which we switch off, are not there.
-            logging.getLogger("ray.tune").setLevel(logging.ERROR)
+            # Tune would say of each trial that its own log files, which we switch off, are not there, and at the end
+            # which were lost, though they were run once more.
+            logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
             try:
                 tuner.fit()
-            except (ray.exceptions.RayError, RuntimeError) as error:
+            except (ray.exceptions.RayError, RuntimeError, StoppedEarly) as error:
                 if asking.failed is not None:
                     raise asking.failed from None
                 raise StoppedEarly(f"Ray ended the search: {error}"[:400], remedy="go on with resume=") from error
@@ -70,7 +86,10 @@ class RayExecutor:
 
     def _resources(self, plan: TrialPlan) -> dict[str, float]:
         """Returns what every actor asks of Ray, whatever its trials are given, so that any can take the next one."""
-        resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // plan.concurrency))}
+        if self._nodes:  # each node has cores of its own, and may give away fewer than it has
+            resources = {"CPU": math.floor(1000 * min(n.cores for n in self._nodes) / plan.concurrency) / 1000}
+        else:
+            resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // plan.concurrency))}
         if self._config.device == "cuda":
             a_device = math.ceil(plan.concurrency / plan.devices)
             resources["GPU"] = math.floor(1000 / a_device) / 1000
@@ -80,10 +99,11 @@ class RayExecutor:
 class _Asking(Searcher):
     """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended."""
 
-    def __init__(self, dispatcher: Dispatcher, config: WorkerConfig) -> None:
+    def __init__(self, dispatcher: Dispatcher, config: WorkerConfig, plan: TrialPlan, slots: Slots | None) -> None:
         super().__init__(metric="samples", mode="max")
         self._dispatcher: Dispatcher | None = dispatcher
-        self._config = config
+        self._config, self._plan, self._slots = config, plan, slots
+        self._look_at = 0.0
         self._placed: dict[str, Placed] = {}
         self.failed: TuningError | None = None
         """What the scheduler raised, such as a full disk; Tune would wrap it in a traceback of its own."""
@@ -99,7 +119,8 @@ class _Asking(Searcher):
                 if placed is not None:
                     self._placed[trial_id] = placed
                     order = self._dispatcher.order(placed)
-                    return {"worker": self._config, "order": order, "placed": (placed.attempt, placed.alone)}
+                    node = self._slots.take(trial_id) if self._slots is not None else ""
+                    return {"worker": self._config, "order": order, "placed": placed, "node": node}
             except TuningError as error:
                 self.failed = error
         # Not the end while trials run: one of them may have to begin again.
@@ -120,10 +141,53 @@ class _Asking(Searcher):
         placed = self._placed.pop(trial_id, None)
         if placed is None or self.failed is not None or self._dispatcher is None:
             return
+        node = self._slots.free(trial_id) if self._slots is not None else None
+        found = None if error or not result or REPORT not in result else result[REPORT][0]
+        if node is not None and found is not None:
+            found = as_ran_there(found, node, time.time())
         try:
-            self._dispatcher.ended(placed, None if error or not result or REPORT not in result else result[REPORT][0])
+            if found is None and node is not None and self._is_gone(node):
+                self._dispatcher.node_lost(placed, node.name)
+            else:
+                self._dispatcher.ended(placed, found)
         except TuningError as failure:
             self.failed = failure
+
+    def stranded(self) -> set[str]:
+        """Returns the trials whose node is lost, looking at most every `LOOK_S`; StoppedEarly where none is left."""
+        if self._slots is None:
+            return set()
+        if time.monotonic() >= self._look_at:
+            self._look()
+        return self._slots.stranded()
+
+    def _look(self) -> None:
+        self._look_at = time.monotonic() + LOOK_S
+        if self._slots is None or self._dispatcher is None:
+            return
+        lost = self._slots.lose(n["NodeID"] for n in ray.nodes() if n["Alive"])
+        if lost:
+            self._dispatcher.replan(self._plan.on_nodes(self._slots.count // self._slots.a_node))
+        if lost and not self._slots.count:
+            what = f"{' and '.join(n.name for n in lost)} was lost, and no node is left"
+            self.failed = StoppedEarly(what, remedy="go on with resume=, once the cluster is there again")
+            raise self.failed
+
+    def _is_gone(self, node: Node) -> bool:
+        """Returns whether a node is lost on which an actor was: Ray may hear of the actor some seconds before."""
+        on_it = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        asked, until = [_answer.options(scheduling_strategy=on_it).remote()], time.monotonic() + GONE_S
+        while self._slots is not None and time.monotonic() < until:
+            self._look()
+            if not self._slots.has(node):
+                return True
+            if ended := ray.wait(asked, timeout=LOOK_S)[0]:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(ended)
+                    return False
+                time.sleep(LOOK_S / 10)
+                asked = [_answer.options(scheduling_strategy=on_it).remote()]
+        return False
 
     def save(self, checkpoint_path: str) -> None:
         """Writes nothing: a study is resumed from its own records, never from Tune's."""
@@ -136,7 +200,10 @@ class _Asking(Searcher):
 
 
 class _Deciding(FIFOScheduler):
-    """A Tune scheduler that asks the dispatcher at every rung, and at every beat between them."""
+    """A Tune scheduler that asks the dispatcher at every rung, and at every beat between them.
+
+    At every step of Tune's it looks which nodes are left: a trial that waits for one that is lost would wait for ever.
+    """
 
     _supports_buffered_results = False
 
@@ -149,8 +216,21 @@ class _Deciding(FIFOScheduler):
             return str(TrialScheduler.CONTINUE)
         return str(TrialScheduler.STOP)
 
+    def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
+        """Returns the next trial that is there; ends those that wait in vain, so that they are run elsewhere."""
+        stranded = self._asking.stranded() if self._asking is not None else set()
+        for trial in tune_controller.get_trials() if stranded else ():
+            if trial.trial_id in stranded and trial.status == TuneTrial.PENDING:
+                tune_controller.stop_trial(trial)
+        return super().choose_trial_to_run(tune_controller)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_asking": None}
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _answer() -> None:
+    """Returns nothing, which tells that its node is there."""
 
 
 def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
@@ -160,7 +240,8 @@ def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
     """
 
     def request(cls: type[TrialActor], config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        return tune.PlacementGroupFactory([resources])
+        on: Any = {"bundle_label_selector": [{"ray.io/node-id": config["node"]}]} if config.get("node") else {}
+        return tune.PlacementGroupFactory([resources], **on)
 
     members = {"default_resource_request": classmethod(request)}
     return cast(type[TrialActor], type(name, (TrialActor,), members))
@@ -168,8 +249,10 @@ def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
 
 def _trial_folder(trial: TuneTrial) -> str:
     """Returns a folder of its own for each time that a trial is run."""
-    attempt, alone = trial.config.get("placed", (1, False))
-    return _trial_name(trial) + "-again" * (int(attempt) - 1) + "-alone" * bool(alone)
+    placed: Placed | None = trial.config.get("placed")
+    if placed is None:
+        return _trial_name(trial)
+    return _trial_name(trial) + "-again" * (placed.attempt - 1) + "-moved" * placed.moved + "-alone" * placed.alone
 
 
 def _trial_name(trial: TuneTrial) -> str:

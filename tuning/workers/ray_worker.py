@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from collections.abc import Mapping
 from typing import Any
 
 from ray import tune
 
+from trainables.knobs import Scalar
+from tuning.config.errors import TuningError
+from tuning.workers.shipped import arrived
 from tuning.workers.trial_runner import TrialRunner
 from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 REPORT = "report"
+
+
+def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+    """Returns what a worker says of itself on this node of a user's cluster, and `fault` where it cannot be loaded."""
+    try:
+        with Worker(arrived(config)) as worker:
+            return {**worker.describe(knobs), "torch": importlib.metadata.version("torch")}
+    except TuningError as error:
+        return {"fault": " ".join(error.what.split())[:300]}
 
 
 class TrialActor(tune.Trainable):
     """One search trial at a time; every `step` goes to the next rung or beat. An actor lives through all of its slot.
 
-    The config holds `worker`, a `WorkerConfig`, and `order`, a `TrialOrder`. The worker ends with the actor.
+    The config holds `worker`, a `WorkerConfig`, and `order`, a `TrialOrder`; `node` is that of a user's cluster, "" in
+    a Ray of our own. The worker ends with the actor.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Keeps what the first trial is; loading is left to its first step, where a failure is a result."""
-        self._worker = Worker(config["worker"])
+        worker = config["worker"]
+        self._worker = Worker(arrived(worker) if config["node"] else worker)
         self._runner = TrialRunner(self._worker)
         self._runner.take(config["order"])
 

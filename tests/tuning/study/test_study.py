@@ -120,6 +120,19 @@ def test_a_run_may_be_given_more_trials_and_time_and_nothing_else(tmp_path: Path
     assert not setup.has_more(same, opening)
 
 
+def test_a_run_on_a_cluster_is_gone_on_with_there_or_where_it_is_said_now(tmp_path: Path) -> None:
+    typed = load.load([f"workload={MINE}", "cluster=head:6379"])
+    folder = tmp_path / "runs" / "mine" / "one"
+    folder.mkdir(parents=True)
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        journal.append("study", config=resolve.resolved(typed), command=setup.command_of(typed))
+    for more, cluster in (([], "head:6379"), (["cluster=auto"], "auto"), (["cluster=null"], None)):
+        _, resumed = setup.checked(load.load(["resume=one", f"runs_dir={tmp_path / 'runs'}", *more]))
+        assert resumed.cluster == cluster
+    with pytest.raises(ConfigError, match="has its own"):
+        setup.checked(load.load(["workload=nli", "cluster=auto", "dashboard=true"]))
+
+
 def test_a_secret_was_not_written_down_and_is_given_again(tmp_path: Path) -> None:
     typed = load.load([f"workload={MINE}", "workload.hub_token=hunter2"])
     folder = tmp_path / "runs" / "mine" / "one"
@@ -414,6 +427,15 @@ def test_ray_runs_the_trials_where_there_are_several_slots_or_a_dashboard_to_sho
     with executors.executor(loaded, plan, there, WorkerConfig("nli")) as chosen:  # type: ignore[arg-type]
         assert (chosen if chosen == "ray" else type(chosen).__name__) == executor
     assert (done or ["kept"]) == [profiler]
+
+
+def test_a_process_has_a_ray_of_its_own_or_joins_one_and_never_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "_chosen", [])
+    monkeypatch.setattr(executors, "_ray", lambda: SimpleNamespace(RayCluster=lambda **_: "own"))
+    alone = load.load(["workload=nli", "card=cpu"])
+    assert [executors.cluster(alone), executors.cluster(alone)] == ["own", "own"]
+    with pytest.raises(ConfigError, match="this process has had a Ray of its own, and is asked for a user's cluster"):
+        executors.prepare(load.load(["workload=nli", "card=cpu", "cluster=head:6379"]))
 
 
 @pytest.mark.parametrize(

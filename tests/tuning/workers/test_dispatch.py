@@ -152,3 +152,31 @@ def test_what_the_scheduler_raises_is_no_result_of_a_trial(error: Exception) -> 
         dispatcher.goes_on(placed, RUNG)
     assert raised.value is error
     assert (scheduler.found, scheduler.decisions) == ({}, [])
+
+
+def test_a_lost_node_is_not_the_trials_fault_and_its_own_second_try_is_left_to_it() -> None:
+    scheduler = Queue([("nowhere", None)])
+    dispatcher = Dispatcher(scheduler, TrialPlan(64, (64,), False, 1, 1), None)
+    for node in ("a", "b"):
+        dispatcher.node_lost(taken(dispatcher), node)
+    dispatcher.ended(taken(dispatcher), None)
+    last = taken(dispatcher)
+    assert (last.attempt, last.moved) == (2, 2)
+    dispatcher.ended(last, OK)
+    assert [d[0] for d in scheduler.decisions] == ["lost"] * 3
+    assert scheduler.decisions[0][2] == "node a was lost; it is run once more on another"
+    assert scheduler.found["t0"]["outcome"] == "ok"
+
+
+def test_the_slots_of_a_lost_node_are_no_more() -> None:
+    plan = TrialPlan(64, (64,), False, 2, 3, 1, 100, 300)
+    dispatcher = Dispatcher(Queue([("nowhere", 10)] * 8), plan.on_nodes(3), None)
+    running = [taken(dispatcher) for _ in range(6)]
+    assert dispatcher.take() is None
+    assert {dispatcher.order(p).threads for p in running} == {3}
+    dispatcher.replan(plan.on_nodes(2))
+    dispatcher.node_lost(running.pop(), "c")
+    dispatcher.ended(running.pop(), OK)
+    assert dispatcher.take() is None, "four run on the two that are left"
+    dispatcher.ended(running.pop(), OK)
+    assert taken(dispatcher).request.trial == "t5"

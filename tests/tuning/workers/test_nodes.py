@@ -1,0 +1,76 @@
+"""Which nodes of a cluster are like the machine of the study, and where trials run on them; no Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tuning.workers.nodes import Node, Slots, as_ran_there, difference
+
+DEVICE = {"name": "X", "memory_bytes": 100, "capability": [8, 6], "cores": 8}
+HERE = {"device": DEVICE, "cards": 2, "torch": "2.13.0", "workload_sha256": "a", "data_sha256": "b"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, ""),
+        ({"device": {**DEVICE, "memory_bytes": 99}}, ""),
+        ({"device": {**DEVICE, "memory_bytes": 97}}, "its memory is"),
+        ({"device": {**DEVICE, "name": "Y"}}, "its device is Y, and X on the machine of the study"),
+        ({"device": {**DEVICE, "capability": [8, 9]}}, "its compute capability is [8, 9]"),
+        ({"device": {**DEVICE, "cores": 16}}, "its cores are 16, and 8 on the machine of the study"),
+        ({"cards": 1}, "its cards are 1, and 2 on the machine of the study"),
+        ({"torch": "2.12.0"}, "its torch is 2.12.0, and 2.13.0 on the machine of the study"),
+        ({"workload_sha256": "z"}, "the workload's code there is not that of the machine of the study"),
+        ({"data_sha256": "z"}, "the data there are not those of the machine of the study"),
+        ({"fault": "no such file"}, "the workload cannot be loaded there: no such file"),
+    ],
+)
+def test_a_node_that_differs_is_refused_and_it_says_in_what(changed: dict[str, Any], says: str) -> None:
+    why = difference(HERE, {**HERE, **changed})
+    assert why.startswith(says)
+    assert bool(why) == bool(says)
+
+
+def slots(a_node: int = 2) -> Slots:
+    return Slots([Node(name, "10.0.0.1", 4.0) for name in "abc"], a_node)
+
+
+def test_trials_are_spread_evenly_and_a_slot_that_is_free_again_is_taken_next() -> None:
+    found = slots()
+    assert found.count == 6
+    taken = [found.take(f"t{n}") for n in range(6)]
+    assert sorted(taken) == sorted("aabbcc")
+    freed = found.free("t3")
+    assert freed is not None
+    assert freed.id == taken[3] == found.take("t6")
+
+
+def test_a_lost_node_takes_its_slots_along_and_its_trials_are_stranded_until_they_are_freed() -> None:
+    found = slots()
+    where = {f"t{n}": found.take(f"t{n}") for n in range(3)}
+    assert [node.id for node in found.lose("ac")] == ["b"]
+    assert found.lose("ac") == [], "once"
+    assert (found.count, found.stranded()) == (4, {t for t, node in where.items() if node == "b"})
+    (stranded,) = found.stranded()
+    node = found.free(stranded)
+    assert node is not None
+    assert (node.id, found.has(node), found.stranded()) == ("b", False, set())
+    assert "b" not in {found.take(f"t{n}") for n in range(3, 6)}
+    found.lose("")
+    with pytest.raises(RuntimeError, match="no node is left"):
+        found.take("t9")
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 40.0])
+def test_a_trials_moments_are_by_the_clock_here_however_its_nodes_is_set(ahead_s: float) -> None:
+    found = {"first_step_at": 100.0, "last_step_at": 130.0, "returned_at": 131.0, "train_s": 29.0}
+    there = {n: v + ahead_s if n.endswith("_at") else v for n, v in found.items()}
+    assert as_ran_there(there, Node("abcdefgh", "10.0.0.1", 4.0), 131.0) == {**found, "node": "10.0.0.1 (abcdef)"}
+
+
+def test_a_trial_that_never_stepped_has_no_moments() -> None:
+    found = {"outcome": "crash", "first_step_at": 0.0}
+    assert as_ran_there(found, Node("abcdefgh", "h", 4.0), 131.0) == {**found, "node": "h (abcdef)"}

@@ -1,0 +1,38 @@
+"""Where no cluster is, and what Ray says of joining in words of ours; joining is in tests/golden/test_cluster.py."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tuning.config.errors import ConfigError
+from tuning.workers.ray_join import JoinedCluster
+
+pytestmark = pytest.mark.ray
+
+
+def test_where_nobody_listens_no_cluster_answers(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound, and never listened at
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with (
+            pytest.raises(ConfigError, match=f"cluster={address}: no Ray cluster answers there"),
+            JoinedCluster(address, "nli", tmp_path, insecure=False),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("said", "insecure", "told"),
+    [
+        ("Token authentication is enabled but no authentication token was found.", False, "there is none here"),
+        ("RPC error: InvalidAuthToken: Authentication token is missing", False, "does not take the token that is here"),
+        ("RPC error: InvalidAuthToken: Authentication token is missing", True, "does not take anybody without"),
+        ("ConnectionError: Could not find any running Ray instance.", False, "no Ray cluster answers there"),
+        ("warning\nRuntimeError: Version mismatch: ray 2.9", False, "cannot be joined: RuntimeError: Version mismatch"),
+    ],
+)
+def test_each_way_of_failing_has_its_error(tmp_path: Path, said: str, insecure: bool, told: str) -> None:
+    assert told in str(JoinedCluster("head:6379", "nli", tmp_path, insecure=insecure)._failed(said))

@@ -1,0 +1,209 @@
+"""A Ray cluster of the user's, joined because `cluster` says so, and left as it was found: only what is ours ends.
+
+Ray takes none of the settings of a cluster of one's own when it joins. The token is the user's, where Ray looks for it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from trainables.knobs import Scalar
+from tuning.config.errors import ConfigError, PreflightError
+from tuning.workers import SHIPPED_ENVIRONMENT, nvml, shipped
+from tuning.workers.nodes import Node, difference
+from tuning.workers.ray_worker import described
+from tuning.workers.worker import HANG_TIMES
+from tuning.workers.worker_config import WorkerConfig
+
+TOKEN = "the cluster's token in ~/.ray/auth_token, in the file RAY_AUTH_TOKEN_PATH, or as RAY_AUTH_TOKEN"  # noqa: S105
+ANSWER_S, JOIN_S = 5.0, 60.0
+"""What a port may take to answer, and a process to join or to be refused."""
+_JOIN = """
+import sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, configure_logging=False)
+except Exception as error:
+    print(error.__cause__ or "")
+    print(" ".join(f"{type(error).__name__}: {error}".split()))
+else:
+    print("joined", flush=True)
+    ray.shutdown()
+"""
+_JOINED = "joined"
+_REFUSED = ("Unauthenticated", "InvalidAuthToken")
+
+
+class JoinedCluster:
+    """The cluster at `address` ("auto": Ray's own way of finding it), joined with `with`.
+
+    `ref` is the workload on its nodes, once joined. A cluster that lets in everybody is refused, unless `insecure`.
+    Raises ConfigError where it cannot be joined, or where the workload cannot travel.
+    """
+
+    def __init__(self, address: str, ref: str, leave_out: Path, *, insecure: bool) -> None:
+        self._address, self._leave_out, self._insecure = address, leave_out, insecure
+        self.ref = ref
+        self.nodes: list[Node] = []
+        """Every node with cores, once they were checked."""
+
+    def __enter__(self) -> JoinedCluster:
+        self._require_someone()
+        self._try()
+        terminated = signal.getsignal(signal.SIGTERM)
+        with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
+            self.ref = shipped.stage(self.ref, Path(folder), self._leave_out)
+            # A job that was submitted with an environment of its own keeps it, as far as ours does not say otherwise.
+            os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
+            shipping = {"working_dir": folder, "env_vars": {n: os.environ[n] for n in SHIPPED_ENVIRONMENT}}
+            try:
+                ray.init(
+                    address=self._address,
+                    runtime_env=shipping,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=False,
+                )
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+                raise self._failed(" ".join(f"{type(error).__name__}: {error}".split())) from error
+        signal.signal(signal.SIGTERM, terminated)  # ray.init puts its own in place, which exits with code 15
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ray.shutdown()  # ends the job, and with it our actors
+
+    @property
+    def equal(self) -> list[Node]:
+        """Returns the nodes that trials run on."""
+        return [node for node in self.nodes if not node.why]
+
+    def check(
+        self, config: WorkerConfig, facts: Mapping[str, Any], knobs: Mapping[str, Scalar], limit_s: float
+    ) -> None:
+        """Loads the workload once on each node, and compares what that is with `facts`, of the machine of the study.
+
+        That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
+        PreflightError where no node is like this machine.
+        """
+        timeout_s = min(HANG_TIMES * config.hang_s, limit_s / 4)
+        cuda = config.device == "cuda"
+        cards = len(nvml.gpus()) if cuda else None
+        here = {**facts, "torch": importlib.metadata.version("torch"), "cards": cards}
+        there = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU" if cuda else "CPU", 0) >= 1]
+        config, found = replace(config, workload=self.ref), {}
+        for node in there:
+            pinned = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            asked = _described.options(scheduling_strategy=pinned, num_gpus=0.001 if cuda else 0)
+            found[asked.remote(config, dict(knobs))] = node
+        ray.wait(list(found), num_returns=len(found), timeout=timeout_s) if found else None
+        self.nodes = [_node(raw, here, _answer(ref, timeout_s)) for ref, raw in found.items()]
+        if not self.equal:
+            why = "; ".join(f"{node.name}: {node.why}" for node in self.nodes) or "no node has a core to give"
+            raise PreflightError(
+                f"cluster={self._address}: no node is like this machine, which measures speeds and memory: {why}",
+                remedy="mend what it says, or leave out cluster= to train here alone",
+            )
+
+    def _require_someone(self) -> None:
+        """Raises ConfigError where nobody answers at an address; whether it is Ray is seen later."""
+        host, _, port = self._address.rpartition(":")
+        if not host:
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+        except OSError as error:
+            raise self._nobody() from error
+
+    def _try(self) -> None:
+        """Raises ConfigError where joining fails, or succeeds without a token.
+
+        Processes of their own try it: Ray reads once a process how it authenticates, and says itself what is wrong.
+        """
+        tries = 1 if self._insecure else 2
+        # As a part of the job that was submitted, where one was, they would take its folder with them as they end.
+        env = {k: v for k, v in os.environ.items() if k != "RAY_JOB_CONFIG_JSON_ENV_VAR"}
+        env |= {"RAY_NUM_REDIS_GET_RETRIES": "1", "RAY_BACKEND_LOG_LEVEL": "warning"}
+        without = {**{k: v for k, v in env.items() if not k.startswith("RAY_AUTH")}, "RAY_AUTH_MODE": "disabled"}
+        command = [sys.executable, "-P", "-c", _JOIN, self._address]
+        with ExitStack() as stack:
+            started = []
+            for one in (env, without)[:tries]:
+                pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+                started.append(stack.enter_context(subprocess.Popen(command, env=one, text=True, **pipes)))
+                stack.callback(started[-1].kill)
+            try:
+                said = [process.communicate(timeout=JOIN_S)[0] for process in started]
+            except subprocess.TimeoutExpired as error:
+                raise self._nobody() from error
+        if not self._insecure and said[-1].strip().endswith(_JOINED):
+            raise ConfigError(
+                f"cluster={self._address} lets in everybody who reaches it, to run what they like",
+                allowed="a cluster that asks for a token: RAY_AUTH_MODE=token where `ray start` runs",
+                remedy="insecure_cluster=true where you alone reach it",
+            )
+        if not said[0].strip().endswith(_JOINED):
+            raise self._failed(said[0])
+
+    def _failed(self, said: str) -> ConfigError:
+        """Returns what is told where joining failed."""
+        if "no authentication token was found" in said:
+            return ConfigError(f"cluster={self._address} asks for a token, and there is none here", remedy=TOKEN)
+        if any(word in said for word in _REFUSED):
+            token = "the token that is here" if not self._insecure else "anybody without its token"
+            remedy = TOKEN if not self._insecure else f"leave out insecure_cluster=true, and have {TOKEN}"
+            return ConfigError(f"cluster={self._address} does not take {token}", remedy=remedy)
+        if "Could not find any running Ray instance" in said or "waiting for GCS" in said:
+            return self._nobody()
+        last = said.strip().rpartition("\n")[2]
+        return ConfigError(f"cluster={self._address} cannot be joined: {last[:300]}", remedy="-v shows all of it")
+
+    def _nobody(self) -> ConfigError:
+        return ConfigError(
+            f"cluster={self._address}: no Ray cluster answers there",
+            remedy="the address that `ray start --head` has printed, HOST:6379; this machine must be one of its nodes",
+        )
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _described(config: WorkerConfig, knobs: dict[str, Scalar]) -> dict[str, Any]:
+    return described(config, knobs)
+
+
+def _answer(ref: Any, timeout_s: float) -> dict[str, Any]:
+    """Returns what a node says of itself, or the fault for which it does not."""
+    try:
+        found: dict[str, Any] = ray.get(ref, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(ref, force=True)
+        return {"fault": f"it did not answer for {timeout_s:.0f} s"}
+    except ray.exceptions.RayError as error:
+        return {"fault": str(error).strip().splitlines()[-1][:300]}
+    return found
+
+
+def _node(raw: Mapping[str, Any], here: Mapping[str, Any], there: Mapping[str, Any]) -> Node:
+    cards = None if here["cards"] is None else int(raw["Resources"].get("GPU", 0))
+    return Node(
+        id=raw["NodeID"],
+        address=raw["NodeManagerAddress"],
+        cores=float(raw["Resources"].get("CPU", 0)),
+        device=there.get("device", {}),
+        why=difference(here, {**there, "cards": cards}),
+    )
