@@ -31,6 +31,7 @@ def test_a_study_of_a_built_in_workload(name: str, tmp_path: Path) -> None:
         "search.trials=2",
         "budget.train_epochs=" + ("0.02" if name == "temporal" else "1"),
         "budget.confirm.seeds=1",
+        "budget.confirm.top=1",
         *(f"workload.{option}" for option in SMALL[name]),
         *(f"knobs.{knob}" for knob in [*SEARCHED, *small]),
         *(f"named.{side}.{knob}" for side in ("before", "after") for knob in [*NAMED, *small]),
