@@ -14,7 +14,7 @@ from tuning.search.sampler import Observation
 from tuning.search.throughput import SAMPLES_PER_S
 
 OVER_MEMORY = (Outcome.OOM, Outcome.HOST_OOM, Outcome.REFUSED)
-_MEASURED = (
+_KEPT = (
     *("samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at"),
     *("returned_at", "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active"),
     *("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire", "node"),
@@ -23,7 +23,7 @@ _MEASURED = (
 
 def measured(found: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a trial's record keeps of a worker's result beside its outcome and its values."""
-    return {name: found[name] for name in _MEASURED if name in found}
+    return {name: found[name] for name in _KEPT if name in found}
 
 
 def outcome(found: str, live: Mapping[str, Any]) -> str:
