@@ -7,12 +7,9 @@ workers load them or on how a batch is cut.
 from __future__ import annotations
 
 import functools
-import itertools
-import math
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -25,11 +22,7 @@ from trainables.knobs import Knobs
 from trainables.stopwatch import LOADING
 from trainables.workload import Augment, Batch, Config
 
-CACHE_TRIED = 32
-"""Samples that are prepared to tell what a cache of all will take."""
-VALIDATION_SAMPLES = 2000
-"""A split of fewer is loaded in the training process: starting workers for it takes longer, 20 ms each and more."""
-_FORKS = "fork" if sys.platform == "linux" else None
+FORKS = "fork" if sys.platform == "linux" else None
 """Python 3.14 would start workers that import anew, which cannot find what a user's file defines. They use no CUDA."""
 WORKER_TIMEOUT_S = 120.0
 """A loader worker silent for so long is taken for hung; without a limit the loop would wait for ever."""
@@ -152,7 +145,7 @@ class Loader:
         self, dataset: Dataset[Any], config: Config, collate: Callable[[list[Any]], Batch], augment: Augment | None
     ) -> None:
         knobs = config.knobs
-        self._plan, self._cached = _Planned(), isinstance(dataset, Cached)
+        self._plan, self._cached = _Planned(), getattr(dataset, "is_in_ram", False)
         self._made = _Made(dataset, config, collate, augment)
         self._augments = augment is not None and not knobs.device_augmentation
         self._pins = knobs.pin_memory and config.device.startswith("cuda")
@@ -163,13 +156,13 @@ class Loader:
             self._made,
             batch_size=None,
             sampler=self._plan,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             num_workers=knobs.num_workers,
             prefetch_factor=knobs.prefetch_factor,
             persistent_workers=knobs.persistent_workers,
             pin_memory=self._pins,
             timeout=WORKER_TIMEOUT_S,
-            multiprocessing_context=_FORKS,
+            multiprocessing_context=FORKS,
             # Its own, since every epoch draws the workers' seeds from it: the process's generator is dropout's, and a
             # run that goes on in the middle of an epoch would find it one draw further.
             generator=torch.Generator(),
@@ -215,70 +208,9 @@ def workers_seen(epoch: Iterator[Any], loader: Any) -> dict[str, Any]:
     }
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def as_it_is(batch: Batch) -> Batch:
+    """Returns the batch, for a DataLoader whose samples are batches."""
     return batch
-
-
-class CacheTooLarge(MemoryError):
-    """The samples of a data set would take more RAM, or more time to prepare, than there is."""
-
-
-@dataclass(frozen=True)
-class CacheLimits:
-    """What keeping every sample in RAM may take: bytes, asked for when a cache is about to be made, and seconds."""
-
-    free_bytes: Callable[[], float] = lambda: math.inf
-    most_s: float = math.inf
-
-
-class Cached(Dataset[Any]):
-    """Every sample of a dataset, prepared once and kept in RAM: in tables where it can make such, else in a list.
-
-    Raises CacheTooLarge, after a few samples, where all of them would be beyond the limits.
-    """
-
-    def __init__(self, dataset: Dataset[Any], limits: CacheLimits | None = None) -> None:
-        tried = _tried(dataset, limits or CacheLimits())
-        in_ram, indices = getattr(dataset, "in_ram", None), range(size_of(dataset))
-        self._samples: Any = in_ram() if in_ram else [tried[i] if i in tried else dataset[i] for i in indices]
-        if hasattr(self._samples, "batch"):
-            self.batch: Callable[[Sequence[int]], Batch] = self._samples.batch
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._samples[index]
-
-
-def _tried(dataset: Dataset[Any], limits: CacheLimits) -> dict[int, Any]:
-    """Returns the samples, by index, that were prepared to tell what all will take; raises CacheTooLarge."""
-    count = size_of(dataset)
-    if count < CACHE_TRIED:
-        return {}
-    tried, took_s = {0: dataset[0]}, []  # what the first takes besides, such as opening a file, is no other's
-    for index in (count * n // CACHE_TRIED for n in range(1, CACHE_TRIED)):
-        begun = time.perf_counter()
-        tried[index] = dataset[index]
-        took_s.append(time.perf_counter() - begun)
-    needed_bytes = count * sum(map(_sample_bytes, tried.values())) / CACHE_TRIED
-    needed_s = count * statistics.median(took_s)
-    said = f"ram_cache=true would keep {count} samples in RAM"
-    if needed_bytes > (free_bytes := limits.free_bytes()):
-        least = f"about {needed_bytes / 2**30:.1f} GiB, and {free_bytes / 2**30:.1f} GiB may be used"
-        raise CacheTooLarge(f"{said}: {least}; knobs.ram_cache=false")
-    if needed_s > limits.most_s:
-        raise CacheTooLarge(f"{said}: about {needed_s:.0f} s to prepare, {limits.most_s:.0f} s are allowed")
-    return tried
-
-
-def _sample_bytes(sample: Any) -> int:
-    """Returns about what a sample holds: tensors, arrays, and numbers in lists."""
-    if isinstance(sample, Tensor):
-        return sample.nbytes + 100
-    parts = list(sample.values()) if isinstance(sample, Mapping) else sample
-    held = sum(map(_sample_bytes, parts)) if isinstance(parts, list | tuple) else 0
-    return int(getattr(sample, "nbytes", 0)) + sys.getsizeof(sample) + held
 
 
 def batch_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], indices: Sequence[int]) -> Batch:
@@ -372,75 +304,6 @@ def tensors_of(batch: Batch) -> list[Tensor]:
         return [batch]
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     return [tensor for part in parts for tensor in tensors_of(part)]
-
-
-def validation_batches(
-    dataset: Dataset[Any],
-    collate: Callable[[list[Any]], Batch],
-    sizes: Iterable[int],
-    lengths: Sequence[int] | None,
-) -> Iterable[Batch]:
-    """Yields the whole data set in batches of `sizes` on the host, the longest samples first where lengths are known.
-
-    A size is asked for when its batch is; they must suffice for all samples.
-    """
-    order, start = _longest_first(dataset, lengths), 0
-    for size in sizes:
-        if start >= len(order):
-            return
-        yield batch_of(dataset, collate, order[start : start + size])
-        start += size
-
-
-def validation_loader(
-    dataset: Dataset[Any],
-    collate: Callable[[list[Any]], Batch],
-    size: int,
-    lengths: Sequence[int] | None,
-    config: Config,
-) -> Iterable[Batch]:
-    """Returns what `validation_batches` yields for one size, made by the loader's processes where those are of use.
-
-    They are where the knobs have them, the split is large, and its batches are not one look into a table. They last for
-    one pass; batches are page-locked as in training.
-    """
-    knobs, order = config.knobs, _longest_first(dataset, lengths)
-    if not knobs.num_workers or len(order) < VALIDATION_SAMPLES or hasattr(dataset, "batch"):
-        return validation_batches(dataset, collate, itertools.repeat(size), lengths)
-    parts = [order[start : start + size] for start in range(0, len(order), size)]
-    return DataLoader(
-        _Parts(dataset, collate, parts),
-        batch_size=None,
-        collate_fn=_as_it_is,
-        num_workers=knobs.num_workers,
-        prefetch_factor=knobs.prefetch_factor,
-        pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
-        timeout=WORKER_TIMEOUT_S,
-        multiprocessing_context=_FORKS,
-        generator=torch.Generator(),  # for the reason that `Loader` gives
-    )
-
-
-class _Parts(Dataset[Batch]):
-    """Batches of a data set, each as if it were one sample."""
-
-    def __init__(
-        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], parts: Sequence[Sequence[int]]
-    ) -> None:
-        self._dataset, self._collate, self._parts = dataset, collate, parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __getitem__(self, index: int) -> Batch:
-        return batch_of(self._dataset, self._collate, self._parts[index])
-
-
-def _longest_first(dataset: Dataset[Any], lengths: Sequence[int] | None) -> list[int]:
-    order = list(range(size_of(dataset)))
-    if lengths is not None:
-        order.sort(key=lambda index: -lengths[index])
-    return order
 
 
 def sample_lengths(dataset: Dataset[Any], length: Callable[[Any], int] | None) -> list[int] | None:

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from trainables.batches import Cached, CacheLimits, sample_lengths, validation_batches, validation_loader
+from trainables.batches import sample_lengths
 from trainables.live_bytes import LiveBytes, storage_bytes
+from trainables.ram_cache import Cached, CacheLimits
+from trainables.validation import validation_batches, validation_loader
 from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
 
 

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from trainables.batches import (
-    VALIDATION_SAMPLES,
-    Cached,
-    CacheLimits,
-    CacheTooLarge,
-    Loader,
-    plan_epoch,
-    tensors_of,
-    to_device,
-    validation_loader,
-)
+from trainables.batches import Loader, plan_epoch, tensors_of, to_device
 from trainables.knobs import Knobs
+from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
+from trainables.validation import VALIDATION_SAMPLES, validation_loader
 from trainables.workload import Config
 
 sizes = st.integers(1, 40)

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from trainables import kinds
-from trainables.batches import batch_of, mapped, size_of, tensors_of, validation_batches
+from trainables.batches import batch_of, mapped, size_of, tensors_of
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, evaluate, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
+from trainables.validation import validation_batches
 from trainables.workload import (
     BUILT_IN,
     Config,

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from trainables import kinds, loop, sanity, training, workload
-from trainables.batches import CacheLimits, size_of
+from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
 from trainables.optim import state_bytes
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
+from trainables.ram_cache import CacheLimits
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.memory import oom

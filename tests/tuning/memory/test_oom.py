@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.batches import CacheTooLarge
+from trainables.ram_cache import CacheTooLarge
 from tuning.memory import oom
 from tuning.memory.oom import Outcome, classify, fault, halve, poisoned, requested_bytes, retreat
 

@@ -1,0 +1,85 @@
+"""The validation split in batches, the longest samples first, by the training process or by the loader's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainables.batches import FORKS, WORKER_TIMEOUT_S, as_it_is, batch_of, size_of
+from trainables.workload import Batch, Config
+
+VALIDATION_SAMPLES = 2000
+"""A split of fewer is loaded in the training process: starting workers for it takes longer, 20 ms each and more."""
+
+
+def validation_batches(
+    dataset: Dataset[Any],
+    collate: Callable[[list[Any]], Batch],
+    sizes: Iterable[int],
+    lengths: Sequence[int] | None,
+) -> Iterable[Batch]:
+    """Yields the whole data set in batches of `sizes` on the host, the longest samples first where lengths are known.
+
+    A size is asked for when its batch is; they must suffice for all samples.
+    """
+    order, start = _longest_first(dataset, lengths), 0
+    for size in sizes:
+        if start >= len(order):
+            return
+        yield batch_of(dataset, collate, order[start : start + size])
+        start += size
+
+
+def validation_loader(
+    dataset: Dataset[Any],
+    collate: Callable[[list[Any]], Batch],
+    size: int,
+    lengths: Sequence[int] | None,
+    config: Config,
+) -> Iterable[Batch]:
+    """Returns what `validation_batches` yields for one size, made by the loader's processes where those are of use.
+
+    They are where the knobs have them, the split is large, and its batches are not one look into a table. They last for
+    one pass; batches are page-locked as in training.
+    """
+    knobs, order = config.knobs, _longest_first(dataset, lengths)
+    if not knobs.num_workers or len(order) < VALIDATION_SAMPLES or hasattr(dataset, "batch"):
+        return validation_batches(dataset, collate, itertools.repeat(size), lengths)
+    parts = [order[start : start + size] for start in range(0, len(order), size)]
+    return DataLoader(
+        _Parts(dataset, collate, parts),
+        batch_size=None,
+        collate_fn=as_it_is,
+        num_workers=knobs.num_workers,
+        prefetch_factor=knobs.prefetch_factor,
+        pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
+        timeout=WORKER_TIMEOUT_S,
+        multiprocessing_context=FORKS,
+        generator=torch.Generator(),  # for the reason that `Loader` gives
+    )
+
+
+class _Parts(Dataset[Batch]):
+    """Batches of a data set, each as if it were one sample."""
+
+    def __init__(
+        self, dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], parts: Sequence[Sequence[int]]
+    ) -> None:
+        self._dataset, self._collate, self._parts = dataset, collate, parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: int) -> Batch:
+        return batch_of(self._dataset, self._collate, self._parts[index])
+
+
+def _longest_first(dataset: Dataset[Any], lengths: Sequence[int] | None) -> list[int]:
+    order = list(range(size_of(dataset)))
+    if lengths is not None:
+        order.sort(key=lambda index: -lengths[index])
+    return order
