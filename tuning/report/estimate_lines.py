@@ -28,7 +28,7 @@ _PART_WORDS = {
 }
 _TRUST = {
     "workspaces unseen": "kernels of RNNs and convolutions take workspaces that cannot be seen",
-    "fallback": "no compiler here, so kernels of the CPU were traced in the place of CUDA's",
+    "fallback": "kernels of the CPU were traced in the place of CUDA's, which could not be (the reason is in a note)",
 }
 
 

@@ -13,7 +13,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainables.data.cache import written_once
 from trainables.data.errors import DataError
@@ -59,6 +59,8 @@ def load(path: Path, capability: tuple[int, int]) -> None:
     for name in ("reset_peak_memory_stats", "empty_cache", "synchronize", "_lazy_init"):
         setattr(torch.cuda, name, _always(None))
     torch.cuda.get_device_capability = _always(capability)
+    # Recurrent layers ask before they lay out their weights, and a build with CUDA would look for the library itself.
+    cast(Any, torch.backends.cudnn).is_acceptable = _always(False)
 
 
 def _always(value: Any) -> Any:
