@@ -13,7 +13,7 @@ from trainables import loop
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, Workload
-from tuning.memory.prediction import Trace
+from tuning.memory.trace import Trace
 from tuning.memory.tracing import recurrent, step, weightless
 from tuning.memory.tracing.lifetimes import Lifetimes
 

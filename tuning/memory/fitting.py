@@ -10,8 +10,9 @@ from trainables.knobs import Scalar
 from tuning.memory.allocator import replay
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.peaks import highest
-from tuning.memory.prediction import Confidence, Peak, Prediction
+from tuning.memory.prediction import Confidence, Prediction
 from tuning.memory.profile import MemoryProfile
+from tuning.memory.trace import Peak
 
 Kernels = Literal["cuda", "cpu"]
 Word = Literal["fits", "tight", "no", ""]

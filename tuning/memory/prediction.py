@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from tuning.memory.peaks import peak_of
 from tuning.memory.symbolic import Symbolic, between
-from tuning.memory.trace import CATEGORIES, PHASES, Event, Peak, Trace
-
-__all__ = ["CATEGORIES", "PHASES", "Confidence", "Event", "Peak", "Prediction", "Trace"]
+from tuning.memory.trace import Peak, Trace
 
 Confidence = Literal["traced", "workspaces unseen", "fallback", "none"]
 """How far to trust a prediction.

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 Event = tuple[int, int]
 """(storage id, bytes): it is born; (storage id, -1): it dies."""
 
-CATEGORIES = ("parameter", "buffer", "gradient", "optimizer", "activation", "temporary", "workspace", "batch")
-PHASES = ("setup", "forward", "backward", "optimizer")
-
 
 @dataclass(frozen=True)
 class Trace:
     """The storages of one training step at one micro-batch size, in the order in which they are born and die.
 
-    `categories` names each storage's (`CATEGORIES`); `marks` are (index into events, phase from there on), phases of
-    `PHASES`; `ops` names the operator of each birth, in the order of the births.
+    `categories` names each storage's: parameter, buffer, gradient, optimizer, activation, temporary, workspace, batch.
+    `marks` are (index into events, phase from there on), phases being setup, forward, backward and optimizer; `ops`
+    names the operator of each birth, in the order of the births.
     """
 
     micro_batch: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tuning.memory.prediction import Event, Prediction, Trace
+from tuning.memory.prediction import Prediction
+from tuning.memory.trace import Event, Trace
 
 KIB, MIB = 2**10, 2**20
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tuning.memory.logs import KIB, MIB, logs
 from tuning.memory.allocator import GRAIN_BYTES, STEP_BYTES, CachingAllocator, Replay, minimal_capacity, replay
-from tuning.memory.prediction import Event
+from tuning.memory.trace import Event
 
 
 def peaks(found: Replay) -> tuple[float, float]:

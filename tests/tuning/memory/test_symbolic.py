@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.tuning.memory.logs import KIB, MIB, prediction, step
 from tuning.memory.peaks import peak_of
-from tuning.memory.prediction import Prediction, Trace
+from tuning.memory.prediction import Prediction
 from tuning.memory.symbolic import between
+from tuning.memory.trace import Trace
 
 
 @settings(max_examples=40, deadline=None)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from tuning.memory.prediction import Event, Trace
+from tuning.memory.trace import Event, Trace
 
 
 class Insides(Protocol):

@@ -28,7 +28,8 @@ from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Batch, Config, OwnLoop, Workload, WorkloadError, load, table_of
-from tuning.memory.prediction import Confidence, Prediction, Trace
+from tuning.memory.prediction import Confidence, Prediction
+from tuning.memory.trace import Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
 from tuning.memory.tracing.lifetimes import Insides, Lifetimes
 
