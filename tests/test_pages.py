@@ -28,7 +28,7 @@ DOCS = ROOT / "docs"
 EXAMPLES = ROOT / "tuning" / "examples"
 SMALL = {"count": 64}
 SHORT = {key: value for key, value in TINY.items() if key != "name"} | {
-    "search.trials": "1",
+    "search.trials": "2",
     "budget.confirm.seeds": "1",
 }
 """What a study on a page is given: it is to come to its end, whatever it finds."""
