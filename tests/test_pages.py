@@ -134,7 +134,7 @@ def read_hooks() -> set[str]:
             owner, name = ast.unparse(call.args[0]).split(".")[-1], call.args[1]
             if owner in ("workload", "dataset", "_dataset", "whole") and isinstance(name, ast.Constant):
                 found.add(str(name.value))
-    return found
+    return found - {"is_in_ram"}  # of our own cache, for which a data set is exchanged
 
 
 def read_module_names() -> set[str]:
