@@ -26,11 +26,12 @@ from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.config.schema import PLANNED_TRIALS
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import groups
-from tuning.report import export, sentences, summary
+from tuning.report import export, report, sentences, summary
 from tuning.search.protocols import TrialPlan
 from tuning.study import setup, study
 from tuning.study.limits import Limits
 from tuning.workers import executors, machine, nvml
+from tuning.workers.nodes import Node
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -131,6 +132,25 @@ def test_a_run_on_a_cluster_is_gone_on_with_there_or_where_it_is_said_now(tmp_pa
         assert resumed.cluster == cluster
     with pytest.raises(ConfigError, match="has its own"):
         setup.checked(load.load(["workload=nli", "cluster=auto", "dashboard=true"]))
+
+
+def test_the_nodes_of_a_cluster_are_written_and_told_and_in_the_report_with_what_speaks_against_them(
+    tmp_path: Path,
+) -> None:
+    alike = [Node(name, f"10.0.0.{n}", 4.0) for n, name in enumerate("abc")]
+    nodes = [*alike, Node("d", "10.0.0.9", 16.0, why="its cores are 16, and 8 on the machine of the study")]
+    _, complete = setup.checked(load.load(["card=cpu", "concurrency=1"]))
+    users, said = SimpleNamespace(nodes=nodes, equal=alike), io.StringIO()
+    with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
+        terminal = Terminal(out=io.StringIO(), err=said, env={})
+        made = study._Study(complete, terminal, journal, tmp_path, time.monotonic(), users)  # type: ignore[arg-type]
+        made.open({**FACTS, "baselines": {}}, setup.setting_of(complete))
+        assert journal.records[0]["concurrency"] == 3, "one on each that trains"
+        assert [r["why"] == "" for r in journal.records if r.event == "node"] == [True, True, True, False]
+        report.write_report(summary.from_records(journal.records), tmp_path / "report.html")
+    why = "10.0.0.9 (d) is left out: its cores are 16, and 8 on the machine of the study"
+    assert why in " ".join(said.getvalue().split())
+    assert why in (tmp_path / "report.html").read_text()
 
 
 def test_a_secret_was_not_written_down_and_is_given_again(tmp_path: Path) -> None:
