@@ -31,7 +31,8 @@ Finds the fastest training that keeps its accuracy and fits its card.
 
 settings (key=value, in any order), with what they are without you in brackets
   workload=NAME|FILE.py   nli, pointer, headpose, temporal, signals, or a file
-                          or module (my.moons) of your own with a WORKLOAD
+                          or module (my.moons) of your own with a WORKLOAD;
+                          python -m tuning init FOLDER writes two that run
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
   card=NAME               auto, cpu, rtx3090, rtx3090ti, rtx4060, rtx4090, t4,
                           p100, a100, h100, h200; memory of a card that is not
