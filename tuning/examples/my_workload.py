@@ -92,4 +92,11 @@ class Waves:
 
 
 WORKLOAD = Waves()
-BEFORE = {"learning_rate": 0.003, "batch_size": 32, "micro_batch_size": 32}  # as it is trained today
+BEFORE = {  # as it is trained today; what is not searched stays so
+    "learning_rate": 0.003,
+    "batch_size": 32,
+    "micro_batch_size": 32,
+    "schedule": "cosine",
+    "warmup_frac": 0.0,
+    "max_grad_norm": 1.0,
+}
