@@ -88,13 +88,3 @@ def test_a_lost_node_costs_what_ran_on_it_once_and_the_last_ones_loss_is_gone_on
     said = set((tmp_path / "seen").read_text().splitlines())
     assert said == {"beside shipped_workload 5000"}, "code and settings have travelled"
     assert alive == len(cores), "the user's nodes live on, but the two that were killed; one has come"
-
-
-def test_a_cluster_that_lets_in_everybody_is_refused_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Nodes(None) as nodes:
-        nodes.ask(add={"cpus": 1})
-        assert begin(tmp_path, nodes, monkeypatch, "workload=mine.py").wait(120) == 2
-        assert "lets in everybody" in (tmp_path / "err").read_text()
-    assert not (tmp_path / "runs").exists()

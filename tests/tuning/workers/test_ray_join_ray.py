@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.nodes import Nodes
 from tuning.config.errors import ConfigError
 from tuning.workers.ray_join import JoinedCluster
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
 def test_where_nobody_listens_no_cluster_answers(tmp_path: Path) -> None:
@@ -22,6 +23,17 @@ def test_where_nobody_listens_no_cluster_answers(tmp_path: Path) -> None:
             JoinedCluster(address, "nli", tmp_path, insecure=False),
         ):
             pass
+
+
+def test_a_cluster_that_lets_in_everybody_is_refused(tmp_path: Path) -> None:
+    with Nodes(None) as nodes:
+        address = nodes.ask(add={"cpus": 1})["address"]
+        with (
+            pytest.raises(ConfigError, match=f"cluster={address} lets in everybody who reaches it") as failed,
+            JoinedCluster(address, "nli", tmp_path, insecure=False),
+        ):
+            pass
+    assert "insecure_cluster=true" in failed.value.remedy
 
 
 @pytest.mark.parametrize(
