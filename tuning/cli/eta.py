@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tuning.config.lenient import finite, whole
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Record, last
+from tuning.journal.records import Record, last, trained_beside
 from tuning.report.trial_views import SPEED
 from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC
@@ -61,7 +61,7 @@ def _probe_left_s(config: StudyConfig, began_s: float, spent_s: float) -> float:
 def _search_left_s(records: Sequence[Record], config: StudyConfig, training_s: float, spent_s: float) -> float:
     """Returns what the trials that are left take in their slots, by the mean of those that ended."""
     ended = [r for r in records if r.event == "trial"]
-    left: int = (config.search.most_trials or 0) - len({r["trial"] for r in ended})
+    left: int = (config.search.most_trials or 0) - len({r["trial"] for r in ended} - trained_beside(records))
     left -= sum(r.event == "refused" and r["stage"] == "search" for r in records)
     study = last(records, "study")
     slots: int = (whole(study.get("concurrency")) if study else None) or 1

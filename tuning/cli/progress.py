@@ -11,7 +11,7 @@ from tuning.cli import eta
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Record, last
+from tuning.journal.records import Record, last, trained_beside
 from tuning.report.format import outcome
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.selection import choose, rule_of
@@ -128,7 +128,7 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
     if stage == "probe":
         return sum(r.event == "probe" for r in records), None
     if stage == "search":
-        ended = {str(r["trial"]) for r in records if r.event == "trial"}
+        ended = {str(r["trial"]) for r in records if r.event == "trial"} - trained_beside(records)
         refused = sum(r.event == "refused" and r["stage"] == "search" for r in records)
         return len(ended) + refused, config.search.most_trials
     if stage != "confirm":

@@ -114,7 +114,7 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
         if best.peak_allocated_bytes:
             cap = f"of {size(summary.place.cap_bytes)}" if summary.place.cap_bytes else "no cap"
             yield size(best.peak_allocated_bytes), "peak memory", cap
-    asked, done = summary.trials_asked, sum(summary.trial_counts.values())
+    asked, done = summary.trials_asked, summary.trials_done
     yield duration(summary.times.wall_s), "whole run", f"{done} of {asked} trials" if asked else f"{done} trials"
 
 

@@ -106,7 +106,7 @@ def same_sentence(found: Summary) -> str:
 
 def cut_sentence(found: Summary) -> str:
     """Returns that the search was cut short, with what has it go on, or that the run is not finished; else ""."""
-    done, asked = sum(found.trial_counts.values()), found.trials_asked
+    done, asked = found.trials_done, found.trials_asked
     if found.best is None or asked is None or done >= asked:
         return ""
     if not found.is_finished:
@@ -171,7 +171,7 @@ def called(name: str) -> str:
 
 def found_by(best: Named) -> str:
     """Returns where the pick comes from, in a few words."""
-    return f"trial {plain(best.trial)}" if best.trial else "probes alone: nothing was trained"
+    return f"trial {plain(best.trial)}" if best.trial else "probes alone: it was not trained"
 
 
 def gain_sentence(gain: Gain) -> str:

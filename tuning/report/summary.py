@@ -16,7 +16,7 @@ from trainables.knobs import KnobTable, table, using
 from tuning.config.lenient import mapping, numbers, texts, whole
 from tuning.config.schema import BEFORE, PLAIN
 from tuning.journal import timeline
-from tuning.journal.records import Record, is_finished, reopened, table_of
+from tuning.journal.records import Record, is_finished, reopened, table_of, trained_beside
 from tuning.journal.timeline import Interval, Times
 from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
@@ -103,6 +103,8 @@ class Summary:
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
     repeats: bool = True
     """Whether the pick, where it was trained again, bore out what it came to in the search (`search.rule`)."""
+    beside: int = 0
+    """How many trials that ended are of configurations that the space lacks."""
 
     @property
     def best(self) -> Named | None:
@@ -113,6 +115,11 @@ class Summary:
     def reference(self) -> Named | None:
         """What gains are measured against: the configuration as it was before, else the plain defaults."""
         return self.named.get(BEFORE) or self.named.get(PLAIN)
+
+    @property
+    def trials_done(self) -> int:
+        """The trials of the search that came to some end; what was trained beside it is none of them."""
+        return sum(self.trial_counts.values()) - self.beside
 
     @property
     def trials_asked(self) -> int | None:
@@ -239,6 +246,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         table=table(),
         provisional=provisional and "best" in named,
         repeats=pick.get("repeats") is not False,
+        beside=sum(t.trial in trained_beside(records) for t in trials),
     )
 
 

@@ -136,7 +136,7 @@ def summary(found: Summary) -> list[RenderableType]:
     if found.baselines:
         told = (f"{plain(n)} {', '.join(f'{v:.3f}' for v in own.values())}" for n, own in found.baselines.items())
         rows.append(("baselines", ", ".join(told)))
-    short = found.trials_asked is not None and sum(found.trial_counts.values()) < found.trials_asked
+    short = found.trials_asked is not None and found.trials_done < found.trials_asked
     rows.append(
         ("trials", fmt.counts(found.trial_counts) + (f" ({found.trials_asked} were asked for)" if short else ""))
     )

@@ -256,7 +256,7 @@ class TrialScheduler:
         return self._sampler.propose(self._model.choose if has_model else None)
 
     def _is_over(self) -> bool:
-        begun, deadline = len(self._attempts), self._terms.deadline
+        begun, deadline = len(self._attempts.keys() - self._beside), self._terms.deadline
         proposed = begun + self._refused
         # A trial begun now would be cut at the deadline more often than not: most are stopped half way.
         typical_s = statistics.median(self._whole_s) if self._whole_s else 0.0

@@ -23,7 +23,18 @@ from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import resolved, write_resolved
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Journal, Record, is_finished, last, read, stage_done, table_of, trials
+from tuning.journal.records import (
+    Journal,
+    Record,
+    Trial,
+    is_finished,
+    last,
+    read,
+    stage_done,
+    table_of,
+    trained_beside,
+    trials,
+)
 from tuning.journal.runs import JOURNAL
 from tuning.memory import groups
 from tuning.memory import measure as estimate
@@ -266,10 +277,10 @@ class _Study:
                 passed = f"{duration(self._limits.passed_s())} have passed"
                 what = f"search.max_time={duration(self._config.search.max_time_s or 0.0)} was over before anything was"
                 raise NoUsableTrial(f"{what} measured: {passed}", remedy="search.max_time=4m")
-            failed = [t for t in trials(self._journal.records) if t.message]
+            failed = [t for t in self._of_search() if t.message]
             common = collections.Counter(f"{t.outcome}: {t.message}" for t in failed).most_common(1)
             raise NoUsableTrial(
-                f"no trial reached its end in {self._folder}"
+                f"no trial of the search reached its end in {self._folder}"
                 + (f"; {common[0][1]} of them: {common[0][0][:200]}" if common else ""),
                 remedy="mend what it names" if common else "search.max_time=10m",
             )
@@ -279,11 +290,18 @@ class _Study:
                 self._append_pick(picked, confirm(profiler, self._journal, self._named, terms, self._told))
 
     def _probed(self) -> dict[str, Scalar] | None:
-        """Returns the defaults with the fastest system knobs, where no trial failed and time alone let none end."""
-        if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in trials(self._journal.records)):
+        """Returns the defaults with the fastest system knobs, where no trial of the search failed and time alone let
+        none end.
+        """
+        if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in self._of_search()):
             return None
         learned = groups.guard(self._journal.records, self._limits.cap_bytes())
         return fastest_probed(self._journal.records, self._space, learned, groups.defaults(self._space))
+
+    def _of_search(self) -> list[Trial]:
+        """Returns the trials that ended, without those trained beside the search."""
+        beside = trained_beside(self._journal.records)
+        return [t for t in trials(self._journal.records) if t.id not in beside]
 
     def _pick_probed(self, profiler: Worker, config: Mapping[str, Scalar]) -> None:
         """Measures what the probes found in turns with the named configurations, and writes it as the pick."""
@@ -291,7 +309,8 @@ class _Study:
         turns = {**self._named, "best": config}
         rounds = Rounds(LEAST_ROUNDS, min(1.0, self._config.budget.confirm.window_s))
         measure_windows(profiler, self._journal, turns, rounds, self._told, lambda: until - time.monotonic())
-        rule = "the fastest system knobs that were probed, every other knob at its default: nothing was trained"
+        rule = "the fastest system knobs that were probed, every other knob at its default"
+        rule += ": no trial of the search came to its end" if trials(self._journal.records) else ": nothing was trained"
         self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])
 
     def _confirm_terms(self) -> ConfirmTerms:

@@ -7,10 +7,11 @@ from rich.console import Console
 
 from tests.tuning import hostile
 from tuning.cli import live
-from tuning.cli.progress import progress
+from tuning.cli.progress import counted, progress
 from tuning.config import load
 from tuning.journal import timeline
 from tuning.journal.records import Record
+from tuning.report import summary
 from tuning.workers.worker import Asked
 
 SIZES = [(40, 12), (80, 24), (100, 30), (200, 50)]
@@ -143,3 +144,10 @@ def test_the_end_is_never_after_the_time_allowed(records, study):
     found = progress(even(records, study)[:8], short, 30.0)
     assert (found.allowed_s, found.ends_at_s) == (60.0, 60.0)
     assert live.clock(found) == "30s of 1m, ends in about 30s"
+
+
+def test_what_is_trained_beside_the_search_is_none_of_its_trials(records, study):
+    found = [r for r in records if r.event in ("trial", "trial_start")]
+    others = [dataclasses.replace(r, fields={**r.fields, "beside": r["trial"] == "t000"}) for r in found]
+    assert counted(others, study, "search")[0] == counted(found, study, "search")[0] - 1
+    assert summary.from_records(others).trials_done == summary.from_records(found).trials_done - 1

@@ -686,6 +686,42 @@ def test_without_trials_the_pick_is_the_fastest_system_knobs_with_every_other_kn
     journal.close()
 
 
+def with_before_beside(tmp_path: Path, outcome: str) -> tuple[study._Study, Journal]:
+    """Returns a study after its search: `before`, which the space lacks, came to its end, and its one trial did not."""
+    made, journal, _ = opened(tmp_path, "search.max_time=null", started=time.monotonic())
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
+    start = groups.defaults(made._config.space)
+    ended = {"outcome": "ok", "values": {"error": 0.2}, "samples_per_s": 9.0, "message": "", "seed": 0}
+    journal.append("trial_start", trial="t000", config={**start, "batch_size": 24}, named="before", beside=True)
+    journal.append("trial", trial="t000", config={**start, "batch_size": 24}, **ended)
+    lost = {"outcome": outcome, "values": {}, "samples_per_s": None, "message": "it is gone", "seed": 0}
+    journal.append("trial_start", trial="t001", config=start)
+    journal.append("trial", trial="t001", config=start, **lost)
+    return made, journal
+
+
+def test_where_only_a_before_that_the_space_lacks_came_to_its_end_the_pick_is_what_the_probes_found(
+    tmp_path: Path,
+) -> None:
+    made, journal = with_before_beside(tmp_path, "cut")
+    made.confirm(FormulaProfiler())  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.best is not None
+    assert found.best.config["num_workers"] == 2
+    assert "of the search came to its end" in found.rule
+    assert "nothing was trained" not in found.rule
+    assert best_file.read(export.write_all(found, tmp_path)[0]).knobs["num_workers"] == 2
+    assert "nothing was trained" not in " ".join(sentences.answer(found))
+    journal.close()
+
+
+def test_where_the_trials_of_the_search_failed_it_is_said_of_them_and_not_of_before(tmp_path: Path) -> None:
+    made, journal = with_before_beside(tmp_path, "crash")
+    with pytest.raises(NoUsableTrial, match=r"no trial of the search reached its end in .*; 1 of them: crash: it is"):
+        made.confirm(FormulaProfiler())  # type: ignore[arg-type]
+    journal.close()
+
+
 def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
     late = time.monotonic() - 100
     made, journal, _ = opened(tmp_path, "search.max_time=120s", "budget.train_epochs=1000", started=late)
