@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,11 +84,14 @@ def confirm(
 ) -> Confirmed:
     """Returns the best of the pick and its challengers, measured beside the `named`.
 
-    Where several are admitted by their means, the fastest is whoever was in windows taken in turns. What the records
-    hold is not trained or measured again. Raises ValueError where no trial came to its end.
+    Where several are admitted by their means, the fastest is whoever was in windows taken in turns; who came to much
+    less than in the search is in none while another is admitted. What the records hold is not trained or measured
+    again. Raises ValueError where no trial came to its end.
     """
     selection = _selected(profiler, journal, len(named), terms, told)
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
+    if selection is not None:
+        selection = _steady(selection, entrants(journal.records, terms), terms.rule)
     best = first if selection is None else selection.best
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     if selection is not None and len(selection.admitted) > 1:
@@ -144,6 +148,13 @@ def _picked(records: Sequence[Record], terms: ConfirmTerms, without: Collection[
 def _collapsed(records: Sequence[Record], terms: ConfirmTerms) -> list[str]:
     """Returns the trials that came to much less on fresh seeds than in the search."""
     return [one.id for one in entrants(records, terms) if not one.repeats(terms.rule)]
+
+
+def _steady(selection: Selection, found: Sequence[Entrant], rule: Rule) -> Selection:
+    """Returns the selection with those admitted alone that came to no less than in the search, as long as one did."""
+    collapsed = {one.id for one in found if not one.repeats(rule)}
+    admitted = tuple(trial for trial in selection.admitted if trial not in collapsed) or selection.admitted
+    return dataclasses.replace(selection, admitted=admitted).of(admitted[0], found)
 
 
 def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:

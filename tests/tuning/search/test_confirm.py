@@ -94,10 +94,10 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def searched(folder: Path) -> Journal:
+def searched(folder: Path, trials: Mapping[str, tuple[float, float, float]] = SEARCHED) -> Journal:
     """A journal with the trials of a search."""
     journal = Journal.open(folder / "trials.jsonl", create=True)
-    for trial, (learning_rate, error, rate) in SEARCHED.items():
+    for trial, (learning_rate, error, rate) in trials.items():
         config, values = {"learning_rate": learning_rate, "micro_batch_size": int(rate)}, {"error": error}
         journal.append("trial", trial=trial, config=config, outcome="ok", values=values, samples_per_s=rate)
     return journal
@@ -188,6 +188,35 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     again = SeededBench({})
     assert settled(journal, again, budget=budget) == found
     assert again.trained == []
+
+
+@pytest.mark.parametrize(
+    ("trials", "errors", "best"),
+    [
+        ({"a": (0.1, 0.10, 10.0), "b": (0.2, 0.19, 70.0)}, {0.1: 0.215, 0.2: 0.21}, "b"),
+        (  # within the tolerance of b alone d is faster, and within that of the collapsed one there is b
+            {"a": (0.1, 0.10, 70.0), "b": (0.3, 0.19, 10.0), "d": (0.4, 0.195, 50.0)},
+            {0.1: 0.20, 0.3: 0.209, 0.4: 0.2185},
+            "b",
+        ),
+        ({"a": (0.1, 0.10, 10.0), "b": (0.2, 0.15, 70.0)}, {0.1: 0.215, 0.2: 0.21}, "a"),  # both collapsed
+    ],
+)
+def test_who_collapsed_takes_no_turns_while_a_steady_one_is_admitted(
+    tmp_path: Path, trials: dict[str, tuple[float, float, float]], errors: dict[float, float], best: str
+) -> None:
+    class Turned(SeededBench):
+        """By windows `a` is the fastest."""
+
+        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+            return {**super().window(knobs, window_s, seed), "samples_per_s": 1 / float(knobs.get("learning_rate", 1))}
+
+    journal = searched(tmp_path, trials)
+    found = settled(journal, Turned(errors))
+    assert (found.best, found.repeats) == (best, best != "a")
+    assert found.selection is not None
+    assert found.selection.best == best
+    assert settled(journal, Turned({})) == found
 
 
 def test_a_collapse_with_no_time_left_stays_the_pick_and_says_so(tmp_path: Path) -> None:
