@@ -89,7 +89,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     study = summary.study
     body = {
         "schema": best_file.SCHEMA,
-        "status": _status(summary, named),
+        "status": status_of(summary, named),
         "workload": {"ref": summary.ref, "options": masked(summary.options)},
         "knobs": _every_knob(summary, named),
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
@@ -120,7 +120,7 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     return shown
 
 
-def _status(summary: Summary, named: Named) -> str:
+def status_of(summary: Summary, named: Named) -> str:
     """Returns whether the study came to its pick, and trained the configuration again where it had trained it.
 
     What was picked and came to much less on fresh seeds is "not repeated".

@@ -722,6 +722,17 @@ def test_where_the_trials_of_the_search_failed_it_is_said_of_them_and_not_of_bef
     journal.close()
 
 
+def test_a_study_that_ends_between_its_pick_and_its_end_says_of_the_pick_what_its_file_says(tmp_path: Path) -> None:
+    made, journal, said = opened(tmp_path, "search.max_time=null", started=time.monotonic())
+    config, own = {"learning_rate": 0.1, "batch_size": 8}, {"samples_per_s": 10.0, "outcome": "ok", "seed": 0}
+    journal.append("trial", trial="t0", config=config, values={"error": 0.2}, **own)
+    made.confirm(Seeded({0.1: 0.9}))  # type: ignore[arg-type]
+    made.leave()
+    assert "status: not repeated" in (tmp_path / "best.yaml").read_text()
+    assert "holds the best so far, not repeated" in " ".join(said.getvalue().split())
+    journal.close()
+
+
 def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
     late = time.monotonic() - 100
     made, journal, _ = opened(tmp_path, "search.max_time=120s", "budget.train_epochs=1000", started=late)
