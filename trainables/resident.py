@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from trainables.batches import sample_lengths
 from trainables.live_bytes import LiveBytes, storage_bytes
-from trainables.ram_cache import Cached, CacheLimits
+from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.validation import validation_batches, validation_loader
 from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
 
@@ -82,7 +82,10 @@ class Resident:
             gc.freeze()
 
     def dataset(self, config: Config, split: Split) -> Dataset[Any]:
-        """Returns the split, with every sample prepared in RAM when the knob says so; raises CacheTooLarge."""
+        """Returns the split, with every sample prepared in RAM when the knob says so; raises CacheTooLarge.
+
+        Of the validation split that is only as far as it fits: nobody measures it before a trial has been trained.
+        """
         key = (_options_key(config), split)
         if key not in self._data:
             self._data[key] = self.workload.dataset(config, split)
@@ -90,7 +93,12 @@ class Resident:
             return self._data[key]
         cached = (key, "cached")
         if cached not in self._data:
-            self._data[cached] = Cached(self._data[key], self.cache_limits)
+            try:
+                self._data[cached] = Cached(self._data[key], self.cache_limits)
+            except CacheTooLarge:
+                if split == "train":
+                    raise
+                self._data[cached] = self._data[key]
         return self._data[cached]
 
     def lengths(self, config: Config, split: Split) -> list[int] | None:

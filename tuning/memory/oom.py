@@ -33,8 +33,9 @@ class Outcome(StrEnum):
     CRASH = "crash"
 
 
-Retreat = Literal["", "micro_batch", "fewer_workers", "no_workers"]
-"""What a trial changes to begin again: a smaller micro-batch, half the loader's processes or none; "" for nothing."""
+Retreat = Literal["", "micro_batch", "fewer_workers", "no_workers", "no_cache"]
+"""What a trial changes to begin again: a smaller micro-batch, half the loader's processes or none, samples that are not
+kept in RAM; "" for nothing."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ LIBRARY = Fault("CUDA library", Outcome.OOM, "micro_batch")
 HOST = Fault("host allocator", Outcome.HOST_OOM, "micro_batch")
 HOST_IN_LOADER = Fault("host allocator in a loader process", Outcome.HOST_OOM, "fewer_workers")
 PINNED = Fault("page-locked memory", Outcome.HOST_OOM)
-CACHE = Fault("RAM cache", Outcome.HOST_OOM)
+CACHE = Fault("RAM cache", Outcome.HOST_OOM, "no_cache")
 RAY_MONITOR = Fault("Ray's memory monitor", Outcome.HOST_OOM)
 PROCESS_LOST = Fault("process lost", Outcome.KILLED)
 LOADER_LOST = Fault("loader process lost", Outcome.DATA, "fewer_workers")
@@ -143,6 +144,8 @@ def retreat(found: Fault, micro_batch: int, workers: int) -> Mapping[str, int] |
     if found.retreat == "micro_batch":
         smaller = halve(micro_batch)
         return None if smaller is None else {"micro_batch_size": smaller}
+    if found.retreat == "no_cache":
+        return {"ram_cache": False}
     if not found.retreat or workers < 1:
         return None
     return {"num_workers": workers // 2 if found.retreat == "fewer_workers" else 0}

@@ -310,6 +310,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         seed=config.search.seed,
         hang_s=config.search.hang_time_s,
         cache_s=CACHE_TIME_FRAC * (config.search.max_time_s or CACHE_UNTIL_S),
+        slots=concurrency(config),
         folder=str(Path.cwd()),
     )
 

@@ -121,8 +121,10 @@ class RunningTrial:
         """Returns whether the trial is to begin again with less, and makes it ready to."""
         knobs = Knobs.of(self._knobs, self._session.table)
         change = oom.retreat(fault, knobs.micro_batch_size, knobs.num_workers)
-        allowed = self._shrink == "all" or (self._shrink == "loader" and change is not None and "num_workers" in change)
-        if change is None or not allowed or found.get("poisoned"):
+        if change is None or found.get("poisoned"):
+            return False
+        allowed = {"ram_cache", "num_workers"} if self._shrink == "loader" else {"ram_cache"}
+        if self._shrink != "all" and not change.keys() <= allowed:
             return False
         resident = self._session.resident
         if isinstance(resident, OwnResident) and not change.keys() <= resident.asked:

@@ -49,9 +49,10 @@ class Session:
         torch.set_num_threads(setting.threads)
         self.resident = training.resident_of(workload.load(setting.workload))
         if isinstance(self.resident, Resident):
-            self.resident.cache_limits = CacheLimits(lambda: CACHE_FRAC * machine.available_bytes(), setting.cache_s)
+            self.resident.cache_limits = CacheLimits(self._free_for_cache, setting.cache_s)
         self.table = workload.table_of(self.resident.workload)
         self._settled = False
+        self._caches = setting.slots
         self._loading_s = math.inf
         self._trial: RunningTrial | None = None
         self.sampler = sampler_of(setting.device)
@@ -65,6 +66,9 @@ class Session:
             said = "has a loop of its own, which shows no data and no model"
             raise workload.WorkloadError(f"{self.setting.workload} {said}")
         return self.resident
+
+    def _free_for_cache(self) -> float:
+        return CACHE_FRAC * machine.available_bytes() / self._caches
 
     def config(self, knobs: Mapping[str, Scalar], seed: int | None = None) -> workload.Config:
         """Returns the configuration of these knobs under the session's setting."""
@@ -275,8 +279,9 @@ class Session:
         """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.
 
         Those are half the micro-batch after an OOM, and fewer loader processes where those failed (`oom.retreat`); with
-        "loader" only the latter, with "" none.
+        "loader" only the latter, with "" none. A RAM cache that there is no room for is left out with any.
         """
+        self._caches = 1  # others that have begun have taken theirs
         return RunningTrial(self, dict(knobs), plan, seed, shrink)
 
     def use_threads(self, count: int) -> None:

@@ -11,7 +11,10 @@ from trainables.knobs import Scalar
 from trainables.plan import Plan
 
 Shrink = Literal["", "loader", "all"]
-"""What a trial that ran out of memory may change to begin again: nothing, the loader's knobs, the micro-batch too."""
+"""What a trial that ran out of memory may change to begin again: nothing, the loader's knobs, the micro-batch too.
+
+A RAM cache that does not fit is left out with any of them: the first slots may have taken the room of the others.
+"""
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,9 @@ class WorkerConfig:
     """What a worker must know to do any work of a study.
 
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
-    A process that has not answered for `hang_s` seconds counts as hung. Filling a RAM cache may take `cache_s`. The
-    process works in `folder`, "" for that of whoever starts it.
+    A process that has not answered for `hang_s` seconds counts as hung. Filling a RAM cache may take `cache_s`;
+    a probe leaves room for one in each of `slots` processes. The process works in `folder`, "" for that of whoever
+    starts it.
     """
 
     workload: str
@@ -31,6 +35,7 @@ class WorkerConfig:
     seed: int = 0
     hang_s: float = 60.0
     cache_s: float = math.inf
+    slots: int = 1
     folder: str = ""
 
 

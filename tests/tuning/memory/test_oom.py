@@ -204,6 +204,7 @@ def test_a_cause_is_looked_through(cause: BaseException, expected: oom.Fault) ->
         (oom.HOST_IN_LOADER, (8, 1), {"num_workers": 0}),
         (oom.SHARED_MEMORY, (8, 4), {"num_workers": 0}),
         (oom.SHARED_MEMORY, (8, 0), None),
+        (oom.CACHE, (8, 4), {"ram_cache": False}),
         (oom.DATA, (8, 4), None),
         (oom.UNKNOWN, (8, 4), None),
     ],
@@ -299,4 +300,4 @@ def test_outcomes_are_the_words_of_the_records() -> None:
 
 def test_a_cache_that_does_not_fit_is_no_matter_of_the_micro_batch() -> None:
     found = oom.fault(CacheTooLarge("ram_cache=true would keep 9 samples in RAM"))
-    assert (found.outcome, oom.retreat(found, 8, 4)) == (oom.Outcome.HOST_OOM, None)
+    assert (found.outcome, oom.retreat(found, 8, 4)) == (oom.Outcome.HOST_OOM, {"ram_cache": False})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from trainables import loop
 from trainables.plan import Plan
+from trainables.ram_cache import CacheLimits
+from tuning.workers import machine
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -136,6 +139,34 @@ def test_a_trial_that_fits_at_no_micro_batch_ends_as_oom(broken: Any) -> None:
     found = broken("").train(KNOBS, Plan(64, (64,), cap_bytes=1), 0)
     assert found["outcome"] == "oom"
     assert [o["knobs"]["micro_batch_size"] for o in found["ooms"]] == [4, 2]
+
+
+@pytest.mark.parametrize("shrink", ["", "loader", "all"])
+def test_a_trial_goes_on_without_a_cache_that_does_not_fit_and_a_probe_says_so(broken: Any, shrink: Any) -> None:
+    session = broken("")
+    session.resident.cache_limits = CacheLimits(lambda: 0.0)
+    knobs = {**KNOBS, "ram_cache": True}
+    assert session.probe(knobs, 0.1)["outcome"] == "host_oom"
+    found = session.trial(knobs, Plan(64, (64,)), seed=0, shrink=shrink).advance()
+    assert (found["outcome"], found["knobs"]["ram_cache"]) == ("ok", False)
+    assert [(r["fault"], r["knobs"]["ram_cache"]) for r in found["restarts"]] == [("RAM cache", True)]
+
+
+def test_a_validation_split_that_does_not_fit_is_read_as_it_is(broken: Any) -> None:
+    session, allowed = broken(""), iter([math.inf])
+    session.resident.cache_limits = CacheLimits(lambda: next(allowed, 0.0))
+    found = session.train({**KNOBS, "ram_cache": True}, PLAN, seed=0)
+    assert (found["outcome"], found["knobs"]["ram_cache"], found["restarts"]) == ("ok", True, [])
+    assert found["active"]["samples_in_ram"] is True
+
+
+def test_a_probe_leaves_room_for_the_cache_of_every_slot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.setattr(machine, "available_bytes", lambda: 100_000)
+    session = Session(WorkerConfig(str(tmp_path / "broken.py"), {"poison": ""}, slots=100))
+    knobs = {**KNOBS, "ram_cache": True}
+    assert session.probe(knobs, 0.1)["outcome"] == "host_oom"
+    assert session.train(knobs, PLAN, seed=0)["knobs"]["ram_cache"] is True
 
 
 def test_footprint_grows_with_the_micro_batch_and_counts_adams_two_moments(broken: Any) -> None:
