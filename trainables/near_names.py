@@ -22,11 +22,14 @@ LIKE = 0.8
 
 def fault_of_class(workload: Any, module: Any) -> str:
     """Returns what a class of the contract, or its module, says that nobody reads, and what to do; "" where nothing."""
-    own = [n for n in dir(workload) if not n.startswith("_")]
-    held = {name: inspect.getattr_static(workload, name) for name in own}  # a property is not asked
+    names = [n for n in dir(workload) if not n.startswith("_")]
+    held = {name: inspect.getattr_static(workload, name) for name in names}  # a property is not asked
+    # What a class of an installed package has beside them, such as `optimizers`, nobody can rename.
+    own = {n for c in type(workload).__mro__ if c.__module__ == type(workload).__module__ for n in vars(c)}
     is_method = {name: callable(one) or isinstance(one, classmethod) for name, one in held.items()}
     for known, methods in ((HOOKS, True), (ATTRIBUTES, False)):
-        slip = _slip([n for n in own if is_method[n] is methods], known)
+        held_so = [n for n in names if is_method[n] is methods]
+        slip = _slip(held_so, known, own)
         if slip:
             return f"WORKLOAD has {slip[0]}, which nobody reads: is it `{slip[1]}`? Else give it a leading underscore"
     for constant, attribute in IN_CLASS.items():
@@ -49,12 +52,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _fault_of_module(module: Any, known: Collection[str]) -> str:
     own = [n for n, value in vars(module).items() if n.isupper() and isinstance(value, Mapping)]
-    slip = _slip(own, known)
+    slip = _slip(own, known, own)
     return f"{slip[0]} is not read: is it {slip[1]}? Else give it a leading underscore" if slip else ""
 
 
-def _slip(own: Collection[str], known: Collection[str]) -> tuple[str, str] | None:
-    """Returns a name of theirs and the known one that it is most like, of those that they do not have."""
-    lacking = [name for name in known if name not in own]
-    pairs = ((name, nearest(name.lower(), map(str.lower, lacking))) for name in own if name not in known)
+def _slip(held: Collection[str], known: Collection[str], own: Collection[str]) -> tuple[str, str] | None:
+    """Returns an own name of those held, and the known one that it is most like, of those that are not held."""
+    lacking = [name for name in known if name not in held]
+    theirs = [name for name in held if name in own and name not in known]
+    pairs = ((name, nearest(name.lower(), map(str.lower, lacking))) for name in theirs)
     return next(((n, found.upper() if n.isupper() else found) for n, found in pairs if found), None)

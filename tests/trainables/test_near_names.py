@@ -47,6 +47,20 @@ def test_a_hook_beside_a_helper_of_a_name_like_it_is_allowed(tmp_path: Path) -> 
     assert _load(tmp_path, "\n".join(METHOD.format(name=name) for name in ("collate", "collate_fn")))
 
 
+def test_names_that_a_package_gives_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "a_trainer.py").write_text("class Trainer:\n    def optimizers(self): ...\n", encoding="utf-8")
+    path = tmp_path / "derived.py"
+    text = FILE.format(body="    pass", beside="").replace("class Mine(Moons)", "class Mine(Moons, Trainer)")
+    path.write_text(f"from a_trainer import Trainer\n{text}", encoding="utf-8")
+    assert load(str(path))
+
+
+def test_a_misspelt_hook_of_a_base_in_the_same_file_is_refused(tmp_path: Path) -> None:
+    beside = "class Derived(Mine):\n    pass\n\nMine = Derived"
+    with pytest.raises(WorkloadError, match="has colate, which nobody reads: is it `collate`"):
+        _load(tmp_path, METHOD.format(name="colate"), beside)
+
+
 def test_a_misspelt_attribute_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "bare.py"
     needs = "\n".join(f"    def {n}(self, *_): ..." for n in ("model", "dataset", "loss", "evaluate"))
