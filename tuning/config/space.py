@@ -139,8 +139,10 @@ class Space:
     def settled(self, cores: int | None) -> Space:
         """Returns the space with what each "auto" stands for: workers up to one a core of a device's share, and
         micro-batches from a sixteenth of the largest batch to all of it; of others what the device honours
-        (`cards.restrict`). Without `cores` the device is not known yet, and all but micro-batches stay open.
+        (`cards.restrict`). Without `cores` the device is not known yet, nor its batches, and all stay open.
         """
+        if cores is None:
+            return self
         found = dict(self.parameters)
         for name, parameter in self.parameters.items():
             if not isinstance(parameter, Choice) or not parameter.auto:
@@ -148,7 +150,7 @@ class Space:
             if name == "micro_batch_size":
                 largest = max(map(float, _ends(self.given("batch_size"))))
                 found[name] = Choice(tuple(v for v in parameter.values if largest / 16 <= float(v) <= largest))
-            elif cores is not None:
+            else:
                 most = cores if name == "num_workers" else math.inf
                 found[name] = Choice(tuple(v for v in parameter.values if isinstance(v, str) or v <= most))
         return Space(found, self.fixed)

@@ -78,7 +78,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         options=config.workload.options,
         knobs={n: v for n, v in base.items() if n not in axes},
         couplings=couplings,
-        micro_batches=_sizes(config.space.given("micro_batch_size")),
+        micro_batches=_sizes(config.space.settled(1).given("micro_batch_size")),  # whatever the cores
         card=card.name,
         memory_bytes=card.memory_bytes,
         usable_bytes=card.cap_bytes,

@@ -94,6 +94,11 @@ def test_sizes_are_those_searched_or_typed() -> None:
     assert many[-1] == 13
 
 
+@pytest.mark.parametrize(("card", "sizes"), [("rtx3090", (32, 64, 128, 256, 512)), ("cpu", (8, 16, 32, 64, 128))])
+def test_sizes_that_are_typed_as_auto_are_those_of_the_cards_batches(card: str, sizes: tuple[int, ...]) -> None:
+    assert of(f"workload=temporal card={card} knobs.micro_batch_size=auto").micro_batches == sizes
+
+
 def test_the_card_decides_kernels_and_limit() -> None:
     card = of("workload=nli card=rtx4060")
     assert (card.kernels, card.capability, card.usable_bytes) == ("cuda", (8, 9), round(7.3 * GIB))

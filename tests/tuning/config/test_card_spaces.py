@@ -116,6 +116,20 @@ def test_a_study_of_minutes_compiles_nothing_of_its_own_accord(monkeypatch: pyte
     assert longer.space.parameters["compile"] == Choice(("off", "default"))
 
 
+@pytest.mark.parametrize("card", ["rtx3090", "cpu"])
+def test_micro_batches_that_are_typed_as_auto_are_those_of_the_cards_batches(
+    monkeypatch: pytest.MonkeyPatch, card: str
+) -> None:
+    own, typed = (
+        on(monkeypatch, card, 4, "workload=temporal", *more) for more in ((), ("knobs.micro_batch_size=auto",))
+    )
+    largest = max(values_of(typed.space.given("batch_size")))
+    assert typed.space.given("batch_size") == own.space.given("batch_size")
+    assert max(values_of(typed.space.given("micro_batch_size"))) == largest
+    if card != "cpu":
+        assert typed.space.given("micro_batch_size") == own.space.given("micro_batch_size")
+
+
 def test_what_is_typed_or_preset_stays_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     config = on(monkeypatch, "rtx3090", 16, "workload=nli", "knobs.batch_size=[4,6]", "knobs.num_workers=0")
     assert config.space.parameters["batch_size"] == Choice((4, 6))
