@@ -104,7 +104,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
         what = f"resume={config.resume}: workload.{lacking[0]} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")
     typed = {o.split("=")[0] for o in config.overrides}
-    kept = {n for n in ("cluster", "insecure_cluster") if n not in typed}
+    kept = set() if "cluster" in typed else {"cluster", "insecure_cluster"} - typed
     changes = {name: getattr(config, name) for name in (*own, "overrides") if name not in kept}
     workload = before.workload.model_copy(update={"options": options})
     search = _with_more(before.search, config)

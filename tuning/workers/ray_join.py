@@ -152,13 +152,13 @@ class JoinedCluster:
                 said = [process.communicate(timeout=JOIN_S)[0] for process in started]
             except subprocess.TimeoutExpired as error:
                 raise self._nobody() from error
-        if not self._insecure and said[-1].strip().endswith(_JOINED):
+        if not self._insecure and _JOINED in said[-1].splitlines():
             raise ConfigError(
                 f"cluster={self._address} lets in everybody who reaches it, to run what they like",
                 allowed="a cluster that asks for a token: RAY_AUTH_MODE=token where `ray start` runs",
                 remedy="insecure_cluster=true where you alone reach it",
             )
-        if not said[0].strip().endswith(_JOINED):
+        if _JOINED not in said[0].splitlines():
             raise self._failed(said[0])
 
     def _failed(self, said: str) -> ConfigError:

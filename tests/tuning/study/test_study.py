@@ -89,6 +89,26 @@ def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(fini
 
 
 @pytest.mark.parametrize(
+    ("typed", "joins"),
+    [
+        ([], ("one:6379", True)),
+        (["cluster=two:6379"], ("two:6379", False)),
+        (["insecure_cluster=false"], ("one:6379", False)),
+    ],
+)
+def test_leave_to_join_an_open_cluster_is_for_that_cluster_alone(
+    tmp_path: Path, typed: list[str], joins: tuple[str, bool]
+) -> None:
+    began = load.load([f"workload={MINE}", "card=cpu", "cluster=one:6379", "insecure_cluster=true"])
+    folder = tmp_path / "runs" / "mine" / "one"
+    folder.mkdir(parents=True)
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        journal.append("study", config=resolve.resolved(began), command=setup.command_of(began))
+    _, resumed = setup.checked(load.load(["resume=one", f"runs_dir={tmp_path / 'runs'}", *typed]))
+    assert (resumed.cluster, resumed.insecure_cluster) == joins
+
+
+@pytest.mark.parametrize(
     ("more", "says"),
     [
         (["search.max_time=8m", "search.trials=20"], ""),
