@@ -17,6 +17,7 @@ from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
 from trainables import workload
 from trainables.workload import Workload
+from tuning import run as study
 from tuning.config.errors import TuningError
 from tuning.config.load import load
 from tuning.study import setup
@@ -61,9 +62,14 @@ def commands(page: str) -> list[str]:
     return [line.split("  #")[0].strip() for line in lines if line.startswith("python ")]
 
 
-@pytest.mark.workload
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", ["workload", "own_loop", "tutorial", "faq"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *(pytest.param(page, marks=pytest.mark.workload) for page in ("workload", "own_loop", "tutorial")),
+        pytest.param("faq", marks=pytest.mark.slow),  # 15 commands, 9 of them studies
+    ],
+)
 def test_every_command_of_a_page_runs(page: str, tmp_path: Path) -> None:
     """A study is given a small budget where the page names none; where one is to be stopped, one is started before."""
     (tmp_path / "tests").symlink_to(ROOT / "tests")
@@ -92,6 +98,13 @@ def started(folder: Path) -> Iterator[None]:
     assert wait_for(lambda: journal.is_file() and b'"trial_start"' in journal.read_bytes(), process)
     yield
     assert process.wait(60) == 130
+
+
+def test_the_studies_of_an_answer_have_settings_that_there_are(folder: Path) -> None:
+    asked = [shlex.split(command)[3:] for command in commands("faq") if "tuning.run workload=" in command]
+    assert len(asked) >= 5
+    for arguments in asked:
+        assert study.main([argument.replace("first/", "") for argument in arguments] + ["--validate"]) == 0, arguments
 
 
 def test_an_answer_has_six_lines_at_most_and_a_command() -> None:
