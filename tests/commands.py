@@ -41,6 +41,8 @@ def start(module: str, arguments: Sequence[str], folder: Path) -> subprocess.Pop
     """Returns the running command, its output in `folder`/out and /err, in a process group of its own."""
     # A cache of its own: what one test's run learns about memory is not to be known to another's.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "XDG_CACHE_HOME": str(folder / "cache")}
+    if module == "pytest":  # a session of its own, which does not end what is left of ours
+        del environment["CARDTUNE_TEST_SESSION"]
     with heard_interrupts(), (folder / "out").open("a") as out, (folder / "err").open("a") as err:
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.Popen(
