@@ -23,6 +23,8 @@ TINY = {
     "budget.confirm.seeds": "2",
 }
 """A study that goes through every stage; of `mine` it takes about 12 s with one slot."""
+BESIDE = 1
+"""Trials of `mine` beside those that are asked for: `before`, which its space lacks."""
 ENDINGS = {"ok", "stopped", "oom", "refused", "lost"}
 BEST: dict[str, type | tuple[type, ...]] = {
     "schema": int,

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, start, wait_for
-from tests.golden.outputs import check_files, journal, of, tiny
+from tests.golden.outputs import BESIDE, check_files, journal, of, tiny
 from tests.nodes import Nodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -77,7 +77,7 @@ def test_a_lost_node_costs_what_ran_on_it_once_and_the_last_ones_loss_is_gone_on
         alive = nodes.ask()["alive"]
     records = journal(tmp_path / "runs/mine/one")
     check_files(tmp_path / "runs/mine/one")
-    assert Counter(r["trial"] for r in of(records, "trial")) == {f"t{n:03d}": 1 for n in range(12)}
+    assert Counter(r["trial"] for r in of(records, "trial")) == {f"t{n:03d}": 1 for n in range(12 + BESIDE)}
     assert {r["outcome"] for r in of(records, "trial")} == {"ok"}
     assert len({r["node"] for r in of(records, "trial")}) == 3
     (lost,) = of(records, "lost")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, ROOT, start, wait_for
-from tests.golden.outputs import check_files, journal, of, tiny
+from tests.golden.outputs import BESIDE, check_files, journal, of, tiny
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -57,7 +57,7 @@ def test_two_trials_at_a_time_beside_a_folder_called_tuning_and_a_file_called_ar
     records = journal(made)
     assert of(records, "study")[0]["concurrency"] == 2
     assert of(records, "probe")
-    assert len(of(records, "trial")) == 4
+    assert len(of(records, "trial")) == 4 + BESIDE
 
 
 def test_a_flat_search_with_a_dashboard_that_asks_for_its_token_on_loopback(tmp_path: Path) -> None:
