@@ -42,7 +42,7 @@ def test_a_study_and_its_best_trained(name: str, tmp_path: Path) -> None:
     assert answer(tmp_path, "train", "--from", str(best))["samples"] in (256, 1024)
 
 
-@pytest.mark.workload
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
     pytest.importorskip("pytorch_lightning")
