@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from trainables.own_run import Run
 from trainables.workload import WorkloadError
 
-_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+_MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
 
 def study_accelerator(run: Run, **own: Any) -> StudyAccelerator:
@@ -37,7 +37,7 @@ def study_accelerator(run: Run, **own: Any) -> StudyAccelerator:
     Raises WorkloadError for an own argument that a knob sets.
     """
     found = {
-        "mixed_precision": _PRECISION[run["amp_dtype"]],
+        "mixed_precision": _MIXED_PRECISION[run["amp_dtype"]],
         "cpu": run.device.type == "cpu",
         "dataloader_config": own.pop("dataloader_config", None) or DataLoaderConfiguration(),
     }

@@ -32,14 +32,14 @@ _RAY_ENVIRONMENT = {
 SHIPPED_ENVIRONMENT = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "CUDA_DEVICE_ORDER")
 """What workers on the nodes of a user's cluster are given too; the rest is for the one who starts Ray."""
 
-_OURS = {name for name in _RAY_ENVIRONMENT if name not in os.environ}
+_SET_HERE = {name for name in _RAY_ENVIRONMENT if name not in os.environ}
 for _name, _value in _RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 
 def join_another(*, insecure: bool) -> None:
     """Takes back what is for a Ray of our own alone, before Ray is imported to join a user's; what they set stays."""
-    if "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" in _OURS:
+    if "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" in _SET_HERE:
         os.environ.pop("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", None)
-    if "RAY_AUTH_MODE" in _OURS:
+    if "RAY_AUTH_MODE" in _SET_HERE:
         os.environ["RAY_AUTH_MODE"] = "disabled" if insecure else "token"
