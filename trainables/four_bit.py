@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainables.offline import without_hub_kernels
 from trainables.workload import WorkloadError
 
 BLOCK_NUMBERS = 64
@@ -72,7 +73,8 @@ def in_four_bits(model: nn.Module) -> nn.Module:
 
 def _kernels() -> Any:
     try:
-        import bitsandbytes.functional  # noqa: F401  (registers them)
+        with without_hub_kernels():
+            import bitsandbytes.functional  # noqa: F401  (registers them)
     except ImportError:
         what = "knobs.base_dtype=nf4 needs the package bitsandbytes: pip install 'cardtune[quant]'"
         raise WorkloadError(what) from None

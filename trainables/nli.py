@@ -39,15 +39,17 @@ from trainables.data.nli_pairs import (
 from trainables.four_bit import in_four_bits
 from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs
+from trainables.offline import without_hub_kernels
 from trainables.our_knobs import OURS
 from trainables.packing import Packed, Packing, attending, plan
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # parallel work is the loader's, which forks
 try:
-    import peft
-    import transformers
-    from transformers.models.auto import modeling_auto
+    with without_hub_kernels():
+        import peft
+        import transformers
+        from transformers.models.auto import modeling_auto
 except ImportError as error:
     raise WorkloadError(f"workload nli needs: pip install 'cardtune[nli]' ({error})") from None
 cast(Any, transformers.utils.logging).disable_progress_bar()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainables.knobs import Knobs
+from trainables.offline import without_hub_kernels
 from trainables.workload import Config, Workload, WorkloadError, parameter_groups
 
 LEAST_NUMBERS, BLOCK_NUMBERS, MAP_NUMBERS = 4096, 256, 256
@@ -46,7 +47,8 @@ def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimize
         return torch.optim.SGD(ready, momentum=knobs.momentum, nesterov=nesterov)
     if knobs.optimizer == "adamw8bit":
         try:
-            import bitsandbytes  # an extra of 125 MB, for this one knob
+            with without_hub_kernels():
+                import bitsandbytes  # an extra of 125 MB, for this one knob
         except ImportError:
             raise WorkloadError(
                 "knobs.optimizer=adamw8bit needs the package bitsandbytes: pip install 'cardtune[quant]'"
