@@ -93,7 +93,7 @@ class Knobs:
     ))
     ram_cache: bool = _row(Knob(
         False, "system", FLAG, "Prepare every sample once (decode, tokenise) and keep it in RAM.",
-        acts_in=("batches",), memory="none", span="loader", claimed="B; E, for augmented samples",
+        acts_in=("resident", "ram_cache"), memory="none", span="loader", claimed="B; E, for augmented samples",
         seen=read.flag("samples_in_ram", "samples kept in RAM", "samples read anew"), remedies={"loader": turn(True)},
     ))
     num_workers: int = _row(Knob(
@@ -195,7 +195,7 @@ class Knobs:
     ))
     empty_cache: bool = _row(Knob(
         False, "system", FLAG, "Hand the allocator's cached memory back before a run begins; CUDA.",
-        acts_in=("loop",), memory="none", span="none", claimed="D", seen=None,
+        acts_in=("state", "own_loop"), memory="none", span="none", claimed="D", seen=None,
         rules=(cuda("only the allocator of a CUDA device keeps memory back"),),
     ))
     optimizer: str = _row(Knob(

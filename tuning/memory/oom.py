@@ -18,8 +18,8 @@ class Outcome(StrEnum):
     """How a trial, a probe or a proposal ended; the word in the records."""
 
     OK = "ok"
-    STOPPED = "stopped"  # by a rung
-    CUT = "cut"  # search.max_time was over
+    STOPPED = "stopped"  # by the pruner at a rung, or because the search's share of the time was spent
+    CUT = "cut"  # at the last moment, so that confirming fits search.max_time
     OOM = "oom"  # of the device
     HOST_OOM = "host_oom"
     SHM = "shm"  # /dev/shm, which DataLoader workers pass batches through
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"  # it hung
     KILLED = "killed"  # its process was lost
     NO_RESULT = "no_result"
-    REFUSED = "refused"  # predicted not to fit, never run
+    REFUSED = "refused"  # predicted not to fit: never run, or ended once others had shown it
     CRASH = "crash"
 
 

@@ -52,7 +52,7 @@ class TrialRequest:
 
 
 class Scheduler(Protocol):
-    """Hands out trials and hears of them; the backend calls it from one thread."""
+    """Hands out trials and hears of them; an executor calls it from one thread."""
 
     def next_trial(self) -> TrialRequest | None:
         """Returns the next trial, or None when there will be no more."""
@@ -71,7 +71,7 @@ class Scheduler(Protocol):
         ...
 
     def decided(self, event: str, trial: str, reason: str) -> None:
-        """Takes what the backend did about a trial or its process, such as `retired`, and why."""
+        """Takes what the executor did about a trial or its process, such as `retired`, and why."""
         ...
 
 
@@ -103,6 +103,6 @@ class TrialPlan:
 class Executor(Protocol):
     """Runs the trials a scheduler hands out until it has no more."""
 
-    def run(self, scheduler: Scheduler, orders: TrialPlan) -> None:
+    def run(self, scheduler: Scheduler, plan: TrialPlan) -> None:
         """Returns when every trial has ended."""
         ...

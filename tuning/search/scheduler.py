@@ -61,10 +61,10 @@ class TrialScheduler:
     """
 
     def __init__(
-        self, journal: Journal, space: Space, guard: MemoryGuard, terms: SearchTerms, orders: TrialPlan, told: Told
+        self, journal: Journal, space: Space, guard: MemoryGuard, terms: SearchTerms, plan: TrialPlan, told: Told
     ) -> None:
         self._journal, self._space, self._guard = journal, space, guard
-        self._terms, self._orders, self._told = terms, orders, told
+        self._terms, self._plan, self._told = terms, plan, told
         self._staged = terms.strategy == "staged"
         known = [p for p in probed(journal.records) if inside(space, p)] if self._staged else []
         self._speeds = Speeds(known)
@@ -89,9 +89,9 @@ class TrialScheduler:
             first = first[1:] or [{n: start[n] for n in self._names if n in start}]
         name = "tpe" if terms.sampler == "model" else terms.sampler
         self._sampler = Sampler(searched, objectives, terms.seed, name=name, initial=first)
-        ends = (orders.samples, terms.seed, terms.tolerance, terms.baseline)
+        ends = (plan.samples, terms.seed, terms.tolerance, terms.baseline)
         self._model = Model(space, self._names, self._qualities, self._speed, *ends)
-        rungs = orders.milestones[:-1] if terms.pruner == "rungs" else ()
+        rungs = plan.milestones[:-1] if terms.pruner == "rungs" else ()
         self._pruner = Pruner(rungs, terms.eta)
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
@@ -103,7 +103,7 @@ class TrialScheduler:
         self._refused = 0
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
-        self._once_through = int((opening.get("train_samples") if opening else None) or orders.samples)
+        self._once_through = int((opening.get("train_samples") if opening else None) or plan.samples)
         self.stop_reason = ""
         """Why no other trial begins, "" while more may."""
         self._restore()
@@ -169,7 +169,7 @@ class TrialScheduler:
         samples, values, knobs = int(result["samples"]), dict(result["values"]), self._live[trial]["knobs"]
         measured = result.get("measured_samples_per_s")
         rate = self._speeds.judged(knobs, measured) or 0.0
-        milestone = max(m for m in self._orders.milestones if m <= samples)
+        milestone = max(m for m in self._plan.milestones if m <= samples)
         decision = Decision(True, f"{BEFORE} is trained to its end")
         if trial not in self._beside:
             self._qualities.rung(trial, milestone, values.get(self._objective))
@@ -265,7 +265,7 @@ class TrialScheduler:
             return True
         if self._terms.trials is not None and proposed >= self._terms.trials:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
-        elif is_late and begun >= self._orders.concurrency:
+        elif is_late and begun >= self._plan.concurrency:
             asked = "" if self._terms.trials is None else f" of {self._terms.trials}"
             spent = f"its share of search.max_time was spent after {proposed}{asked} trials"
             self.stop_reason = f"{spent}; confirming takes the rest"
@@ -314,7 +314,7 @@ class TrialScheduler:
         as proposed and never halved.
         """
         alters_nothing = self._staged and "micro_batch_size" in table().system
-        return self._guard.judge(*need_of(knobs), shrink=self._orders.shrink and alters_nothing)
+        return self._guard.judge(*need_of(knobs), shrink=self._plan.shrink and alters_nothing)
 
     def _refusal(self, knobs: Mapping[str, Scalar], verdict: FitVerdict, **more: str) -> Record:
         return refused(self._journal, knobs, verdict, self._guard.cap_bytes, "search", **more)
@@ -384,7 +384,7 @@ class TrialScheduler:
                 self._attempts[record["trial"]] += 1
                 self._model.begun(record["trial"], record["config"], self._speeds.of(record["config"]))
             elif record.event == "rung" and record["trial"] in rates:
-                milestone = max(m for m in self._orders.milestones if m <= record["samples"])
+                milestone = max(m for m in self._plan.milestones if m <= record["samples"])
                 values, rate = record["values"], record.get(SAMPLES_PER_S) or rates[record["trial"]]
                 self._qualities.rung(record["trial"], milestone, values.get(self._objective))
                 self._pruner.remember(record["trial"], milestone, rate, self._quality(values))

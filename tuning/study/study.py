@@ -72,6 +72,7 @@ from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
+    from tuning.workers.nodes import Node
     from tuning.workers.ray_join import JoinedCluster
 
 
@@ -178,9 +179,7 @@ class _Study:
         )
         self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
         for node in self._users.nodes if self._users is not None else ():
-            said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "why": node.why}
-            record = self._journal.append("node", node=node.name, **said)
-            self._terminal.note(sentences.node(record.fields))
+            self._node(node)
         for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
             self._note(text)
         self._settle_space()
@@ -252,7 +251,7 @@ class _Study:
                 self._told,
             )
             self._share(plan)
-            with executors.executor(self._config, plan, profiler, setting, self._users) as executor:
+            with executors.executor(self._config, plan, profiler, setting, self._users, self._node) as executor:
                 executor.run(scheduler, plan)
             learned = groups.guard(self._journal.records, self._limits.cap_bytes())
             recombine(self._journal, self._config.space, learned, self._told)
@@ -434,6 +433,12 @@ class _Study:
         self._terminal.record(record)
         for text in runtime_check.disagreements(record.get("config") or {}, record.get("active") or {}):
             self._note(text)
+
+    def _node(self, node: Node) -> None:
+        """Writes and says whether a node of the user's cluster runs trials."""
+        said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "why": node.why}
+        record = self._journal.append("node", node=node.name, **said)
+        self._terminal.note(sentences.node(record.fields))
 
     def _note(self, text: str) -> None:
         if not any(r.event == "note" and r["text"] == text for r in self._journal.records):

@@ -18,6 +18,7 @@ from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
+    from tuning.workers.nodes import ToldNode
     from tuning.workers.ray_cluster import RayCluster
     from tuning.workers.ray_join import JoinedCluster
 
@@ -64,16 +65,22 @@ def joined(config: StudyConfig) -> JoinedCluster:
 
 @contextmanager
 def executor(
-    config: StudyConfig, plan: TrialPlan, profiler: Worker, worker: WorkerConfig, users: JoinedCluster | None = None
+    config: StudyConfig,
+    plan: TrialPlan,
+    profiler: Worker,
+    worker: WorkerConfig,
+    users: JoinedCluster | None = None,
+    told: ToldNode | None = None,
 ) -> Iterator[Executor]:
     """Yields who runs trials by this plan: Ray Tune where there are several slots, or its dashboard is to show them.
 
     Else the worker that probed goes on: it has loaded everything, and nothing else need start. Under Ray Tune it is
-    ended, for its memory is theirs. With the dashboard Ray runs already; with a cluster of the user's it is theirs.
+    ended, for its memory is theirs. With the dashboard Ray runs already; with a cluster of the user's it is theirs, and
+    `told` hears of each node that joins it.
     """
     if users is not None:
         profiler.end()
-        yield _ray().RayExecutor(replace(worker, workload=users.ref), f"{config.workload.name}_trials", users.equal)
+        yield _ray().RayExecutor(replace(worker, workload=users.ref), f"{config.workload.name}_trials", users, told)
         return
     if plan.concurrency == 1 and not config.dashboard:
         yield LocalExecutor(profiler)

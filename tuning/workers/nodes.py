@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuning.config.errors import StoppedEarly
+
 SAME_MEMORY_FRAC = 0.02
 """Machines of one kind differ by what firmware and driver keep of their memory."""
+EMPTY_S = 120.0
+"""How long a search without a node waits for one to join."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,10 @@ class Node:
     def name(self) -> str:
         """Returns its address with the part of its id that tells two of one machine apart."""
         return f"{self.address} ({self.id[:6]})"
+
+
+ToldNode = Callable[[Node], None]
+"""Hears of a node that has joined."""
 
 
 def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
@@ -66,18 +75,24 @@ def as_ran_there(found: Mapping[str, Any], node: Node, now: float) -> dict[str, 
 
 
 class Slots:
-    """The slots of equal nodes, `a_node` on each: where the next trial runs, and what is left once a node is lost."""
+    """The slots of equal nodes, `a_node` on each: where the next trial runs, and which nodes are there.
 
-    def __init__(self, nodes: Sequence[Node], a_node: int) -> None:
+    `until` is when the search is over, in seconds of the monotonic clock; None: never.
+    """
+
+    def __init__(self, nodes: Sequence[Node], a_node: int, until: float | None = None) -> None:
         self.a_node = a_node
+        self._until = math.inf if until is None else until
         self._known = {node.id: node for node in nodes}
         self._nodes = dict(self._known)
         self._at: dict[str, str] = {}
+        self._lost: list[Node] = []
+        self._empty_at: float | None = None
 
     @property
-    def count(self) -> int:
-        """Returns the slots of all nodes that are left."""
-        return self.a_node * len(self._nodes)
+    def machines(self) -> int:
+        """Returns how many nodes there are."""
+        return len(self._nodes)
 
     def take(self, run: str) -> str:
         """Returns the id of the node on which `run`, a name of its own, takes a slot: the one with most that are free.
@@ -91,8 +106,12 @@ class Slots:
         self._at[run] = node
         return node
 
+    def at(self, run: str) -> Node | None:
+        """Returns the node of a run, be it lost or not, None where it has no slot."""
+        return self._known.get(self._at.get(run, ""))
+
     def free(self, run: str) -> Node | None:
-        """Takes back the slot of a run; returns its node, be it lost or not, None where it had none."""
+        """Takes back the slot of a run; returns its node, as `at` does."""
         return self._known.get(self._at.pop(run, ""))
 
     def stranded(self) -> set[str]:
@@ -100,13 +119,28 @@ class Slots:
         return {run for run, node in self._at.items() if node not in self._nodes}
 
     def has(self, node: Node) -> bool:
-        """Returns whether a node is left."""
+        """Returns whether a node is there."""
         return node.id in self._nodes
 
-    def lose(self, alive: Iterable[str]) -> list[Node]:
-        """Forgets the nodes that are not among those alive, and returns them."""
+    def look(self, alive: Iterable[str], joined: Sequence[Node], now: float) -> bool:
+        """Takes which nodes are alive and which equal ones have joined; returns whether the slots have changed.
+
+        Raises StoppedEarly where none has been there for `EMPTY_S`, or none is when the search is over.
+        """
         left = set(alive)
         lost = [node for node in self._nodes.values() if node.id not in left]
         for node in lost:
             del self._nodes[node.id]
-        return lost
+        new = {node.id: node for node in joined if node.id in left and node.id not in self._known}
+        self._known |= new
+        self._nodes |= new
+        self._lost += lost
+        if self._nodes:
+            self._empty_at = None
+        elif self._empty_at is None:
+            self._empty_at = now
+        if self._empty_at is not None and now >= min(self._empty_at + EMPTY_S, self._until):
+            names = " and ".join(node.name for node in self._lost)
+            what = f"{names} {'was' if len(self._lost) == 1 else 'were'} lost, and no node is left"
+            raise StoppedEarly(what, remedy="go on with resume=, once the cluster is there again")
+        return bool(lost or new)

@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,7 +61,10 @@ class JoinedCluster:
         self._address, self._leave_out, self._insecure = address, leave_out, insecure
         self.ref = ref
         self.nodes: list[Node] = []
-        """Every node with cores, once they were checked."""
+        """Every node with cores, once it was checked."""
+        self._ask: Callable[[str], Any] | None = None
+        self._asked: dict[Any, _Question] = {}
+        self._seen: set[str] = set()
 
     def __enter__(self) -> JoinedCluster:
         self._require_someone()
@@ -102,24 +106,52 @@ class JoinedCluster:
         That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
         PreflightError where no node is like this machine.
         """
-        timeout_s = min(HANG_TIMES * config.hang_s, limit_s / 4)
         cuda = config.device == "cuda"
+        self._timeout_s, self._resource = min(HANG_TIMES * config.hang_s, limit_s / 4), "GPU" if cuda else "CPU"
         cards = len(nvml.gpus()) if cuda else None
-        here = {**facts, "torch": importlib.metadata.version("torch"), "cards": cards}
-        there = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU" if cuda else "CPU", 0) >= 1]
-        config, found = replace(config, workload=self.ref), {}
-        for node in there:
-            pinned = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        self._here = {**facts, "torch": importlib.metadata.version("torch"), "cards": cards}
+        config = replace(config, workload=self.ref)
+
+        def ask(node: str) -> Any:
+            pinned = NodeAffinitySchedulingStrategy(node, soft=False)
             asked = _described.options(scheduling_strategy=pinned, num_gpus=0.001 if cuda else 0)
-            found[asked.remote(config, dict(knobs))] = node
-        ray.wait(list(found), num_returns=len(found), timeout=timeout_s) if found else None
-        self.nodes = [_node(raw, here, _answer(ref, timeout_s)) for ref, raw in found.items()]
+            return asked.remote(config, dict(knobs))
+
+        self._ask = ask
+        self._begin()
+        ray.wait(list(self._asked), num_returns=len(self._asked), timeout=self._timeout_s) if self._asked else None
+        self._ended()
         if not self.equal:
             why = "; ".join(f"{node.name}: {node.why}" for node in self.nodes) or "no node has a core to give"
             raise PreflightError(
                 f"cluster={self._address}: no node is like this machine, which measures speeds and memory: {why}",
                 remedy="mend what it says, or leave out cluster= to train here alone",
             )
+
+    def newcomers(self) -> list[Node]:
+        """Returns the nodes that have joined since `check`, each once it is known to be like this machine or not."""
+        self._begin()
+        return self._ended()
+
+    def _begin(self) -> None:
+        """Asks each node that was not asked yet what it is; the answer takes as long as loading the workload there."""
+        for node in ray.nodes() if self._ask is not None else ():
+            if node["Alive"] and node["Resources"].get(self._resource, 0) >= 1 and node["NodeID"] not in self._seen:
+                self._seen.add(node["NodeID"])
+                self._asked[self._ask(node["NodeID"])] = _Question(node, time.monotonic() + self._timeout_s)
+
+    def _ended(self) -> list[Node]:
+        """Returns the nodes that have answered or have had their time, among `nodes` from now on."""
+        if not self._asked:
+            return []
+        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        late = [ref for ref, question in self._asked.items() if time.monotonic() >= question.until]
+        found = [
+            _node(self._asked.pop(ref).node, self._here, _answer(ref, self._timeout_s))
+            for ref in dict.fromkeys([*answered, *late])
+        ]
+        self.nodes += found
+        return found
 
     def _require_someone(self) -> None:
         """Raises ConfigError where nobody answers at an address; whether it is Ray is seen later."""
@@ -179,6 +211,14 @@ class JoinedCluster:
             f"cluster={self._address}: no Ray cluster answers there",
             remedy="the address that `ray start --head` has printed, HOST:6379; this machine must be one of its nodes",
         )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A node, as Ray describes it, that was asked what it is, and until when it may answer."""
+
+    node: Mapping[str, Any]
+    until: float
 
 
 @ray.remote(num_cpus=0, max_retries=0)

@@ -13,7 +13,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import ray
@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tuning.config.errors import StoppedEarly, TuningError
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
-from tuning.workers.nodes import Node, Slots, as_ran_there
+from tuning.workers.nodes import Node, Slots, ToldNode, as_ran_there
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
 from tuning.workers.ray_worker import REPORT, TrialActor
@@ -35,31 +35,40 @@ from tuning.workers.worker_config import WorkerConfig
 __all__ = ["JoinedCluster", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
 LOOK_S, GONE_S = 2.0, 60.0
-"""How often the nodes of a cluster are looked at, and how long one that does not answer is waited for.
+"""How often the nodes of a cluster are looked at, and how long one is waited for whose actor was lost.
 
 Ray counts a node that is cut off as lost after about 30 s.
 """
 
 
 class RayExecutor:
-    """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial."""
+    """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial.
 
-    def __init__(self, config: WorkerConfig, name: str, nodes: Sequence[Node] = ()) -> None:
-        self._config, self._name, self._nodes = config, name, nodes
+    On the nodes of a `cluster` of the user's; `told` hears of each that joins while trials run.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, name: str, cluster: JoinedCluster | None = None, told: ToldNode | None = None
+    ) -> None:
+        self._config, self._name, self._cluster = config, name, cluster
+        self._told: ToldNode = told or (lambda node: None)
 
     def run(self, scheduler: Scheduler, plan: TrialPlan) -> None:
         """Returns when the scheduler has no next trial and every trial has ended; `plan` is that of one machine."""
-        slots = Slots(self._nodes, plan.concurrency) if self._nodes else None
-        many = plan.on_nodes(len(self._nodes)) if self._nodes else plan
-        asking = _Asking(Dispatcher(scheduler, many, self._config.cap_bytes), self._config, plan, slots)
+        members, resources = None, self._resources(plan)
+        if self._cluster is not None:
+            slots = Slots(self._cluster.equal, plan.concurrency, plan.deadline)
+            members = _Members(self._cluster, slots, plan, resources["CPU"] * plan.concurrency, self._told)
+        many = plan if members is None else members.plan
+        asking = _Asking(Dispatcher(scheduler, many, self._config.cap_bytes), self._config, members)
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
-                _named(self._name, self._resources(plan)),
+                _named(self._name, resources),
                 tune_config=tune.TuneConfig(
                     search_alg=asking,
                     scheduler=_Deciding(asking),
                     num_samples=NO_LIMIT,
-                    max_concurrent_trials=many.concurrency,
+                    max_concurrent_trials=NO_LIMIT,  # the dispatcher counts: nodes may join
                     reuse_actors=True,
                     trial_name_creator=_trial_name,
                     trial_dirname_creator=_trial_folder,
@@ -86,8 +95,9 @@ class RayExecutor:
 
     def _resources(self, plan: TrialPlan) -> dict[str, float]:
         """Returns what every actor asks of Ray, whatever its trials are given, so that any can take the next one."""
-        if self._nodes:  # each node has cores of its own, and may give away fewer than it has
-            resources = {"CPU": math.floor(1000 * min(n.cores for n in self._nodes) / plan.concurrency) / 1000}
+        if self._cluster is not None:  # each node has cores of its own, and may give away fewer than it has
+            least = min(n.cores for n in self._cluster.equal)
+            resources = {"CPU": math.floor(1000 * least / plan.concurrency) / 1000}
         else:
             resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // plan.concurrency))}
         if self._config.device == "cuda":
@@ -96,15 +106,65 @@ class RayExecutor:
         return resources
 
 
-class _Asking(Searcher):
-    """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended."""
+class _Members:
+    """The nodes of a user's cluster while trials run there: which are lost, which have joined, what a slot of each is.
 
-    def __init__(self, dispatcher: Dispatcher, config: WorkerConfig, plan: TrialPlan, slots: Slots | None) -> None:
+    `cores` is what the slots of a node take together; `told` hears of each node that has joined.
+    """
+
+    def __init__(self, cluster: JoinedCluster, slots: Slots, plan: TrialPlan, cores: float, told: ToldNode) -> None:
+        self.slots, self._cluster, self._plan, self._cores, self._told = slots, cluster, plan, cores, told
+        self._look_at = 0.0
+
+    @property
+    def plan(self) -> TrialPlan:
+        """Returns the plan for the nodes that are there."""
+        return self._plan.on_nodes(self.slots.machines)
+
+    def look(self) -> bool:
+        """Returns whether the nodes have changed, looking at most every `LOOK_S`.
+
+        Raises StoppedEarly where none is left, and none has joined.
+        """
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        self._look_at = now + LOOK_S
+        joined = []
+        for node in self._cluster.newcomers():
+            if not node.why and node.cores < self._cores:
+                why = f"Ray gives away {node.cores:g} of its cores, and the slots of a node take {self._cores:g}"
+                node = replace(node, why=why)
+            self._told(node)
+            joined += [] if node.why else [node]
+        return self.slots.look((n["NodeID"] for n in ray.nodes() if n["Alive"]), joined, now)
+
+
+@dataclass
+class _Doubt:
+    """A trial whose actor was lost: Ray hears some seconds later whether its node was. `asked` is to answer from there.
+
+    Where it does the node is there; what has not been settled by `until` is the actor's own fault.
+    """
+
+    placed: Placed
+    node: Node
+    asked: Any
+    until: float
+
+
+class _Asking(Searcher):
+    """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended.
+
+    `members` are the nodes of a user's cluster, None in a Ray of our own.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, config: WorkerConfig, members: _Members | None) -> None:
         super().__init__(metric="samples", mode="max")
         self._dispatcher: Dispatcher | None = dispatcher
-        self._config, self._plan, self._slots = config, plan, slots
-        self._look_at = 0.0
+        self._config, self._members = config, members
         self._placed: dict[str, Placed] = {}
+        self._doubts: dict[str, _Doubt] = {}
         self.failed: TuningError | None = None
         """What the scheduler raised, such as a full disk; Tune would wrap it in a traceback of its own."""
 
@@ -112,19 +172,21 @@ class _Asking(Searcher):
         return True
 
     def suggest(self, trial_id: str) -> Any:
-        placed = None
+        is_empty = False
         if self.failed is None and self._dispatcher is not None:
             try:
+                self._attend()
                 placed = self._dispatcher.take()
                 if placed is not None:
                     self._placed[trial_id] = placed
                     order = self._dispatcher.order(placed)
-                    node = self._slots.take(trial_id) if self._slots is not None else ""
+                    node = self._members.slots.take(trial_id) if self._members is not None else ""
                     return {"worker": self._config, "order": order, "placed": placed, "node": node}
+                is_empty = self._members is not None and not self._members.slots.machines
             except TuningError as error:
                 self.failed = error
         # Not the end while trials run: one of them may have to begin again.
-        return None if self._placed else Searcher.FINISHED
+        return None if self._placed or self._doubts or is_empty else Searcher.FINISHED
 
     def goes_on(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Returns what the dispatcher says of a trial's state."""
@@ -141,53 +203,46 @@ class _Asking(Searcher):
         placed = self._placed.pop(trial_id, None)
         if placed is None or self.failed is not None or self._dispatcher is None:
             return
-        node = self._slots.free(trial_id) if self._slots is not None else None
         found = None if error or not result or REPORT not in result else result[REPORT][0]
-        if node is not None and found is not None:
+        node = self._members.slots.at(trial_id) if self._members is not None else None
+        if found is None and node is not None:
+            self._doubts[trial_id] = _Doubt(placed, node, _ask(node), time.monotonic() + GONE_S)
+            return
+        if node is not None and found is not None and self._members is not None:
+            self._members.slots.free(trial_id)
             found = as_ran_there(found, node, time.time())
         try:
-            if found is None and node is not None and self._is_gone(node):
-                self._dispatcher.node_lost(placed, node.name)
-            else:
-                self._dispatcher.ended(placed, found)
+            self._dispatcher.ended(placed, found)
         except TuningError as failure:
             self.failed = failure
 
     def stranded(self) -> set[str]:
-        """Returns the trials whose node is lost, looking at most every `LOOK_S`; StoppedEarly where none is left."""
-        if self._slots is None:
+        """Returns the trials whose node is lost; StoppedEarly where none is left."""
+        if self._members is None or self._dispatcher is None or self.failed is not None:
             return set()
-        if time.monotonic() >= self._look_at:
-            self._look()
-        return self._slots.stranded()
+        try:
+            self._attend()
+        except TuningError as error:
+            self.failed = error
+            raise
+        return self._members.slots.stranded()
 
-    def _look(self) -> None:
-        self._look_at = time.monotonic() + LOOK_S
-        if self._slots is None or self._dispatcher is None:
+    def _attend(self) -> None:
+        """Looks which nodes are there, and settles what became of the trials whose actors were lost."""
+        if self._members is None or self._dispatcher is None:
             return
-        lost = self._slots.lose(n["NodeID"] for n in ray.nodes() if n["Alive"])
-        if lost:
-            self._dispatcher.replan(self._plan.on_nodes(self._slots.count // self._slots.a_node))
-        if lost and not self._slots.count:
-            what = f"{' and '.join(n.name for n in lost)} was lost, and no node is left"
-            self.failed = StoppedEarly(what, remedy="go on with resume=, once the cluster is there again")
-            raise self.failed
-
-    def _is_gone(self, node: Node) -> bool:
-        """Returns whether a node is lost on which an actor was: Ray may hear of the actor some seconds before."""
-        on_it = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        asked, until = [_answer.options(scheduling_strategy=on_it).remote()], time.monotonic() + GONE_S
-        while self._slots is not None and time.monotonic() < until:
-            self._look()
-            if not self._slots.has(node):
-                return True
-            if ended := ray.wait(asked, timeout=LOOK_S)[0]:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.get(ended)
-                    return False
-                time.sleep(LOOK_S / 10)
-                asked = [_answer.options(scheduling_strategy=on_it).remote()]
-        return False
+        if self._members.look():
+            self._dispatcher.replan(self._members.plan)
+        for run, doubt in list(self._doubts.items()):
+            is_gone = not self._members.slots.has(doubt.node)
+            if not is_gone and not _answers(doubt) and time.monotonic() < doubt.until:
+                continue
+            del self._doubts[run]
+            self._members.slots.free(run)
+            if is_gone:
+                self._dispatcher.node_lost(doubt.placed, doubt.node.name)
+            else:
+                self._dispatcher.ended(doubt.placed, None)
 
     def save(self, checkpoint_path: str) -> None:
         """Writes nothing: a study is resumed from its own records, never from Tune's."""
@@ -196,7 +251,7 @@ class _Asking(Searcher):
         """Reads nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dispatcher": None, "_placed": {}}
+        return {**self.__dict__, "_dispatcher": None, "_members": None, "_placed": {}, "_doubts": {}}
 
 
 class _Deciding(FIFOScheduler):
@@ -231,6 +286,20 @@ class _Deciding(FIFOScheduler):
 @ray.remote(num_cpus=0, max_retries=0)
 def _answer() -> None:
     """Returns nothing, which tells that its node is there."""
+
+
+def _ask(node: Node) -> Any:
+    return _answer.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote()
+
+
+def _answers(doubt: _Doubt) -> bool:
+    """Returns whether the node has answered; asks it again where that failed."""
+    if ray.wait([doubt.asked], timeout=0)[0]:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(doubt.asked)
+            return True
+        doubt.asked = _ask(doubt.node)
+    return False
 
 
 def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:

@@ -145,7 +145,7 @@ class Session:
         sizes = size_of(first), size_of(again)
         if sizes[0] != sizes[1]:
             said = f"returned {sizes[0]} samples, and then {sizes[1]}"
-        elif fingerprint.of_data([first]) == fingerprint.of_data([first]) != fingerprint.of_data([again]):
+        elif fingerprint.of_data([first]) != fingerprint.of_data([again]):
             said = "returned other samples, or another order, at its second call"
         else:
             return

@@ -1,7 +1,7 @@
-"""The worker: one warm process with one device, or a share of it. Needs neither torch nor Ray.
+"""The handle of a worker process, which has one device or a share of it. Needs neither torch nor Ray.
 
-Whoever needs work done, a stage or an executor, asks it of a `Worker` and waits; `serve.py` answers in the process. The
-process ends with the one who started it.
+A stage or an executor asks a `Worker` for work and waits; in the process `serve.py` answers, with one `Session`. The
+process ends with the one that started it; after a loss the handle starts another.
 """
 
 from __future__ import annotations

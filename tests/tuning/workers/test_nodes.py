@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tuning.workers.nodes import Node, Slots, as_ran_there, difference
+from tuning.config.errors import StoppedEarly
+from tuning.workers.nodes import EMPTY_S, Node, Slots, as_ran_there, difference
 
 DEVICE = {"name": "X", "memory_bytes": 100, "capability": [8, 6], "cores": 8}
 HERE = {"device": DEVICE, "cards": 2, "torch": "2.13.0", "workload_sha256": "a", "data_sha256": "b"}
@@ -40,7 +41,7 @@ def slots(a_node: int = 2) -> Slots:
 
 def test_trials_are_spread_evenly_and_a_slot_that_is_free_again_is_taken_next() -> None:
     found = slots()
-    assert found.count == 6
+    assert found.machines == 3
     taken = [found.take(f"t{n}") for n in range(6)]
     assert sorted(taken) == sorted("aabbcc")
     freed = found.free("t3")
@@ -51,17 +52,46 @@ def test_trials_are_spread_evenly_and_a_slot_that_is_free_again_is_taken_next() 
 def test_a_lost_node_takes_its_slots_along_and_its_trials_are_stranded_until_they_are_freed() -> None:
     found = slots()
     where = {f"t{n}": found.take(f"t{n}") for n in range(3)}
-    assert [node.id for node in found.lose("ac")] == ["b"]
-    assert found.lose("ac") == [], "once"
-    assert (found.count, found.stranded()) == (4, {t for t, node in where.items() if node == "b"})
+    assert found.look("ac", [], 0.0)
+    assert not found.look("ac", [], 1.0), "once"
+    assert (found.machines, found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
     (stranded,) = found.stranded()
     node = found.free(stranded)
     assert node is not None
     assert (node.id, found.has(node), found.stranded()) == ("b", False, set())
     assert "b" not in {found.take(f"t{n}") for n in range(3, 6)}
-    found.lose("")
+    found.look("", [], 2.0)
     with pytest.raises(RuntimeError, match="no node is left"):
         found.take("t9")
+
+
+def test_a_node_that_joins_takes_trials_and_is_counted_once() -> None:
+    found, joined = slots(), Node("d", "10.0.0.1", 4.0)
+    for n in range(3):
+        found.take(f"t{n}")
+    assert found.look("abcd", [joined], 0.0)
+    assert not found.look("abcd", [joined], 1.0)
+    assert (found.machines, found.take("t3")) == (4, "d")
+    assert not slots().look("abc", [joined], 0.0), "it was lost before it was known to be like the others"
+
+
+@pytest.mark.parametrize(("until", "ends"), [(None, 10.0 + EMPTY_S), (50.0, 50.0), (5.0, 10.0)])
+def test_a_search_without_a_node_waits_for_one_and_no_longer_than_the_search(until: float | None, ends: float) -> None:
+    found = Slots([Node("a", "10.0.0.1", 4.0), Node("b", "10.0.0.2", 4.0)], 1, until)
+    assert found.look("b", [], 0.0)
+    if ends > 10.0:
+        assert found.look("", [], 10.0)
+        assert not found.look("", [], ends - 0.1)
+    with pytest.raises(StoppedEarly, match=r"10.0.0.1 \(a\) and 10.0.0.2 \(b\) were lost, and no node is left"):
+        found.look("", [], ends)
+
+
+def test_a_node_that_joins_in_time_ends_the_wait() -> None:
+    found = slots()
+    found.look("", [], 0.0)
+    assert found.look("d", [Node("d", "10.0.0.1", 4.0)], EMPTY_S - 1.0)
+    assert found.look("", [], 10 * EMPTY_S), "the next wait begins anew"
+    assert not found.look("", [], 11 * EMPTY_S - 1.0)
 
 
 @pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 40.0])
