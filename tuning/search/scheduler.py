@@ -233,7 +233,7 @@ class TrialScheduler:
         named = {"named": BEFORE, "beside": trial in self._beside} if self._is_before(applied) else {}
         self._live[trial] = {"knobs": applied}
         if trial not in self._beside:
-            self._model.begun(trial, applied, self._speeds.of(applied))
+            self._model.begun(trial, applied, self._speeds.of(applied) or self._speed(applied))
         self._journal.append(
             "trial_start",
             trial=trial,
@@ -382,7 +382,8 @@ class TrialScheduler:
                 self._attempts[record["trial"]] += record.event == "trial_start"
             elif record.event == "trial_start":
                 self._attempts[record["trial"]] += 1
-                self._model.begun(record["trial"], record["config"], self._speeds.of(record["config"]))
+                config = record["config"]
+                self._model.begun(record["trial"], config, self._speeds.of(config) or self._speed(config))
             elif record.event == "rung" and record["trial"] in rates:
                 milestone = max(m for m in self._plan.milestones if m <= record["samples"])
                 values, rate = record["values"], record.get(SAMPLES_PER_S) or rates[record["trial"]]
