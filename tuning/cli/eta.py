@@ -40,8 +40,6 @@ def ends_at_s(records: Sequence[Record], config: StudyConfig, used_s: float) -> 
         if not begun and (limit_s is not None and training_s > limit_s - used_s - left_s - windows_s):
             left_s += windows_s  # nothing can be trained in the time
         else:
-            if config.search.most_trials is None:  # they take all the time that there is
-                return limit_s if limit_s is None else max(used_s, limit_s)
             left_s += _confirming_s(config, horizon, max(speeds))
             left_s += _search_left_s(records, config, training_s, spent_s if stage == "search" else 0.0)
     if stage == "confirm":
@@ -61,7 +59,7 @@ def _probe_left_s(config: StudyConfig, began_s: float, spent_s: float) -> float:
 def _search_left_s(records: Sequence[Record], config: StudyConfig, training_s: float, spent_s: float) -> float:
     """Returns what the trials that are left take in their slots, by the mean of those that ended."""
     ended = [r for r in records if r.event == "trial"]
-    left: int = (config.search.most_trials or 0) - len({r["trial"] for r in ended} - trained_beside(records))
+    left: int = config.search.most_trials - len({r["trial"] for r in ended} - trained_beside(records))
     left -= sum(r.event == "refused" and r["stage"] == "search" for r in records)
     study = last(records, "study")
     slots: int = (whole(study.get("concurrency")) if study else None) or 1

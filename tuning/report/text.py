@@ -34,7 +34,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     limit = f"at most {duration(search.max_time_s)}" if search.max_time_s else "no time limit"
     confirm = f"{budget.confirm.windows} windows and {budget.confirm.seeds} seeds to confirm"
     at_once = "" if config.concurrency == "auto" else f" ({config.concurrency} at a time)"
-    trials = "as many trials as the time allows" if search.trials == "auto" else f"{search.trials} trials"
+    trials = f"{'up to ' * (search.trials == 'auto')}{search.most_trials} trials"
     steps = [f"{trials}{at_once}, {confirm}"]
     if search.strategy == "staged":
         steps.insert(0, f"probes for {duration(budget.probe.max_time_s)}")

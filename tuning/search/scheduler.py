@@ -40,7 +40,7 @@ class SearchTerms:
     """
 
     strategy: Literal["staged", "joint"]
-    trials: int | None
+    trials: int
     deadline: float | None
     seed: int
     eta: int
@@ -263,11 +263,10 @@ class TrialScheduler:
         is_late = deadline is not None and self._terms.clock() + typical_s / 2 > deadline
         if self.stop_reason:
             return True
-        if self._terms.trials is not None and proposed >= self._terms.trials:
+        if proposed >= self._terms.trials:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
         elif is_late and begun >= self._plan.concurrency:
-            asked = "" if self._terms.trials is None else f" of {self._terms.trials}"
-            spent = f"its share of search.max_time was spent after {proposed}{asked} trials"
+            spent = f"its share of search.max_time was spent after {proposed} of {self._terms.trials} trials"
             self.stop_reason = f"{spent}; confirming takes the rest"
         return bool(self.stop_reason)
 

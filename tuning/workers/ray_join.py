@@ -135,7 +135,9 @@ class JoinedCluster:
 
     def _begin(self) -> None:
         """Asks each node that was not asked yet what it is; the answer takes as long as loading the workload there."""
-        for node in ray.nodes() if self._ask is not None else ():
+        if self._ask is None:
+            return
+        for node in ray.nodes():
             if node["Alive"] and node["Resources"].get(self._resource, 0) >= 1 and node["NodeID"] not in self._seen:
                 self._seen.add(node["NodeID"])
                 self._asked[self._ask(node["NodeID"])] = _Question(node, time.monotonic() + self._timeout_s)

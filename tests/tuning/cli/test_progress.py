@@ -132,11 +132,11 @@ def test_the_end_is_foreseen_from_what_trials_take(records, study):
     assert progress(whole[:2], free, 0.0).ends_at_s is None
 
 
-def test_trials_without_a_number_take_all_the_time(records, study):
+def test_more_trials_than_there_is_time_for_take_all_of_it(records, study):
     auto = study.model_copy(update={"search": study.search.model_copy(update={"trials": "auto"})})
     end = next(n for n, r in enumerate(records) if r.event == "trial") + 1
     found = progress(records[:end], auto, 30.0)
-    assert (found.done, found.planned, found.ends_at_s) == (1, None, 240.0)
+    assert (found.done, found.planned, found.ends_at_s) == (1, 50, 240.0)
 
 
 def test_the_end_is_never_after_the_time_allowed(records, study):

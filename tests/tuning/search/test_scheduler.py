@@ -45,7 +45,7 @@ class Office:
         folder: Path,
         *,
         strategy: Any = "staged",
-        count: int | None = 12,
+        count: int = 12,
         cap_bytes: int | None = None,
         named: Any = None,
         space: Space = SPACE,
@@ -404,7 +404,7 @@ def test_a_search_that_went_on_with_more_time_trains_the_before_that_it_had_none
     assert [a.trial for a in begun] == [f"t{n:03d}" for n in range(4, 9 if batch_size == 16 else 10)]
 
 
-@pytest.mark.parametrize("terms", [{"count": 1}, {"count": None, "deadline": 1.0}])
+@pytest.mark.parametrize("terms", [{"count": 1}, {"count": 1000, "deadline": 1.0}])
 def test_a_before_beside_the_search_is_none_of_its_trials_and_leaves_room_for_one(
     tmp_path: Path, terms: dict[str, Any]
 ) -> None:
@@ -503,9 +503,9 @@ def test_at_the_deadline_a_running_trial_is_cut_once_another_has_come_to_its_end
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 3 of 12 trials")
 
 
-def test_without_a_number_of_trials_time_alone_ends_the_search(tmp_path: Path) -> None:
+def test_with_more_trials_than_there_is_time_for_time_ends_the_search(tmp_path: Path) -> None:
     now = [0.0]
-    office = Office(tmp_path, count=None, deadline=100.0, clock=lambda: now[0])
+    office = Office(tmp_path, count=1000, deadline=100.0, clock=lambda: now[0])
     for at in range(40):
         now[0] = float(at)
         request = office.scheduler.next_trial()
@@ -513,7 +513,7 @@ def test_without_a_number_of_trials_time_alone_ends_the_search(tmp_path: Path) -
         office.scheduler.ended(request.trial, office.result(request, ORDERS.samples))
     now[0] = 101.0
     assert office.scheduler.next_trial() is None
-    assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 40 trials")
+    assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 40 of 1000 trials")
 
 
 def test_a_trial_that_nobody_probed_is_judged_by_its_own_speed_less_what_neighbours_cost(tmp_path: Path) -> None:
