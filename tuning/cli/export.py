@@ -40,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         remedy = f"python -m tuning report {folder.name}, once something was measured"
         raise ConfigError(f"run {folder.name} has no best.yaml", remedy=remedy)
     best = best_file.read(path)
-    found = exported(best, asked.to, summary.from_records(records_of(folder)).place)
+    run = summary.from_records(records_of(folder))
+    found = exported(best, asked.to, run.place, run.table)
     print(found.to_python(f"the best configuration of run {folder.name}") if asked.python else found.to_json())
     messages = console(sys.stderr, os.environ)
     for warning in best.warnings:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainables.our_knobs import EVERY
+from trainables.knobs import KnobTable
+from trainables.our_knobs import EVERY, ROWS
 from trainables.plan import evenly
 from tuning.config.best_file import REMEDY, Best
 from tuning.config.environment import ON_A_CPU
@@ -77,29 +78,36 @@ class Exported:
 
 
 class _Told:
-    """The knobs of a configuration, and which of them a framework has been told."""
+    """The knobs of a configuration, and which of them a framework has been told.
 
-    def __init__(self, best: Best, on_cpu: bool) -> None:
+    `ours` are those that mean what our table says: a workload's own may share a name with one of them.
+    """
+
+    def __init__(self, best: Best, on_cpu: bool, table: KnobTable) -> None:
         self.best, self.on_cpu, self.knobs, self.told = best, on_cpu, dict(best.knobs), set[str]()
+        theirs = {name: row for name, row in table.own.items() if row != ROWS.get(name)}
+        self.ours = {name: value for name, value in self.knobs.items() if name not in theirs}
+        rows = {**EVERY, **theirs}
         for name, value in self.knobs.items():
-            if name not in EVERY:
+            if name not in rows:
                 continue
             try:
-                EVERY[name].domain.check(value)
+                rows[name].domain.check(value)
             except ValueError as error:
                 raise ConfigError(f"{best.path}: knobs.{name}: {error}", remedy=REMEDY) from None
 
     def __contains__(self, name: str) -> bool:
-        return name in self.knobs
+        return name in self.ours
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of a knob, its default where the file has none, and takes it as told."""
-        self.told.add(name)
-        return self.knobs.get(name, EVERY[name].default)
+        """Returns the value of a knob of ours, its default where the file has none, and takes it as told."""
+        if name in self:
+            self.told.add(name)
+        return self._value(name)
 
     def asks(self, name: str, value: object) -> bool:
         """Returns whether the knob has this value, which a framework is then told."""
-        return bool(self.knobs.get(name, EVERY[name].default) == value and self[name] == value)
+        return bool(self._value(name) == value and self[name] == value)
 
     def cut(self) -> tuple[int, int]:
         """Returns the micro-batches of a batch, and the samples of one."""
@@ -112,22 +120,25 @@ class _Told:
 
     def loader(self, prefix: str = "") -> dict[str, Any]:
         """Returns what a DataLoader is told of its processes."""
-        names = ("num_workers", "pin_memory", *(_OF_WORKERS if self.knobs.get("num_workers") else ()))
+        names = ("num_workers", "pin_memory", *(_OF_WORKERS if self.ours.get("num_workers") else ()))
         return self.words(**{name: f"{prefix}{name}" for name in names})
 
     def unsaid(self) -> dict[str, str]:
         """Returns the knobs that were not told, where they ask for something, each with what to set instead."""
         return {
-            name: f"{name}={value!r}: {_BY_HAND.get(name, 'your own code sets it')}"
+            name: f"{name}={value!r}: {(name in self and _BY_HAND.get(name)) or 'your own code sets it'}"
             for name, value in self.knobs.items()
             if name not in self.told and self._asks(name, value)
         }
 
+    def _value(self, name: str) -> Any:
+        return self.ours.get(name, EVERY[name].default)
+
     def _asks(self, name: str, value: object) -> bool:
-        row = EVERY.get(name)
+        row = EVERY.get(name) if name in self else None
         if row is None:
             return True
-        if row.requires and not row.requires.met(self.knobs.get(row.requires.knob, EVERY[row.requires.knob].default)):
+        if row.requires and not row.requires.met(self._value(row.requires.knob)):
             return False
         is_a_choice = row.kind != "system" and bool(value) and not isinstance(value, bool)
         return value != row.default or is_a_choice
@@ -153,7 +164,7 @@ def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
         if told["optimizer"] == "sgd":
             found["optim_args"] = f"momentum={told['momentum']!r},nesterov={_nesterov(told)}"
     found |= told.words(learning_rate="learning_rate", weight_decay="weight_decay", max_grad_norm="max_grad_norm")
-    warmup_frac = told.knobs.get("warmup_frac", 0.0)
+    warmup_frac = told.ours.get("warmup_frac", 0.0)
     if warmup_frac < 1:  # as a number of steps it would be one
         found |= told.words(warmup_frac="warmup_steps")
     if "schedule" in told:
@@ -199,7 +210,7 @@ def _deepspeed(told: _Told) -> dict[str, dict[str, Any]]:
         found["torch_autocast"] = {"enabled": True, "dtype": dtype}
     if not told.asks("max_grad_norm", 0.0):
         found["gradient_clipping"] = told["max_grad_norm"]
-    if told.knobs.get("optimizer") in ("adamw", "sgd") and "learning_rate" in told:
+    if told.ours.get("optimizer") in ("adamw", "sgd") and "learning_rate" in told:
         own = told.words(learning_rate="lr", weight_decay="weight_decay")
         if told["optimizer"] == "adamw":
             found["optimizer"] = {"type": "AdamW", "params": {**own, "torch_adam": True}}
@@ -232,14 +243,15 @@ FRAMEWORKS: Mapping[str, Callable[[_Told], dict[str, dict[str, Any]]]] = {
 """What each framework is told, by its name; every knob that is not told is listed, whatever is added to the table."""
 
 
-def exported(best: Best, framework: str, place: Place | None = None) -> Exported:
-    """Returns a configuration in the words of a framework, one of `FRAMEWORKS`; `place` is where it was measured.
+def exported(best: Best, framework: str, place: Place | None = None, table: KnobTable = EVERY) -> Exported:
+    """Returns a configuration in the words of a framework, one of `FRAMEWORKS`.
 
-    A batch is cut into equal micro-batches, as `run.loader()` cuts it. Raises ConfigError for a value that its knob may
-    not take.
+    `place` is where it was measured, `table` the knobs of its workload, whose own are in no framework's words. A batch
+    is cut into equal micro-batches, as `run.loader()` cuts it. Raises ConfigError for a value that its knob may not
+    take.
     """
     on_cpu = place is not None and place.type == "cpu" and not place.virtual  # a virtual card's is for that card
-    told = _Told(best, on_cpu)
+    told = _Told(best, on_cpu, table)
     settings, unsaid = FRAMEWORKS[framework](told), told.unsaid()
     if on_cpu:
         unsaid |= {name: f"{name}={value}: in the environment, as it was measured" for name, value in ON_A_CPU.items()}

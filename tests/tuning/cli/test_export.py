@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT
+from trainables import Knob
+from trainables.knobs import KnobTable
 from tuning.__main__ import main
+from tuning.journal.records import Journal, Record
 
 DATA = ROOT / "tests" / "data"
 
@@ -43,3 +46,19 @@ def test_a_run_without_a_best_says_so(folder: Path, capsys: pytest.CaptureFixtur
 def test_another_framework_is_refused_with_those_there_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "one", "--to", "keras"]) == 2
     assert "deepspeed" in capsys.readouterr().err
+
+
+def test_a_knob_of_the_runs_own_is_not_taken_for_ours_of_its_name(
+    folder: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = KnobTable({"optimizer": Knob("adam", "learning", values=("adam", "lion"))}, hooks=["optimizer"])
+    (folder / "trials.jsonl").unlink()
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        study = {**records[0].fields, "workload": "mine.py", "knobs": own.as_raw(), "hooks": [*own.hooks]}
+        journal.append("study", **study)
+    text = (DATA / "mine_best.yaml").read_text(encoding="utf-8")
+    (folder / "best.yaml").write_text(text.replace("knobs:\n", "knobs:\n  optimizer: lion\n"), encoding="utf-8")
+    assert main(["export", "last", "--to", "transformers"]) == 0
+    shown = capsys.readouterr()
+    assert "optim" not in json.loads(shown.out)
+    assert "not said: optimizer='lion': your own code sets it" in shown.err

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainables.knob_columns import Knob
+from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
 from tuning.config.best_file import Best
 from tuning.config.errors import ConfigError
@@ -20,6 +21,15 @@ FOUND = {
     **{"batch_size": 16, "micro_batch_size": 8, "num_workers": 1, "prefetch_factor": 3, "persistent_workers": True},
     **{"amp_dtype": "bf16", "learning_rate": 3e-3, "channels_last": True, "width": 64},
 }
+THEIRS = KnobTable(
+    {
+        "optimizer": Knob("adam", "learning", values=("adam", "lion")),
+        "schedule": Knob("cosine", "learning", values=("cosine", "step")),
+        "architecture": Knob("resnet18", "both", values=("resnet18", "resnet50")),
+    },
+    hooks=("optimizer", "schedule"),
+)
+"""Of a workload that has knobs of its own by names that ours have."""
 DOCUMENTED = {"train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "torch_autocast"}
 """Keys of DeepSpeed's configuration, as its documentation has them; DeepSpeed itself was not at hand."""
 
@@ -83,6 +93,19 @@ def test_what_was_measured_on_a_cpu_is_told_so_and_what_is_for_a_card_is_not() -
 def test_a_value_that_a_knob_may_not_take_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"knobs\.amp_dtype"):
         words("json", amp_dtype="fp8")
+
+
+def test_an_own_knob_by_the_name_of_one_of_ours_is_in_no_words_of_a_framework() -> None:
+    own, place = {"optimizer": "lion", "schedule": "cosine", "architecture": "resnet18"}, Place(type="cpu")
+    for framework in sorted({*FRAMEWORKS} - {"json"}):
+        found, without = exported(best(**FOUND, **own), framework, place, THEIRS), words(framework, **FOUND)
+        assert found.settings == without.settings
+        said = {name: f"{name}={value!r}: your own code sets it" for name, value in own.items()}
+        assert dict(found.unsaid) == {**without.unsaid, **said}
+    found = exported(best(**own), "json", None, THEIRS)
+    assert (found.settings["best"]["knobs"], found.unsaid) == (own, {})
+    with pytest.raises(ConfigError, match=r"knobs.optimizer: expected one of adam, lion"):
+        exported(best(optimizer="adamw"), "json", None, THEIRS)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw8bit"])
