@@ -33,15 +33,27 @@ def masked_items(items: Iterable[str]) -> list[str]:
 def shareable(text: str) -> str:
     """Returns `text` without secrets given as name=value, without users in URLs, and with the home folder as ~."""
     home = _home()
-    if len(home) > 1:
-        text = re.sub(rf"{re.escape(home)}(?=/|\s|$)", "~", text)
-    text = _ASSIGNED.sub(lambda m: f"{m['name']}={MASK}" if is_secret(m["name"]) else m[0], text)
-    return _USER_IN_URL.sub(MASK, text)
+    if len(home) > 1:  # not within another path, such as /mnt/ann of /ann; a URL of a file has it whole
+        text = re.sub(rf"(?:(?<![\w./~-])|(?<=://)){re.escape(home)}(?=/|\s|$)", "~", text)
+    return _without_secrets(text)
+
+
+def shareable_value(text: str) -> str:
+    """Returns a ref or an option as `shareable` does, but of home folders only one at its start, as `at_home` reads."""
+    home = _home()
+    if len(home) > 1 and (text == home or text.startswith(f"{home}/")):
+        text = f"~{text.removeprefix(home)}"
+    return _without_secrets(text)
 
 
 def at_home(value: object) -> object:
     """Returns a text that begins with ~ as a path below the home folder, and anything else as it is."""
     return _home() + value[1:] if isinstance(value, str) and (value == "~" or value.startswith("~/")) else value
+
+
+def _without_secrets(text: str) -> str:
+    text = _ASSIGNED.sub(lambda m: f"{m['name']}={MASK}" if is_secret(m["name"]) else m[0], text)
+    return _USER_IN_URL.sub(MASK, text)
 
 
 def _home() -> str:

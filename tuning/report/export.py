@@ -6,7 +6,7 @@ import csv
 import io
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 from trainables.knobs import Knobs, Scalar
 from tuning.config import atomic, best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
-from tuning.config.shareable import masked, shareable
+from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import plain
 from tuning.report.named import Named
 from tuning.report.sentences import file_of, kinds, place_sentence
@@ -90,7 +90,6 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     body = {
         "schema": best_file.SCHEMA,
         "status": status_of(summary, named),
-        "workload": {"ref": summary.ref, "options": masked(summary.options)},
         "knobs": _every_knob(summary, named),
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
         "measured": _measured(summary, named),
@@ -116,8 +115,8 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
             "trials": dict(summary.trial_counts),
         },
     }
-    shown: dict[str, Any] = _shown(body)
-    return shown
+    workload = {"ref": summary.ref, "options": masked(summary.options)}
+    return {**_shown(body), "workload": _shown(workload, shareable_value)}
 
 
 def status_of(summary: Summary, named: Named) -> str:
@@ -171,15 +170,15 @@ def _quality(found: Quality) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: Any, of_text: Callable[[str], str] = shareable) -> Any:
     """Plain data with the home folder as ~, no user in a URL, and no `${`, which would be refused on reading."""
     if isinstance(value, Mapping):
-        return {str(k): _shown(v) for k, v in value.items()}
+        return {str(k): _shown(v, of_text) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(v) for v in value]
+        return [_shown(v, of_text) for v in value]
     if not isinstance(value, str):
         return value
-    return shareable(value).replace("${", "$ {")
+    return of_text(value).replace("${", "$ {")
 
 
 def _cell(value: object) -> str:

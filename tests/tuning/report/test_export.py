@@ -12,6 +12,7 @@ from tests.tuning import hostile
 from trainables.knobs import kind_of, table
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.config.shareable import shareable
 from tuning.report import export, summary
 from tuning.stats import uncertainty
 
@@ -137,6 +138,26 @@ def test_secrets_and_the_home_folder_stay_at_home(records, tmp_path, monkeypatch
     assert (read_back.ref, read_back.options["data"]) == (f"{home}/mine.py", f"{home}/nli")
     assert (read_back.options["tokenizer"], read_back.options["max_tokens"]) == ("wordpiece", 64)
     assert read_back.warnings == ("best.yaml does not hold the secrets hf_token: give them on the command line",)
+
+
+@pytest.mark.parametrize(
+    "path", ["/ann/w.py", "/ann", "/mnt/ann/w.py", "/data/a:/ann/b", "/ann/a:/ann/b", "/ann dir/x", "/anne"]
+)
+def test_ref_and_options_are_read_back_as_they_were_wherever_the_home_folder_stands_in_them(
+    records, tmp_path, monkeypatch, path
+):
+    monkeypatch.setenv("HOME", "/ann")
+    run = with_study(records, config={"workload": {"ref": path, "options": {"data": path}}})
+    read_back = best_file.read(export.write_best(run, tmp_path / "best.yaml"))
+    assert (read_back.ref, read_back.options["data"]) == (path, path)
+
+
+def test_in_other_text_the_home_folder_is_shortened_where_a_path_begins(monkeypatch):
+    monkeypatch.setenv("HOME", "/ann")
+    text = "data=/ann/a:/ann/b 'more=/ann/c d' file:///ann/e /ann"
+    assert shareable(text) == "data=~/a:~/b 'more=~/c d' file://~/e ~"
+    for other in ("/mnt/ann/w.py", "./ann/w.py", "/a-/ann", "/anne"):
+        assert shareable(other) == other
 
 
 def test_git_is_named_only_for_a_checkout_of_ours(best, found, tmp_path, monkeypatch):
