@@ -15,7 +15,7 @@ from typing import Any
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.journal.records import Record, is_finished, last, read, trials
+from tuning.journal.records import Record, is_finished, last, read, trials, writer_of
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
@@ -122,14 +122,15 @@ def write_again(arguments: Sequence[str]) -> int:
 
 
 def _follow(folder: Path, as_json: bool) -> int:
-    """Writes the report of an open run again and again, the last time when the run has ended."""
+    """Writes the report of an open run again and again, the last time when it has ended or nobody runs it."""
     os.nice(10)  # figures take a second of a core, and the run is what matters
     path = folder / "report.html"
     print(json.dumps([str(path)]) if as_json else path, flush=True)
     while True:
+        is_open = writer_of(folder / JOURNAL) is not None  # first, so that what it wrote last is in the page
         found = summary.from_records(read(folder / JOURNAL)[0])
         report.write_report(found, path)
-        if found.is_finished:
+        if found.is_finished or not is_open:
             return 0
         time.sleep(report.REFRESH_S)
 
