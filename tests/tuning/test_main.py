@@ -170,7 +170,7 @@ def test_a_run_of_a_later_version_or_without_a_journal_is_a_sentence(
         row["id"]: row["state"] for row in json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])
     }
     assert (states["later"], states["odd"], states[NEWEST]) == ("newer version", "unreadable", "finished")
-    for verb in ("show", "report"):
+    for verb in ("show", "report", "ablate"):
         code, out, err = answered(capsys, verb, "later", "--runs-dir", runs_dir)
         assert (code, out) == (2, "")
         assert err.startswith("error: run later was written by a later version of cardtune (schema 2)\n")
@@ -178,6 +178,18 @@ def test_a_run_of_a_later_version_or_without_a_journal_is_a_sentence(
     code, out, err = answered(capsys, "show", "torn", "--runs-dir", runs_dir)
     assert (code, "No configuration was picked" in out) == (0, True)
     assert "damaged" in err or "no whole record" in err
+
+
+def test_ablate_says_that_a_secret_was_not_written_down(
+    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = {**records[0]["config"]["workload"], "options": {"model": None, "hub_token": "***"}}
+    config = {**records[0]["config"], "workload": workload}
+    study = dataclasses.replace(records[0], fields={**records[0].fields, "config": config})
+    written(runs_dir / "nli" / "secret", [study, *records[1:]])
+    code, out, err = answered(capsys, "ablate", "secret", "--runs-dir", runs_dir)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: run secret: workload.hub_token is a secret, which was not written down\n")
 
 
 def test_help_loads_nothing_that_takes_long() -> None:

@@ -17,8 +17,9 @@ from trainables.knobs import Scalar, use
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.schema import PLAIN
+from tuning.config.shareable import MASK, is_secret
 from tuning.journal.records import Journal, Record, last, read
-from tuning.journal.runs import JOURNAL, RECEIPTS, find_run
+from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablate, ablation
 from tuning.workers import machine, nvml
@@ -52,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
         )
     folder = find_run(asked.runs_dir, asked.id)
     records, _ = read(folder / JOURNAL)
+    require_known(last(records, "study"), folder)
     found = summary.from_records(records)
     use(found.table)
     if found.best is None:
@@ -91,6 +93,9 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
     if study is None:
         raise NoUsableTrial(f"{folder / JOURNAL} has no study record", remedy="start a new run")
     own: Mapping[str, Scalar] = study["config"]["workload"]["options"]
+    if lost := next((name for name, value in own.items() if value == MASK and is_secret(name)), ""):
+        what = f"run {folder.name}: workload.{lost} is a secret, which was not written down"
+        raise ConfigError(what, remedy="a run without it, with the data or model in a local folder")
     device = "cuda" if study["device"]["type"] == "cuda" else "cpu"
     if device == "cuda" and not nvml.gpus():
         raise ConfigError(

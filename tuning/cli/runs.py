@@ -16,14 +16,11 @@ from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.journal.records import Record, is_finished, last, read, trials, writer_of
-from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs
+from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, is_newer, known_runs, require_known
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
 from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
-
-NEWEST_SCHEMA = 1
-"""Of the study record; a higher one is of a later version."""
 
 
 def list_runs(arguments: Sequence[str]) -> int:
@@ -52,22 +49,14 @@ def _row(folder: Path) -> dict[str, Any] | None:
     study = last(records, "study")
     if study is None:
         return None
-    state = "newer version" if _is_newer(study) else "finished" if is_finished(records) else "unfinished"
+    state = "newer version" if is_newer(study) else "finished" if is_finished(records) else "unfinished"
     return {**row, "state": state, "trials": len(trials(records)), "began": study.t}
-
-
-def _is_newer(study: Record) -> bool:
-    schema = study.get("schema")
-    return isinstance(schema, int) and schema > NEWEST_SCHEMA
 
 
 def records_of(folder: Path) -> list[Record]:
     """Returns the records of a run, those of its ablation too; raises ConfigError for a later version's."""
     records, warnings = read(folder / JOURNAL)
-    study = last(records, "study")
-    if study is not None and _is_newer(study):
-        what = f"run {folder.name} was written by a later version of cardtune (schema {study['schema']})"
-        raise ConfigError(what, allowed=f"schema {NEWEST_SCHEMA}", remedy="pip install --upgrade cardtune")
+    require_known(last(records, "study"), folder)
     for said in warnings:
         Terminal().warning(said)
     return records + (read(folder / RECEIPTS)[0] if (folder / RECEIPTS).is_file() else [])

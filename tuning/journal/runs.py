@@ -10,10 +10,13 @@ from pathlib import Path
 
 from tuning import __version__
 from tuning.config.errors import ConfigError
+from tuning.journal.format import Record
 
 JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
 LAST = "last"
 """In the place of an id, the run that began last."""
+NEWEST_SCHEMA = 1
+"""Of the records as they are written here; a higher one is of a later version."""
 
 
 def known_runs(runs_dir: str) -> list[Path]:
@@ -40,6 +43,19 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
         allowed=f"the latest are {latest}" if latest else "there is no run yet",
         remedy=f"did you mean {near[0]}?" if near else f"{option}, if it was written elsewhere",
     )
+
+
+def is_newer(study: Record) -> bool:
+    """Returns whether a later version wrote this `study` record."""
+    schema = study.get("schema")
+    return isinstance(schema, int) and schema > NEWEST_SCHEMA
+
+
+def require_known(study: Record | None, folder: Path) -> None:
+    """Raises ConfigError where a later version wrote the run in `folder`, by its `study` record, if it has one."""
+    if study is not None and is_newer(study):
+        what = f"run {folder.name} was written by a later version of cardtune (schema {study['schema']})"
+        raise ConfigError(what, allowed=f"schema {NEWEST_SCHEMA}", remedy="pip install --upgrade cardtune")
 
 
 def versions() -> dict[str, str]:

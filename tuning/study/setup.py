@@ -28,7 +28,7 @@ from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Parameter, Range, Space, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
-from tuning.journal.runs import JOURNAL, find_run, versions
+from tuning.journal.runs import JOURNAL, NEWEST_SCHEMA, find_run, require_known, versions
 from tuning.workers import executors, machine, nvml, slots, user_code
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -41,8 +41,6 @@ EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": 
 """What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
 UNTRAINED = "untrained model"
 """The baseline that every workload has: its own model before any step."""
-RECORDS_SCHEMA = 1
-"""Of the records; a run of another one is not gone on with."""
 
 
 def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
@@ -86,6 +84,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     study = last(records, "study")
     if study is None:
         raise ConfigError(f"resume={config.resume}: {folder / JOURNAL} has no study record", remedy="start a new run")
+    require_known(study, folder)
     use(table_of(records))
     before = from_resolved(study["config"])
     own = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster")
@@ -342,7 +341,7 @@ def differences(study: Record, facts: Mapping[str, Any], setting: WorkerConfig) 
     here, then_versions, own = facts["device"], study.get("versions") or {}, versions()
     then_device = study.get("device") or {}
     pairs: list[tuple[str, Any, Any]] = [
-        ("schema", study.get("schema"), RECORDS_SCHEMA),
+        ("schema", study.get("schema"), NEWEST_SCHEMA),
         *((name, then_versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
         *((f"device {n}", then_device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
         ("threads", study.get("threads"), setting.threads),
@@ -363,7 +362,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
     virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)
     return {
         "id": run_id,
-        "schema": RECORDS_SCHEMA,
+        "schema": NEWEST_SCHEMA,
         "workload": config.workload.ref,
         "workload_sha256": facts["workload_sha256"],
         "data_sha256": facts.get("data_sha256", ""),

@@ -88,6 +88,13 @@ def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(fini
     assert shlex.split(setup.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
 
 
+def test_a_run_of_a_later_version_is_not_gone_on_with_even_by_force(finished: Path) -> None:
+    with Journal.open(finished) as journal:
+        journal.append("study", **{**journal.records[0].fields, "schema": 2})
+    with pytest.raises(ConfigError, match=r"was written by a later version of cardtune \(schema 2\)"):
+        setup.checked(load.load([f"resume={FINISHED}", "runs_dir=my runs", "force=true"]))
+
+
 @pytest.mark.parametrize(
     ("typed", "joins"),
     [
@@ -359,7 +366,7 @@ def resumed(tmp_path: Path, force: str, **changed: Any) -> Record:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"schema": 2}, "schema was 2 and is 1"),
+        ({"schema": 0}, "schema was 0 and is 1"),
         ({"versions": {"cardtune": "9.0.0"}}, "cardtune was 9.0.0 and is"),
         ({"versions": {"torch": "1.0.0"}}, "torch was 1.0.0 and is"),
         ({"device": {"name": "Another CPU"}}, "device name was Another CPU and is Example CPU"),
