@@ -66,12 +66,13 @@ UNKNOWN = Fault("", Outcome.CRASH)
 # First match wins; tests/tuning/memory/test_oom.py has a message as it was seen for each. Descriptors before shared
 # memory, whose text is the same but for its end. Bus error before DataLoader: a worker that dies of one lacks shared
 # memory, not data. What a loader process says before what the training process says.
+# torch names its shared memory /torch_<pid>_<random>; a folder of the user's may begin with torch_, too.
 _TEXTS: tuple[tuple[str, Fault], ...] = (
     (r"Too many open files|received 0 items of ancdata", DESCRIPTORS),
-    (r"unable to (?:allocate|resize|write to|open|mmap).*(?:shared memory|\(shm\)|/torch_)", SHARED_MEMORY),
+    (r"unable to (?:allocate|resize|write to|open|mmap).*(?:shared memory|\(shm\)|/torch_\d+_)", SHARED_MEMORY),
     (r"\bBus error\b", SHARED_MEMORY),
-    (r"(?:\bshm\b|shared memory|/torch_|in DataLoader worker process).*No space left on device", SHARED_MEMORY),
-    (r"No space left on device.*(?:\bshm\b|shared memory|/torch_)", SHARED_MEMORY),
+    (r"(?:\bshm\b|shared memory|/torch_\d+_|in DataLoader worker process).*No space left on device", SHARED_MEMORY),
+    (r"No space left on device.*(?:\bshm\b|shared memory|/torch_\d+_)", SHARED_MEMORY),
     (r"in DataLoader worker process.*DefaultCPUAllocator: (?:can't|not enough) .*memory", HOST_IN_LOADER),
     (r"in DataLoader worker process.*(?:std::bad_alloc|Cannot allocate memory)", HOST_IN_LOADER),
     (r"DefaultCPUAllocator: (?:can't|not enough) .*memory|\bstd::bad_alloc\b|can't start new thread", HOST),

@@ -170,6 +170,9 @@ FAULTS = [
     (AcceleratorError("CUDA error: an illegal memory access was encountered", 700), oom.UNKNOWN),
     (OSError(errno.ENOSPC, "No space left on device", "runs/trials.jsonl"), oom.UNKNOWN),
     (OSError(errno.ENOSPC, "No space left on device"), oom.UNKNOWN),
+    (OSError(errno.ENOSPC, "No space left on device", "/scratch/torch_cache/emb.npy"), oom.UNKNOWN),
+    (RuntimeError("/scratch/torch_cache/emb.npy: No space left on device"), oom.UNKNOWN),
+    (RuntimeError("unable to open file </data/torch_sets/x.bin> in read-only mode"), oom.UNKNOWN),
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), oom.UNKNOWN),
     (RuntimeError("shape mismatch in shared memory block"), oom.UNKNOWN),
 ]
