@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT
+from trainables import Knob
+from trainables.knobs import KnobTable, Scalar
 from tuning import __main__
 from tuning.cli import runs
 from tuning.journal.records import Journal, Record
+from tuning.report import tables
+from tuning.report.summary import Summary
 
 OLDEST, NEWEST = "zz-first", "20261121-103412-3f2a"
 
@@ -235,6 +239,20 @@ def test_two_runs_are_compared_by_speed_quality_and_the_knobs_that_differ(
     assert found["best"][0] == "trial t007" != found["best"][1]
     assert {"samples/s", "accuracy", "peak", "learning_rate"} <= set(found)
     assert answered(capsys, "compare", NEWEST, "nope", "--runs-dir", runs_dir)[0] == 2
+
+
+def test_each_best_is_compared_by_the_knobs_of_its_own_run_and_by_their_values(found: Summary) -> None:
+    def of(own: dict[str, Knob], **config: Scalar) -> Summary:
+        best = dataclasses.replace(found.named["best"], config={**config, "amp_dtype": "bf16"})
+        study = {**found.study, "asked": ["learning_rate", "amp_dtype", *own]}
+        return dataclasses.replace(found, table=KnobTable(own), study=study, named={"best": best})
+
+    channels, depth = Knob(16, "both", values=(16, 32)), Knob(2, "both", values=(2, 4))
+    first = of({"channels": channels}, learning_rate=0.0012341, weight_decay=0.1)
+    second = of({"channels": channels, "depth": depth}, learning_rate=0.0012288, channels=16, depth=4)
+    rows = {row[0]: list(row[1:]) for row in tables.compared(first, second).rows}
+    shown = {name: cells for name, cells in rows.items() if name in second.table}
+    assert shown == {"learning_rate": ["1.2341e-3", "1.2288e-3"], "depth": ["-", "4"]}
 
 
 def test_a_run_that_nobody_runs_cannot_be_stopped(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

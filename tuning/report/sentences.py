@@ -16,7 +16,7 @@ from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.report.format import duration, percent, plain, quality, ratio, size
 from tuning.report.named import Named
-from tuning.report.summary import Claim, Place, Summary
+from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.search.bottleneck import Verdict
 from tuning.stats.uncertainty import Gain
 
@@ -45,6 +45,7 @@ LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 
 
+@of_its_knobs
 def answer(found: Summary) -> str:
     """Returns what the run found, in a sentence or two: what the pick gains, how sure that is, what to keep instead."""
     best = found.best

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuning.report.ablation_results import AblationResult
-from tuning.report.format import assignments, complete, outcome, plain, quality, rate, ratio, size, speed
+from tuning.report.format import assignments, complete, number, outcome, plain, quality, rate, ratio, size, speed
 from tuning.report.named import PICKS, Named
 from tuning.report.sentences import bound, found_by
-from tuning.report.summary import Summary
+from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
 
@@ -68,14 +68,14 @@ def _ablated(one: AblationResult) -> list[str]:
 def knobs(found: Summary) -> tuple[Grid, list[str]] | None:
     """Returns the knobs that differ between the named configurations, and the others as name=value."""
     columns = [*found.given(), *([found.best] if found.best else [])]
-    configs = [{n: v for n, v in complete(one.config).items() if found.asks_for(n)} for one in columns]
+    configs = [_knobs_of(found, one) for one in columns]
     rows, same = [], []
     for name in dict.fromkeys(name for config in configs for name in config):
-        cells = [plain(c[name]) if name in c else "-" for c in configs]
-        if len(set(cells)) > 1:
-            rows.append([name, *cells])
+        values = [config.get(name) for config in configs]
+        if any(value != values[0] for value in values):
+            rows.append([name, *map(_exact, values)])
         else:
-            same.append(f"{name}={cells[0]}")
+            same.append(f"{name}={plain(values[0])}")
     return (Grid(["", *(one.name for one in columns)], rows), same) if columns else None
 
 
@@ -91,10 +91,10 @@ def active(found: Summary) -> Grid | None:
 def probes(found: Summary) -> Grid | None:
     """Returns every probe, the fastest first, with the knobs in which the probes differ."""
     keys, rows = _varied(found.probes), []
-    for number, probe in enumerate(sorted(found.probes, key=lambda p: -(p.samples_per_s or 0.0)), start=1):
+    for rank, probe in enumerate(sorted(found.probes, key=lambda p: -(p.samples_per_s or 0.0)), start=1):
         measured = rate(probe.samples_per_s) if probe.samples_per_s else outcome(probe.outcome)
         cells = [plain(probe.config.get(k, "-")) for k in keys]
-        rows.append([probe.trial or str(number), measured, size(probe.peak_allocated_bytes), *cells])
+        rows.append([probe.trial or str(rank), measured, size(probe.peak_allocated_bytes), *cells])
     return (
         Grid(["", "samples a second", "peak memory", *(key.replace("_", " ") for key in keys)], rows) if rows else None
     )
@@ -140,12 +140,23 @@ def compared(first: Summary, second: Summary) -> Grid:
     for name in dict.fromkeys([*first.objectives, *second.objectives]):
         rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
     rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]
-    configs = [complete(best.config) if best else {} for best in bests]
+    configs = [_knobs_of(one, best) if best else {} for one, best in zip((first, second), bests, strict=True)]
     for name in dict.fromkeys([*configs[0], *configs[1]]):
-        cells = [plain(config[name]) if name in config else "-" for config in configs]
-        if cells[0] != cells[1]:
-            rows.append([name, *cells])
+        values = [config.get(name) for config in configs]
+        if values[0] != values[1]:
+            rows.append([name, *map(_exact, values)])
     return Grid(["", first.id, second.id], rows)
+
+
+@of_its_knobs
+def _knobs_of(found: Summary, one: Named) -> dict[str, object]:
+    """Returns the knobs of a configuration that the run's workload reads, defaults filled in."""
+    return {name: value for name, value in complete(one.config).items() if found.asks_for(name)}
+
+
+def _exact(value: object) -> str:
+    """Returns the value of a knob so that it can be told from another, "-" where there is none."""
+    return "-" if value is None else number(value, 6) if isinstance(value, float) else plain(value)
 
 
 def _varied(views: Sequence[TrialView]) -> list[str]:

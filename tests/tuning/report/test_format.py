@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from trainables.knobs import kind_of
+from trainables import Knob
+from trainables.knobs import KnobTable, kind_of
 from tuning.config.schema import PLAIN
 from tuning.report import format as fmt
 from tuning.report import report, sentences
@@ -201,6 +202,14 @@ def test_the_answer_says_where_the_defaults_stand_in_all_that_is_learned(
     defaults = replace(found.named["before"], name=PLAIN, config=learned)
     own = replace(found, named={**found.named, PLAIN: defaults})
     assert ("plain defaults stand" in sentences.answer(own)) == stands
+
+
+def test_the_answer_is_by_the_knobs_of_its_own_run_whichever_are_in_use(found: Summary) -> None:
+    best = replace(found.named["best"], config={"channels": 32})
+    defaults = replace(found.named["before"], name=PLAIN, config={})
+    rows = KnobTable({"channels": Knob(16, "both", values=(16, 32))})
+    own = replace(found, table=rows, named={**found.named, "best": best, PLAIN: defaults})
+    assert "plain defaults stand" not in sentences.answer(own)
 
 
 @pytest.mark.parametrize(("rung", "short"), [(0.60, True), (0.88, False)])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tuning import hostile
 from tuning.config.errors import ConfigError
-from tuning.report import plots, report, summary
+from tuning.report import plots, report, summary, tables
 
 VOID = {"meta", "br", "link", "img", "hr"}
 
@@ -216,6 +216,16 @@ def test_the_answer_comes_first_with_what_to_set_and_the_command(found, page):
     assert places == sorted(places)
     assert places[-1] < text.index("Named by hand, and found")
     assert f"<code>python -m tuning ablate {found.id}</code>" in page
+
+
+def test_rates_that_three_digits_do_not_tell_apart_are_no_rate_that_all_have(found):
+    rates = {name: 0.0012341 if name == "best" else 0.0012288 for name in found.named}
+    named = {
+        n: dataclasses.replace(one, config={**one.config, "learning_rate": rates[n]}) for n, one in found.named.items()
+    }
+    grid, same = tables.knobs(dataclasses.replace(found, named=named))
+    assert ["learning_rate", "1.2288e-3", "1.2288e-3", "1.2341e-3"] in grid.rows
+    assert not [one for one in same if one.startswith("learning_rate")]
 
 
 def test_throughput_has_a_panel_for_each_knob_that_probes_varied_and_memory_a_line_for_the_cap(found):
