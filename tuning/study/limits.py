@@ -215,7 +215,7 @@ class Limits:
         search, objectives = self._config.search, self._facts["objectives"]
         deadline = None
         if search.max_time_s is not None:
-            rate, reserve_s = self._fastest_per_s(), 0.0
+            rate, reserve_s = self._fastest_per_s(), math.inf  # unknown: the whole share
             if rate:
                 reserve_s = confirm.expected_s(
                     self._config.budget.confirm, self._configurations(), self.horizon(), rate

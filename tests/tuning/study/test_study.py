@@ -664,6 +664,18 @@ def test_running_trials_are_cut_where_the_windows_of_confirming_begin(tmp_path: 
     assert plan_of(tmp_path / "none", ["card=cpu", "search.max_time=null"]).deadline is None
 
 
+@pytest.mark.parametrize("typed", [["search.strategy=joint"], ["search.strategy=staged"]])
+def test_where_no_speed_was_probed_the_search_ends_before_running_trials_are_cut(
+    tmp_path: Path, typed: list[str]
+) -> None:
+    made, journal, _ = opened(tmp_path, "search.max_time=4m", *typed, started=time.monotonic())
+    deadline, cut_at = made._limits.terms().deadline, made._limits.plan().deadline
+    assert deadline is not None
+    assert cut_at is not None
+    assert deadline <= cut_at, "what begins later is cut at its first beat"
+    journal.close()
+
+
 def test_what_others_hold_of_a_card_is_not_the_trials(tmp_path: Path) -> None:
     gib = 2**30
     for settings, free, usable in (
