@@ -256,8 +256,7 @@ class TrialScheduler:
         return self._sampler.propose(self._model.choose if has_model else None)
 
     def _is_over(self) -> bool:
-        begun, deadline = len(self._attempts.keys() - self._beside), self._terms.deadline
-        proposed = begun + self._refused
+        deadline, proposed = self._terms.deadline, len(self._attempts.keys() - self._beside) + self._refused
         # A trial begun now would be cut at the deadline more often than not: most are stopped half way.
         typical_s = statistics.median(self._whole_s) if self._whole_s else 0.0
         is_late = deadline is not None and self._terms.clock() + typical_s / 2 > deadline
@@ -265,7 +264,7 @@ class TrialScheduler:
             return True
         if proposed >= self._terms.trials:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
-        elif is_late and begun >= self._plan.concurrency:
+        elif is_late and proposed >= self._plan.concurrency:
             spent = f"its share of search.max_time was spent after {proposed} of {self._terms.trials} trials"
             self.stop_reason = f"{spent}; confirming takes the rest"
         return bool(self.stop_reason)

@@ -516,6 +516,16 @@ def test_with_more_trials_than_there_is_time_for_time_ends_the_search(tmp_path: 
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 40 of 1000 trials")
 
 
+def test_a_search_of_which_nothing_fits_ends_at_its_deadline(tmp_path: Path) -> None:
+    seconds = itertools.count()
+    terms: dict[str, Any] = {"count": 50, "deadline": 5.0, "clock": lambda: float(next(seconds))}
+    office = Office(tmp_path, strategy="joint", cap_bytes=50_000_000, sampler="random", **terms)
+    assert office.work() == []
+    refused = sum(r.event == "refused" and r["stage"] == "search" for r in office.journal.records)
+    assert 0 < refused <= 10
+    assert office.scheduler.stop_reason.startswith(f"its share of search.max_time was spent after {refused} of 50 trials")
+
+
 def test_a_trial_that_nobody_probed_is_judged_by_its_own_speed_less_what_neighbours_cost(tmp_path: Path) -> None:
     office = Office(tmp_path)
     first, second = office.scheduler.next_trial(), office.scheduler.next_trial()
