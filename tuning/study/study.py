@@ -45,6 +45,7 @@ from tuning.report import export, report, sentences, summary
 from tuning.report.format import duration
 from tuning.search import runtime_check
 from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, Rounds, confirm, measure_windows
+from tuning.search.endings import OVER_MEMORY
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
 from tuning.search.rule import Rule
@@ -74,6 +75,9 @@ from tuning.workers.worker_config import WorkerConfig
 if TYPE_CHECKING:
     from tuning.workers.nodes import Node
     from tuning.workers.ray_join import JoinedCluster
+
+SMALLER = "a smaller knobs.batch_size, or a smaller model"
+"""What helps where nothing fits, whose micro-batch was halved already."""
 
 
 def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
@@ -272,21 +276,35 @@ class _Study:
                     self._pick_probed(profiler, config)
             return
         if picked is None:
-            if self._limits.left_s() <= 0:
-                passed = f"{duration(self._limits.passed_s())} have passed"
-                what = f"search.max_time={duration(self._config.search.max_time_s or 0.0)} was over before anything was"
-                raise NoUsableTrial(f"{what} measured: {passed}", remedy="search.max_time=4m")
-            failed = [t for t in self._of_search() if t.message]
-            common = collections.Counter(f"{t.outcome}: {t.message}" for t in failed).most_common(1)
-            raise NoUsableTrial(
-                f"no trial of the search reached its end in {self._folder}"
-                + (f"; {common[0][1]} of them: {common[0][0][:200]}" if common else ""),
-                remedy="mend what it names" if common else "search.max_time=10m",
-            )
+            raise self._nothing_usable()
         with self._stage("confirm") as needed:
             if needed:
                 terms = self._confirm_terms()
                 self._append_pick(picked, confirm(profiler, self._journal, self._named, terms, self._told))
+
+    def _nothing_usable(self) -> NoUsableTrial:
+        """Returns the error for a study without a pick, with why most of its trials failed.
+
+        Where none was begun, it is why proposals were refused or probes failed; else search.max_time was over before.
+        """
+        records = self._journal.records
+        trained = [(t.outcome, t.message) for t in self._of_search() if t.outcome != Outcome.REFUSED]
+        refused = [(str(Outcome.REFUSED), str(r.get("reason") or "")) for r in records if r.event == "refused"]
+        probes = [(str(r["outcome"]), str(r.get("message") or "")) for r in records if r.event == "probe"]
+        said = f"no trial of the search reached its end in {self._folder}"
+        for of, found in (
+            ("them", trained),
+            *(() if trained else (("the proposals", refused), ("the probes", probes))),
+        ):
+            failed = [(outcome, text) for outcome, text in found if text and outcome not in (Outcome.OK, Outcome.CUT)]
+            for (outcome, text), count in collections.Counter(failed).most_common(1):
+                remedy = SMALLER if outcome in OVER_MEMORY else "mend what it names"
+                return NoUsableTrial(f"{said}; {count} of {of}: {f'{outcome}: {text}'[:200]}", remedy=remedy)
+        if trained or self._limits.left_s() > 0:
+            return NoUsableTrial(said, remedy="search.max_time=10m")
+        passed, limit = duration(self._limits.passed_s()), duration(self._config.search.max_time_s or 0.0)
+        said = f"search.max_time={limit} was over before anything was measured: {passed} have passed"
+        return NoUsableTrial(said, remedy="search.max_time=4m")
 
     def _probed(self) -> dict[str, Scalar] | None:
         """Returns the defaults with the fastest system knobs, where no trial of the search failed and time alone let

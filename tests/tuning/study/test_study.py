@@ -761,6 +761,42 @@ def test_where_the_trials_of_the_search_failed_it_is_said_of_them_and_not_of_bef
     journal.close()
 
 
+REFUSED = {"stage": "search", "config": {}, "reason": "predicted peak 3 GiB at a cap of 1 GiB"}
+CRASHED = {"name": None, "config": {}, "outcome": "crash", "message": "it broke", "samples_per_s": None, "wall_s": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "says", "remedy"),
+    [
+        ("refused", REFUSED, "; 2 of the proposals: refused: predicted peak 3 GiB at a cap of 1 GiB", study.SMALLER),
+        ("probe", CRASHED, "; 2 of the probes: crash: it broke", "mend what it names"),
+        ("probe", {**CRASHED, "outcome": "oom"}, "; 2 of the probes: oom: it broke", study.SMALLER),
+        ("probe", {**CRASHED, "outcome": "cut"}, "", "search.max_time=10m"),
+    ],
+)
+def test_where_nothing_was_trained_it_is_said_why_and_what_helps(
+    tmp_path: Path, event: str, fields: dict[str, Any], says: str, remedy: str
+) -> None:
+    made, journal, _ = opened(tmp_path, started=time.monotonic())
+    for _ in range(2):
+        journal.append(event, **fields)
+    with pytest.raises(NoUsableTrial) as raised:
+        made.confirm(FormulaProfiler())  # type: ignore[arg-type]
+    assert raised.value.what == f"no trial of the search reached its end in {tmp_path}{says}"
+    assert raised.value.remedy == remedy
+    journal.close()
+
+
+def test_where_time_alone_cut_what_was_trained_more_of_it_is_the_remedy(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "search.strategy=joint", started=time.monotonic())
+    journal.append("refused", **REFUSED)
+    journal.append("trial", trial="t000", config={}, outcome="cut", values={}, message="search.max_time was over")
+    with pytest.raises(NoUsableTrial) as raised:
+        made.confirm(FormulaProfiler())  # type: ignore[arg-type]
+    assert raised.value.remedy == "search.max_time=10m"
+    journal.close()
+
+
 def test_a_study_that_ends_between_its_pick_and_its_end_says_of_the_pick_what_its_file_says(tmp_path: Path) -> None:
     made, journal, said = opened(tmp_path, "search.max_time=null", started=time.monotonic())
     config, own = {"learning_rate": 0.1, "batch_size": 8}, {"samples_per_s": 10.0, "outcome": "ok", "seed": 0}
