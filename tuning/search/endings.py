@@ -47,7 +47,7 @@ def observation(record: Record, objective: str, qualities: Qualities, guard: Mem
         asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
         return Observation(overshoot_bytes=max(asked_bytes, guard.overshoot_bytes(verdict)))
     values = {SAMPLES_PER_S: record.get(SAMPLES_PER_S), **dict(record.get("values") or {})}
-    if ended == Outcome.STOPPED:
+    if ended in (Outcome.STOPPED, Outcome.CUT):
         guess = qualities.guess(record["trial"])
         values[objective] = None if guess is None else qualities.value(guess)
-    return Observation(values, failed=ended not in (Outcome.OK, Outcome.STOPPED))
+    return Observation(values, failed=ended not in (Outcome.OK, Outcome.STOPPED, Outcome.CUT))

@@ -374,7 +374,10 @@ class TrialScheduler:
     def _restore(self) -> None:
         """Brings sampler, pruner and counters to where the records left them."""
         records = self._journal.records
-        rates = {t.id: t.samples_per_s or 0.0 for t in trials(records)}
+        again = dict(unfinished(records))
+        rates = {t.id: t.samples_per_s or 0.0 for t in trials(records) if t.id not in again}
+        ended = [r for r in records if r.event in ("trial", "refused") and r.get("trial") not in again]
+        latest = {r.get("trial"): r.seq for r in ended}
         for record in records:
             if record.event in ("trial_start", "rung") and record["trial"] in self._beside:
                 self._attempts[record["trial"]] += record.event == "trial_start"
@@ -387,7 +390,7 @@ class TrialScheduler:
                 values, rate = record["values"], record.get(SAMPLES_PER_S) or rates[record["trial"]]
                 self._qualities.rung(record["trial"], milestone, values.get(self._objective))
                 self._pruner.remember(record["trial"], milestone, rate, self._quality(values))
-            elif record.event == "trial":
+            elif record.event == "trial" and latest.get(record["trial"]) == record.seq:  # else it began again
                 self._teach(record)  # the guard was made of these records
                 self._retry(record)
             elif record.event == "refused" and record["stage"] == "search":
@@ -395,7 +398,7 @@ class TrialScheduler:
                     self._model.ended(trial, record["config"], None)
                 self._refused += trial is None
                 self._sampler.replay(self._searched(record["config"]), self._observation(record))
-        for trial, knobs in unfinished(records):
+        for trial, knobs in again.items():
             if trial not in self._beside:
                 self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
             self._again.append(TrialRequest(trial, knobs, self._terms.seed))

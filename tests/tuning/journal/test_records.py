@@ -385,6 +385,17 @@ def test_unfinished_are_in_order_and_once() -> None:
     assert unfinished(records) == [("t2", {"batch_size": 1}), ("t1", {"batch_size": 3})]
 
 
+def test_a_trial_that_the_time_cut_is_unfinished_once_the_study_was_given_more() -> None:
+    start = "trial_start", {"trial": "t0", "config": {"batch_size": 8}, "attempt": 1}
+    more = "resume", {"search": {"max_time": 480.0}}
+    first = [start, ended("t0", "cut")]
+    assert unfinished(made(*first, ("resume", {}))) == []
+    assert unfinished(made(*first, more)) == [("t0", {"batch_size": 8})]
+    assert unfinished(made(*first, more, start, ended("t0", "cut"))) == []
+    assert unfinished(made(*first, more, start, ended("t0", "ok"), more)) == []
+    assert unfinished(made(*first, more, ("refused", {"trial": "t0", "stage": "search", "config": {}}))) == []
+
+
 def test_a_stage_that_began_is_not_done() -> None:
     records = made(("stage", {"stage": "probe", "state": "start"}), ("stage", {"stage": "search", "state": "end"}))
     assert not stage_done(records, "probe")

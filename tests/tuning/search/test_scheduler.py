@@ -503,6 +503,53 @@ def test_at_the_deadline_a_running_trial_is_cut_once_another_has_come_to_its_end
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 3 of 12 trials")
 
 
+def cut_off(folder: Path, **terms: Any) -> TrialRequest:
+    """Returns the third trial of a search, which the time cut after its first rung; the study then got more time."""
+    office = Office(folder, count=8, **terms)
+    office.work(2)
+    third = office.scheduler.next_trial()
+    assert third is not None
+    office.scheduler.at_rung(third.trial, office.result(third, 200))
+    cut = {**office.result(third, 300), "outcome": "cut", "values": {}, "message": "search.max_time was over"}
+    office.scheduler.ended(third.trial, cut)
+    office.journal.append("resume", search={"max_time": 480.0})
+    office.journal.close()
+    return third
+
+
+@pytest.mark.parametrize("strategy", ["staged", "joint"])
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_trial_that_the_time_cut_is_trained_again_once_there_is_more(
+    tmp_path: Path, strategy: str, kept: int
+) -> None:
+    third = cut_off(_made(tmp_path / "a"), strategy=strategy)
+    whole = Office(tmp_path / "a", count=8, strategy=strategy)
+    begun = whole.work()
+    assert [a.trial for a in begun] == [third.trial, *(f"t{n:03d}" for n in range(3, 8))]
+    assert begun[0].knobs == third.knobs
+    assert "cut" not in {t.outcome for t in trials(whole.journal.records)}
+    cut_off(_made(tmp_path / "b"), strategy=strategy)
+    broken = Office(tmp_path / "b", count=8, strategy=strategy)
+    first = broken.work(kept)
+    broken.journal.close()
+    rest = Office(tmp_path / "b", count=8, strategy=strategy).work()
+    assert [a.knobs for a in first + rest] == [a.knobs for a in begun]
+
+
+def test_a_before_beside_the_search_that_the_time_cut_is_trained_again_once_there_is_more(tmp_path: Path) -> None:
+    before = {"learning_rate": 0.7, "batch_size": 24}
+    office = Office(tmp_path, count=4, before=before)
+    first = office.scheduler.next_trial()
+    assert first is not None
+    office.scheduler.ended(first.trial, {**office.result(first, 100), "outcome": "cut", "values": {}})
+    office.journal.append("resume", search={"max_time": 480.0})
+    office.journal.close()
+    again = Office(tmp_path, count=4, before=before)
+    assert [a.trial for a in again.work()] == [f"t{n:03d}" for n in range(5)]
+    assert trials(again.journal.records)[0].outcome == "ok"
+    assert [r.get("beside") for r in again.journal.records if r.event == "trial_start"][:2] == [True, True]
+
+
 def test_with_more_trials_than_there_is_time_for_time_ends_the_search(tmp_path: Path) -> None:
     now = [0.0]
     office = Office(tmp_path, count=1000, deadline=100.0, clock=lambda: now[0])
@@ -523,7 +570,9 @@ def test_a_search_of_which_nothing_fits_ends_at_its_deadline(tmp_path: Path) -> 
     assert office.work() == []
     refused = sum(r.event == "refused" and r["stage"] == "search" for r in office.journal.records)
     assert 0 < refused <= 10
-    assert office.scheduler.stop_reason.startswith(f"its share of search.max_time was spent after {refused} of 50 trials")
+    assert office.scheduler.stop_reason.startswith(
+        f"its share of search.max_time was spent after {refused} of 50 trials"
+    )
 
 
 def test_a_trial_that_nobody_probed_is_judged_by_its_own_speed_less_what_neighbours_cost(tmp_path: Path) -> None:
