@@ -285,12 +285,15 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     least_s = least_windows_s(left_s, terms.budget, named + 1, cost_s)
+    since = reopened(journal.records)[0].seq
     for seed in terms.seeds[:seeds]:
         # A machine slower than expected leaves out a seed of all alike, after the first.
         if seed != terms.seeds[0] and terms.left_s() < sum(each_s[:count]) + least_s:
             break
         for trial in chosen[:count]:
             records = [r for r in journal.records if r.event == "confirmed" and r["name"] == trial]
+            # What was cut before the study got more time is made up for.
+            records = [r for r in records if r["outcome"] != Outcome.CUT or r.seq >= since]
             if all(r["outcome"] == "ok" and r["seed"] != seed for r in records):
                 until_s = terms.left_s() - least_s
                 _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, until_s, told)

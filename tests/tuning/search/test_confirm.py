@@ -261,6 +261,25 @@ def test_a_training_that_the_time_cut_says_nothing_of_the_pick(tmp_path: Path) -
     assert found.selection.seeds == (1,)
 
 
+@pytest.mark.parametrize(("more", "seeds"), [({}, ()), ({"search": {"max_time": 480.0}}, (1, 2, 3))])
+def test_a_training_that_the_time_cut_is_made_up_for_once_there_is_more(
+    tmp_path: Path, more: dict[str, Any], seeds: tuple[int, ...]
+) -> None:
+    class Cut(SeededBench):
+        """Every training is cut."""
+
+        def train(self, knobs: Mapping[str, Scalar], *rest: Any) -> dict[str, Any]:
+            return {**super().train(knobs, *rest), "outcome": "cut", "values": {}}
+
+    journal, budget = searched(tmp_path), BUDGET.model_copy(update={"top": 1})
+    assert settled(journal, Cut({0.1: 0.2}), budget=budget).selection is None
+    journal.append("resume", **more)
+    again = SeededBench({0.1: 0.2})
+    found = settled(journal, again, budget=budget).selection
+    assert [seed for _, seed in again.trained] == list(seeds)
+    assert (() if found is None else found.seeds) == seeds
+
+
 @pytest.mark.parametrize(
     ("spare_s", "expected"),
     [(1000.0, (3, 3)), (17.9, (2, 3)), (11.9, (1, 3)), (5.9, (1, 2)), (3.9, (1, 1)), (0, (1, 1)), (-6, (1, 0))],
