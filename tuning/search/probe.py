@@ -13,6 +13,7 @@ from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
+from tuning.memory.oom import Outcome
 from tuning.search.bottleneck import judge
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed
@@ -59,7 +60,7 @@ class ProbeStage:
         wanted = max(a_pass + others, a_pass / FIRST_FRAC if others else 0)
         whole_s = budget.probe_time_s
         self._probe_s = min(whole_s, max(SHORTEST_FRAC * whole_s, budget.max_time_s / wanted))
-        own = [r for r in journal.records if r.event == "probe" and not r["name"]]
+        own = [r for r in _ended(journal) if not r["name"]]
         own += [r for r in journal.records if r.event == "refused" and r["stage"] == "probe"]
         self._known: dict[tuple[Scalar, ...], Record] = {self._place(r["config"]): r for r in own}
 
@@ -75,7 +76,7 @@ class ProbeStage:
         for number, group in enumerate(self._groups[1:], start=1):
             share = (until - self._clock()) / (len(self._groups) - number)
             self._sweep(group, self._clock() + share)
-        have = {r["name"] for r in self._journal.records if r.event == "probe" and r["name"]}
+        have = {r["name"] for r in _ended(self._journal) if r["name"]}
         ends_at = began + self._budget.max_time_s
         for name, knobs in named.items():  # one step of a configuration tuned for a card can take 40 s on a CPU
             if name not in have and self._clock() < ends_at:
@@ -189,6 +190,11 @@ class ProbeStage:
     def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         whole = {"learning_rate": table().defaults["learning_rate"], **knobs, "batch_size": self._batch_size}
         return {n: v for n, v in whole.items() if is_active(n, whole)}
+
+
+def _ended(journal: Journal) -> list[Record]:
+    """Returns the probes that there are; one that search.max_time cut says nothing, and is measured with more of it."""
+    return [r for r in journal.records if r.event == "probe" and r["outcome"] != Outcome.CUT]
 
 
 def speed_groups(space: Space) -> list[dict[str, Scalar]]:

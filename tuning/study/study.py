@@ -230,7 +230,7 @@ class _Study:
                 budget = self._config.budget.probe.model_copy(update={"max_time_s": self._limits.probe_s()})
                 stage = ProbeStage(profiler, self._space, self._journal, learned, budget)
                 stage.run(self._config.named, self._told)
-        if not self._opening().get("horizon_samples"):
+        if not self._opening().get("horizon_samples") and not self._limits.idle():  # else more time may make it longer
             self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
             self._note(f"a trial trains on {self._limits.horizon()} samples, as the time allows; budget.train_epochs=N")
 
@@ -418,6 +418,8 @@ class _Study:
         self._terminal.stage(name)
         begun = time.monotonic()
         yield True
+        if name in ("estimate", "probe") and self._limits.left_s() <= 0:
+            return  # it was cut: with more time it goes on
         self._journal.append("stage", stage=name, state="end", wall_s=time.monotonic() - begun)
 
     def _share(self, plan: TrialPlan) -> None:

@@ -83,6 +83,25 @@ def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) ->
     assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
 
 
+class Late(FormulaProfiler):
+    """A profiler after search.max_time."""
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        """Returns no speed."""
+        return {"outcome": "cut", "message": "no answer for 5 s", "samples_per_s": None, "windows": [], "wall_s": 5.0}
+
+
+def test_what_the_time_cut_is_probed_once_there_is_more(tmp_path: Path) -> None:
+    before: dict[str, Scalar] = {"batch_size": 4, "micro_batch_size": 4}
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    for profiler in (Late(), FormulaProfiler()):
+        stage = ProbeStage(profiler, SPACE, journal, MemoryGuard(None, {}), BUDGET, clock=no_time)
+        stage.run({"before": before}, lambda r: None)
+    ended = [r for r in journal.records if r.event == "probe" and r["outcome"] == "ok"]
+    assert ended[0]["config"] == next(r["config"] for r in journal.records if r.event == "probe")
+    assert [r["config"] for r in ended if r["name"] == "before"] == [before]
+
+
 def test_speed_groups_are_the_product_of_the_searched_both_knobs_the_defaults_first() -> None:
     assert speed_groups(SPACE) == [{"amp_dtype": "fp32"}, {"amp_dtype": "bf16"}]
     wide = Space.of({"amp_dtype": ["bf16", "fp32"], "hidden_size": [64, 128, 256], "batch_size": 8})

@@ -24,7 +24,7 @@ from tuning.cli.terminal import Terminal
 from tuning.config import best_file, load, resolve
 from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.config.schema import PLANNED_TRIALS
-from tuning.journal.records import Journal, Record, last
+from tuning.journal.records import Journal, Record, last, stage_done
 from tuning.memory import groups
 from tuning.report import export, report, sentences, summary
 from tuning.search.protocols import TrialPlan
@@ -831,6 +831,24 @@ def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked
     journal.close()
 
 
+@pytest.mark.parametrize(
+    ("typed", "passed_s"),
+    [
+        (["search.trials=0"], 0.0),  # nothing is trained
+        (["search.max_time=2m"], 105.0),  # nor where no time is left for it
+    ],
+)
+def test_how_long_trainings_are_is_settled_where_one_begins_and_not_before(
+    tmp_path: Path, typed: list[str], passed_s: float
+) -> None:
+    made, journal, _ = opened(tmp_path, f"workload={MINE}", *typed, started=time.monotonic() - passed_s)
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
+    assert any(r.event == "probe" for r in journal.records)
+    assert last(journal.records, "study")["horizon_samples"] is None  # type: ignore[index]
+    assert not any("a trial trains on" in r["text"] for r in journal.records if r.event == "note")
+    journal.close()
+
+
 class Late(FormulaProfiler):
     """A profiler after search.max_time: whatever is asked of it is cut."""
 
@@ -850,4 +868,19 @@ def test_a_study_that_loads_longer_than_its_time_says_so_and_learns_nothing_fals
     assert not any(r.event in ("footprint", "refused", "trial_start") for r in journal.records)
     with pytest.raises(NoUsableTrial, match=r"search\.max_time=30s was over before anything was measured: 4\ds"):
         made.confirm(Late())  # type: ignore[arg-type]
+    journal.close()
+
+
+def test_what_a_start_that_was_too_short_left_out_is_measured_once_there_is_more_time(tmp_path: Path) -> None:
+    typed = [f"workload={MINE}", "search.max_time=30s"]
+    made, journal, _ = opened(tmp_path, *typed, started=time.monotonic() - 40)
+    made.measure(Late())  # type: ignore[arg-type]
+    assert not any(stage_done(journal.records, stage) for stage in ("estimate", "probe"))
+    assert last(journal.records, "study")["horizon_samples"] is None  # type: ignore[index]
+    journal.close()
+    more, journal, _ = opened(tmp_path, *typed[:1], "search.max_time=4m", started=time.monotonic())
+    more.measure(FormulaProfiler())  # type: ignore[arg-type]
+    assert all(stage_done(journal.records, stage) for stage in ("estimate", "probe"))
+    assert {r["outcome"] for r in journal.records if r.event == "probe"} == {"cut", "ok"}
+    assert last(journal.records, "study")["horizon_samples"] > FACTS["train_samples"]  # type: ignore[index]
     journal.close()
