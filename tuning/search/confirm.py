@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainables.knobs import Scalar
+from trainables.knobs import Knobs, Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.journal.records import Journal, Record, reopened, trained_beside, trials, windows
 from tuning.memory.oom import Outcome
@@ -16,6 +17,7 @@ from tuning.search.challengers import Entrant, Selection, challengers, settle
 from tuning.search.protocols import Profiler, Told
 from tuning.search.rule import Rule
 from tuning.search.selection import choose
+from tuning.search.throughput import Speeds, probed
 from tuning.search.timing import SETTLE_S
 
 SHARE = 0.3
@@ -28,6 +30,8 @@ LEAST_ROUNDS = 3
 """Rounds of windows that are kept time for before anything is trained: below, an interval of gains says nothing."""
 LEAST_WINDOW_S = 0.3
 """Windows are no shorter than this, however little time there is; then there are fewer rounds."""
+WINDOW_STEPS = 3
+"""The fewest optimiser steps that a window takes, the two that are dropped included (`workers.session`)."""
 MORE = 1.15
 """A training's seconds over those of its samples alone: evaluation and set-up."""
 
@@ -95,12 +99,14 @@ def confirm(
     best = first if selection is None else selection.best
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     if selection is not None and len(selection.admitted) > 1:
-        turns = {**named, **{trial: configs[trial] for trial in selection.admitted}}
-        measure_windows(profiler, journal, turns, terms.budget, told, terms.left_s)
-        best = max(selection.admitted, key=lambda trial: median_rate(journal.records, trial) or 0.0)
+        own = {trial: configs[trial] for trial in selection.admitted}
+        measure_windows(profiler, journal, {**own, **named, **own}, terms.budget, told, terms.left_s)
+        if own.keys() <= {r["name"] for r in windows(journal.records)}:  # else some are too slow for the time left
+            best = max(own, key=lambda trial: median_rate(journal.records, trial) or 0.0)
         selection = selection.of(best, entrants(journal.records, terms))
     else:
-        measure_windows(profiler, journal, {**named, "best": configs[best]}, terms.budget, told, terms.left_s)
+        own = {"best": configs[best]}  # before the named, which may be slow
+        measure_windows(profiler, journal, {**own, **named, **own}, terms.budget, told, terms.left_s)
     repeats = next((one.repeats(terms.rule) for one in entrants(journal.records, terms) if one.id == best), True)
     return Confirmed(first, selection, best, repeats)
 
@@ -228,23 +234,24 @@ def measure_windows(
     """Measures up to `budget.windows` rounds; in each every configuration has one window, on the same batches.
 
     The order turns from round to round, so that a machine that slows down does so for all of them. Where `left_s` is
-    given, windows are as short as `LEAST_ROUNDS` of them need, and no round is begun that cannot be ended.
+    given, windows are as short as `LEAST_ROUNDS` of them need, and no round is begun that cannot be ended; who is too
+    slow for it is left out with a note.
     """
+    left_s = left_s or (lambda: math.inf)
     have, names = _missing(windows(journal.records), named, budget)
     if names:  # together with those of today alone
         today = [r for r in reopened(journal.records) if r.event == "window"]
         have, names = _missing(today, named, budget)
-    if not names or (left_s is not None and left_s() < len(names) * LEAST_WINDOW_S):
+    if not names or left_s() < len(names) * LEAST_WINDOW_S:
         return
-    # Once unmeasured: what ran last in the process was something else, and the first time is slow.
-    costs_s = [float(profiler.window(named[name], 0.0, seed=budget.windows).get("wall_s") or 0.0) for name in names]
-    window_s = budget.window_s
-    cost_s = SETTLE_S + statistics.fmean(costs_s)
-    if left_s is not None:
-        window_s = min(window_s, max(LEAST_WINDOW_S, left_s() / (LEAST_ROUNDS * len(names)) - cost_s))
+    costs_s = _warmed(profiler, journal, {name: named[name] for name in names}, budget.windows, left_s, told)
+    if not (names := list(costs_s)):
+        return
+    cost_s = SETTLE_S + statistics.fmean(costs_s.values())
+    window_s = min(budget.window_s, max(LEAST_WINDOW_S, left_s() / (LEAST_ROUNDS * len(names)) - cost_s))
     round_s = len(names) * (window_s + cost_s)
     for number in range(budget.windows):
-        if left_s is not None and left_s() < round_s:
+        if left_s() < round_s:
             break
         turn, took_s = number % len(names), 0.0
         for name in names[turn:] + names[:turn]:
@@ -253,6 +260,31 @@ def measure_windows(
                 took_s += float(found.get("wall_s") or 0.0)
                 told(journal.append("window", name=name, round=number, config=dict(named[name]), **found))
         round_s = took_s or round_s
+
+
+def _warmed(
+    profiler: Profiler,
+    journal: Journal,
+    named: Mapping[str, Mapping[str, Scalar]],
+    seed: int,
+    left_s: Callable[[], float],
+    told: Told,
+) -> dict[str, float]:
+    """Returns the seconds of one window of each that is not measured, beside the window's own length.
+
+    What ran last in the process was something else, and the first time is slow. Left out with a note is who would, by
+    its probe, not come to `LEAST_ROUNDS`, or leave no time for a round of those before it.
+    """
+    speeds, costs_s = Speeds(probed(journal.records)), dict[str, float]()
+    for name, knobs in named.items():
+        rate = speeds.of(knobs)
+        least_s = WINDOW_STEPS * Knobs.of(knobs).batch_size / rate if rate else 0.0
+        if left_s() < max((1 + LEAST_ROUNDS) * least_s, least_s + sum(costs_s.values())):
+            text = f"too little time is left to measure {name} in turns with the others"
+            told(journal.append("note", text=f"{text}: a larger search.max_time has it"))
+            continue
+        costs_s[name] = float(profiler.window(knobs, 0.0, seed=seed).get("wall_s") or 0.0)
+    return costs_s
 
 
 def _missing(

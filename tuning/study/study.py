@@ -323,7 +323,7 @@ class _Study:
     def _pick_probed(self, profiler: Worker, config: Mapping[str, Scalar]) -> None:
         """Measures what the probes found in turns with the named configurations, and writes it as the pick."""
         until = time.monotonic() + self._limits.confirm_s()
-        turns = {**self._named, "best": config}
+        turns = {"best": config, **{n: v for n, v in self._named.items() if n != "best"}}
         rounds = Rounds(LEAST_ROUNDS, min(1.0, self._config.budget.confirm.window_s))
         measure_windows(profiler, self._journal, turns, rounds, self._told, lambda: until - time.monotonic())
         rule = "the fastest system knobs that were probed, every other knob at its default"

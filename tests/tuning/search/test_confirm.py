@@ -136,6 +136,7 @@ def test_who_is_fastest_among_those_admitted_is_told_by_windows_in_the_same_roun
     assert found.best == "a"
     windows = [(r["round"], r["name"]) for r in journal.records if r.event == "window"]
     assert {name for _, name in windows} == {"a", "b", "before"}
+    assert windows[2] == (0, "before"), "what may be slow is last"
     assert all(sum(number == n for n, _ in windows) == 3 for number in range(5)), "one of each in every round"
 
 
@@ -287,6 +288,49 @@ def test_a_training_that_the_time_cut_is_made_up_for_once_there_is_more(
 def test_challengers_go_before_seeds(spare_s: float, expected: tuple[int, int]) -> None:
     windows = 5 * 2 * (BUDGET.window_s + 1.5)
     assert affordable(windows + spare_s, BUDGET, 1, [2.0, 2.0, 2.0]) == expected
+
+
+class Slow(FormulaProfiler):
+    """A profiler on which a batch of `before` takes 40 s, one of any other 1 s, and a window three of them."""
+
+    now = 0.0
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the speed, and lets the time pass."""
+        took_s = max(window_s, 3 * (40.0 if knobs["micro_batch_size"] == 4 else 1.0))
+        self.now += took_s
+        return {**super().window(knobs, window_s, seed), "wall_s": took_s}
+
+
+def test_a_configuration_too_slow_for_the_time_left_takes_no_windows_from_the_others(tmp_path: Path) -> None:
+    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Slow()
+    speed = {"samples_per_s": 32 / 40, "micro_step_s": 5.0, "optimizer_step_s": 0.0}
+    knobs = NAMED["before"]
+    journal.append("probe", name="before", config={**knobs, "batch_size": 32}, outcome="ok", **speed)
+    named = {**NAMED, "before": {**knobs, "batch_size": 32}}
+    measure_windows(profiler, journal, named, BUDGET, ignore, lambda: 70.0 - profiler.now)
+    assert {r["name"] for r in journal.records if r.event == "window"} == {"after", "best"}
+    assert {r["round"] for r in journal.records if r.event == "window"} == set(range(5))
+    (said,) = [r["text"] for r in journal.records if r.event == "note"]
+    assert said.startswith("too little time is left to measure before")
+    measure_windows(profiler, journal, named, BUDGET, ignore, lambda: 1e6 - profiler.now)
+    assert {r["round"] for r in journal.records if r.event == "window" and r["name"] == "before"} == set(range(5))
+
+
+def test_the_clock_is_looked_at_after_each_first_window(tmp_path: Path) -> None:
+    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Slow()
+    measure_windows(profiler, journal, NAMED, BUDGET, ignore, lambda: 130.0 - profiler.now)
+    assert profiler.probed == [NAMED["before"]], "no time is left for a round of it"
+
+
+def test_a_rival_too_slow_for_windows_is_judged_by_the_speed_that_is_known(tmp_path: Path) -> None:
+    journal = searched(tmp_path)
+    config = next(r["config"] for r in journal.records if r["trial"] == "b")
+    speed = {"samples_per_s": 1.0, "micro_step_s": 1000.0, "optimizer_step_s": 0.0}
+    journal.append("probe", name=None, config=config, outcome="ok", **speed)
+    found = settled(journal, SeededBench({0.1: 0.215, 0.2: 0.221}))
+    assert {r["name"] for r in journal.records if r.event == "window"} == {"a", "before"}
+    assert found.best == "b"
 
 
 def test_a_new_pick_of_a_study_with_more_time_takes_turns_with_the_others_again(tmp_path: Path) -> None:
