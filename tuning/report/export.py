@@ -90,7 +90,6 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     body = {
         "schema": best_file.SCHEMA,
         "status": status_of(summary, named),
-        "knobs": _every_knob(summary, named),
         "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
         "measured": _measured(summary, named),
         "compared": {
@@ -116,7 +115,8 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
         },
     }
     workload = {"ref": summary.ref, "options": masked(summary.options)}
-    return {**_shown(body), "workload": _shown(workload, shareable_value)}
+    knobs = _shown(_every_knob(summary, named), str)  # as they are: another text is no value of the knob
+    return {**_shown(body), "workload": _shown(workload, shareable_value), "knobs": knobs}
 
 
 def status_of(summary: Summary, named: Named) -> str:
@@ -171,7 +171,7 @@ def _quality(found: Quality) -> dict[str, Any]:
 
 
 def _shown(value: Any, of_text: Callable[[str], str] = shareable) -> Any:
-    """Plain data with the home folder as ~, no user in a URL, and no `${`, which would be refused on reading."""
+    """Plain data, each text by `of_text` and without `${`, which would be refused on reading."""
     if isinstance(value, Mapping):
         return {str(k): _shown(v, of_text) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tests.tuning import hostile
-from trainables.knobs import kind_of, table
+from trainables import Knob
+from trainables.knobs import KnobTable, kind_of, table
 from tuning.config import best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.shareable import shareable
@@ -143,13 +144,16 @@ def test_secrets_and_the_home_folder_stay_at_home(records, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "path", ["/ann/w.py", "/ann", "/mnt/ann/w.py", "/data/a:/ann/b", "/ann/a:/ann/b", "/ann dir/x", "/anne"]
 )
-def test_ref_and_options_are_read_back_as_they_were_wherever_the_home_folder_stands_in_them(
+def test_ref_options_and_knobs_are_read_back_as_they_were_wherever_the_home_folder_stands_in_them(
     records, tmp_path, monkeypatch, path
 ):
     monkeypatch.setenv("HOME", "/ann")
     run = with_study(records, config={"workload": {"ref": path, "options": {"data": path}}})
+    best = dataclasses.replace(run.named["best"], config={"weights": path})
+    rows = KnobTable({"weights": Knob(path, "both", values=(path, "none"))})
+    run = dataclasses.replace(run, table=rows, named={"best": best})
     read_back = best_file.read(export.write_best(run, tmp_path / "best.yaml"))
-    assert (read_back.ref, read_back.options["data"]) == (path, path)
+    assert (read_back.ref, read_back.options["data"], read_back.knobs["weights"]) == (path, path, path)
 
 
 def test_in_other_text_the_home_folder_is_shortened_where_a_path_begins(monkeypatch):
