@@ -39,6 +39,8 @@ CUDA_SPARE = 1.10
 """What a CUDA card must hold as a multiple of the peak: +10.2 % in the mean over 160 replays of its allocator."""
 LIMIT_S, ROOMY_S = 12.0, 5.0
 """What the stage may take, and where all fits by far; what was not measured by then is judged by the trials."""
+NOTHING = (Outcome.CUT, Outcome.TIMEOUT)
+"""What says nothing of a group's memory: `search.max_time` was over, or a process hung."""
 ROOMY = 8.0
 """All fits by far where the cap is so many times the largest need that is known."""
 
@@ -106,7 +108,8 @@ class MemoryStage:
             while (size := self._further(todo[number])) is not None:
                 if self._clock() + spent_s * size / sum(self._first) >= started + limit_s:
                     break
-                self._measure(todo[number], (size,))
+                if not self._measure(todo[number], (size,)):
+                    break
 
     def _is_roomy(self) -> bool:
         """Returns whether all that is known fits by far, at the largest micro-batch."""
@@ -144,15 +147,18 @@ class MemoryStage:
         self._write(group, bound, {"measured": [], "message": ""}, alone(record.fields))
         return True
 
-    def _measure(self, group: Group, sizes: Sequence[int]) -> None:
-        """Writes the line through what was measured of the group before and now."""
+    def _measure(self, group: Group, sizes: Sequence[int]) -> bool:
+        """Writes the line through what was measured of the group before and now; returns whether there was anything."""
         found = self._profiler.footprint(self._knobs(group), sizes)
-        if found.get("outcome") == Outcome.CUT:  # search.max_time was over, which says nothing of the group
-            return
+        if found.get("outcome") in NOTHING:
+            return False
         before = _latest(self._journal.records, group)
         measured = [*(before["measured"] if before else []), *found["measured"]]
         if not measured:  # not even the smallest fits: its need is at least the cap, which says nothing of less than it
-            less = self._profiler.footprint(self._knobs(group), (1,))["measured"] if sizes[0] > 1 else []
+            one = self._profiler.footprint(self._knobs(group), (1,)) if sizes[0] > 1 else found
+            if one.get("outcome") in NOTHING:
+                return False
+            less = one["measured"]
             measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
         pairs = [(int(m), int(b)) for m, b in measured]
         own = [*(before.get("measured_alone", []) if before else []), *found.get("measured_alone", [])]
@@ -163,6 +169,7 @@ class MemoryStage:
             more["failed"] = {"micro_batch": sizes[len(found["measured"])], "cap_bytes": self._cap_bytes}
         raw = {**found, "measured": pairs, "measured_alone": bare}
         self._write(group, line(pairs), raw, line(bare) if bare else None, **more)
+        return True
 
     def _further(self, group: Group) -> int | None:
         """Returns the largest size of the space that is worth measuring too, None where there is none.

@@ -179,6 +179,29 @@ def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Jo
     assert not learned.judge(FP32, 2).fits
 
 
+@pytest.mark.parametrize("outcome", ["timeout", "cut"])
+@pytest.mark.parametrize(("fitting", "hangs_at"), [((2, 8), (64,)), ((), (2, 8)), ((), (1,))])
+def test_a_footprint_that_hung_or_had_no_time_says_nothing_of_the_memory(
+    journal: Journal, outcome: str, fitting: tuple[int, ...], hangs_at: tuple[int, ...]
+) -> None:
+    class Slow(CountingBench):
+        def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+            found = {**super().footprint(knobs, micro_batches), "message": "no room"}
+            if tuple(micro_batches) == hangs_at:
+                return {**found, "outcome": outcome, "measured": []}
+            return {**found, "measured": [pair for pair in found["measured"] if pair[0] in fitting]}
+
+    journal.append("study", card={"cap_bytes": None}, device={"type": "cuda"})
+    profiler = Slow()
+    MemoryStage(profiler, SPACE, journal, 10**9, clock=lambda: 0.0).run()
+    assert len(profiler.asked) == 2 * (1 + (hangs_at != (2, 8))), "asked once of each group"
+    learned = guard(journal.records, 10**9)
+    assert learned.judge(FP32, 64).fits
+    assert [r["measured"] for r in journal.records if r.event == "footprint"] == [[[2, 120 * MB], [8, 180 * MB]]] * (
+        2 if fitting else 0
+    )
+
+
 def test_of_a_range_its_ends_and_middle_are_measured() -> None:
     space = Space.of({**SPACE.as_raw(), "hidden_size": {"low": 64, "high": 256}})
     assert sorted({c["hidden_size"] for c in memory_groups(space)}) == [64, 128, 256]
