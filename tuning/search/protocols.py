@@ -82,7 +82,8 @@ class TrialPlan:
     `milestones` are samples seen, the last of them the horizon `samples`; `shrink` halves the micro-batch on an OOM.
     `concurrency` trials run at once, each in an equal slot of one of the `devices`, with `threads` of torch's and under
     `cap_bytes`; with a device to itself a trial is under `alone_bytes`. None: it is held to nothing but the worker's
-    own cap. A trial that still runs at `deadline`, in seconds of the monotonic clock, is cut there; None: never.
+    own cap. Where slots have no cap, a trial that is predicted to need more than `room_bytes` still runs alone, with
+    None none does. A trial that still runs at `deadline`, in seconds of the monotonic clock, is cut there; None: never.
     """
 
     samples: int
@@ -93,6 +94,7 @@ class TrialPlan:
     devices: int = 1
     cap_bytes: int | None = None
     alone_bytes: int | None = None
+    room_bytes: int | None = None
     deadline: float | None = None
 
     def on_nodes(self, count: int) -> TrialPlan:

@@ -118,8 +118,10 @@ class Limits:
             model_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)
             cap_bytes = slots.share_bytes(card_bytes, a_device)
             alone_bytes = slots.alone_bytes(card_bytes, a_device, model_bytes)
-        elif not cuda and config.card.cap_bytes is not None:  # else trials share the machine's own memory
+        elif not cuda and config.card.cap_bytes is not None:
             cap_bytes, alone_bytes = card_bytes // count, card_bytes
+        # Else trials share the machine's own memory.
+        room_bytes = card_bytes // count if not cuda and config.card.cap_bytes is None and count > 1 else None
         return TrialPlan(
             samples=samples,
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
@@ -129,6 +131,7 @@ class Limits:
             devices=self._devices,
             cap_bytes=cap_bytes,
             alone_bytes=alone_bytes,
+            room_bytes=room_bytes,
             deadline=self._cut_at(),
         )
 

@@ -155,7 +155,8 @@ class Dispatcher:
         return own is not None and alone is not None and own < alone
 
     def _is_too_large(self, need_bytes: int | None) -> bool:
-        return self._is_shared and need_bytes is not None and need_bytes > (self._plan.cap_bytes or 0)
+        room_bytes = self._plan.cap_bytes if self._is_shared else self._plan.room_bytes
+        return room_bytes is not None and need_bytes is not None and need_bytes > room_bytes
 
     def _tell(self, placed: Placed, found: Mapping[str, Any]) -> None:
         """Passes on what became of the trial's processes since its last state."""

@@ -620,8 +620,15 @@ def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
 
 def test_without_a_card_trials_are_held_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 4)
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
     found = plan_of(tmp_path, ["card=cpu", "concurrency=2"])
     assert (found.concurrency, found.threads, found.cap_bytes, found.alone_bytes) == (2, 2, None, None)
+    assert found.room_bytes == 400, "what needs more than its part of the free RAM runs alone"
+
+
+@pytest.mark.parametrize("typed", [["card=cpu", "concurrency=1"], ["card=rtx4060", "concurrency=2"]])
+def test_one_trial_at_a_time_and_trials_under_a_cap_need_no_room(tmp_path: Path, typed: list[str]) -> None:
+    assert plan_of(tmp_path, typed).room_bytes is None
 
 
 IDLE = {"config": {"num_workers": 2}, "telemetry": {"gpu_sm_frac": 0.4}, "peak_allocated_bytes": 3 * 2**30}

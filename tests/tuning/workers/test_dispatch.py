@@ -63,6 +63,19 @@ def test_a_trial_predicted_to_need_more_than_a_slot_runs_alone_at_once_and_nothi
     assert taken(dispatcher).alone is False
 
 
+def test_where_nothing_caps_a_slot_what_needs_more_than_its_part_of_the_memory_runs_alone() -> None:
+    plan = TrialPlan(64, (64,), False, 2, 3, room_bytes=100)
+    dispatcher = Dispatcher(Queue([("nowhere", 60), ("nowhere", 101), ("nowhere", None)]), plan.on_nodes(2), 500)
+    small = taken(dispatcher)
+    assert (small.alone, dispatcher.take()) == (False, None), "the large one waits, and nothing starts before it"
+    dispatcher.ended(small, OK)
+    large = taken(dispatcher)
+    order = dispatcher.order(large)
+    assert (large.alone, order.threads, order.plan.cap_bytes, dispatcher.take()) == (True, 6, 500, None)
+    dispatcher.ended(large, OK)
+    assert taken(dispatcher).alone is False
+
+
 def test_without_shares_a_trial_has_the_workers_own_cap_and_an_oom_is_its_end() -> None:
     scheduler = Queue([("nowhere", 10**9)])
     dispatcher = Dispatcher(scheduler, TrialPlan(64, (64,), False, 1, 1), 500)
