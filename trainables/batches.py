@@ -24,8 +24,6 @@ from trainables.workload import Augment, Batch, Config
 
 FORKS = "fork" if sys.platform == "linux" else None
 """Python 3.14 would start workers that import anew, which cannot find what a user's file defines. They use no CUDA."""
-WORKER_TIMEOUT_S = 120.0
-"""A loader worker silent for so long is taken for hung; without a limit the loop would wait for ever."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +159,7 @@ class Loader:
             prefetch_factor=knobs.prefetch_factor,
             persistent_workers=knobs.persistent_workers,
             pin_memory=self._pins,
-            timeout=WORKER_TIMEOUT_S,
+            timeout=config.loader_timeout_s,
             multiprocessing_context=FORKS,
             # Its own, since every epoch draws the workers' seeds from it: the process's generator is dropout's, and a
             # run that goes on in the middle of an epoch would find it one draw further.

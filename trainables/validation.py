@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainables.batches import FORKS, WORKER_TIMEOUT_S, as_it_is, batch_of, size_of
+from trainables.batches import FORKS, as_it_is, batch_of, size_of
 from trainables.workload import Batch, Config
 
 VALIDATION_SAMPLES = 2000
@@ -57,7 +57,7 @@ def validation_loader(
         num_workers=knobs.num_workers,
         prefetch_factor=knobs.prefetch_factor,
         pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
-        timeout=WORKER_TIMEOUT_S,
+        timeout=config.loader_timeout_s,
         multiprocessing_context=FORKS,
         generator=torch.Generator(),  # for the reason that `Loader` gives
     )

@@ -38,13 +38,15 @@ class Config:
     """The values of one trial, as a workload sees them.
 
     `options` are the workload's own settings (`workload.data`, `workload.model`, ...); `seed` fixes the model's first
-    weights, the order of the samples and dropout; `device` is a torch device name.
+    weights, the order of the samples and dropout; `device` is a torch device name. A loader's process from which
+    nothing comes for `loader_timeout_s` seconds is taken for hung; without a limit the loop would wait for ever.
     """
 
     knobs: Knobs = field(default_factory=Knobs)
     options: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     device: str = "cpu"
+    loader_timeout_s: float = 120.0
 
     def with_knobs(self, **changes: Scalar) -> Config:
         """Returns a copy with some knobs changed."""

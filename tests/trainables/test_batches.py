@@ -110,8 +110,9 @@ def test_a_cache_that_takes_longer_to_prepare_than_it_may_is_refused() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_validation_comes_in_the_same_batches_from_workers(workers: int) -> None:
     samples = Sized(VALIDATION_SAMPLES)
-    config = Config(Knobs(num_workers=workers))
+    config = Config(Knobs(num_workers=workers), loader_timeout_s=30.0)
     loaded = validation_loader(samples, torch.stack, 600, None, config)
+    assert getattr(loaded, "timeout", None) == (30.0 if workers else None)
     starts = [float(batch[0, 0]) for batch in loaded]
     assert starts == [0.0, 600.0, 1200.0, 1800.0]
     assert (samples.reads == 0) == bool(workers)  # read in other processes

@@ -291,7 +291,7 @@ def _device(asked: str) -> str:
 
 
 def _session(best: Best, device: str) -> Session:
-    setting = WorkerConfig(best.ref, dict(best.options), device, machine.cores(), None, best.seed)
+    setting = WorkerConfig(best.ref, dict(best.options), device, machine.cores(), None, best.seed, hang_s=math.inf)
     try:
         session = Session(setting)
     except Exception as error:  # whatever a user's file raises when it is imported

@@ -84,11 +84,12 @@ class RunningTrial:
     def advance(self, beat_s: float = math.inf) -> dict[str, Any]:
         """Returns what is known at the next milestone, or at the end: then `done` is true. Never raises on OOM.
 
-        What takes longer than `beat_s` is `paused` after a window, with no values, and goes on with the next call.
+        What takes longer than `beat_s` is `paused` after a window, with no values, and goes on with the next call; so
+        is a trial that is to begin again, since a loader that hung has taken most of what an answer may.
         """
         found: dict[str, Any] = {"values": {}}
+        start = time.perf_counter()
         with Attempt(self._session, found, self._plan.cap_bytes) as attempt:
-            start = time.perf_counter()
             if self._state is None:
                 config = self._session.config(self._knobs, self._seed)
                 self._session.memory.limit(self._plan.cap_bytes)
@@ -97,7 +98,9 @@ class RunningTrial:
                 self._setup_s = time.perf_counter() - start
             found.update(self._to_milestone(start + beat_s))
         if self._restarted(found, attempt.fault):
-            return self.advance(beat_s)
+            if time.perf_counter() <= start + beat_s:
+                return self.advance(beat_s)
+            found = {"values": {}, "outcome": str(Outcome.OK), "message": "", "paused": True}
         for name, is_oom in (("ooms", True), ("restarts", False)):
             found[name] = [one for one in self._restarts if (one["outcome"] == Outcome.OOM) == is_oom]
         found.update(self._facts())

@@ -56,6 +56,8 @@ def _end_with_the_study() -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 1):
             pass
+    if os.getpgrp() == os.getpid():  # `Worker` starts it so; loader processes that wait in the user's code end too
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

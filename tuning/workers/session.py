@@ -37,6 +37,8 @@ RELOAD_S = 1.0
 """A data set that loads in less is loaded again, to see that it is the same each time."""
 CACHE_FRAC = 0.7
 """Of the free RAM, what `ram_cache` may fill."""
+LOADER_S, LOADER_FRAC = 120.0, 0.75
+"""How long a loader's process may be silent, at most that share of `hang_s`: before its parent is taken for hung."""
 PROBE_WINDOW_S = 0.4
 """The length of a probe's window: after each it is asked whether another is worth its time."""
 
@@ -74,7 +76,8 @@ class Session:
         """Returns the configuration of these knobs under the session's setting."""
         own = self.setting
         options, rows = dict(own.options), self.table
-        return workload.Config(Knobs.of(knobs, rows), options, own.seed if seed is None else seed, own.device)
+        silent_s = min(LOADER_S, LOADER_FRAC * own.hang_s)
+        return workload.Config(Knobs.of(knobs, rows), options, own.seed if seed is None else seed, own.device, silent_s)
 
     def warm(self, knobs: Mapping[str, Scalar]) -> None:
         """Loads data and model, so that the first trial finds them; what is loaded is left out of later collections."""

@@ -195,6 +195,7 @@ class Worker:
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": self._search_path()},
             cwd=self.config.folder or None,
+            process_group=0,  # with its loader's processes, which are ended together
         )
         theirs.close()
         self._connection, self._is_ready = ours, False
@@ -299,7 +300,10 @@ class Worker:
         return answer
 
     def _spent_s(self) -> float:
-        """Returns the processor seconds that the process and its loader's have used, 0 where it is gone."""
+        """Returns the processor seconds that the process and its loader's have used, 0 where it is gone.
+
+        Those that have ended are counted in their parent's times, where the system tells them.
+        """
         if self._process is None:
             return 0.0
         spent_s = 0.0
@@ -309,6 +313,7 @@ class Worker:
                 with contextlib.suppress(psutil.Error):
                     times = one.cpu_times()
                     spent_s += times.user + times.system
+                    spent_s += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
         return spent_s
 
     @property
@@ -348,7 +353,8 @@ class Worker:
         if is_lost:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ENDED_S)
-        process.kill()
+        with contextlib.suppress(OSError):  # a loader process that waits in the user's code would stay for good
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             process.wait(_ENDED_S)
         except subprocess.TimeoutExpired:

@@ -152,6 +152,41 @@ def test_a_trial_goes_on_without_a_cache_that_does_not_fit_and_a_probe_says_so(b
     assert [(r["fault"], r["knobs"]["ram_cache"]) for r in found["restarts"]] == [("RAM cache", True)]
 
 
+HANGS = """
+import threading
+import torch
+from tests.fakes import Sums
+
+class Hanging(Sums):
+    def collate(self, samples):
+        if torch.utils.data.get_worker_info() is not None:
+            threading.Event().wait()
+        return super().collate(samples)
+
+WORKLOAD = Hanging()
+"""
+
+
+def test_a_trial_whose_loader_hangs_says_so_in_time_and_goes_on_with_fewer_processes(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGS)
+    session = Session(WorkerConfig(str(tmp_path / "hanging.py"), {"count": 64}, hang_s=1.0))
+    trial = session.trial({**KNOBS, "num_workers": 1}, Plan(64, (64,)), seed=0)
+    first = trial.advance(beat_s=0.5)
+    assert (first["paused"], first["done"], first["samples"], first["knobs"]["num_workers"]) == (True, False, 0, 0)
+    last = trial.advance()
+    assert (last["outcome"], last["done"]) == ("ok", True)
+    (restart,) = last["restarts"]
+    assert (restart["fault"], restart["knobs"]["num_workers"]) == ("loader process hung", 1)
+    assert "DataLoader timed out after 0.75 seconds" in restart["message"]
+
+
+@pytest.mark.parametrize(("hang_s", "silent_s"), [(60.0, 45.0), (3600.0, 120.0)])
+def test_a_loader_is_taken_for_hung_before_its_process_is(hang_s: float, silent_s: float, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGS)
+    session = Session(WorkerConfig(str(tmp_path / "hanging.py"), hang_s=hang_s))
+    assert session.config(KNOBS).loader_timeout_s == silent_s
+
+
 def test_a_validation_split_that_does_not_fit_is_read_as_it_is(broken: Any) -> None:
     session, allowed = broken(""), iter([math.inf])
     session.resident.cache_limits = CacheLimits(lambda: next(allowed, 0.0))

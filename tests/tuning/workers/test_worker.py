@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.commands import MINE
+from tests.commands import MINE, wait_for
 from tuning.config.errors import UserCodeError
 from tuning.workers import worker as worker_module
 from tuning.workers.worker import Worker
@@ -146,6 +147,93 @@ def test_nothing_is_waited_for_or_tried_again_long_past_the_deadline(
         took_s = time.monotonic() - worker.deadline
     assert (found["outcome"], found["fault"], said) == ("cut", "search.max_time was over", [])
     assert 0.5 <= took_s < 5.0
+
+
+COMPUTING = """
+import multiprocessing
+import time
+from tests.data.mine import Moons
+
+def compute(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+class Computing(Moons):
+    def loss(self, model, batch):
+        helper = multiprocessing.get_context("fork").Process(target=compute, args=(2.5,))
+        helper.start()
+        helper.join()
+        compute(1.5)
+        return super().loss(model, batch)
+
+WORKLOAD = Computing()
+"""
+
+
+def test_a_process_that_computes_does_not_hang_because_one_of_its_own_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "computing.py").write_text(COMPUTING, encoding="utf-8")
+    said: list[str] = []
+    with Worker(WorkerConfig(str(tmp_path / "computing.py")), said.append) as worker:
+        worker.describe({})
+        worker.config = replace(worker.config, hang_s=1.0)
+        assert worker.train(KNOBS, 8, (8,), seed=0)["outcome"] == "ok"
+    assert said == []
+
+
+STUCK = """
+import os
+import threading
+from pathlib import Path
+from torch.utils.data import Dataset
+from tests.data.mine import Moons
+
+class Stuck(Dataset):
+    def __init__(self, pids):
+        self.pids = pids
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        with Path(self.pids).open("a") as file:
+            file.write(f"{os.getpid()}\\n")
+        threading.Event().wait()
+
+class Waiting(Moons):
+    options = {**Moons.options, "pids": ""}
+
+    def dataset(self, config, split):
+        return Stuck(config.options["pids"])
+
+WORKLOAD = Waiting()
+"""
+
+
+def test_loader_processes_end_with_the_process_that_hung(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
+    pids = tmp_path / "pids"
+    with Worker(WorkerConfig(str(tmp_path / "stuck.py"), {"pids": str(pids)}, hang_s=2.0)) as worker:
+        found = worker.train({**KNOBS, "num_workers": 1}, 64, (64,), seed=0)
+    assert found["outcome"] == "timeout"
+    left = [psutil.Process(pid) for pid in set(map(int, pids.read_text().split())) if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(left, timeout=5)[1]
+
+
+@pytest.mark.fault
+def test_loader_processes_end_when_the_process_that_started_the_worker_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
+    pids, knobs = tmp_path / "pids", {**KNOBS, "num_workers": 1}
+    code = (
+        "from tuning.workers.worker import Worker; from tuning.workers.worker_config import WorkerConfig;"
+        f"b = Worker(WorkerConfig({str(tmp_path / 'stuck.py')!r}, {{'pids': {str(pids)!r}}}));"
+        f"b.train({knobs!r}, 64, (64,), seed=0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], text=True) as study:
+        assert wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"), study)
+        loader = psutil.Process(int(pids.read_text()))
+        study.kill()
+    assert not psutil.wait_procs([loader], timeout=20)[1]
 
 
 @pytest.mark.fault
