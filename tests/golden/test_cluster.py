@@ -72,11 +72,11 @@ def test_a_lost_node_costs_what_ran_on_it_once_and_a_node_that_joins_takes_its_p
         assert wait_for(lambda: len(so_far(tmp_path, "lost")) == 2, run), err.read_text()[-2000:]
         nodes.ask(add={"cpus": 1, **seen})
         assert run.wait(280) == 0, err.read_text()[-2000:]
+        check_files(tmp_path / "runs/mine/one")
         again = begin(tmp_path, nodes, monkeypatch, "resume=one", "search.trials=13")
         assert again.wait(280) == 0, err.read_text()[-2000:]
         alive = nodes.ask()["alive"]
     records = journal(tmp_path / "runs/mine/one")
-    check_files(tmp_path / "runs/mine/one")
     assert Counter(r["trial"] for r in of(records, "trial")) == {f"t{n:03d}": 1 for n in range(13 + BESIDE)}
     assert {r["outcome"] for r in of(records, "trial")} == {"ok"}
     assert len({r["node"] for r in of(records, "trial")}) == 3
