@@ -185,6 +185,8 @@ class _Asking(Searcher):
                 is_empty = self._members is not None and not self._members.slots.machines
             except TuningError as error:
                 self.failed = error
+        if self.failed is not None:  # what still waits is ended by `stranded`
+            return Searcher.FINISHED
         # Not the end while trials run: one of them may have to begin again.
         return None if self._placed or self._doubts or is_empty else Searcher.FINISHED
 
@@ -217,14 +219,19 @@ class _Asking(Searcher):
             self.failed = failure
 
     def stranded(self) -> set[str]:
-        """Returns the trials whose node is lost; StoppedEarly where none is left."""
-        if self._members is None or self._dispatcher is None or self.failed is not None:
+        """Returns the trials whose node is lost.
+
+        Raises what has failed, such as StoppedEarly where no node is left: a trial that waits for one would not end.
+        """
+        if self._members is None or self._dispatcher is None:
             return set()
-        try:
-            self._attend()
-        except TuningError as error:
-            self.failed = error
-            raise
+        if self.failed is None:
+            try:
+                self._attend()
+            except TuningError as error:
+                self.failed = error
+        if self.failed is not None:
+            raise self.failed
         return self._members.slots.stranded()
 
     def _attend(self) -> None:

@@ -11,8 +11,11 @@ import pytest
 
 from tests.data.greedy import CAP_BYTES
 from tests.queues import GREEDY, Killing, Queue
+from tuning.config.errors import StoppedEarly
 from tuning.search.protocols import TrialPlan
-from tuning.workers.ray_tune import RayCluster, RayExecutor
+from tuning.workers.dispatch import Dispatcher
+from tuning.workers.nodes import Node, Slots
+from tuning.workers.ray_tune import RayCluster, RayExecutor, _Asking
 from tuning.workers.worker_config import WorkerConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -97,6 +100,31 @@ def test_a_trial_whose_process_or_actor_was_killed_is_run_in_another_and_the_wor
     assert scheduler.killed is not None
     psutil.wait_procs([scheduler.killed], timeout=10)
     assert not scheduler.killed.is_running()
+
+
+class Dying:
+    """The one node of a cluster, which is lost at the second look."""
+
+    def __init__(self) -> None:
+        self.slots, self.plan = Slots([Node("a", "10.0.0.1", 1.0)], 1), orders(1)
+        self._looks = 0
+
+    def look(self) -> bool:
+        """Raises from the second look on."""
+        self._looks += 1
+        if self._looks > 1:
+            raise StoppedEarly("no node is left")
+        return False
+
+
+def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
+    scheduler = Queue([("nowhere", None)] * 2)
+    asking = _Asking(Dispatcher(scheduler, orders(1), None), WorkerConfig("mine.py"), Dying())  # type: ignore[arg-type]
+    assert asking.suggest("first")["order"].trial == "t0"
+    assert asking.suggest("second") == "FINISHED"
+    for _ in range(2):
+        with pytest.raises(StoppedEarly, match="no node is left"):
+            asking.stranded()
 
 
 def test_the_token_lies_in_a_folder_of_its_users_own(cluster: RayCluster) -> None:
