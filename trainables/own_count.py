@@ -260,8 +260,6 @@ class Counted:
             parameters = state.model.parameters() if state.model is not None else ()
             gradients = [p.grad for p in parameters if p.grad is not None]  # born in parts that were not counted
             state.meter.adopt([*batches.tensors_of(batch), *gradients])
-        if state.model is not None:  # compiled under a counter of operators it would stay uncompiled for good
-            self._watching.enter_context(precision.uncompiled(state.model))
         self._watching.enter_context(watched(state, "forward_backward"))
 
     def _loss_sum(self) -> Tensor | None:

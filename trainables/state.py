@@ -157,12 +157,17 @@ def watched(state: RunState, part: StepPart | None = None) -> Iterator[None]:
     """Shows the block to the witness of the first optimiser step as a `part` of it, and counts live bytes on a CPU.
 
     The bytes are counted in the first optimiser step, and of a run with a cap in every part that may need more than
-    those counted before (`live_bytes.Sparse`).
+    those counted before (`live_bytes.Sparse`). Nothing is compiled meanwhile.
     """
+    meter = state.meter if state.counting else None
+    witness = state.witness if part is not None else None
     with ExitStack() as stack:
-        if state.meter is not None and state.counting:
-            state.meter.adopts = state.steps == 0  # what the workload keeps beside its model is met by then
-            stack.enter_context(state.meter)
-        if state.witness is not None and part is not None:
-            stack.enter_context(state.witness.watching(part))
+        if meter is not None or witness is not None:
+            # What torch.compile meets inside stays uncompiled for good, whoever had it compiled: so it meets nothing.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if meter is not None:
+            meter.adopts = state.steps == 0  # what the workload keeps beside its model is met by then
+            stack.enter_context(meter)
+        if witness is not None and part is not None:
+            stack.enter_context(witness.watching(part))
         yield

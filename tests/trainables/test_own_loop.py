@@ -135,6 +135,47 @@ def test_ending_it_leaves_their_finally_and_no_thread(script: Any) -> None:
     assert workload.train.__globals__["SEEN"] == ["left"]
 
 
+COMPILED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, values):
+        return self.linear(values).squeeze(1)
+
+def noted(name):
+    def backend(graph, inputs):
+        SEEN.append(name)
+        return graph.forward
+    return backend
+
+@torch.compile(backend=noted("loss"))
+def error_of(predicted, target):
+    return (predicted - target).square().mean()
+
+@torch.compile(backend=noted("evaluation"))
+def judged(predicted, target):
+    return (predicted - target).abs().mean()
+
+def train(run):
+    net = torch.compile(Net(), backend=noted("model"))
+    net, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=run["learning_rate"]))
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        run.backward(error_of(net(batch[0]), batch[1]), optimizer)
+        if run.evaluate_now:
+            with torch.no_grad():
+                run.report(error=judged(net(X), X.sum(1)).item())
+"""
+
+
+@pytest.mark.parametrize("cap_bytes", [None, 1 << 40])
+def test_what_they_compile_themselves_runs_compiled_once_nothing_is_counted(script: Any, cap_bytes: int | None) -> None:
+    workload = script(COMPILED)
+    events(workload, Plan(160, (16, 160), cap_bytes=cap_bytes))
+    assert set(workload.train.__globals__["SEEN"]) == {"loss", "evaluation", "model"}
+
+
 def test_own_lines_step_by_themselves_and_batches_are_whole(script: Any) -> None:
     body = """
 def train(run):

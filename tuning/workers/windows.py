@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainables import loop, training
+from trainables import loop, precision, training
 from trainables.batches import plan_epoch, size_of
 from trainables.own_count import OwnState
 from trainables.stopwatch import LOADING, SPANS, Window
@@ -18,14 +18,20 @@ from tuning.workers.telemetry import TelemetryReader
 
 
 def read_windows(state: training.AnyState, sampler: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
-    """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes."""
+    """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes.
+
+    One in which a graph was compiled is left out, too: their own code may compile some, at a new shape even late.
+    """
     events = (event for event in training.train(state) if isinstance(event, Window))
     for _ in range(dropped):
         next(events, None)
     sampler.begin()
+    made = precision.graphs_made()
     for window in events:
-        sampler.read()
-        yield window
+        before, made = made, precision.graphs_made()
+        if made == before:
+            sampler.read()
+            yield window
 
 
 def speed(windows: Sequence[Window]) -> dict[str, Any]:

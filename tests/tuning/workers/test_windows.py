@@ -108,3 +108,41 @@ def test_a_probe_waits_for_a_whole_batch(session: Session, monkeypatch: pytest.M
 def test_windows_have_no_steps_where_none_are_asked_for(session: Session) -> None:
     state = loop.prepare(session.resident, session.config(KNOBS), loop.Plan(64))
     assert all(event.micro_steps_s == () for event in loop.train(state) if isinstance(event, Window))
+
+
+COMPILING = '''
+import time
+import torch
+from tests.fakes import Sums
+
+def slow(graph, inputs):
+    time.perf_counter.now += 100.0
+    return graph.forward
+
+@torch.compile(backend=slow)
+def error_of(predicted, target):
+    return (predicted - target).square().mean()
+
+class Compiling(Sums):
+    """Takes 10 ms a micro-batch, and 100 s to compile its loss, for each new shape."""
+
+    def loss(self, model, batch):
+        time.perf_counter.now += 0.01
+        return error_of(model(batch["values"]), batch["target"])
+
+WORKLOAD = Compiling()
+'''
+
+
+def test_what_a_workload_compiles_itself_is_no_part_of_its_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "compiling.py"
+    path.write_text(COMPILING)
+    session = Session(WorkerConfig(str(path), {"count": 62}))
+    session.warm({})
+    monkeypatch.setattr(time, "perf_counter", Clock())
+    found = session.probe(KNOBS, time_s=150.0)
+    assert found["outcome"] == "ok", found["message"]
+    assert found["wall_s"] > 100.0, "it was compiled"
+    assert found["micro_step_s"] == pytest.approx(0.01)
