@@ -122,6 +122,38 @@ class Scale(nn.Module):
         return values * self.weight
 
 
+class Followed(Sums):
+    """Sums whose forward pass changes its model: a teacher follows it, a buffer is made, and another grows."""
+
+    def model(self, config: Config) -> nn.Module:
+        """Returns a model whose weights differ from one call to the next, but for the seed."""
+        return Follower(config.knobs.dropout)
+
+
+class Follower(nn.Module):
+    """An Adder, a frozen teacher that is its running average and takes part, and tables made as they are needed."""
+
+    ones: Tensor | None
+    table: Tensor
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.student, self.teacher = Adder(dropout), Adder(0.0).requires_grad_(False)
+        self.register_buffer("ones", None)
+        self.register_buffer("table", torch.ones(1))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Returns shape (batch,) from (batch, time)."""
+        if self.ones is None:
+            self.ones = torch.ones(())
+        if len(self.table) < 9:
+            self.table = torch.ones(9)
+        for own, led in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+            own.data.mul_(0.9).add_(led.data, alpha=0.1)
+        found: Tensor = self.student(values * self.ones) + 0.1 * self.teacher(values * self.table[: values.shape[1]])
+        return found
+
+
 def no_time() -> float:
     """A clock for those who measure by formulas: on a busy machine a real one ended the probes at another one."""
     return 0.0

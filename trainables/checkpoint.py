@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from trainables.files import SHARED, write_whole
 from trainables.loop import State
+from trainables.resident import written
 
 POINTER = "checkpoint.json"
 _COUNTERS = ("samples", "steps", "epoch", "micro_batches_done", "evaluation_batch")
@@ -80,14 +82,17 @@ def clear(folder: Path) -> None:
         state.unlink(missing_ok=True)
 
 
-def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Returns what training changed: trainable parameters and buffers, by name."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return {**named, **dict(model.named_buffers())}
+def trained_tensors(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns what training changed, by name: trainable parameters, buffers, and frozen parameters written into.
+
+    These, such as those of a teacher that follows the model, are told by the `first` marks (`resident.marks`).
+    """
+    named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {**named, **dict(model.named_buffers()), **written(model, first)}
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
-    tensors = {f"model.{name}": t for name, t in trained_tensors(state.model).items()}
+    tensors = {f"model.{name}": t for name, t in trained_tensors(state.model, state.marks).items()}
     for index, parameter in enumerate(_optimized(state)):
         for name, value in state.optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
@@ -98,15 +103,19 @@ def _tensors(state: State) -> dict[str, Tensor]:
 
 
 def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -> None:
-    own = trained_tensors(state.model)
+    buffers = dict(state.model.named_buffers())
+    own = {n: p.detach() for n, p in state.model.named_parameters() if f"model.{n}" in stored}  # frozen ones, too
+    own |= trained_tensors(state.model, state.marks)
     for name, tensor in own.items():
         other = stored.get(f"model.{name}")
-        if other is None or other.shape != tensor.shape:
+        if other is None or (other.shape != tensor.shape and name not in buffers):
             found = "nothing" if other is None else f"shape {tuple(other.shape)}"
             raise CheckpointError(f"checkpoint has {found} for {name}, the model has shape {tuple(tensor.shape)}")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(stored[f"model.{name}"])
+            if tensor.shape == (other := stored[f"model.{name}"]).shape:
+                tensor.copy_(other)
+    _make_buffers(state, stored)
     parameters = _optimized(state)
     for key, tensor in stored.items():
         if key.startswith("optimizer."):
@@ -124,6 +133,15 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
         torch.cuda.set_rng_state(stored["random.cuda"], state.device)
     for name in _COUNTERS:
         setattr(state, name, int(pointer[name]))
+
+
+def _make_buffers(state: State, stored: Mapping[str, Tensor]) -> None:
+    """Gives the model the buffers that a forward pass had made, or made anew in another size."""
+    for prefix, module in state.model.named_modules():
+        for name, buffer in list(module._buffers.items()):
+            other = stored.get(f"model.{prefix}.{name}" if prefix else f"model.{name}")
+            if other is not None and (buffer is None or buffer.shape != other.shape):
+                setattr(module, name, other.to(state.device))
 
 
 def _optimized(state: State) -> list[Tensor]:

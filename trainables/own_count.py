@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.plan import evenly
+from trainables.resident import marks
 from trainables.state import WARM_STEPS, Diverged, RunState, closed, watched
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Witness
@@ -100,6 +101,7 @@ class Counted:
             state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
         if not state.first_step_at:
             state.reseeds = torch.initial_seed() != self.seed
+            state.marks = {} if state.model is None else marks(state.model)
             self._give(READY)
             if state.epoch:  # a window that is to have other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.validation import validation_batches, validation_loader
 from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
+
+MARKED = 1000
+"""Numbers of a parameter that are looked at to see whether it has changed, up to twice as many."""
 
 
 class Resident:
@@ -36,15 +39,17 @@ class Resident:
         self._model: nn.Module | None = None
         self._model_key: Hashable = None
         self._first: dict[str, Tensor] = {}
+        self.marks: Mapping[str, Tensor] = {}
+        """Of the model's parameters before any training, as `marks` returns them."""
 
     def model(self, config: Config) -> nn.Module:
         """Returns the model of the configuration on its device, with the weights it has before any training.
 
-        The same object is returned for the same options, seed, device and model-shaping knobs. Raises HookFailed where
-        the workload gives none.
+        The same object is returned for the same options, seed, device and model-shaping knobs, unless its forward pass
+        has changed what is not restored. Raises HookFailed where the workload gives none.
         """
         key = (_options_key(config), config.seed, config.device, _shape_key(config))
-        if self._model is None or key != self._model_key:
+        if self._model is None or key != self._model_key or not self._can_be_restored(self._model):
             self.drop_model()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
@@ -54,6 +59,7 @@ class Resident:
             self._model = model.to(config.device)
             # On the host: a copy of all that trains would be held on the card for as long as the process lives.
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
+            self.marks = marks(self._model)
             self._model_key = key
             return self._model
         with torch.no_grad():
@@ -62,6 +68,16 @@ class Resident:
         for parameter in self._model.parameters():
             parameter.grad = None
         return self._model
+
+    def _can_be_restored(self, model: nn.Module) -> bool:
+        """Returns whether the model is what it was once its first weights are copied into it.
+
+        It is not where a forward pass has made or resized a buffer, or written into frozen weights, such as those of a
+        teacher that follows the model.
+        """
+        now = {name: (t.shape, t.dtype) for name, t in _changing(model)}
+        first = {name: (t.shape, t.dtype) for name, t in self._first.items()}
+        return now == first and not written(model, self.marks)
 
     def held_bytes(self) -> int:
         """Returns the bytes of the model on its device, 0 where none is loaded; drops its gradients."""
@@ -76,6 +92,7 @@ class Resident:
         parts = [weakref.ref(p) for p in self._model.parameters()] if self._model is not None else []
         self._model, self._model_key = None, None
         self._first.clear()
+        self.marks = {}
         if any(part() is not None for part in parts):  # in a circle, and maybe frozen with what never changes
             gc.unfreeze()
             gc.collect()
@@ -124,6 +141,26 @@ def _changing(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Returns what a training step may change: trainable parameters and buffers."""
     trainable: list[tuple[str, Tensor]] = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     return trainable + list(model.named_buffers())
+
+
+def marks(model: nn.Module) -> dict[str, Tensor]:
+    """Returns some numbers of each parameter, by name, as bytes on the host: what writes into all of it changes them.
+
+    Parameters of a class of their own, such as packed ones, have none.
+    """
+    own = ((name, p) for name, p in model.named_parameters() if type(p) is nn.Parameter and p.layout is torch.strided)
+    return {name: _mark(p) for name, p in own}
+
+
+def written(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the frozen parameters, by name, whose marks are not the `first` ones."""
+    frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad and name in first}
+    return {name: p for name, p in frozen.items() if not torch.equal(_mark(p), first[name])}
+
+
+def _mark(parameter: Tensor) -> Tensor:
+    some = parameter.detach().flatten()[:: max(1, parameter.numel() // MARKED)]
+    return some.to("cpu", copy=True).view(torch.uint8)
 
 
 def _options_key(config: Config) -> Hashable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +48,8 @@ class RunState:
     witness: Witness | None = field(default=None, repr=False)
     active: dict[str, Any] = field(default_factory=dict)
     """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
+    marks: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """`resident.marks` of the model before its first step; empty where it is not known."""
     _earlier_peak_bytes: int = field(default=0, repr=False)
 
     @property
@@ -123,6 +125,7 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
         model=model,
         optimizer=optimizer,
         scaler=precision.grad_scaler(config.knobs, device),
+        marks=resident.marks,
     )
     counted(state, resident.meter)
     if state.meter is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fakes import Sums
+from tests.fakes import Followed, Sums
 from trainables import checkpoint
 from trainables.knobs import Knobs
 from trainables.loop import State, evaluate, prepare, train
@@ -84,6 +84,25 @@ def test_eight_bit_moments_go_on_where_an_unbroken_run_has_them(tmp_path: Path) 
     assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
     steps = {type(own["step"]) for own in resumed.optimizer.state.values()}
     assert steps == {type(own["step"]) for own in whole.optimizer.state.values()}
+
+
+def test_frozen_weights_that_a_forward_pass_writes_are_kept_and_go_on(tmp_path: Path) -> None:
+    def run() -> State:
+        return prepare(Resident(Followed()), Config(KNOBS), Plan(samples=256, window_s=0.0))
+
+    def kept(state: State) -> set[str]:
+        return set(checkpoint.trained_tensors(state.model, state.marks))
+
+    student = {f"student.blocks.{n}.weight" for n in range(2)}
+    teacher = {f"teacher.blocks.{n}.weight" for n in range(2)}
+    assert kept(run()) == {*student, "table"}, "nothing was written yet"
+    whole, state = stop_after(run(), 10_000), stop_after(run(), 64)
+    assert kept(whole) == {*student, *teacher, "ones", "table"}
+    checkpoint.save(state, tmp_path, identity="a")
+    resumed = run()
+    checkpoint.load(resumed, tmp_path, identity="a")
+    stop_after(resumed, 10_000)
+    assert weights(resumed) == weights(whole)
 
 
 def test_a_resumed_run_is_judged_in_the_batches_of_the_unbroken_one(tmp_path: Path) -> None:

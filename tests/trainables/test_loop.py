@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.fakes import Noisy, Sums
+from tests.fakes import Followed, Noisy, Sums
 from trainables import loop
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
@@ -147,6 +147,18 @@ def test_a_resident_model_starts_every_trial_from_its_first_weights() -> None:
         list(train(state))
         results.append((id(state.model), weights(state)))
     assert results[0] == results[1]
+
+
+def test_a_model_that_its_forward_pass_changes_starts_every_trial_as_at_first() -> None:
+    resident, config = Resident(Followed()), Config(Knobs(learning_rate=0.05, dropout=0.0))
+    results = []
+    for _ in range(3):
+        state = prepare(resident, config, Plan(samples=128))
+        list(train(state))
+        results.append((weights(state), sorted(name for name, _ in state.model.named_buffers())))
+    assert results[0] == results[1] == results[2]
+    first = Resident(Followed()).model(config)
+    assert [*map(float, resident.model(config).parameters())] == [*map(float, first.parameters())]
 
 
 def test_the_last_batch_of_an_epoch_may_be_smaller_and_counts_fully() -> None:

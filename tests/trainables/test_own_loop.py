@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.data import plain_script
-from trainables import own_loop
+from trainables import checkpoint, own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
 from trainables.plan import Plan
@@ -174,6 +174,27 @@ def test_what_they_compile_themselves_runs_compiled_once_nothing_is_counted(scri
     workload = script(COMPILED)
     events(workload, Plan(160, (16, 160), cap_bytes=cap_bytes))
     assert set(workload.train.__globals__["SEEN"]) == {"loss", "evaluation", "model"}
+
+
+TEACHER = """
+def train(run):
+    net, optimizer = made(run)
+    net.register_module("teacher", nn.Linear(4, 1).requires_grad_(False))
+    net.register_module("still", nn.Linear(4, 1).requires_grad_(False))
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        loss = loss_of(net, batch)
+        run.backward(loss, optimizer)
+        net.teacher.weight.data.lerp_(net.weight.data, 0.1)
+        if run.evaluate_now:
+            run.report(error=loss.item())
+"""
+
+
+def test_frozen_weights_that_a_loop_writes_are_among_what_was_trained(script: Any) -> None:
+    state = prepared(script(TEACHER), Plan(64, (64,)))
+    list(own_loop.train(state))
+    assert state.model is not None
+    assert set(checkpoint.trained_tensors(state.model, state.marks)) == {"weight", "bias", "teacher.weight"}
 
 
 def test_own_lines_step_by_themselves_and_batches_are_whole(script: Any) -> None:

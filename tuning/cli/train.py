@@ -182,7 +182,7 @@ def _weights(state: training.AnyState) -> bytes | None:
     """Returns what was trained as a safetensors file; None of a loop of one's own that never showed its model."""
     if state.model is None:
         return None
-    trained = checkpoint.trained_tensors(state.model)
+    trained = checkpoint.trained_tensors(state.model, state.marks)
     return save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()})
 
 

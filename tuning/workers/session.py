@@ -177,7 +177,12 @@ class Session:
         """
         config = self.config(knobs)
         model = self.contract.model(config)
-        trainable = parameter_bytes(model, trainable_only=True)
+        sizes = {
+            "parameter_bytes": parameter_bytes(model),
+            "gradient_bytes": parameter_bytes(model, trainable_only=True),
+            "optimizer_bytes": state_bytes(model, config.knobs),
+        }
+        del model  # beside which another would stand where its forward pass changes it for good
         measured: list[tuple[int, int]] = []
         alone: list[tuple[int, int]] = []
         message = ""
@@ -194,9 +199,7 @@ class Session:
                 self.recover(error)
                 break
         return {
-            "parameter_bytes": parameter_bytes(model),
-            "gradient_bytes": trainable,
-            "optimizer_bytes": state_bytes(model, config.knobs),
+            **sizes,
             "measured": measured,
             "measured_alone": alone,
             "message": message,

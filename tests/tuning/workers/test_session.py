@@ -204,6 +204,31 @@ def test_a_probe_leaves_room_for_the_cache_of_every_slot(monkeypatch: pytest.Mon
     assert session.train(knobs, PLAN, seed=0)["knobs"]["ram_cache"] is True
 
 
+LATE = WIDE.replace(
+    "class Wide",
+    """class Late(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ones", None)
+
+    def forward(self, values):
+        if self.ones is None:
+            self.ones = torch.ones(1)
+        return values * self.ones
+
+class Wide""",
+).replace("Sequential(", "Sequential(Late(), ")
+
+
+def test_a_model_that_is_made_anew_is_not_measured_beside_the_old_one(tmp_path: Path) -> None:
+    peaks = []
+    for name, text in (("wide", WIDE), ("late", LATE)):
+        (tmp_path / f"{name}.py").write_text(text)
+        found = Session(WorkerConfig(str(tmp_path / f"{name}.py"), {})).footprint(KNOBS, (2, 4))
+        peaks.append(found["measured"][1][1])
+    assert peaks[0] < peaks[1] < peaks[0] + found["parameter_bytes"] // 2
+
+
 def test_footprint_grows_with_the_micro_batch_and_counts_adams_two_moments(broken: Any) -> None:
     found = broken("").footprint(KNOBS, (2, 8, 32))
     peaks = [peak for _, peak in found["measured"]]
