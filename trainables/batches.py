@@ -6,15 +6,18 @@ workers load them or on how a batch is cut.
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from trainables import draws
@@ -84,6 +87,7 @@ class _Made(Dataset[Batch]):
         self, dataset: Dataset[Any], config: Config, collate: Callable[[list[Any]], Batch], augment: Augment | None
     ) -> None:
         self._dataset, self._config, self._collate, self._augment = dataset, config, collate, augment
+        self._at_once = at_once(dataset)
         self.in_place: bool | None = None
         """Whether the first batch was augmented in place; None before, and where workers augment."""
         self.seconds = dict.fromkeys(LOADING, 0.0)
@@ -96,8 +100,8 @@ class _Made(Dataset[Batch]):
         """Returns the batch collated and augmented, or `Keyed` where the device is to augment it."""
         start = time.perf_counter()
         read_at = start
-        if (at_once := getattr(self._dataset, "batch", None)) is not None:
-            batch = at_once(micro.indices)
+        if self._at_once is not None:
+            batch = self._at_once(micro.indices)
         else:
             samples = [self._dataset[i] for i in micro.indices]
             read_at = time.perf_counter()
@@ -211,10 +215,21 @@ def as_it_is(batch: Batch) -> Batch:
     return batch
 
 
+def at_once(dataset: object) -> Callable[[Sequence[int]], Batch] | None:
+    """Returns the data set's `batch`, which makes a batch of indices; None where it has none that does.
+
+    That of Hugging Face's data sets, known by its `batch_size`, is another: it cuts the data set into lists.
+    """
+    own = getattr(dataset, "batch", None)
+    if not callable(own) or "batch_size" in inspect.signature(own).parameters:
+        return None
+    return cast(Callable[[Sequence[int]], Batch], own)
+
+
 def batch_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Batch], indices: Sequence[int]) -> Batch:
     """Returns the batch of these samples: by the data set at once where it can, else of one sample after the other."""
-    at_once = getattr(dataset, "batch", None)
-    return at_once(indices) if at_once is not None else collate([dataset[i] for i in indices])
+    whole = at_once(dataset)
+    return whole(indices) if whole is not None else collate([dataset[i] for i in indices])
 
 
 def size_of(dataset: Dataset[Any]) -> int:
@@ -225,31 +240,52 @@ def size_of(dataset: Dataset[Any]) -> int:
 
 
 def size_of_batch(batch: Batch, usual: int | None) -> int:
-    """Returns the samples of any loader's batch: the rows of its first tensor, else as many as are `usual`."""
-    tensors = tensors_of(batch)
-    if tensors and tensors[0].dim():
-        return len(tensors[0])
+    """Returns the samples of any loader's batch: the rows of its first tensor with any, else as many as are `usual`."""
+    rows = _rows(batch)
+    if rows is not None:
+        return rows
     if usual is None:
         raise TypeError(f"a batch of type {type(batch).__name__} does not tell how many samples it has")
     return usual
 
 
-def mapped(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Returns the batch with its tensors changed; tuples, lists and dicts are walked, other values kept."""
+def _rows(batch: Batch) -> int | None:
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])
     if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else None
+    return next((rows for rows in map(_rows, _parts(batch)) if rows is not None), None)
+
+
+def mapped(change: Callable[[Any], Any], batch: Batch, method: str = "") -> Batch:
+    """Returns the batch with its tensors changed; tuples, lists and dicts are walked, other values kept.
+
+    What has a `method` of its own is changed whole, as a tensor is.
+    """
+    if isinstance(batch, Tensor) or (method and hasattr(batch, method)):
         return change(batch)
     if isinstance(batch, dict):
-        return {k: mapped(change, v) for k, v in batch.items()}
+        return {k: mapped(change, v, method) for k, v in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named tuple
-        return type(batch)(*(mapped(change, v) for v in batch))
+        return type(batch)(*(mapped(change, v, method) for v in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(mapped(change, v) for v in batch)
+        return type(batch)(mapped(change, v, method) for v in batch)
     return batch
 
 
 def to_device(batch: Batch, device: torch.device, *, non_blocking: bool = False) -> Batch:
-    """Returns the batch with its tensors on the device."""
-    return mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking), batch)
+    """Returns the batch on the device: its tensors, and by their own `to` packed sequences, encodings and the like."""
+
+    def moved(one: Any) -> Any:
+        if isinstance(one, Tensor):
+            return one.to(device, non_blocking=non_blocking)
+        if isinstance(one, Mapping):  # it moves itself, and the batch on the host is still looked at
+            one = copy.copy(one)
+        taken = inspect.signature(one.to).parameters.values()
+        takes = any(p.name == "non_blocking" or p.kind is p.VAR_KEYWORD for p in taken)
+        return one.to(device, non_blocking=non_blocking) if takes else one.to(device)
+
+    return mapped(moved, batch, "to")
 
 
 class Transfer:
@@ -266,14 +302,15 @@ class Transfer:
         The host runs ahead of the device: when it asks for this batch, the step before it is still being computed.
         A copy on the device's own stream would queue behind that step; on another it runs beside it.
         """
-        if self._stream is None:
+        if self._stream is None or not _is_seen(batch):
             return to_device(batch, self.device, non_blocking=self._non_blocking)
         with torch.cuda.stream(self._stream):
             moved = to_device(batch, self.device, non_blocking=True)
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self._stream)
         for tensor in tensors_of(moved):
-            tensor.record_stream(current)  # or its memory would be given away while this stream still reads it
+            if tensor.is_cuda:
+                tensor.record_stream(current)  # or its memory would be given away while this stream still reads it
         return moved
 
 
@@ -300,8 +337,18 @@ def tensors_of(batch: Batch) -> list[Tensor]:
     """Returns the tensors of a batch of tuples, lists and dicts."""
     if isinstance(batch, Tensor):
         return [batch]
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    return [tensor for part in parts for tensor in tensors_of(part)]
+    return [tensor for part in _parts(batch) for tensor in tensors_of(part)]
+
+
+def _parts(batch: Batch) -> Iterable[Any]:
+    return batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+
+
+def _is_seen(batch: Batch) -> bool:
+    """Returns whether `tensors_of` finds all that a batch would move: no other object in it has a `to` of its own."""
+    if isinstance(batch, Mapping | list | tuple):
+        return all(map(_is_seen, _parts(batch)))
+    return isinstance(batch, Tensor) or not hasattr(batch, "to")
 
 
 def sample_lengths(dataset: Dataset[Any], length: Callable[[Any], int] | None) -> list[int] | None:

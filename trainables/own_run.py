@@ -148,7 +148,7 @@ class Run(Counted):
             own = iter(loader)
             for host in own:
                 self._watch.lap("data_wait")
-                batch = _moved(host, transfer)
+                batch = transfer(host)
                 self._watch.lap("transfer")
                 if state.steps == 0 and not isinstance(own, Generator):  # a wrapper hides the workers of its loader
                     state.active |= batches.workers_seen(own, loader)
@@ -203,10 +203,3 @@ class Run(Counted):
         own.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
         self.step()
         return True
-
-
-def _moved(host: Any, transfer: batches.Transfer) -> Any:
-    """Returns the batch on the device; one that is no tensor, tuple, list or dict by its own `to`."""
-    if not isinstance(host, Tensor | tuple | list | dict) and hasattr(host, "to"):
-        return host.to(transfer.device)
-    return transfer(host)

@@ -113,7 +113,7 @@ class _Part(Dataset[Any]):
         count = size if count is None else min(count, size)
         self._indices = [number * size // count for number in range(count)]
         self._item = _watched(f"dataset(config, {split!r})", whole.__getitem__)
-        if (at_once := getattr(whole, "batch", None)) is not None:
+        if (at_once := batches.at_once(whole)) is not None:
             batch = _watched("dataset.batch", at_once)
             self.batch = lambda asked: batch([self._indices[i] for i in asked])
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainables.batches import FORKS, as_it_is, batch_of, size_of
+from trainables.batches import FORKS, as_it_is, at_once, batch_of, size_of
 from trainables.workload import Batch, Config
 
 VALIDATION_SAMPLES = 2000
@@ -47,7 +47,7 @@ def validation_loader(
     one pass; batches are page-locked as in training.
     """
     knobs, order = config.knobs, _longest_first(dataset, lengths)
-    if not knobs.num_workers or len(order) < VALIDATION_SAMPLES or hasattr(dataset, "batch"):
+    if not knobs.num_workers or len(order) < VALIDATION_SAMPLES or at_once(dataset) is not None:
         return validation_batches(dataset, collate, itertools.repeat(size), lengths)
     parts = [order[start : start + size] for start in range(0, len(order), size)]
     return DataLoader(

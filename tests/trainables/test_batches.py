@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections import UserDict
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.utils.data import Dataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from trainables.batches import Loader, plan_epoch, tensors_of, to_device
+from tests.fakes import Lines, Sums
+from trainables import sanity
+from trainables.batches import Loader, Transfer, plan_epoch, size_of_batch, tensors_of, to_device
 from trainables.knobs import Knobs
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
+from trainables.resident import Resident
 from trainables.validation import VALIDATION_SAMPLES, validation_loader
-from trainables.workload import Config
+from trainables.workload import Config, Split
 
+META = torch.device("meta")
 sizes = st.integers(1, 40)
 
 
@@ -76,6 +82,68 @@ def test_batches_of_any_nesting_reach_the_device() -> None:
     moved = to_device(batch, torch.device("meta"))
     assert {t.device.type for t in tensors_of(moved)} == {"meta"}
     assert moved["b"][1][1] == "text"
+
+
+class Encoding(UserDict[str, Any]):
+    """What moves itself, as a batch of Hugging Face's tokenizers does."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Encoding:
+        """Returns itself, its tensors on the device."""
+        self.data = {name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.data.items()}
+        return self
+
+
+class Graph:
+    """What takes a device and no more."""
+
+    def __init__(self, nodes: Tensor) -> None:
+        self.nodes = nodes
+
+    def to(self, device: torch.device) -> Graph:
+        """Returns another on the device."""
+        return Graph(self.nodes.to(device))
+
+
+def test_what_moves_itself_is_moved_by_its_own_and_the_hosts_batch_stays() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    batch = {"packed": packed, "rest": (Encoding(ids=torch.zeros(2)), Graph(torch.zeros(2)))}
+    for moved in (to_device(batch, META), to_device(batch, META, non_blocking=True), Transfer(Knobs(), META)(batch)):
+        assert (moved["packed"].data.device.type, moved["packed"].batch_sizes.device.type) == ("meta", "cpu")
+        encoding, graph = moved["rest"]
+        assert (type(encoding), encoding["ids"].device.type, graph.nodes.device.type) == (Encoding, "meta", "meta")
+    assert batch["rest"][0]["ids"].device.type == "cpu"
+
+
+def test_a_packed_batch_has_as_many_samples_as_sequences() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    assert size_of_batch((packed, torch.zeros(2)), None) == 2
+    assert size_of_batch((torch.tensor(0.5), Encoding(ids=torch.zeros(3, 7))), 8) == 3
+    assert size_of_batch({"text": ["a"]}, 8) == 8
+
+
+class Table(Lines):
+    """Samples with a method `batch` that is not ours, as Hugging Face's data sets have one."""
+
+    def batch(self, batch_size: int, drop_last_batch: bool = False) -> None:
+        """Fails: it is not called with a number."""
+        raise TypeError(f"an int was expected, not {batch_size!r}")
+
+
+class Tabled(Sums):
+    """Sums of such a table."""
+
+    def dataset(self, config: Config, split: Split) -> Table:
+        """Returns 16 sequences."""
+        return Table(16, seed=int(split == "val"))
+
+
+def test_a_batch_method_that_cuts_a_data_set_is_not_asked_for_samples() -> None:
+    config = Config(Knobs(batch_size=4, micro_batch_size=4))
+    sanity.check(Resident(Tabled()), config)
+    table = Table(VALIDATION_SAMPLES, 0)
+    in_workers = validation_loader(table, Sums().collate, 1000, None, Config(Knobs(num_workers=1)))
+    assert isinstance(in_workers, DataLoader)
+    assert len(list(in_workers)) == 2
 
 
 class Sized(Dataset[Tensor]):
