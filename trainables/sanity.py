@@ -23,7 +23,7 @@ from trainables.batches import size_of
 from trainables.evaluation import Enough
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.state import Diverged
+from trainables.state import LOSS, Diverged
 from trainables.workload import Config, HookFailed, Split
 
 FEW = 8
@@ -85,7 +85,7 @@ def _tried(resident: Resident, config: Config, train: int, val: int | None) -> N
             pass
     except Diverged as diverged:
         # A half-precision loss may overflow, and a metric of untrained weights be undefined: a trial tells.
-        if "loss" in str(diverged) and config.knobs.amp_dtype == "fp32":
+        if LOSS in str(diverged) and config.knobs.amp_dtype == "fp32":
             raise HookFailed("loss", "is not finite on the first samples, before any step") from None
 
 

@@ -22,6 +22,9 @@ from trainables.workload import Config
 WARM_STEPS = {"off": 1, "default": 2, "reduce-overhead": 3}
 """Steps until a run is at its speed, by mode of compile: one is watched, one compiles, one is recorded."""
 
+LOSS = "the mean training loss"
+"""How `Diverged` begins where it is not an objective that is not finite."""
+
 
 class Diverged(Exception):
     """The loss or an objective is not finite."""
@@ -151,7 +154,7 @@ def closed(watch: Stopwatch, loss_sum: Tensor | None, samples: int) -> Window:
         return watch.window(math.nan)
     loss = loss_sum.item() / max(1, watch.samples)
     if not math.isfinite(loss):
-        raise Diverged(f"the mean training loss is {loss} after {samples} samples")
+        raise Diverged(f"{LOSS} is {loss} after {samples} samples")
     return watch.window(loss)
 
 

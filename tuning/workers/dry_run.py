@@ -17,6 +17,7 @@ from trainables.own_count import OwnState
 from trainables.own_loop import OwnResident
 from trainables.own_run import ASKED_BY
 from trainables.plan import Plan
+from trainables.state import LOSS, Diverged
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.workers import fingerprint
@@ -81,14 +82,22 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
 def _tried(
     session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]
 ) -> tuple[OwnState, Mapping[str, float]]:
-    """Returns the state of a training that went a few steps, and its report; nothing where that is not in time."""
+    """Returns the state of a training that went a few steps, and its report; nothing where that is not in time.
+
+    Nor where it reports what is not finite, as a metric of an untrained model may be, or its loss overflows in half
+    precision: a trial tells. Raises what their function raises.
+    """
     plan = dataclasses.replace(DRY_PLAN, cap_bytes=session.setting.cap_bytes)
     state = own_loop.prepare(resident, session.config(knobs), plan)
     until = time.monotonic() + DRY_S
-    with closing(own_loop.train(state)) as events:
-        for event in events:
-            if isinstance(event, Evaluation):
-                return state, event.values
-            if time.monotonic() > until:
-                break
+    try:
+        with closing(own_loop.train(state)) as events:
+            for event in events:
+                if isinstance(event, Evaluation):
+                    return state, event.values
+                if time.monotonic() > until:
+                    break
+    except Diverged as diverged:
+        if not state.steps or (LOSS in str(diverged) and state.config.knobs.amp_dtype == "fp32"):
+            raise
     return state, {}

@@ -10,6 +10,7 @@ import pytest
 
 from tests.trainables.test_own_loop import BACK, HEAD, PLAIN
 from trainables.plan import Plan
+from trainables.state import Diverged
 from trainables.workload import WorkloadError
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
@@ -107,6 +108,30 @@ def test_how_it_fails_is_an_outcome(session: Any, body: str, outcome: str, says:
     found = session("\ndef train(run):\n" + body).train(KNOBS, Plan(64, (64,)), 0)
     assert found["outcome"] == outcome
     assert says in found["message"]
+
+
+UNDEFINED = PLAIN.replace("loss.item())", "loss.item() if run['learning_rate'] > 1e-9 else float('nan'))")
+
+
+def test_a_metric_that_is_undefined_before_training_is_left_to_the_trials(session: Any) -> None:
+    own = session(UNDEFINED)
+    facts = own.describe(KNOBS)
+    assert (facts["untrained"], facts["seen"]) == ({}, {"batch_size": 16, "micro_batch_size": 4})
+    assert own.train(KNOBS, Plan(64, (64,)), 0)["outcome"] == "ok"
+    assert no_thread()
+
+
+@pytest.mark.parametrize("amp_dtype", ["fp32", "fp16"])
+def test_a_first_loss_that_overflows_is_a_fault_unless_in_half_precision(session: Any, amp_dtype: str) -> None:
+    knobs = {**KNOBS, "amp_dtype": amp_dtype}
+    own = session(PLAIN.replace("loss_of(net, batch)", "loss_of(net, batch) / 0.0"))
+    if amp_dtype == "fp16":
+        assert own.describe(knobs)["untrained"] == {}
+    else:
+        with pytest.raises(Diverged, match="mean training loss is inf"):
+            own.describe(knobs)
+    assert own.train(knobs, Plan(64, (64,)), 0)["outcome"] == "diverged"
+    assert no_thread()
 
 
 def test_its_memory_is_not_measured_alone(session: Any) -> None:

@@ -253,6 +253,24 @@ def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(tmp_path: Path, m
     assert (several - alone > 0.5 * found["gradient_bytes"]) == (micro_batch == 512), "the optimiser's step needs more"
 
 
+UNDEFINED = """
+from tests.fakes import Sums
+
+class Undefined(Sums):
+    objectives = {"val_loss": "min"}
+
+    def evaluate(self, model, batches):
+        return {"val_loss": super().evaluate(model, batches)["error"] * float("nan")}
+
+WORKLOAD = Undefined()
+"""
+
+
+def test_an_objective_that_is_undefined_before_training_is_not_taken_for_the_loss(tmp_path: Path) -> None:
+    (tmp_path / "undefined.py").write_text(UNDEFINED)
+    assert Session(WorkerConfig(str(tmp_path / "undefined.py"), {})).sanity_check(KNOBS) == {"untrained": {}}
+
+
 def test_a_probe_gives_both_step_times_and_keeps_to_its_time(broken: Any) -> None:
     found = broken("").probe(KNOBS, time_s=0.5)
     assert found["outcome"] == "ok"
