@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -208,6 +209,13 @@ def workers_seen(epoch: Iterator[Any], loader: Any) -> dict[str, Any]:
         "prefetch_factor": getattr(epoch, "_prefetch_factor", None),
         "persistent_workers": lasting,
     }
+
+
+def fork_workers() -> None:
+    """Has every loader of this process start its workers as `FORKS` says, those of frameworks and of their own too."""
+    by = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    if FORKS is not None and by != FORKS:
+        multiprocessing.set_start_method(FORKS, force=True)
 
 
 def as_it_is(batch: Batch) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections import UserDict
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.fakes import Lines, Sums
 from trainables import sanity
-from trainables.batches import Loader, Transfer, plan_epoch, size_of_batch, tensors_of, to_device
+from trainables.batches import Loader, Transfer, fork_workers, plan_epoch, size_of_batch, tensors_of, to_device
 from trainables.knobs import Knobs
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.resident import Resident
@@ -196,6 +197,23 @@ def test_workers_have_what_a_users_file_defines_whatever_python_starts_processes
         config = Config(Knobs(num_workers=1, batch_size=4, micro_batch_size=4))
         loader = Loader(Local(4), config, torch.stack, None)
         assert len(next(loader.epoch(plan_epoch(4, config.knobs, 0, 0, None)))) == 4
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+def test_loaders_of_their_own_have_it_too_once_the_process_is_told() -> None:
+    class Local(Sized):
+        """A data set that no other process could import."""
+
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)  # as Python 3.14 has it
+    try:
+        fork_workers()
+        assert len(list(DataLoader(Local(4), num_workers=1))) == 4
+        multiprocessing.set_start_method(None, force=True)
+        fork_workers()
+        is_chosen = multiprocessing.get_start_method(allow_none=True) is not None
+        assert is_chosen == (sys.version_info >= (3, 14)), "their own choice is free where nothing is amiss"
     finally:
         multiprocessing.set_start_method(before, force=True)
 

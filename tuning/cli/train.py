@@ -22,7 +22,7 @@ from rich.console import Console
 from safetensors.torch import save as save_tensors
 
 from trainables import checkpoint, loop, training
-from trainables.batches import size_of
+from trainables.batches import fork_workers, size_of
 from trainables.files import SHARED, write_whole
 from trainables.knobs import table, use
 from trainables.own_loop import OwnResident
@@ -107,6 +107,8 @@ def main(argv: Sequence[str]) -> int:
     device = _device(asked.device)
     _check_folder(out, resume=asked.resume, force=asked.force)
     again = shlex.join(["python", "-m", "tuning", "train", *(a for a in argv if a not in ("--resume", "--force"))])
+    fork_workers()
+    ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
     try:
         with StopSignals() as signals, atomic.folder(out, "--out"):
             session = _session(best, device)
@@ -126,6 +128,8 @@ def main(argv: Sequence[str]) -> int:
         line(messages, f"interrupted by {interrupted}")
         line(messages, interrupted.go_on or f"begin again with: {typed}")
         return 128 + interrupted.signum
+    finally:
+        sys.argv = ours
     if asked.json:
         print(json.dumps(result))
     else:

@@ -18,6 +18,7 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from trainables.batches import fork_workers
 from trainables.own_loop import OwnResident
 from tuning.workers import user_code
 from tuning.workers.session import Session
@@ -81,7 +82,10 @@ def main() -> None:
     with contextlib.suppress(OSError):  # what the kernel ends first where memory ends; the study lives on
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     threading.Thread(target=_end_with_the_study, daemon=True).start()
-    serve(Connection(int(sys.argv[1])))
+    connection = Connection(int(sys.argv[1]))
+    del sys.argv[1:]  # a command line that their code reads is empty
+    fork_workers()
+    serve(connection)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,19 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(
     assert train(best, "--out", "whole", "--seed", "3") == 0
     assert result("my out") == result("whole")
     assert {p.name for p in Path("my out").iterdir()} == {"result.json", "model.safetensors"}
+
+
+READING = """self.heard("model")
+        import argparse
+        argparse.ArgumentParser().parse_args()"""
+
+
+def test_code_that_reads_a_command_line_finds_an_empty_one(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (best.parent / "signalling.py").write_text(SIGNALLING.replace('self.heard("model")', READING), encoding="utf-8")
+    ours = ["tuning", "train", "--from", str(best)]
+    monkeypatch.setattr(sys, "argv", ours)
+    assert train(best) == 0
+    assert sys.argv == ours
 
 
 def test_a_signal_during_the_last_evaluation_lets_it_end(best: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,27 @@ def test_a_process_measures_and_a_fresh_one_follows_when_it_was_ended() -> None:
     assert first["values"] == again["values"]
 
 
+READS = """
+import argparse
+from tests.data.mine import Moons
+
+class Reads(Moons):
+    def model(self, config):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--width", type=int, default=8)
+        self.width = parser.parse_args().width
+        return super().model(config)
+
+WORKLOAD = Reads()
+"""
+
+
+def test_code_that_reads_a_command_line_while_it_trains_finds_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "reads.py").write_text(READS, encoding="utf-8")
+    with Worker(WorkerConfig(str(tmp_path / "reads.py"))) as worker:
+        assert worker.train(KNOBS, 16, (16,), seed=1)["outcome"] == "ok"
+
+
 def test_what_a_workload_raises_comes_back_in_words_whatever_its_class(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     with (
