@@ -114,6 +114,36 @@ def test_a_schedule_ends_with_the_run(changed: Any, samples: int) -> None:
     assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (horizon, pytest.approx(0.0, abs=1e-9))
 
 
+NOTED = """class Noted(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    seen = []
+
+    def step(self, metrics, epoch=None):
+        self.seen.append(float(metrics))
+        super().step(metrics)
+
+
+class Data("""
+
+
+@pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric:RuntimeWarning")
+def test_a_schedule_on_a_plateau_moves_where_a_report_was_due_and_ends_no_probe(changed: Any) -> None:
+    session = changed(
+        ("class Data(", NOTED),
+        (
+            "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, total_steps=steps)",
+            "schedule = Noted(optimizer, mode='max')",
+        ),
+        ('"interval": "step"', '"monitor": "accuracy"'),
+    )
+    seen = session.resident.workload.train.__globals__["Noted"].seen
+    found = session.probe(KNOBS, time_s=0.5)
+    assert (found["outcome"], seen) == ("ok", []), found["message"]
+    assert found["spans"]["micro_steps"] > 64, "a pass"
+    found = session.train(KNOBS, Plan(4096, (512, 4096)), 0)
+    assert found["outcome"] == "ok", found["message"]
+    assert 1 <= len(seen) <= 2, "of four passes"
+
+
 def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
     own = """
         optimizer = self.optimizers()

@@ -99,9 +99,15 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         if not trainer.optimizers:
             raise WorkloadError("configure_optimizers of the LightningModule returned no optimiser")
         trainer.fit_loop.epoch_loop.max_steps = -1  # it ends by the samples that were seen
+        for schedule in trainer.lr_scheduler_configs:  # one on a plateau has no metric where no report is due
+            schedule.strict = False
         self._run.shows(pl_module, trainer.optimizers[0])
         samples, self._usual = self._pass(trainer)
         self._run.begin(trainer.train_dataloader, samples)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forgets what an earlier pass has logged, on which a schedule would move again."""
+        trainer.callback_metrics.clear()
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A micro-batch is there."""
