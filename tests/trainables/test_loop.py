@@ -158,7 +158,7 @@ def test_a_model_that_its_forward_pass_changes_starts_every_trial_as_at_first() 
         results.append((weights(state), sorted(name for name, _ in state.model.named_buffers())))
     assert results[0] == results[1] == results[2]
     first = Resident(Followed()).model(config)
-    assert [*map(float, resident.model(config).parameters())] == [*map(float, first.parameters())]
+    assert all(map(torch.equal, resident.model(config).parameters(), first.parameters()))
 
 
 def test_the_last_batch_of_an_epoch_may_be_smaller_and_counts_fully() -> None:

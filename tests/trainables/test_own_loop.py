@@ -169,6 +169,7 @@ def train(run):
 """
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 @pytest.mark.parametrize("cap_bytes", [None, 1 << 40])
 def test_what_they_compile_themselves_runs_compiled_once_nothing_is_counted(script: Any, cap_bytes: int | None) -> None:
     workload = script(COMPILED)

@@ -134,6 +134,7 @@ WORKLOAD = Compiling()
 '''
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
 def test_what_a_workload_compiles_itself_is_no_part_of_its_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
