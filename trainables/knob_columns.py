@@ -63,6 +63,8 @@ class Domain:
                 if type(value) is type(allowed) and value == allowed:
                     return allowed
             raise ValueError(f"expected {self.describe()}, got {value!r}")
+        if type(value) is int and abs(value) > 2**63:
+            raise ValueError(f"expected {self.describe()}, got a number of {len(str(value))} digits")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ValueError(f"expected {self.describe()}, got {value!r}")
         outside = value < self.low or value > self.high or (self.type is int and int(value) != value)

@@ -183,7 +183,7 @@ def load(ref: str) -> Workload | OwnLoop:
         )
     workload = found() if isinstance(found, type) else found
     missing = [n for n in ("model", "dataset", "loss", "evaluate") if not callable(getattr(workload, n, None))]
-    missing += [n for n in ("objectives", "default_space") if not hasattr(workload, n)]
+    missing += [n for n in ("objectives", "default_space") if getattr(workload, n, None) is None]
     if missing:
         raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in docs/workload.md")
     _check_objectives(f"{ref}: objectives", workload.objectives)

@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Writes the files and returns the exit code; raises ConfigError where one of them is there, or none can be."""
     folder = Path(parser().parse_args(arguments).folder)
+    if reason := atomic.unwritable(folder):
+        what = f"{folder} cannot be written: {reason}"
+        raise ConfigError(what, allowed="a folder of yours", remedy="python -m tuning init FOLDER, another one")
     for name in FILES:
         if (folder / name).exists() or (folder / name).is_symlink():
             what = f"{folder / name} is there already, and nothing is overwritten"

@@ -338,7 +338,12 @@ def _seed(numbers: dict[str, float | None], best: Best) -> int:
 
 
 def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
-    if out.exists() and not out.is_dir():
+    try:
+        is_file = out.exists() and not out.is_dir()
+    except OSError as error:
+        what = f"--out {out} cannot be read: {error.strerror or error}"
+        raise ConfigError(what, allowed="a folder of yours", remedy="--out FOLDER") from None
+    if is_file:
         raise ConfigError(f"--out {out} is a file", allowed="a folder of yours", remedy="--out FOLDER")
     unfinished = checkpoint.exists(out)
     if resume and not unfinished:

@@ -248,8 +248,12 @@ def _caret(item: str, position: int, problem: str, remedy: str) -> ConfigError:
 
 
 def _file(value: str, available: Collection[str]) -> str:
-    path = Path(value).expanduser()
     stem = Path(value).stem
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:
+        what = f"workload={_short(value)}: there is no user of that name"
+        raise ConfigError(what, remedy="give the path of your workload's .py file") from None
     remedy = f"did you mean workload={stem}?" if stem in available else "give the path of your workload's .py file"
     try:
         if not path.is_file():

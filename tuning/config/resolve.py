@@ -25,6 +25,9 @@ COMMAND_LINE = "command line"
 COMPILED_S = 900.0
 """A study of less time compiles nothing of its own accord."""
 
+TAKEN = ("best", "knee", "most_accurate", "config", "plain_defaults")
+"""Files of a run, so no names of configurations."""
+
 Tree = dict[str, Any]
 
 
@@ -37,6 +40,12 @@ def checked(
     """
     remedies = dict(flat(defaults))
     named = dict(tree["named"])
+    if taken := [name for name in named if name in TAKEN]:
+        raise ConfigError(
+            f"named.{taken[0]}: that is the name of something else in a run",
+            allowed=f"any other than {', '.join(TAKEN)}",
+            remedy=f"named.mine in place of named.{taken[0]}",
+        )
     raw = {
         **{key: value for key, value in tree.items() if key != "knobs"},
         "card": validated(CardSection, tree["card"], "card", origins, remedies).card(),
@@ -110,6 +119,13 @@ def with_workload_defaults(
     ref = config.workload.ref
     if ref in yaml_files.available("workload"):
         return config
+    for name, value in options.items():
+        if value is not None and type(value) not in _SCALARS:
+            raise ConfigError(
+                f"workload={ref}: the option {name}={shown(value)} is a {type(value).__name__}",
+                allowed="true or false, a number, text or None",
+                remedy=f"give {name} as one text, and take it apart in the file",
+            )
     defaults = {**{f"knobs.{n}": ref for n in default_space}, **{f"workload.{n}": ref for n in options}}
     origins = {**defaults, **config.origins}
     typed_before = config.named.get(BEFORE, {})

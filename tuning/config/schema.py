@@ -5,7 +5,6 @@ Defaults live in `search_spaces/`, where they can be read; here every key must b
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -97,7 +96,7 @@ def _trials(value: object) -> object:
 
 def _tolerance(value: object) -> float | str:
     """Returns a number of at least 0, or a percentage as "2%"; no per cent at all is the number 0."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e300:
         return float(value)
     share = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if share and float(share[1]) <= 100:

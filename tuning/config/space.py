@@ -249,6 +249,12 @@ def _range(name: str, raw: Mapping[Any, object]) -> Scalar | Range:
     said = f"knobs.{name}={shown(raw)}"
     if not _is_number(name):
         raise ConfigError(f"{said}: a range of {domain_of(name).type.__name__}", remedy=_example(name))
+    if values := domain_of(name).values:
+        raise ConfigError(
+            f"{said}: a range of a knob that has a list of values",
+            allowed=domain_of(name).describe(),
+            remedy=f"knobs.{name}={shown(list(values))}",
+        )
     example = _range_example(name)
     for key in raw:
         if key not in _RANGE_KEYS:

@@ -20,8 +20,15 @@ NEWEST_SCHEMA = 1
 
 
 def known_runs(runs_dir: str) -> list[Path]:
-    """Returns the folders of all runs, by the time at which they began, oldest first."""
-    folders = (path.parent for path in Path(runs_dir).glob(f"*/*/{JOURNAL}"))
+    """Returns the folders of all runs, by the time at which they began, oldest first.
+
+    Raises ConfigError for a folder that cannot be read.
+    """
+    try:
+        folders = [path.parent for path in Path(runs_dir).glob(f"*/*/{JOURNAL}")]
+    except OSError as error:
+        what = f"runs in {runs_dir} cannot be read: {error.strerror or error}"
+        raise ConfigError(what, remedy="--runs-dir PATH, a folder that you may read") from None
     return sorted(folders, key=lambda folder: (_began(folder), folder.name))
 
 

@@ -112,7 +112,8 @@ def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:
     if isinstance(parameter, Choice):
         return parameter.values
     if isinstance(parameter, Range):
-        middle = math.sqrt(parameter.low * parameter.high)
+        low, high = parameter.low, parameter.high
+        middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
         ends = (parameter.low, middle, parameter.high)
         return tuple(dict.fromkeys(round(v) if parameter.integer else v for v in ends))
     return (None,)

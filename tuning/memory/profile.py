@@ -179,9 +179,13 @@ def interpolated(values: Mapping[int, float], micro_batch: int) -> float:
 
 
 def between(low: tuple[float, MemoryProfile], high: tuple[float, MemoryProfile], value: float) -> MemoryProfile:
-    """Returns the profile at a knob's value between two others, as powers of it: bytes ~ value ** exponent."""
+    """Returns the profile at a knob's value between two others, as powers of it: bytes ~ value ** exponent.
+
+    Bytes grow as exponent ** value where the lower value is not above 0.
+    """
     (x0, a), (x1, b) = low, high
-    share = (math.log(value) - math.log(x0)) / (math.log(x1) - math.log(x0))
+    place = math.log if x0 > 0 else float
+    share = (place(value) - place(x0)) / (place(x1) - place(x0))
 
     def mean(first: float, second: float) -> int:
         return round(math.exp((1.0 - share) * math.log(max(first, 1.0)) + share * math.log(max(second, 1.0))))

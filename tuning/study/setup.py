@@ -28,7 +28,7 @@ from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Parameter, Range, Space, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
-from tuning.journal.runs import JOURNAL, NEWEST_SCHEMA, find_run, require_known, versions
+from tuning.journal.runs import JOURNAL, LAST, NEWEST_SCHEMA, find_run, known_runs, require_known, versions
 from tuning.workers import executors, machine, nvml, slots, user_code
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -332,8 +332,11 @@ def _place(config: StudyConfig, run_id: str) -> Path:
 
 
 def _refuse_taken(config: StudyConfig, folder: Path) -> None:
-    if (folder / JOURNAL).exists():
-        raise ConfigError(f"name={config.name}: {folder} exists", remedy=f"resume={config.name}, or another name")
+    if folder.name == LAST:
+        raise ConfigError(f"name={LAST} means the newest run", remedy="another name")
+    taken = next((path for path in known_runs(config.runs_dir) if path.name == folder.name), None)
+    if taken is not None:  # of another workload too: `show` and `resume` are given the name alone
+        raise ConfigError(f"name={folder.name}: {taken} exists", remedy=f"resume={folder.name}, or another name")
 
 
 def differences(study: Record, facts: Mapping[str, Any], setting: WorkerConfig) -> list[str]:

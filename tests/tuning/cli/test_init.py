@@ -52,6 +52,11 @@ def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path: Path, capsys: 
     assert "taken cannot be written: it is a file" in capsys.readouterr().err
 
 
+def test_a_name_that_no_folder_can_have_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["init", str(tmp_path / ("x" * 300))]) == 2
+    assert "cannot be written: File name too long" in capsys.readouterr().err
+
+
 def test_an_installed_wheel_has_all_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     with zipfile.ZipFile(tmp_path / build_wheel(str(tmp_path))) as wheel:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -189,6 +190,14 @@ def test_own_workload_is_completed_by_what_its_module_declares(own):
     assert (done.origins["knobs.tf32"], done.origins["knobs.batch_size"]) == (str(own), "command line")
     assert len(done.dropped) == 2
     assert load([]) == with_workload_defaults(load([]), space, {})
+
+
+@pytest.mark.parametrize("value", [[64, 64], ("a",), Path("data"), {"a": 1}])
+def test_an_option_that_no_command_line_can_give_is_refused_by_name(own, value):
+    config = load([f"workload={own}", "card=cpu"])
+    with pytest.raises(ConfigError, match=r"the option widths=.* is a (list|tuple|\w*Path|dict)") as raised:
+        with_workload_defaults(config, {"batch_size": [4, 8]}, {"widths": value})
+    assert "one text" in raised.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainables.knobs import domain_of
+from trainables.knob_columns import Knob
+from trainables.knobs import KnobTable, domain_of, using
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.space import Choice, Range, Space, parse_parameter
@@ -165,3 +166,10 @@ def test_the_space_of_this_machine_comes_from_its_cards_and_cores(
     assert config.space.parameters["num_workers"] == Choice(workers)
     if has_bf16 is not None:
         assert ("bf16" in config.space.as_raw()["amp_dtype"]) == has_bf16
+
+
+def test_a_range_of_a_knob_with_a_list_of_values_is_refused() -> None:
+    own = KnobTable({"mix": Knob(0.1, "learning", values=(0.0, 0.1, 0.3))})
+    with using(own), pytest.raises(ConfigError, match="a range of a knob that has a list of values") as raised:
+        parse_parameter("mix", {"low": 0.0, "high": 0.3})
+    assert raised.value.remedy == "knobs.mix=[0.0,0.1,0.3]"

@@ -46,7 +46,10 @@ def test_numbers_with_an_exponent_are_numbers():
         ("knobs: {_target_: os.system}", "_target_ is refused"),
         ("a: ['${oc.env:HOME}']", "interpolation is refused"),
         ("a: &x [1]\nb: *x\n", r"line 2: the alias \*x is refused"),
-        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        (
+            "a: !!python/object/apply:os.system [ls]",
+            "os.system is refused",
+        ),
         ("a: [1, 2\nb: 3", "line 2:"),
         ("a: \x00", "special characters"),
         ("1: 2", "the key 1 is not text"),

@@ -199,6 +199,8 @@ def test_a_secret_was_not_written_down_and_is_given_again(tmp_path: Path) -> Non
     ("arguments", "says"),
     [
         (["name=one"], "name=one: runs/nli/one exists\n  try: resume=one, or another name"),
+        (["workload=signals", "name=one"], "name=one: runs/nli/one exists\n  try: resume=one, or another name"),
+        (["name=last"], "name=last means the newest run\n  try: another name"),
         (["runs_dir=file"], "runs_dir=file cannot be written: it is a file\n  allowed: a folder of yours"),
         (["runs_dir=file/below"], "file is a file"),
         (["runs_dir=/proc/nowhere"], "runs_dir=/proc/nowhere cannot be written: "),
