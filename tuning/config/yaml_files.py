@@ -160,8 +160,8 @@ def _check_events(text: str) -> None:
         line = event.start_mark.line + 1 if event.start_mark else 0
         if isinstance(event, yaml.AliasEvent):
             raise _Refused(f"line {line}: the alias *{event.anchor} is refused; write it out")
-        if getattr(event, "tag", None):
-            raise _Refused(f"line {line}: the tag {event.tag} is refused")
+        if tag := getattr(event, "tag", None):
+            raise _Refused(f"line {line}: the tag {tag} is refused")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise _Refused(f"line {line}: nested deeper than {MAX_DEPTH}")
