@@ -133,8 +133,6 @@ TABLE = [
     ("pick.tolerance=1" + "0" * 400, "a number >= 0", "pick.tolerance=0.01"),
     ("knobs.tf32=!!bool maybe", "the tag tag:yaml.org,2002:bool is refused", "add quotes"),
     ("workload=~nobody-of-this-name/x.py", "no user of that name", "the path of your workload's .py file"),
-    ("named.config.batch_size=8", "named.config", "named.mine in place of named.config"),
-    ("named.best.batch_size=8", "named.best", "named.mine in place of named.best"),
     ("knobs.num_workers=-1", "-1", "knobs.num_workers=0"),
     ("knobs.num_workers=0 AND knobs.prefetch_factor=[2,4]", "no effect", "knobs.num_workers=[0,2,4]"),
     ("knobs.num_workers=0 AND knobs.persistent_workers=true", "no effect", "knobs.num_workers=[0,2,4]"),

@@ -172,6 +172,13 @@ def test_named_configurations_are_whole_and_carry_their_claim():
     assert config.source == "Complete Optimization Review - RTX 3090 24GB GPU"
 
 
+@pytest.mark.parametrize("name", ["best", "knee", "config"])
+def test_a_configuration_may_not_have_the_name_of_a_file_of_the_run(name):
+    with pytest.raises(ConfigError, match=f"named.{name}: that is the name of something else in a run") as raised:
+        load([f"named.{name}.batch_size=8"])
+    assert raised.value.remedy == f"named.mine in place of named.{name}"
+
+
 def test_own_workload_is_not_imported_and_takes_any_option(own):
     config = load([f"workload={own}", "workload.depth=3", "knobs.num_workers=0", "knobs.prefetch_factor=4"])
     assert (config.workload.ref, config.workload.name) == (str(own), "my-workload")
