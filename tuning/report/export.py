@@ -15,6 +15,7 @@ from typing import Any
 from trainables.knobs import Knobs, Scalar
 from tuning.config import atomic, best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
+from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import plain
 from tuning.report.named import Named
@@ -87,10 +88,11 @@ def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path
 
 def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
     study = summary.study
+    one_pass = whole(study.get("train_samples"))  # where nothing was trained
     body = {
         "schema": best_file.SCHEMA,
         "status": status_of(summary, named),
-        "train": {"samples": summary.horizon_samples, "seed": named.seed or 0},
+        "train": {"samples": summary.horizon_samples or one_pass, "seed": named.seed or 0},
         "measured": _measured(summary, named),
         "compared": {
             gain.over: {

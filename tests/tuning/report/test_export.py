@@ -44,6 +44,11 @@ def test_what_is_written_is_read_back(best):
     assert read_back.warnings == ()
 
 
+def test_where_nothing_was_trained_a_training_has_one_pass(records, tmp_path):
+    path = export.write_best(with_study(records, horizon_samples=None, train_samples=77), tmp_path / "best.yaml")
+    assert best_file.read(path).samples == 77
+
+
 def test_the_median_of_the_file_is_the_median(found, tmp_path):
     own = dataclasses.replace(found.named["best"], trained=uncertainty.throughput([10.0, 10.0, 40.0]))
     path = export.write_best(dataclasses.replace(found, named={"best": own}), tmp_path / "best.yaml", created=WHEN)
