@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from trainables import precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
@@ -103,6 +104,7 @@ def prepare(
     state.within = within or state.within
     if state.device.type == "cuda" and config.knobs.empty_cache:
         torch.cuda.empty_cache()
+    precision.forget_graphs()
     counted(state, resident.meter)
     state.thread = threading.Thread(target=_work, args=(state,), name="train(run)", daemon=True)
     state.thread.start()

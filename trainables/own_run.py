@@ -116,7 +116,6 @@ class Run(Counted):
         blocks = [child for m in model.modules() if isinstance(m, nn.ModuleList) for child in m]
         self.keep(precision.checkpointed(blocks, knobs.activation_checkpointing))
         if knobs.compile != "off":
-            torch.compiler.reset()  # the limit of recompilations is the process's
             cast(Any, model).compile(mode=knobs.compile)  # in place: their names of the model stay right
         if state.meter is not None:
             state.meter.adopt([*model.parameters(), *model.buffers()])

@@ -118,7 +118,6 @@ def compiled(model: nn.Module, knobs: Knobs) -> nn.Module:
     """Returns the model to call in the step: compiled in the knob's mode, or itself when the knob is off."""
     if knobs.compile == "off":
         return model
-    torch.compiler.reset()  # the limit of recompilations is the process's, and an earlier trial's count into it
     return cast(nn.Module, cast(Any, torch.compile)(model, mode=knobs.compile))
 
 
@@ -126,6 +125,12 @@ def graphs_made() -> int:
     """Returns how many graphs this process has compiled so far, at whoever's wish."""
     dynamo = sys.modules.get("torch._dynamo.utils")  # which is there once anything may have been compiled
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+def forget_graphs() -> None:
+    """Forgets what was compiled: the limit of recompilations is the process's, and an earlier trial's count into it."""
+    if graphs_made():
+        torch.compiler.reset()
 
 
 def keeps_gradients(knobs: Knobs) -> bool:

@@ -117,6 +117,7 @@ def prepare(resident: Resident, config: Config, plan: Plan) -> State:
     device = torch.device(config.device)
     if config.knobs.empty_cache and device.type == "cuda":
         torch.cuda.empty_cache()
+    precision.forget_graphs()
     model = resident.model(config)
     precision.set_memory_format(model, config.knobs)
     optimizer = optim.prepared(resident.workload, model, config)

@@ -177,6 +177,17 @@ def test_what_they_compile_themselves_runs_compiled_once_nothing_is_counted(scri
     assert set(workload.train.__globals__["SEEN"]) == {"loss", "evaluation", "model"}
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+def test_what_they_compile_themselves_is_compiled_in_every_training(script: Any) -> None:
+    workload, made = script(COMPILED), []
+    for _ in range(9):  # torch gives up after eight
+        workload.train.__globals__["SEEN"].clear()
+        events(workload, Plan(48, (48,)))
+        made.append(sorted(workload.train.__globals__["SEEN"]))
+    assert made[0] == made[-1]
+    assert set(made[-1]) == {"loss", "evaluation", "model"}
+
+
 TEACHER = """
 def train(run):
     net, optimizer = made(run)
