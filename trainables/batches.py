@@ -247,14 +247,30 @@ def size_of(dataset: Dataset[Any]) -> int:
     return len(dataset)
 
 
-def size_of_batch(batch: Batch, usual: int | None) -> int:
-    """Returns the samples of any loader's batch: the rows of its first tensor with any, else as many as are `usual`."""
+def length_of(source: Any) -> int | None:
+    """Returns the length of a sampler, a data set or a loader; None where it has none."""
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def size_of_batch(batch: Batch, loader: Any, taken: int, usual: int | None = None) -> int:
+    """Returns the samples of a loader's batch; `taken` are those of its pass so far.
+
+    A DataLoader that draws samples knows how many, whatever its collate function makes of them. Of any other loader's
+    batch they are the rows of its first tensor with any, else as many as its `batch_size`, else as many as are `usual`.
+    Raises TypeError where none of these is known.
+    """
+    size, drawn = getattr(loader, "batch_size", None), length_of(getattr(loader, "sampler", None))
+    if size and drawn and taken < drawn:
+        return min(int(size), drawn - taken)
     rows = _rows(batch)
     if rows is not None:
         return rows
-    if usual is None:
+    if not (size or usual):
         raise TypeError(f"a batch of type {type(batch).__name__} does not tell how many samples it has")
-    return usual
+    return int(size or usual or 0)
 
 
 def _rows(batch: Batch) -> int | None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
-from trainables.plan import evenly
+from trainables.plan import evenly, steps_to
 from trainables.resident import marks
 from trainables.state import WARM_STEPS, Diverged, RunState, closed, watched
 from trainables.stopwatch import Stopwatch, Window
@@ -40,7 +40,13 @@ class OwnState(RunState):
     asked: set[str] = field(default_factory=set)
     """The knobs that were asked for so far, in this training or one before."""
     pass_samples: int = 0
-    """Samples of one pass over the data; 0 until they are known."""
+    """Samples of one pass over the data; 0 until they are known, by this training or one before."""
+    drops_last: bool = False
+    """Whether a pass leaves out its last, smaller batch."""
+    steps_told: int = 0
+    """The steps of the whole run as their function was told them last; 0 where it never asked."""
+    is_misled: bool = False
+    """Whether it was told others than there are, before its data were known."""
     reseeds: bool = False
     """Whether their function has set another seed than the run's."""
     dataset: Any = field(default=None, repr=False)
@@ -65,6 +71,10 @@ class Counted:
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = False
+        self.ends_with_pass = False
+        """Whether the end of a pass ends a batch, too."""
+        self._optimizers: dict[torch.optim.Optimizer, bool] = {}
+        """Those that `backward` was called with, and whether each has stepped since the scale of the loss changed."""
         self._paused_at = time.perf_counter()
 
     @property
@@ -83,6 +93,12 @@ class Counted:
         return self._state.plan.samples
 
     @property
+    def steps(self) -> int:
+        """The optimiser steps of the whole run, for a schedule."""
+        self._state.steps_told = self._steps()
+        return self._state.steps_told
+
+    @property
     def objectives(self) -> Mapping[str, str]:
         """The file's OBJECTIVES."""
         return self._state.workload.objectives
@@ -92,14 +108,21 @@ class Counted:
         """Whether the horizon is reached."""
         return self._state.samples >= self._state.plan.samples
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more is trained: the horizon is reached, and the batch at hand has had its step."""
+        return self.is_over and self._has_stepped
+
     # -- what a loop tells ---------------------------------------------------------------------------------------------
 
     def begin(self, loader: Any, samples: int | None = None) -> None:
         """The first batch is asked for: what came before is set-up; `samples` are those of a pass over the loader."""
         state = self._state
-        if not state.pass_samples:
-            state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
+        self._watching.close()  # of a report that was due and did not come
         if not state.first_step_at:
+            state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
+            state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
+            state.is_misled = state.steps_told not in (0, self._steps())
             state.reseeds = torch.initial_seed() != self.seed
             state.marks = {} if state.model is None else marks(state.model)
             self._give(READY)
@@ -161,8 +184,6 @@ class Counted:
                 f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
                 "steps by itself, and after an optimizer.step() of your own comes run.step()"
             )
-        elif self.is_over:  # in the middle of a batch of theirs
-            self._close()
 
     @property
     def evaluate_now(self) -> bool:
@@ -224,6 +245,14 @@ class Counted:
     @property
     def _accumulation(self) -> int:
         return self._cut()[0] if "micro_batch_size" in self._state.asked else 1
+
+    def _steps(self) -> int:
+        state, micro, accumulation = self._state, self._micro(), self._accumulation
+        whole = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
+        whole = whole or self.samples  # one pass, where none is known
+        if self.ends_with_pass:
+            return steps_to(self.samples, whole, micro, accumulation)
+        return math.ceil(steps_to(self.samples, whole, micro, 1) / accumulation)
 
     def _micro(self) -> int:
         return self._cut()[1]
@@ -303,14 +332,12 @@ class Counted:
 def _pass_samples(loader: Any) -> int:
     """Returns the samples of a pass over a loader; raises LoopError where it does not know them."""
     for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
-        try:
-            return len(source)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
-            continue
-    try:
-        return len(loader) * int(getattr(loader, "batch_size", None) or 1)
-    except (TypeError, NotImplementedError):
+        if (count := batches.length_of(source)) is not None:
+            return count
+    count, size = batches.length_of(loader), getattr(loader, "batch_size", None)
+    if count is None or not size:
         raise LoopError(
-            f"a {type(loader).__name__} over data without a length: run.batches(loader, samples=N) says how many "
-            "samples one pass has"
-        ) from None
+            f"a {type(loader).__name__} has no sampler, dataset or batch_size that tells its samples: "
+            "run.batches(loader, samples=N) says how many one pass has"
+        )
+    return count * int(size)

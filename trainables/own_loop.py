@@ -11,6 +11,8 @@ their function waits, so that its `finally` and `with` blocks are left in order.
 
 from __future__ import annotations
 
+import functools
+import gc
 import math
 import queue
 import random
@@ -27,7 +29,7 @@ from trainables import precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
-from trainables.own_count import Ended, Event, OwnState
+from trainables.own_count import READY, Ended, Event, OwnState
 from trainables.own_run import Run
 from trainables.plan import Plan
 from trainables.state import counted
@@ -48,6 +50,8 @@ class OwnResident:
         """What their module holds on the device for itself: what was left when its first training was over."""
         self.asked: set[str] = set()
         """The knobs that their function has asked for in any training so far."""
+        self.pass_samples, self.drops_last = 0, False
+        """What the last training's data were, as `OwnState` has it."""
 
     def held_bytes(self) -> int:
         """Returns the bytes that belong to the process and not to a training."""
@@ -98,9 +102,24 @@ def prepare(
 ) -> ThreadedState:
     """Returns a training whose function waits for its first batch; raises what it raised before.
 
-    `within` is a context that its thread is in, as a mode of torch is its thread's own.
+    `within` is a context that its thread is in, as a mode of torch is its thread's own. A function that is to train to
+    the end of its plan, and asked how many steps that is before its data were known, is ended and begun again where
+    they are others.
     """
+    state = _begun(resident, config, plan, within)
+    if state.is_misled and plan.samples in plan.milestones:
+        _end(state)
+        del state
+        gc.collect()
+        state = _begun(resident, config, plan, within)
+    return state
+
+
+def _begun(
+    resident: OwnResident, config: Config, plan: Plan, within: AbstractContextManager[object] | None
+) -> ThreadedState:
     state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked)
+    state.pass_samples, state.drops_last = resident.pass_samples, resident.drops_last
     state.within = within or state.within
     if state.device.type == "cuda" and config.knobs.empty_cache:
         torch.cuda.empty_cache()
@@ -113,6 +132,7 @@ def prepare(
     except BaseException:
         _end(state)
         raise
+    resident.pass_samples, resident.drops_last = state.pass_samples, state.drops_last
     return state
 
 
@@ -182,10 +202,11 @@ def _work(state: ThreadedState) -> None:
     state.baton.leave(failure)
 
 
-def alone(samples: int, *, seed: int = 0, device: str = "", **knobs: Scalar) -> Run:
+def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "", **knobs: Scalar) -> Run:
     """Returns a `run` for the script at hand on its own: python script.py, without a study, up to so many samples.
 
     Knobs not given are those of its BEFORE, else at their defaults. What is reported is printed; ten reports are due.
+    `pass_samples` are those of one pass over the data: where a pass ends in a smaller batch, `run.steps` depends on it.
     """
     module = sys.modules["__main__"]
     workload = load_own_loop(str(getattr(module, "__file__", "this script")), module)
@@ -194,15 +215,18 @@ def alone(samples: int, *, seed: int = 0, device: str = "", **knobs: Scalar) -> 
     on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = Config(Knobs.of(given, table_of(workload)), dict(workload.options), seed, on)
     tenths = tuple(math.ceil(samples * tenth / 10) for tenth in range(1, 11))
-    state = OwnState(config=config, plan=Plan(samples, tenths), workload=workload)
+    state = OwnState(config=config, plan=Plan(samples, tenths), workload=workload, pass_samples=pass_samples)
     counted(state, LiveBytes())
     seed_everything(seed)
-    run = Run(state, _shown)
+    run = Run(state, functools.partial(_shown, state))
     run.keep(run.kernels())
     return run
 
 
-def _shown(event: Event) -> None:
+def _shown(state: OwnState, event: Event) -> None:
+    if event == READY and state.is_misled:
+        said = f"run.steps said {state.steps_told} before the data were known, and there are others"
+        print(f"{said}: read it behind run.loader(), and give alone(..., pass_samples={state.pass_samples})")
     if isinstance(event, Evaluation):
         values = ", ".join(f"{name} {value:.5g}" for name, value in event.values.items())
         print(f"{event.samples} samples: {values}")

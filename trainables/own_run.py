@@ -15,7 +15,6 @@ What is asked of `run` is kept: a knob that is searched and never asked for woul
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -71,11 +70,6 @@ class Run(Counted):
         return self._state.epoch
 
     @property
-    def steps(self) -> int:
-        """The optimiser steps of the whole run, for a schedule."""
-        return math.ceil(self.samples / (self._accumulation * self._micro()))
-
-    @property
     def progress(self) -> float:
         """The share of the run that is done, 0 to 1."""
         return min(1.0, self._state.samples / self.samples)
@@ -90,7 +84,7 @@ class Run(Counted):
     @property
     def ends_batch(self) -> bool:
         """Whether the micro-batch at hand is the last before an optimiser step."""
-        return self._since_step >= self.accumulation or self.is_over
+        return self._has_stepped or self._since_step >= self.accumulation or self.is_over
 
     @property
     def scaler(self) -> torch.amp.GradScaler:
@@ -133,16 +127,19 @@ class Run(Counted):
             yield self._state.epoch
             if self._state.samples == before:
                 raise LoopError("a pass over run.epochs() took no batch of run.batches(loader)")
+        if self._is_due and not self._has_stepped:  # once more, for a loop that reports behind its steps alone
+            yield self._state.epoch
 
     def batches(self, loader: Iterable[Any], samples: int | None = None) -> Iterator[Any]:
         """Yields the loader's batches on the device, pass after pass, until the horizon is reached.
 
         `samples` are those of one pass, for a loader that does not know them. Counts and times what happens until the
-        next batch is asked for.
+        next batch is asked for. Where the horizon is within a batch of theirs, that batch is trained to its step.
         """
         state, transfer = self._state, batches.Transfer(self._ask(*_BATCHES), self.device)
-        self.begin(loader, samples)
-        while not self.is_over:
+        source = getattr(loader, "iterable", loader)  # what tqdm wraps
+        self.begin(source, samples)
+        while not self.is_done:
             before = state.samples
             own = iter(loader)
             for host in own:
@@ -151,20 +148,21 @@ class Run(Counted):
                 self._watch.lap("transfer")
                 if state.steps == 0 and not isinstance(own, Generator):  # a wrapper hides the workers of its loader
                     state.active |= batches.workers_seen(own, loader)
-                self._count(host, batch, batches.size_of_batch(host, getattr(loader, "batch_size", None)))
+                self._count(host, batch, batches.size_of_batch(host, source, state.samples - before))
                 del host
                 yield batch
                 self.passed()
-                if self.is_over:
+                if self.is_done:
                     break
             del own  # its workers end before what follows the pass
             if state.samples == before:
                 raise LoopError("the loader of run.batches(loader) gave no batch in a whole pass")
-            if not self.is_over:
+            if not self.is_done:
                 state.epoch += 1
                 state.micro_batches_done = 0
             if self._one_pass:  # what follows is theirs, and in no window
-                if self._has_stepped and not self._is_closed and state.steps > self._warm_at:
+                is_whole = self._has_stepped and state.steps > self._warm_at
+                if not self._is_closed and (is_whole or self.is_over):
                     self._close()
                 break
         self._paused_at = time.perf_counter()
@@ -179,7 +177,8 @@ class Run(Counted):
         """Adds the gradients of a mean loss, and after a whole batch steps, and drops the gradients; returns whether.
 
         The batches of a loader that `loader()` made are micro-batches; any other loader's are whole batches. `max_norm`
-        is what the norm of all gradients of the optimiser is clipped to before it steps, by default the knob's.
+        is what the norm of all gradients of the optimiser is clipped to before it steps, by default the knob's. Where
+        it is called with several optimisers, each with its own loss, a loss has gradients for its optimiser alone.
         """
         knobs, own = self._ask("set_to_none", "sync_every_step"), optimizer or self._state.optimizer
         if own is None:
@@ -187,8 +186,12 @@ class Run(Counted):
         limit = float(self._ask("max_grad_norm").max_grad_norm if max_norm is None else max_norm)
         if not self._state.micro_steps:
             raise LoopError("run.backward is called outside of a loop over run.batches(loader)")
-        accumulation = self.accumulation
-        self._scaler.scale(loss / accumulation if accumulation > 1 else loss).backward()
+        accumulation, others = self.accumulation, self._optimizers
+        if others.get(own):
+            self._rescale()
+        others.setdefault(own, False)
+        inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
+        self._scaler.scale(loss / accumulation if accumulation > 1 else loss).backward(inputs=inputs)
         self.saw_loss(loss)
         if knobs.sync_every_step:
             loss.detach().item()
@@ -198,7 +201,13 @@ class Run(Counted):
             optim.hold_gradients(own, self._scaler, limit)
         self.before_step()
         self._scaler.step(own)
-        self._scaler.update()
+        others[own] = True
+        if len(others) == 1:  # else gradients of another may wait at this scale
+            self._rescale()
         own.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
         self.step()
         return True
+
+    def _rescale(self) -> None:
+        self._scaler.update()
+        self._optimizers.update(dict.fromkeys(self._optimizers, False))

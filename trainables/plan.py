@@ -28,3 +28,14 @@ def evenly(batch_size: int, micro_batch_size: int) -> tuple[int, int]:
     """Returns the micro-batches of a batch where a loader cuts it evenly, and the samples of one, at most as asked."""
     count = math.ceil(batch_size / micro_batch_size)
     return count, math.ceil(batch_size / count)
+
+
+def steps_to(samples: int, pass_samples: int, micro: int, accumulation: int) -> int:
+    """Returns the optimiser steps up to so many samples, of a loop that steps at the end of every pass.
+
+    So the last step of a pass may be of fewer micro-batches than `accumulation`, and its last one of fewer than `micro`
+    samples.
+    """
+    passes, left = divmod(samples, pass_samples)
+    whole = math.ceil(math.ceil(pass_samples / micro) / accumulation)
+    return passes * whole + math.ceil(math.ceil(left / micro) / accumulation)

@@ -92,16 +92,18 @@ def test_the_micro_batch_is_halved_where_it_does_not_fit(changed: Any) -> None:
     assert found["knobs"]["micro_batch_size"] < 32
 
 
-def test_a_schedule_ends_with_the_run(changed: Any) -> None:
+@pytest.mark.parametrize("samples", [1024, 100])
+def test_a_schedule_ends_with_the_run(changed: Any, samples: int) -> None:
     made = "    schedule = accelerator.prepare(CosineAnnealingLR(optimizer, run.steps))\n"
     session = changed(
+        ("moons(1024, 1)", f"moons({samples}, 1)"),
         ("from torch.utils.data", "from torch.optim.lr_scheduler import CosineAnnealingLR\nfrom torch.utils.data"),
         ("    for _ in run.epochs", made + "    for _ in run.epochs"),
         ("                optimizer.step()\n", "                optimizer.step()\n                schedule.step()\n"),
     )
     resident = session.resident
     assert isinstance(resident, own_loop.OwnResident)
-    state = own_loop.prepare(resident, session.config(KNOBS), Plan(2048, (2048,)))
+    state = own_loop.prepare(resident, session.config(KNOBS), Plan(2 * samples, (2 * samples,)))
     list(own_loop.train(state))
     assert state.optimizer is not None
     assert state.optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections import UserDict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.fakes import Lines, Sums
 from trainables import sanity
@@ -117,9 +118,9 @@ def test_what_moves_itself_is_moved_by_its_own_and_the_hosts_batch_stays() -> No
 
 def test_a_packed_batch_has_as_many_samples_as_sequences() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    assert size_of_batch((packed, torch.zeros(2)), None) == 2
-    assert size_of_batch((torch.tensor(0.5), Encoding(ids=torch.zeros(3, 7))), 8) == 3
-    assert size_of_batch({"text": ["a"]}, 8) == 8
+    assert size_of_batch((packed, torch.zeros(2)), None, 0) == 2
+    assert size_of_batch((torch.tensor(0.5), Encoding(ids=torch.zeros(3, 7))), None, 0, 8) == 3
+    assert size_of_batch({"text": ["a"]}, None, 0, 8) == 8
 
 
 class Table(Lines):
@@ -222,3 +223,33 @@ def test_a_small_validation_split_is_not_worth_workers() -> None:
     samples = Sized(100)
     assert len(list(validation_loader(samples, torch.stack, 60, None, Config(Knobs(num_workers=2))))) == 2
     assert samples.reads == 100
+
+
+class Streamed(IterableDataset[Tensor]):
+    """Ten images, one after the other."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.zeros(10, 3, 5, 5))
+
+
+def sizes_of(loader: DataLoader[Tensor]) -> list[int]:
+    found: list[int] = []
+    for batch in loader:
+        found.append(size_of_batch(batch, loader, sum(found)))
+    return found
+
+
+@pytest.mark.parametrize("collate", [None, tuple, lambda images: torch.stack(images, 1)])
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 4, 2]), (True, [4, 4])])
+def test_a_batch_has_the_samples_that_its_loader_drew(collate: Any, drop_last: bool, sizes: list[int]) -> None:
+    images: Any = torch.zeros(10, 3, 5, 5)  # a tuple of them begins with one image of 3 rows
+    assert sizes_of(DataLoader(images, 4, drop_last=drop_last, collate_fn=collate)) == sizes
+
+
+def test_where_the_loader_does_not_know_a_batch_has_the_rows_of_its_first_tensor() -> None:
+    images: Any = torch.zeros(10, 3, 5, 5)
+    assert sizes_of(DataLoader(Streamed(), 4)) == [4, 4, 2]
+    assert sizes_of(DataLoader(images, batch_sampler=[[0], [1, 2, 3]])) == [1, 3]
+    assert size_of_batch("words", None, 0, usual=8) == 8
+    with pytest.raises(TypeError, match="type str does not tell how many samples"):
+        size_of_batch("words", None, 0)

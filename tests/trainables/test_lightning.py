@@ -100,6 +100,21 @@ def test_a_horizon_within_a_batch_and_passes_of_odd_length(changed: Any) -> None
     found = session.train(KNOBS, Plan(250, (250,)), 0)
     assert (found["outcome"], found["samples"]) == ("ok", 264), found["message"]  # whole micro-batches
     assert found["spans"]["steps"] == 9  # behind the first, of passes of four steps
+    found = session.train(KNOBS, Plan(216, (216,)), 0)
+    assert (found["outcome"], found["samples"]) == ("ok", 232), "its last batch is whole"
+
+
+def test_a_batch_has_the_samples_that_were_drawn(changed: Any) -> None:
+    session = changed(
+        (
+            "DataLoader(TRAIN, shuffle=True, **",
+            "DataLoader(TRAIN, shuffle=True, collate_fn=lambda b: tuple(zip(*b)), **",
+        ),
+        ("points, labels = batch\n        return nn", "points, labels = map(torch.stack, batch)\n        return nn"),
+    )
+    found = session.train(KNOBS, Plan(1024, (1024,)), 0)
+    assert (found["outcome"], found["samples"]) == ("ok", 1024), found["message"]
+    assert (found["active"]["batch_size"], found["spans"]["steps"]) == (32, 31)
 
 
 @pytest.mark.parametrize("samples", [1024, 100])
@@ -216,6 +231,16 @@ OWN_DATA = """class Net(LightningModule):
 def test_data_of_the_module_itself_or_given_to_fit(changed: Any, changes: Any) -> None:
     found = changed(*changes).train(KNOBS, Plan(1536, (512, 1536)), 0)
     assert (found["outcome"], found["samples"]) == ("ok", 1536), found["message"]
+
+
+def test_a_schedule_of_a_module_with_its_own_data_ends_with_the_run(changed: Any) -> None:
+    session = changed(
+        ("moons(1024, 1)", "moons(100, 1)"),
+        ("class Net(LightningModule):\n", OWN_DATA),
+        ('trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))', OWN_FIT),
+    )
+    found = session.train(KNOBS, Plan(300, (300,)), 0)  # torch raises where a cycle has too few steps
+    assert (found["outcome"], found["samples"], found["spans"]["steps"]) == ("ok", 300, 11), found["message"]
 
 
 def test_what_is_ones_own_stays(changed: Any, tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainables.integrations import steps_to
 from trainables.integrations.transformers import training_arguments
-from trainables.plan import Plan
+from trainables.plan import Plan, steps_to
 from trainables.workload import WorkloadError
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig

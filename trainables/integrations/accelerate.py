@@ -57,6 +57,7 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
 
     def __init__(self, run: Run, **arguments: Any) -> None:
         self._run = run
+        run.ends_with_pass = True
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
         super().__init__(**arguments)

@@ -17,8 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from trainables import batches
-from trainables.integrations import steps_to
 from trainables.own_run import Run
+from trainables.plan import steps_to
 from trainables.workload import WorkloadError
 
 if "lightning.pytorch" in sys.modules:
@@ -81,11 +81,13 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         if stage != "fit":
             return
         trainer.accumulate_grad_batches = self._run.accumulation
-        steps = self._run.steps
+        self._run.ends_with_pass = True
         has_own = (
             trainer.datamodule is None and type(pl_module).train_dataloader is not LightningModule.train_dataloader
         )
-        if not has_own:  # a loader of the module's may need what its `setup` makes
+        if has_own:  # a loader of the module's may need what its `setup` makes
+            steps = self._run.steps
+        else:
             trainer.fit_loop.setup_data()
             steps = steps_to(self._run.samples, *self._pass(trainer), trainer.accumulate_grad_batches)
         trainer.fit_loop.epoch_loop.max_steps = steps
@@ -111,7 +113,8 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A micro-batch is there."""
-        self._run.took(batches.size_of_batch(batch, self._usual))
+        usual = self._usual or 1
+        self._run.took(batches.size_of_batch(batch, trainer.train_dataloader, batch_idx * usual, usual))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """The passes are over."""
@@ -132,7 +135,7 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
                 f"there is no validation that logs {', '.join(run.objectives)}: give validation_step and val_dataloader"
             )
         trainer.val_check_batch = 1 if run.evaluate_now else _NEVER
-        if run.is_over:
+        if run.is_done:
             trainer.should_stop = True
             if not run.evaluate_now:
                 trainer.limit_val_batches = 0  # or it would validate because it ends

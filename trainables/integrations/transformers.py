@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainables.integrations import steps_to
 from trainables.own_run import Run
+from trainables.plan import steps_to
 from trainables.workload import WorkloadError
 
 _STILL = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}

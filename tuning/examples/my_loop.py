@@ -91,4 +91,4 @@ BEFORE = {"learning_rate": 0.003, "hidden": 32, "batch_size": 32, "micro_batch_s
 if __name__ == "__main__":  # python my_loop.py trains on its own, with the values of BEFORE
     from trainables.own_loop import alone
 
-    train(alone(samples=5 * len(TRAIN)))
+    train(alone(samples=5 * len(TRAIN), pass_samples=len(TRAIN)))

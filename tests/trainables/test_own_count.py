@@ -1,0 +1,261 @@
+"""How a loop of one's own is counted: samples of a batch and a pass, steps of a run, several optimisers, its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.trainables.test_own_loop import HEAD, prepared
+from trainables import own_loop
+from trainables.evaluation import Evaluation
+from trainables.knobs import Knobs
+from trainables.plan import Plan
+from trainables.workload import Config, OwnLoop, WorkloadError, load, table_of
+
+KNOBS = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
+
+
+@pytest.fixture
+def script(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    def write(body: str) -> OwnLoop:
+        path = tmp_path / f"counted_{abs(hash((body, request.node.name)))}.py"
+        path.write_text(HEAD + body)
+        found = load(str(path))
+        assert isinstance(found, OwnLoop)
+        return found
+
+    return write
+
+
+# -- several optimisers ---------------------------------------------------------------------------
+
+GAN = """
+def train(run):
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_maker, of_judge = (torch.optim.SGD(net.parameters(), run["learning_rate"]) for net in (maker, judge))
+    run.prepare(nn.ModuleList([maker, judge]), of_maker, of_judge)
+    SEEN.append((judge, maker))
+    for number, (x, _) in enumerate(run.batches(DataLoader(DATA, **run.loader()))):
+        made = maker(x)
+        judged = judge(made.detach()).square().mean() + (judge(x) - 1).square().mean()
+        scale = LARGE if number * len(x) < run["batch_size"] else 1.0
+        stepped = run.backward(judged * scale, of_judge, max_norm=0.0)
+        assert run.backward((judge(made) - 1).square().mean(), of_maker, max_norm=0.0) == stepped
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+def plain_gan(x: torch.Tensor, micro: int, cuts: int, *, skips: bool) -> list[torch.Tensor]:
+    """Returns the weights that the script above is to reach: each loss moves the weights of its own net alone."""
+    own_loop.seed_everything(0)
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    sums = {net: [torch.zeros_like(p) for p in net.parameters()] for net in (judge, maker)}
+    for number, part in enumerate(x.split(micro), 1):
+        made = maker(part)
+        for net in (judge, maker):
+            if net is judge:
+                loss = judge(made.detach()).square().mean() + (judge(part) - 1).square().mean()
+            else:
+                loss = (judge(made) - 1).square().mean()
+            found = torch.autograd.grad(loss / cuts, list(net.parameters()))
+            sums[net] = [s + g for s, g in zip(sums[net], found, strict=True)]
+            if number % cuts:
+                continue
+            with torch.no_grad():
+                for p, s in zip(net.parameters(), sums[net], strict=True):
+                    p -= 0.0 if skips and net is judge and number == cuts else 0.1 * s
+            sums[net] = [torch.zeros_like(p) for p in net.parameters()]
+    return [*judge.parameters(), *maker.parameters()]
+
+
+@pytest.mark.parametrize("micro", [16, 8, 4])
+@pytest.mark.parametrize(("amp_dtype", "large"), [("fp32", 1.0), ("fp16", 1e36)])  # the loss scale overflows at first
+def test_each_of_two_optimisers_steps_by_its_own_loss(script: Any, micro: int, amp_dtype: str, large: float) -> None:
+    workload = script(GAN.replace("LARGE", str(large)))
+    state = prepared(workload, Plan(128, (128,)), micro_batch_size=micro, amp_dtype=amp_dtype)
+    list(own_loop.train(state))
+    module = workload.train.__globals__
+    assert (state.samples, state.steps) == (128, 8)
+    expected = plain_gan(module["X"].repeat(2, 1), micro, 16 // micro, skips=large > 1)
+    found = [p for net in module["SEEN"][-1] for p in net.parameters()]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_one_loss_for_two_optimisers_has_gradients_for_both(script: Any) -> None:
+    body = """
+def train(run):
+    net = nn.Linear(4, 1)
+    first, other = (torch.optim.SGD([p], run["learning_rate"]) for p in (net.weight, net.bias))
+    run.prepare(net, first, other)
+    bias = net.bias.item()
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        if run.backward(loss_of(net, batch), first):
+            other.step()
+            other.zero_grad()
+        if run.evaluate_now:
+            run.report(error=1.0)
+    SEEN.append(net.bias.item() - bias)
+"""
+    workload = script(body)
+    list(own_loop.train(prepared(workload, Plan(64, (64,)))))
+    assert workload.train.__globals__["SEEN"][0] != 0.0
+
+
+# -- samples ---------------------------------------------------------------------------
+
+OVER = """
+class Bare:
+    def __init__(self, **more):
+        self.__dict__.update(more)
+    def __len__(self):
+        return 8
+    def __iter__(self):
+        return iter(DataLoader(DATA, batch_size=8))
+
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(LOADER):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize("loader", ["tqdm(DataLoader(DATA, batch_size=8), disable=True)", "Bare(batch_size=8)"])
+def test_a_pass_has_the_samples_of_what_is_wrapped(script: Any, loader: str) -> None:
+    pytest.importorskip("tqdm")
+    state = prepared(script("from tqdm import tqdm\n" + OVER.replace("LOADER", loader)), Plan(96, (96,)))
+    assert state.pass_samples == 64
+    list(own_loop.train(state))
+    assert (state.samples, state.epoch) == (96, 1)
+
+
+@pytest.mark.parametrize("loader", ["Bare()", "list(DataLoader(DATA, batch_size=8))"])
+def test_a_loader_that_tells_no_samples_is_asked_for_them(script: Any, loader: str) -> None:
+    with pytest.raises(WorkloadError, match=r"run.batches\(loader, samples=N\) says how many one pass has"):
+        prepared(script(OVER.replace("LOADER", loader)), Plan(96, (96,)))
+    state = prepared(script(OVER.replace("LOADER", f"{loader}, samples=64")), Plan(96, (96,)))
+    list(own_loop.train(state))
+    assert (state.pass_samples, state.samples) == (64, 96)
+
+
+def test_batches_count_what_was_drawn_whatever_collate_makes_of_them(script: Any) -> None:
+    body = """
+def train(run):
+    net, optimizer = made(run)
+    for x, y in run.batches(DataLoader(DATA, collate_fn=lambda b: tuple(zip(*b)), **run.loader())):
+        run.backward(loss_of(net, (torch.stack(x), torch.stack(y))), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    state = prepared(script(body), Plan(128, (128,)))
+    list(own_loop.train(state))
+    assert (state.samples, state.steps, state.active["batch_size"]) == (128, 8, 16)
+
+
+# -- steps ---------------------------------------------------------------------------
+
+CYCLE = """
+FEW = TensorDataset(X[:60], X[:60].sum(1))
+
+def train(run):
+    net, optimizer = made(run)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=run.steps)
+    SEEN.append(run.steps)
+    for batch in run.batches(DataLoader(FEW, MORE**run.loader())):
+        if run.backward(loss_of(net, batch), optimizer):
+            schedule.step()
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize("more", ["", "drop_last=True, "])
+@pytest.mark.parametrize("micro", [16, 8])
+@pytest.mark.parametrize("horizon", [300, 270, 60, 16])
+def test_the_steps_of_a_run_are_those_that_it_takes(script: Any, more: str, micro: int, horizon: int) -> None:
+    workload = script(CYCLE.replace("MORE", more))
+    resident = own_loop.OwnResident(workload)
+    config = Config(Knobs.of({**KNOBS, "micro_batch_size": micro}, table_of(workload)), dict(workload.options))
+    for _ in range(2):
+        state = own_loop.prepare(resident, config, Plan(horizon, (horizon,)))
+        list(own_loop.train(state))
+        assert state.steps == workload.train.__globals__["SEEN"][-1]
+    assert len(workload.train.__globals__["SEEN"]) <= 3, "begun again once in a process, at most"
+
+
+def test_a_probe_is_never_begun_again(script: Any) -> None:
+    workload = script(CYCLE.replace("MORE", ""))
+    running = own_loop.train(prepared(workload, Plan(10**9)))
+    next(running)
+    running.close()
+    assert len(workload.train.__globals__["SEEN"]) == 1
+
+
+@pytest.mark.parametrize(("given", "says"), [(60, False), (0, True)])
+def test_a_script_on_its_own_says_what_a_pass_has(
+    script: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: int,
+    says: bool,
+) -> None:
+    workload = script(
+        CYCLE.replace("MORE", "")
+        .replace("OneCycleLR(optimizer, 0.1, total_steps", "StepLR(optimizer, step_size")
+        .replace("    net, opt", "    run.loader()\n    net, opt")
+    )
+    module = sys.modules[workload.train.__module__]
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    run = own_loop.alone(300, pass_samples=given, device="cpu", **KNOBS)
+    workload.train(run)
+    run.let_go()
+    assert (workload.train.__globals__["SEEN"][-1] == run._state.steps) is not says
+    assert ("alone(..., pass_samples=60)" in capsys.readouterr().out) is says
+
+
+# -- the end ---------------------------------------------------------------------------
+
+OWN_STEPS = """
+def train(run):
+    net, optimizer = made(run)
+    for i, batch in enumerate(run.batches(DataLoader(DATA, batch_size=8))):
+        (loss_of(net, batch) / 3).backward()
+        if (i + 1) % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step()
+            if run.evaluate_now:
+                run.report(error=1.0)
+"""
+OWN_PASSES = OWN_STEPS.replace("    for i,", "    for _ in run.epochs():\n      for i,")
+
+
+@pytest.mark.parametrize(
+    ("body", "horizon", "samples"),
+    [
+        (OWN_STEPS, 64, 72),  # a step is behind each 24
+        (OWN_STEPS, 72, 72),
+        (OWN_PASSES, 128, 128 + 24),  # two of 8 micro-batches in a pass are behind its last step
+        (OWN_PASSES, 100, 64 + 48),
+        (OWN_PASSES + "      run.report(error=1.0)\n", 128, 128),
+    ],
+)
+def test_a_run_ends_behind_a_step_of_theirs(script: Any, body: str, horizon: int, samples: int) -> None:
+    state = prepared(script(body), Plan(horizon, (horizon,)))
+    found = list(own_loop.train(state))
+    assert [e.samples for e in found if isinstance(e, Evaluation)] == [samples]
+
+
+@pytest.mark.parametrize("body", [OWN_STEPS, OWN_PASSES])
+def test_a_loop_that_steps_no_more_ends(script: Any, body: str) -> None:
+    once = body.replace("if (i + 1) % 3 == 0:", "if not SEEN and not SEEN.append(i):")
+    with pytest.raises(WorkloadError, match=r"without an optimiser step|without a report at its end"):
+        list(own_loop.train(prepared(script(once), Plan(128, (128,)))))
