@@ -47,7 +47,8 @@ def so_far(folder: Path, event: str) -> list[dict[str, Any]]:
 def test_a_lost_node_costs_what_ran_on_it_once_and_a_node_that_joins_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = ["budget.train_epochs=6", "search.trials=12", "search.pruner=none", "search.max_time=30m"]
+    # Trials of 5 s: Ray hears of a lost node after some 20 s, and the others must not be done by then.
+    slow = ["budget.train_epochs=20", "search.trials=12", "search.pruner=none", "search.max_time=30m"]
     asked = tiny("workload=mine.py", "concurrency=1", *slow, "budget.confirm.seeds=1", "budget.confirm.top=1")
     cores = [2, 2, 1] if psutil.cpu_count() != 1 else [1, 1]  # the last unlike this machine, where that can be
     err = tmp_path / "err"
@@ -80,7 +81,7 @@ def test_a_lost_node_costs_what_ran_on_it_once_and_a_node_that_joins_takes_its_p
     assert Counter(r["trial"] for r in of(records, "trial")) == {f"t{n:03d}": 1 for n in range(13 + BESIDE)}
     assert {r["outcome"] for r in of(records, "trial")} == {"ok"}
     assert len({r["node"] for r in of(records, "trial")}) == 3
-    assert len({r["trial"] for r in of(records, "lost")}) == 2
+    assert len(of(records, "lost")) == 2, "one a node; it may be the same trial"
     assert all("was lost; it is run once more on another" in r["reason"] for r in of(records, "lost"))
     why = [r["why"] for r in of(records, "node")]
     assert why.count("") == 4, "two at first, then the new one, and it again where the run is gone on with"
