@@ -117,6 +117,8 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
                 tensor.copy_(other)
     _make_buffers(state, stored)
     parameters = _optimized(state)
+    # Adam keeps its step count on the CPU unless fused or capturable; the moments live with the parameter.
+    steps_on_device = any(g.get("fused") or g.get("capturable") for g in state.optimizer.param_groups)
     for key, tensor in stored.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
@@ -124,8 +126,7 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
             if not tensor.dim() and not tensor.is_floating_point():  # bitsandbytes counts its steps in Python
                 state.optimizer.state[parameter][name] = int(tensor)
                 continue
-            # AdamW keeps its step count on the CPU unless fused or capturable; the moments live with the parameter.
-            on_device = name != "step" or state.config.knobs.fused_optimizer
+            on_device = name != "step" or steps_on_device
             state.optimizer.state[parameter][name] = tensor.to(parameter.device) if on_device else tensor
     state.scaler.load_state_dict(pointer["scaler"])
     torch.set_rng_state(stored["random.cpu"])

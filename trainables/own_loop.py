@@ -209,6 +209,9 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
     `pass_samples` are those of one pass over the data: where a pass ends in a smaller batch, `run.steps` depends on it.
     """
     module = sys.modules["__main__"]
+    if not hasattr(module, "SPACE"):
+        where = getattr(module, "__file__", "the session")
+        raise WorkloadError(f"alone(...) is for the file of train(run), run as a script: {where} has no SPACE")
     workload = load_own_loop(str(getattr(module, "__file__", "this script")), module)
     fixed = {name: value for name, value in workload.default_space.items() if not isinstance(value, Mapping | list)}
     given = {**fixed, **getattr(module, "BEFORE", {}), **knobs}

@@ -15,7 +15,7 @@ from trainables.loop import State, evaluate, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from trainables.workload import Config
+from trainables.workload import Config, table_of
 
 KNOBS = Knobs(learning_rate=0.05, batch_size=16, micro_batch_size=4, dropout=0.3)
 
@@ -44,6 +44,28 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_unbroken_one_does(tmp_path: Pat
     resumed = begin(knobs)
     checkpoint.load(resumed, tmp_path, identity="a")
     assert resumed.samples == samples
+    stop_after(resumed, 10_000)
+    assert weights(resumed) == weights(whole)
+
+
+class Hooked(Sums):
+    """Sums with an optimiser of its own, beside which the knobs of ours are none."""
+
+    def optimizer(self, model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
+        """Returns Adam with its decay in the gradients."""
+        return torch.optim.Adam(model.parameters(), lr=config.knobs.learning_rate, weight_decay=0.01)
+
+
+def test_a_run_with_an_optimizer_of_its_own_goes_on_where_an_unbroken_one_does(tmp_path: Path) -> None:
+    config = Config(Knobs.of({"learning_rate": 0.05, "batch_size": 16}, table_of(Hooked())))
+
+    def begun() -> State:
+        return prepare(Resident(Hooked()), config, Plan(256, window_s=0.0))
+
+    whole = stop_after(begun(), 10_000)
+    checkpoint.save(stop_after(begun(), 64), tmp_path, identity="a")
+    resumed = begun()
+    checkpoint.load(resumed, tmp_path, identity="a")
     stop_after(resumed, 10_000)
     assert weights(resumed) == weights(whole)
 

@@ -102,7 +102,7 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
             f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
         )
     cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
-    return WorkerConfig(study["config"]["workload"]["ref"], own, device, machine.cores(), cap_bytes, study["seed"])
+    return WorkerConfig(study["config"]["workload"]["ref"], own, device, machine.threads(), cap_bytes, study["seed"])
 
 
 def _only(pairs: list[ablation.AblationPair], names: str) -> list[ablation.AblationPair]:

@@ -118,10 +118,11 @@ def main(argv: Sequence[str]) -> int:
                 line(messages, f"warning: {warning}")
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
-                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, machine.cores(), again
+                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, machine.threads(), again
             )
             if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
-                line(messages, f"trains on {samples} samples, as the trials of the search; --epochs N for a whole job")
+                longer = "--samples N" if isinstance(session.resident, OwnResident) else "--epochs N"
+                line(messages, f"trains on {samples} samples, as the trials of the search; {longer} for a whole job")
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
         typed = shlex.join(["python", "-m", "tuning", "train", *argv])
@@ -295,7 +296,7 @@ def _device(asked: str) -> str:
 
 
 def _session(best: Best, device: str) -> Session:
-    setting = WorkerConfig(best.ref, dict(best.options), device, machine.cores(), None, best.seed, hang_s=math.inf)
+    setting = WorkerConfig(best.ref, dict(best.options), device, machine.threads(), None, best.seed, hang_s=math.inf)
     try:
         session = Session(setting)
     except Exception as error:  # whatever a user's file raises when it is imported

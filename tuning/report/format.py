@@ -157,10 +157,14 @@ def unlike(config: Mapping[str, object], other: Mapping[str, object] | None) -> 
     return assignments({**first, **found})
 
 
-def settings(config: Mapping[str, object]) -> list[str]:
-    """Returns "name=value" for each knob that has to be set: those with another value than the default."""
+def settings(config: Mapping[str, object], before: Mapping[str, object] | None = None) -> list[str]:
+    """Returns "name=value" for each knob that has to be set: those with another value than the default, or than in
+    `before`, the user's present configuration.
+    """
     defaults = Knobs().as_dict()
-    return assignments({n: v for n, v in complete(config).items() if n not in defaults or defaults[n] != v})
+    changed = differing(config, before) if before is not None else {}
+    own = {n: v for n, v in complete(config).items() if n in changed or n not in defaults or defaults[n] != v}
+    return assignments(own)
 
 
 def assignments(config: Mapping[str, object]) -> list[str]:

@@ -51,7 +51,7 @@ def render(summary: Summary) -> str:
         parts=sentences.parts_sentence(summary),
         untrained=sentences.not_trained_sentence(summary),
         refresh_s=0 if summary.is_finished else REFRESH_S,
-        settings=fmt.settings(best.config) if best else [],
+        settings=fmt.settings(best.config, sentences.present(summary)) if best else [],
         place=sentences.place_sentence(summary.place),
         claim=sentences.claim_sentence(summary.claim, summary.gain("after", "before")),
         stats=list(_stats(summary)),

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import Knobs, kind_of
+from trainables.knobs import Knobs, Scalar, kind_of
 from tuning.config.cards import HERE, lacking
 from tuning.config.lenient import finite, mapping, whole
-from tuning.config.schema import PLAIN, StudyConfig
+from tuning.config.schema import BEFORE, PLAIN, StudyConfig
+from tuning.config.yaml_files import available
 from tuning.report.format import duration, percent, plain, quality, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
@@ -78,6 +79,11 @@ def beside_sentence(found: Summary) -> str:
     return f", at {plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}"
 
 
+def present(found: Summary) -> Mapping[str, Scalar] | None:
+    """Returns the user's present configuration, None without one: that of a workload of ours is nobody's at hand."""
+    return found.named[BEFORE].config if BEFORE in found.named and found.ref not in available("workload") else None
+
+
 def defaults_sentence(found: Summary) -> str:
     """Returns that the plain defaults stand in all that is learned, "" where the pick has another value."""
     best, defaults = found.best, found.named.get(PLAIN)
@@ -87,7 +93,7 @@ def defaults_sentence(found: Summary) -> str:
     base = {**Knobs().as_dict(), **defaults.config}
     if any(own[name] != base.get(name) for name in own if kind_of(name) != "system"):
         return ""
-    return "In all that is learned the plain defaults stand: no other trial was faster at their quality"
+    return "Where the result depends on it the plain defaults stay: no other trial was faster at the same quality"
 
 
 def same_sentence(found: Summary) -> str:
@@ -134,9 +140,9 @@ def parts_sentence(found: Summary) -> str:
         knobs = ", ".join(own.model)
         return f"How much of the gain over {over} is {model} ({knobs}) is not known: {ablate_command(found)} tells"
     else:
-        free = f"{gain.ratio / own.model_ratio:.2f} times are free of it"
-        said = [f"Of {gain.ratio:.2f} times over {over}, {own.model_ratio:.2f} are {model} ({', '.join(own.model)})"]
-        said[0] += f" by the {own.ground}, {free}"
+        rest = gain.ratio / own.model_ratio
+        makes = f"{model} ({', '.join(own.model)}) makes {own.model_ratio:.2f} times, by the {own.ground}"
+        said = [f"Of {gain.ratio:.2f} times over {over}, {makes}, and all else {rest:.2f} times"]
     if own.system_ratio is not None and own.system_ratio > 1:
         which = ", which cannot change what is learned," if found.kinds_are_measured else ""
         said.append(f"system knobs{which} make {own.system_ratio:.2f} by the probes")

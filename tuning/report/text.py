@@ -11,9 +11,8 @@ from rich.text import Text
 
 from trainables.knobs import kind_of
 from tuning.config.cards import HERE
-from tuning.config.schema import BEFORE, StudyConfig
+from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice
-from tuning.config.yaml_files import available
 from tuning.journal.records import Record
 from tuning.report import format as fmt
 from tuning.report import sentences, tables
@@ -118,16 +117,17 @@ def summary(found: Summary) -> list[RenderableType]:
     if cut := sentences.cut_sentence(found):
         rows.append(("note", Text(f"{cut}.", style="yellow")))
     if best is not None:
-        chosen, trial = fmt.settings(best.config), f"({sentences.found_by(best)})"
+        before, trial = sentences.present(found), f"({sentences.found_by(best)})"
+        chosen = fmt.settings(best.config, before)
         rows.append(("set", fmt.side_by_side(chosen, "bold") if chosen else f"nothing: the defaults {trial}"))
         if chosen:
-            rows.append(("", f"every other knob at its default {trial}"))
+            rows.append(("", f"every other knob at its default{' and as in before' * (before is not None)} {trial}"))
     rows.append(("gain" if best else "", Text(sentences.answer(found), style="" if best else "bold")))
     if parts := sentences.parts_sentence(found):
         rows.append(("", f"{parts}."))
     if best is not None:
-        if found.ref not in available("workload") and BEFORE in found.named:  # of ours `before` is nobody's at hand
-            changes = fmt.changes(best.config, found.named[BEFORE].config)
+        if before is not None:
+            changes = fmt.changes(best.config, before)
             rows.append(("changes", f"from before: {', '.join(changes) or 'none'}"))
         rows += _of_best(found, best)
     if found.place.virtual or sentences.is_held(found.place):

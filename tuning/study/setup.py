@@ -304,7 +304,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         workload=config.workload.ref,
         options=dict(config.workload.options),
         device=device,
-        threads=machine.cores(),
+        threads=machine.threads(),
         cap_bytes=config.card.cap_bytes,
         seed=config.search.seed,
         hang_s=config.search.hang_time_s,

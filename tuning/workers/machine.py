@@ -20,6 +20,14 @@ def cores(root: Path = ROOT) -> int:
     return max(1, min([own, *(int(share) for share in shares)]))
 
 
+def threads() -> int:
+    """Returns the threads that a training computes with which has the machine to itself: OMP_NUM_THREADS where that is
+    set, at most the cores.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(cores(), int(asked)) if asked.isdigit() and int(asked) else cores()
+
+
 def memory_bytes(root: Path = ROOT) -> int:
     """Returns the RAM that this process and its children may fill at most."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits(root))])

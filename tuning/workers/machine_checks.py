@@ -126,7 +126,7 @@ def _governor(root: Path) -> Iterator[Check]:
 
 
 def _threads(env: Mapping[str, str]) -> Iterator[Check]:
-    """Yields what the environment says of threads; a study sets torch's own, and what loads before it obeys these."""
+    """Yields what the environment says of threads: a training computes with as many, at most the cores."""
     cores = machine.cores()
     asked = {name: env[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if env.get(name)}
     said = ", ".join(f"{name}={value}" for name, value in asked.items())
@@ -134,7 +134,8 @@ def _threads(env: Mapping[str, str]) -> Iterator[Check]:
     if over:
         yield Check("threads", "WARN", f"{said} on {cores} cores", f"unset {' '.join(over)}")
     else:
-        yield Check("threads", "OK", said or f"OMP_NUM_THREADS is not set; a study computes with {cores}")
+        computes = f"a training alone computes with {machine.threads()}"
+        yield Check("threads", "OK", f"{said or 'OMP_NUM_THREADS is not set'}; {computes}")
 
 
 def _compiler(env: Mapping[str, str]) -> Iterator[Check]:

@@ -201,7 +201,7 @@ def test_the_answer_says_where_the_defaults_stand_in_all_that_is_learned(
     learned |= {} if rate is None else {"learning_rate": rate}
     defaults = replace(found.named["before"], name=PLAIN, config=learned)
     own = replace(found, named={**found.named, PLAIN: defaults})
-    assert ("plain defaults stand" in sentences.answer(own)) == stands
+    assert ("plain defaults stay" in sentences.answer(own)) == stands
 
 
 def test_the_answer_is_by_the_knobs_of_its_own_run_whichever_are_in_use(found: Summary) -> None:
@@ -209,7 +209,7 @@ def test_the_answer_is_by_the_knobs_of_its_own_run_whichever_are_in_use(found: S
     defaults = replace(found.named["before"], name=PLAIN, config={})
     rows = KnobTable({"channels": Knob(16, "both", values=(16, 32))})
     own = replace(found, table=rows, named={**found.named, "best": best, PLAIN: defaults})
-    assert "plain defaults stand" not in sentences.answer(own)
+    assert "plain defaults stay" not in sentences.answer(own)
 
 
 @pytest.mark.parametrize(("rung", "short"), [(0.60, True), (0.88, False)])
@@ -217,3 +217,10 @@ def test_trainings_that_learn_most_at_their_end_are_called_too_short(found: Summ
     own = replace(found, curves={t.trial: ((600, rung), (1200, 0.9)) for t in found.trials})
     assert found.baseline is not None
     assert ("too short to compare" in sentences.answer(own)) == short
+
+
+def test_what_to_set_is_all_that_differs_from_the_default_or_from_what_there_is() -> None:
+    config = {"learning_rate": 5e-4, "batch_size": 64, "num_workers": 0}
+    assert fmt.settings(config) == ["batch_size=64"]
+    before = {"learning_rate": 1e-3, "num_workers": 2}
+    assert set(fmt.settings(config, before)) == {"batch_size=64", "num_workers=0", "learning_rate=5e-4"}

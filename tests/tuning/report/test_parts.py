@@ -97,8 +97,8 @@ def test_a_summary_says_what_part_is_a_smaller_model_or_how_it_is_told(records):
     again = summary.from_records(with_probes(records, *told))
     assert again.parts["before"].model_ratio == pytest.approx(1.5)
     said = sentences.parts_sentence(again)
-    assert said.startswith("Of 1.85 times over before, 1.50 are a smaller model (hidden_size=64 for 128) by the probes")
-    assert "1.23 times are free of it" in said
+    assert said.startswith("Of 1.85 times over before, a smaller model (hidden_size=64 for 128) makes 1.50 times, by ")
+    assert "and all else 1.23 times" in said
 
 
 def test_a_search_that_was_cut_short_says_so_first(records):

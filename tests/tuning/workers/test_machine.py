@@ -21,6 +21,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(("asked", "threads"), [("", 64), ("1", 1), ("8,2", 8), ("9999", 64), ("0", 64), ("many", 64)])
+def test_a_training_computes_with_what_openmp_is_told_at_most_the_cores(
+    root: Path, monkeypatch: pytest.MonkeyPatch, asked: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert machine.threads() == threads
+
+
 def write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
