@@ -59,6 +59,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch, here: Simulated, tmp_path: Path) -> 
     monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", here.driver, len(here.gpus), 0, least))
     monkeypatch.setattr(doctor, "built_for", lambda: here.torch)
     monkeypatch.setattr(machine, "cores", lambda: here.cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx2"}))
     return setup.checked(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *here.typed.split()]))[1]
 

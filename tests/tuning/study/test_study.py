@@ -622,6 +622,7 @@ def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
 
 def test_without_a_card_trials_are_held_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(machine, "available_bytes", lambda: 1000)
     found = plan_of(tmp_path, ["card=cpu", "concurrency=2"])
     assert (found.concurrency, found.threads, found.cap_bytes, found.alone_bytes) == (2, 2, None, None)
