@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
             )
             if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
                 longer = "--samples N" if isinstance(session.resident, OwnResident) else "--epochs N"
-                line(messages, f"trains on {samples} samples, as the trials of the search; {longer} for a whole job")
+                line(messages, f"trains on {samples} samples, as {best.path.name} has it; {longer} for a whole job")
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
         typed = shlex.join(["python", "-m", "tuning", "train", *argv])

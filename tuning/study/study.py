@@ -205,11 +205,11 @@ class _Study:
             self._note(text)
 
     def _settle_space(self) -> None:
-        self._space = self._config.space
-        if self._config.search.trials == 0:
-            self._space = system_only(self._space, groups.defaults(self._space))
+        self._space, plain = self._config.space, groups.defaults(self._config.space)
+        if self._config.search.trials == 0:  # what is learned stays as it is trained today
+            self._space = system_only(self._space, {**plain, **(self._limits.before() or {})})
         self._named = dict(self._config.named)
-        self._named.setdefault(PLAIN, groups.defaults(self._space))
+        self._named.setdefault(PLAIN, plain)
 
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are."""
@@ -326,7 +326,8 @@ class _Study:
         turns = {"best": config, **{n: v for n, v in self._named.items() if n != "best"}}
         rounds = Rounds(LEAST_ROUNDS, min(1.0, self._config.budget.confirm.window_s))
         measure_windows(profiler, self._journal, turns, rounds, self._told, lambda: until - time.monotonic())
-        rule = "the fastest system knobs that were probed, every other knob at its default"
+        others = "as in before" if self._config.search.trials == 0 and self._limits.before() else "at its default"
+        rule = f"the fastest system knobs that were probed, every other knob {others}"
         rule += ": no trial of the search came to its end" if trials(self._journal.records) else ": nothing was trained"
         self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])
 

@@ -712,6 +712,24 @@ def test_a_study_says_its_first_word_without_torch_or_ray() -> None:
     assert found.stdout == "set()\n"
 
 
+def test_without_trials_what_is_learned_stays_as_it_is_trained_today(tmp_path: Path) -> None:
+    typed = ("named.before.learning_rate=0.00123", "named.before.num_workers=0")
+    made, journal, _ = opened(tmp_path, "search.trials=0", *typed, started=time.monotonic())
+    profiler = FormulaProfiler()
+    made.measure(profiler)  # type: ignore[arg-type]
+    made.confirm(profiler)  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.best is not None
+    before, best = found.named["before"].config, found.best.config
+    assert {n: best[n] for n in before if kind_of(n) != "system"} == {
+        n: v for n, v in before.items() if kind_of(n) != "system"
+    }
+    assert (best["learning_rate"], best["num_workers"]) == (0.00123, 2)
+    assert found.named["plain defaults"].config["learning_rate"] != 0.00123
+    assert "as in before" in found.rule
+    journal.close()
+
+
 def test_without_trials_the_pick_is_the_fastest_system_knobs_with_every_other_knob_at_its_default(
     tmp_path: Path,
 ) -> None:
