@@ -61,6 +61,8 @@ settings (key=value, in any order), with what they are without you in brackets
   concurrency=auto|N      search trials at once, on each node [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
                           on its nodes that are like this one [here alone]
+  devices=all|0,1         cards of this machine that are used, by number as in
+                          nvidia-smi (among the visible ones) or UUID [all]
   insecure_cluster=true   joins a cluster that asks for no token [false]
   pick.tolerance=X|X%     quality that the fastest configuration may give up, in
                           the objective's own unit or of the best seen, as long

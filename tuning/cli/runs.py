@@ -130,6 +130,7 @@ def check_machine(arguments: Sequence[str]) -> int:
     made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a study's, such as workload=nli card=rtx3090")
     asked = made.parse_args(arguments)
     config = load([*asked.settings, f"runs_dir={asked.runs_dir}"])
+    doctor.choose_devices(config)
     cuda = config.card.device != "cpu" and bool(nvml.gpus())  # a card that is not here is emulated
     checks = doctor.preflight(config, "cuda" if cuda else "cpu")
     if not any(setting.startswith("workload=") for setting in asked.settings):

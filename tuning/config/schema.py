@@ -20,6 +20,7 @@ _SLUG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _DURATION = re.compile(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?")
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
+_DEVICE = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z/-]*")
 _DAY_S = 86_400.0
 BEFORE, PLAIN = "before", "plain defaults"
 """What gains are measured against: the user's present configuration, or PyTorch's defaults where none is given."""
@@ -76,6 +77,14 @@ def _address(value: object) -> object:
     if host and port.isdecimal() and 0 < int(port) < 65536 and "/" not in host and (":" not in host or host[0] == "["):
         return value
     raise ValueError("auto, or the address of a Ray cluster's head as HOST:PORT")
+
+
+def _devices(value: object) -> object:
+    """Returns "all", or numbers and UUIDs of cards, parted by commas, each once."""
+    own = value.split(",") if isinstance(value, str) else []
+    if value == "all" or (own and len(set(own)) == len(own) and all(_DEVICE.fullmatch(one) for one in own)):
+        return value
+    raise ValueError("all, or cards by number or UUID, each once, such as 0,1")
 
 
 def _epochs(value: object) -> object:
@@ -242,7 +251,8 @@ class StudyConfig(Section):
     """Everything a study is told. `tuning.config` makes it, from the command line or from a journal.
 
     `cluster` is the address of a Ray cluster of the user's whose nodes run trials too, `concurrency` then the trials at
-    once on each; one that asks for no token is joined where `insecure_cluster` says so.
+    once on each; one that asks for no token is joined where `insecure_cluster` says so. `devices` are the cards of
+    this machine that are used, as text: "all" that are visible, else their places among those or their UUIDs.
     `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
     `claims_of` what is said of single knobs;
     `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
@@ -257,6 +267,7 @@ class StudyConfig(Section):
     concurrency: Annotated[int | Literal["auto"], BeforeValidator(_workers)]
     cluster: Annotated[str | None, BeforeValidator(_address)] = None  # earlier versions did not record these two
     insecure_cluster: bool = False
+    devices: Annotated[str, BeforeValidator(_devices)] = "all"  # earlier versions had all visible ones
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]
     claims: str

@@ -29,7 +29,7 @@ from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Parameter, Range, Space, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
 from tuning.journal.runs import JOURNAL, LAST, NEWEST_SCHEMA, find_run, known_runs, require_known, versions
-from tuning.workers import executors, machine, nvml, slots, user_code
+from tuning.workers import doctor, executors, machine, nvml, slots, user_code
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -49,6 +49,7 @@ def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
     Raises ConfigError for all that can be known without Ray; starts and writes nothing.
     """
     folder, config = _resumed(config) if config.resume is not None else (None, _begun(config))
+    doctor.choose_devices(config)
     if config.cluster and config.dashboard:
         what = f"dashboard=true starts one, and the Ray cluster at cluster={config.cluster} has its own"
         raise ConfigError(what, remedy="leave out dashboard=true, or cluster=null")
@@ -87,13 +88,13 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     require_known(study, folder)
     use(table_of(records))
     before = from_resolved(study["config"])
-    own = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster")
+    own = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster", "devices")
     again = (*own, *EXTENDABLE, *(f"workload.{n}" for n in config.secrets))
     asked = [o for o in config.overrides if o.split("=")[0] not in again]
     if asked:
         raise ConfigError(
             f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
-            allowed="resume=ID, dashboard=true, cluster=ADDRESS, force=true, runs_dir=PATH, and more of "
+            allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, and more of "
             + " or ".join(EXTENDABLE),
             remedy="leave it out, or start a new run",
         )
@@ -103,7 +104,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
         what = f"resume={config.resume}: workload.{lacking[0]} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")
     typed = {o.split("=")[0] for o in config.overrides}
-    kept = set() if "cluster" in typed else {"cluster", "insecure_cluster"} - typed
+    kept = {"devices"} - typed | (set() if "cluster" in typed else {"cluster", "insecure_cluster"} - typed)
     changes = {name: getattr(config, name) for name in (*own, "overrides") if name not in kept}
     workload = before.workload.model_copy(update={"options": options})
     search = _with_more(before.search, config)
@@ -139,6 +140,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
         use(workload.table_of(own))
         options = dict(getattr(own, "options", {}))
         config = with_workload_defaults(config, own.default_space, options, workload.before_of(config.workload.ref))
+    doctor.choose_devices(config)
     ranges = [n for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"]
     if ranges and config.search.strategy == "staged":
         raise ConfigError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from tuning.config import atomic
-from tuning.config.errors import PreflightError
+from tuning.config.errors import ConfigError, PreflightError
 from tuning.config.schema import StudyConfig
 from tuning.workers import machine, nvml
 from tuning.workers.nvml import Driver, Gpu
@@ -52,6 +52,17 @@ def free_bytes(gpu: Gpu) -> int:
 def preflight(config: StudyConfig, device: str) -> list[Check]:
     """Returns every check for this study on this machine."""
     return list(_checks(config, device))
+
+
+def choose_devices(config: StudyConfig) -> None:
+    """Makes visible the cards that the study is to use; raises ConfigError where it uses none, or has no such card."""
+    if config.devices != "all" and (config.cluster or config.card.device == "cpu"):
+        what = f"devices={config.devices} beside "
+        if config.card.device == "cpu":
+            raise ConfigError(f"{what}card={config.card.name}, which uses none", remedy="leave one of them out")
+        remedy = "leave it out; CUDA_VISIBLE_DEVICES=0,1 ray start ... on each node"
+        raise ConfigError(f"{what}cluster={config.cluster}: Ray gives away the cards of its nodes", remedy=remedy)
+    nvml.choose(config.devices)
 
 
 def torch_check(here: Driver | None) -> Check:
@@ -103,7 +114,7 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         yield Check("card", "FAIL", f"card={card.name} needs a CUDA device and there is none", "card=cpu, or card=auto")
     elif smallest and card.memory_bytes and smallest.memory_bytes < SAME_CARD_FRAC * card.memory_bytes:
         less = f"card={card.name} has {card.memory_bytes / 2**30:.0f} GiB and {smallest.name} less"
-        other = ", or CUDA_VISIBLE_DEVICES=N of a larger one" if len(found) > 1 else ""
+        other = ", or devices=N, a larger one" if len(found) > 1 else ""
         yield Check("card", "FAIL", less, f"card=auto, or the card that is there{other}")
     elif card.emulated_on(smallest.memory_bytes if smallest else None):
         where = smallest.name if smallest else "the CPU"

@@ -13,7 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tuning.config.errors import ConfigError
+
 _Answer = TypeVar("_Answer")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_visible_before: list[str | None] = []
+"""What it was before any card was chosen."""
 
 _REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks somebody chose are not among them
     0x04: "power cap",
@@ -28,13 +33,14 @@ _REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks some
 class Gpu:
     """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment.
 
-    `capability` is its compute capability, None where the driver does not say.
+    `capability` is its compute capability, None where the driver does not say; `uuid` is "" then.
     """
 
     name: str
     memory_bytes: int
     held_bytes: int = 0
     capability: tuple[int, int] | None = None
+    uuid: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,37 @@ def driver() -> Driver | None:
 def gpus() -> list[Gpu]:
     """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
     return _asked(lambda nvml: [_gpu(nvml, handle) for handle in _visible(nvml)], [])
+
+
+def choose(asked: str) -> None:
+    """Makes visible, to this process and all it starts, the cards asked for: "all", or as `StudyConfig.devices` has it.
+
+    Those are among the cards that were visible before the first call. From here on they are named by UUID, which no
+    order of cards can change. Raises ConfigError for one that is not there.
+    """
+    if asked == "all" and not _visible_before:
+        return
+    if not _visible_before:
+        _visible_before.append(os.environ.get(VISIBLE))
+    if _visible_before[0] is None:
+        os.environ.pop(VISIBLE, None)
+    else:
+        os.environ[VISIBLE] = _visible_before[0]
+    if asked == "all":
+        return
+    here, chosen = gpus(), list[Gpu]()
+    for one in asked.split(","):
+        found = [gpu for n, gpu in enumerate(here) if (n == int(one) if one.isdigit() else gpu.uuid.startswith(one))]
+        if len(found) != 1 or found[0] in chosen:
+            fault = "is no card here" if not found else "is more than one card" if len(found) > 1 else "is named twice"
+            raise ConfigError(
+                f"devices={asked}: {one} {fault}",
+                allowed=", ".join(f"{n} ({gpu.name}, {gpu.uuid})" for n, gpu in enumerate(here))
+                or "none: no card here",
+                remedy="devices=all" if here else "leave it out",
+            )
+        chosen += found
+    os.environ[VISIBLE] = ",".join(gpu.uuid for gpu in chosen)
 
 
 def _asked(ask: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
@@ -93,7 +130,7 @@ def _driver(nvml: Any) -> Driver | None:
 
 def _visible(nvml: Any) -> list[Any]:
     """Returns the cards that CUDA_VISIBLE_DEVICES leaves visible, in its order; raises NVMLError."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(VISIBLE)
     if visible is not None and visible.strip() in ("", "-1"):
         return []
     every = [str(number) for number in range(nvml.nvmlDeviceGetCount())]
@@ -116,7 +153,10 @@ def _gpu(nvml: Any, handle: Any) -> Gpu:
         held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
     except (nvml.NVMLError, AttributeError, TypeError):
         held_bytes = 0
-    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes, _capability(nvml, handle))
+    uuid = ""
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        uuid = str(nvml.nvmlDeviceGetUUID(handle))
+    return Gpu(str(nvml.nvmlDeviceGetName(handle)), memory_bytes, held_bytes, _capability(nvml, handle), uuid)
 
 
 def _capability(nvml: Any, handle: Any) -> tuple[int, int] | None:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tuning.config.errors import ConfigError
 from tuning.config.load import load
+from tuning.study import setup
 from tuning.workers import doctor, nvml
 from tuning.workers.nvml import Gpu
 
@@ -150,6 +152,54 @@ def test_cards_are_those_that_are_visible_in_their_order(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert "".join(gpu.name for gpu in nvml.gpus()) == names
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "visible"),
+    [
+        (None, "all", None),
+        (None, "1", "GPU-b000"),
+        (None, "1,0", "GPU-b000,GPU-a000"),
+        (None, "GPU-b", "GPU-b000"),
+        ("1", "0", "GPU-b000"),
+        ("1", "all", "1"),
+    ],
+)
+def test_the_cards_asked_for_are_visible_from_then_on_by_uuid(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, asked: str, visible: str | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Two(0))
+    monkeypatch.setattr(nvml, "_visible_before", [])
+    monkeypatch.setenv(nvml.VISIBLE, before or "")
+    if before is None:
+        monkeypatch.delenv(nvml.VISIBLE)
+    for _ in range(2):
+        nvml.choose(asked)
+        assert os.environ.get(nvml.VISIBLE) == visible
+    nvml.choose("all")
+    assert os.environ.get(nvml.VISIBLE) == before, "another study of this process may have all"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [("2", "2 is no card here"), ("GPU-c", "GPU-c is no"), ("GPU-", "more than one"), ("0,GPU-a", "twice")],
+)
+def test_a_card_that_is_not_there_is_one_error_with_those_that_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str, says: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Two(0))
+    monkeypatch.setattr(nvml, "_visible_before", [])
+    monkeypatch.delenv(nvml.VISIBLE, raising=False)
+    with pytest.raises(ConfigError, match=says) as raised:
+        setup.checked(load(["workload=nli", f"devices={asked}", f"runs_dir={tmp_path / 'runs'}"]))
+    assert "0 (a, GPU-a000), 1 (b, GPU-b000)" in str(raised.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("beside", ["card=cpu", "cluster=head:6379"])
+def test_no_card_is_chosen_where_none_is_used_or_ray_gives_them_away(tmp_path: Path, beside: str) -> None:
+    with pytest.raises(ConfigError, match=f"devices=0 beside {beside}"):
+        setup.checked(load(["workload=nli", "devices=0", beside, f"runs_dir={tmp_path / 'runs'}"]))
 
 
 def test_cuda_counts_cards_as_their_driver_does() -> None:
