@@ -197,12 +197,12 @@ def side_by_side(texts: Sequence[str], style: str = "") -> Columns:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """Returns a table whose first column names its rows; cells that do not fit are folded."""
-    made, rows = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)), list(rows)
+    made, rows = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)), list(rows)
     widest = max((len(plain(row[0])) for row in rows), default=0)
     for number, column in enumerate(head):
-        made.add_column(
-            Text(plain(column)), overflow="fold", min_width=min(widest, _NAME_WIDTH) if not number else None
-        )
+        names = not number  # a short name stays on its line, and no column loses its last letters for it
+        least = _NAME_WIDTH if names and widest > _NAME_WIDTH else None
+        made.add_column(Text(plain(column)), overflow="fold", no_wrap=names and not least, min_width=least)
     for row in rows:
         made.add_row(*(Text("" if cell == "" else plain(cell)) for cell in row))
     return made

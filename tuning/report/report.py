@@ -105,8 +105,10 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
     best = summary.best
     if best is not None:
         measured = best.throughput or best.trained
-        what = "windows in turns" if best.throughput else "whole trainings"
-        grounds = f"mean of {len(measured.windows)} {what}, 95 %" if measured else "one probe, not confirmed"
+        one, more = ("window", "windows in turns") if best.throughput else ("whole training", "whole trainings")
+        count = len(measured.windows) if measured else 0
+        few = f"one {one}" if count else "one probe, not confirmed"
+        grounds = f"mean of {count} {more}, 95 %" if count > 1 else few
         yield speed(measured) if measured else rate(best.probed_samples_per_s), "samples a second", grounds
         for name, found in best.quality.items():
             reach = fmt.quality(found).partition("(")[2].strip(")")

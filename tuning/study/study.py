@@ -348,7 +348,7 @@ class _Study:
         fields["repeats"] = found.repeats
         selection, rule = found.selection, self._rule()
         if selection is None:
-            said = f"{picked.rule}; trained again, neither it nor another came to its end on every seed"
+            said = f"{picked.rule}; no training on fresh seeds came to its end"
             self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
             return
         sentence = selection.sentence(found.first, rule)

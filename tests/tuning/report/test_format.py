@@ -1,6 +1,7 @@
 """Figures as people write them."""
 
 import io
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -224,3 +225,20 @@ def test_what_to_set_is_all_that_differs_from_the_default_or_from_what_there_is(
     assert fmt.settings(config) == ["batch_size=64"]
     before = {"learning_rate": 1e-3, "num_workers": 2}
     assert set(fmt.settings(config, before)) == {"batch_size=64", "num_workers=0", "learning_rate=5e-4"}
+
+
+@pytest.mark.parametrize("width", [60, 79, 80, 81, 100])
+def test_a_table_in_a_narrow_terminal_loses_no_letter(width):
+    head = ("", "samples/s", "best over it", "by its model", "accuracy", "peak")
+    rows = [
+        ("best t008", "92 ± 31", "-", "-", "0.899", "132 MiB"),
+        ("plain defaults", "84.9 ± 3.7", "1.08x (0.73 to 1.59)", "1.00x", "not trained", "-"),
+        ("knee t000", "109.3 (probed)", "-", "-", "0.879", "161 MiB"),
+    ]
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(fmt.table(head, rows))
+    said = captured.get()
+    assert all(len(line) <= width for line in said.splitlines())
+    wanted = Counter("".join(cell for row in [head, *rows] for cell in row).replace(" ", ""))
+    assert wanted <= Counter(said)
