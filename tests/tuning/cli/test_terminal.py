@@ -248,8 +248,8 @@ def test_challengers_of_the_pick_are_told_as_they_are_trained_and_at_the_end(rec
     out, err = play([*own, *decided, *again], study)
     for decision in DECISIONS.values():
         assert f"challenger t003  {decision}\n" in err
-    rows = [line.split()[:8] for line in out.splitlines() if line.startswith("t003")]
-    assert rows == [["t003", "63.4", "±", "0.9", "-", "-", "0.906", "(0.893"]]
+    rows = [line.split()[:7] for line in out.splitlines() if line.startswith("t003")]
+    assert rows == [["t003", "63.4", "±", "0.9", "-", "-", "0.906"]]
     assert max(map(len, (out + err).splitlines())) <= 80
 
 
