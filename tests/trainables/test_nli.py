@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainables import nli, precision
 from trainables.data.nli_pairs import TextPair
-from trainables.four_bit import BLOCK_NUMBERS, FrozenLinear
+from trainables.frozen_linear import BLOCK_NUMBERS, LAYERS, FrozenLinear, Int8Linear
 from trainables.knobs import Knobs
 from trainables.nli import Classifier, Nli, Pairs, PairSample, last_token
 from trainables.workload import Config, WorkloadError, blocks
@@ -324,31 +324,35 @@ def test_frozen_weights_in_bf16_take_half_the_bytes_and_what_trains_stays_fp32(
 
 
 @pytest.mark.parametrize(("adapter", "amp"), [("dora", "fp32"), ("lora", "bf16")])
-def test_frozen_weights_of_four_bits_are_trained_through(
-    gemma: Config, minilm: tuple[Nli, Config, Classifier], adapter: str, amp: str
+@pytest.mark.parametrize(("base", "weight_bytes"), [("int8", 1.0), ("nf4", 0.5 + 4 / BLOCK_NUMBERS)])
+def test_frozen_weights_of_few_bits_are_trained_through(
+    gemma: Config, minilm: tuple[Nli, Config, Classifier], adapter: str, amp: str, base: str, weight_bytes: float
 ) -> None:
-    pytest.importorskip("bitsandbytes")
+    if base == "nf4":
+        pytest.importorskip("bitsandbytes")
     for workload, config in ((Nli(), gemma), (minilm[0], minilm[1])):
-        knobs = config.knobs.with_(adapter=adapter, dropout=0.0, base_dtype="nf4", amp_dtype=amp)
+        knobs = config.knobs.with_(adapter=adapter, dropout=0.0, base_dtype=base, amp_dtype=amp)
         model = workload.model(Config(knobs, config.options))
         whole = workload.model(Config(knobs.with_(base_dtype="bf16"), config.options))
         layers = [m for m in model.modules() if isinstance(m, FrozenLinear)]
         linear = sum(m.weight.numel() for m in layers)
         frozen = [sum(p.nbytes for p in m.parameters() if not p.requires_grad) for m in (whole, model)]
-        assert frozen[0] - frozen[1] == pytest.approx(linear * (2 - 0.5 - 4 / BLOCK_NUMBERS), rel=0.02)
+        assert frozen[0] - frozen[1] == pytest.approx(linear * (2 - weight_bytes), rel=0.03)
         assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
         losses = steps(workload, Config(knobs, config.options), 6, 0.002)
         assert losses[-1] < losses[0]
 
 
-def test_a_layer_of_four_bits_gives_the_gradient_of_the_weight_that_it_stands_for() -> None:
-    pytest.importorskip("bitsandbytes")
+@pytest.mark.parametrize(("base", "error_frac"), [("int8", 0.01), ("nf4", 0.15)])
+def test_a_layer_of_few_bits_gives_the_gradient_of_the_weight_that_it_stands_for(base: str, error_frac: float) -> None:
+    if base == "nf4":
+        pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     layer = nn.Linear(64, 32)
-    packed = FrozenLinear(layer)
+    packed = LAYERS[base](layer)
     plain = nn.Linear(64, 32)
     plain.weight.data, plain.bias.data = packed.weight.detach().clone(), layer.bias.detach().clone()
-    assert (packed.weight - layer.weight).abs().mean() < 0.15 * layer.weight.abs().mean()
+    assert (packed.weight - layer.weight).abs().mean() < error_frac * layer.weight.abs().mean()
     inputs = [torch.randn(5, 64).requires_grad_() for _ in range(2)]
     inputs[1].data.copy_(inputs[0].data)
     results = [one(x) for one, x in zip((packed, plain), inputs, strict=True)]
@@ -356,6 +360,17 @@ def test_a_layer_of_four_bits_gives_the_gradient_of_the_weight_that_it_stands_fo
     for result in results:
         result.square().sum().backward()
     assert torch.allclose(*(cast(Tensor, x.grad) for x in inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_of_eight_bits_is_within_half_a_scale(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 8, dtype=dtype)
+    layer.weight.data[0] = 0.0
+    layer.weight.data[1] = 1e-3
+    packed = Int8Linear(layer)
+    least = torch.finfo(dtype).eps * layer.weight.abs().amax(1, keepdim=True)  # of the product's own rounding
+    assert ((packed.weight - layer.weight).abs() <= packed.scales / 2 + least).all()
 
 
 def test_without_adapters_nothing_is_frozen_and_all_is_fp32(gemma: Config) -> None:

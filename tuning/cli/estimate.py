@@ -138,6 +138,7 @@ def _cheaper(base: Mapping[str, Scalar], read: Sequence[str]) -> Iterator[tuple[
         yield {"amp_dtype": "bf16"}, "some precision; faster where the card has bf16"
     if "base_dtype" in read and own.base_dtype == "fp32" and own.adapter != "none":
         yield {"base_dtype": "bf16"}, "frozen weights in half the bytes"
+        yield {"base_dtype": "int8"}, "frozen weights of eight bits"
         yield {"base_dtype": "nf4"}, "frozen weights of four bits; needs bitsandbytes"
     if own.as_dict().get("optimizer") == "adamw":
         yield {"optimizer": "adamw8bit", "fused_optimizer": False}, "moments of 8 bits; needs bitsandbytes"

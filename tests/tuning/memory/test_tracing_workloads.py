@@ -29,6 +29,7 @@ KNOBS: dict[str, list[dict[str, Scalar]]] = {
         {},
         {"amp_dtype": "bf16", "activation_checkpointing": True},
         {"adapter": "none", "fused_optimizer": True},
+        {"base_dtype": "int8"},
         {"base_dtype": "nf4"},
     ],
     "pointer": [{}, {"amp_dtype": "bf16", "device_augmentation": True}],

@@ -169,7 +169,10 @@ def test_frozen_weights_are_held_in_what_was_asked_and_their_products_are_no_aut
     half = {**CPU, "adapter": "dora", "frozen_dtypes": ["bfloat16", "float32"]}
     assert agrees(half, base_dtype="bf16") is True
     assert agrees(half, base_dtype="fp32") is agrees(half, base_dtype="nf4") is False
-    assert agrees({**half, "frozen_dtypes": ["bfloat16", "uint8", "float32"]}, base_dtype="nf4") is True
+    for dtype, held, other in (("uint8", "nf4", "int8"), ("int8", "int8", "nf4")):
+        packed = {**half, "frozen_dtypes": ["bfloat16", dtype, "float32"]}
+        assert agrees(packed, base_dtype=held) is True
+        assert agrees(packed, base_dtype=other) is agrees(packed, base_dtype="bf16") is False
     assert agrees({**half, "frozen_dtypes": ["float32"]}, base_dtype="fp32") is True
     assert compare({"base_dtype": "bf16"}, CPU) == []  # no adapters: nothing is frozen
     assert agrees(half, amp_dtype="fp32") is None

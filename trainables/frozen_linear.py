@@ -1,0 +1,112 @@
+"""Frozen linear layers of eight or four bits a weight, which adapters are trained beside (QLoRA, arXiv 2305.14314).
+
+`int8` is plain PyTorch: whole numbers of eight bits, one scale for each output. `nf4` has bitsandbytes' format and
+kernels. The layers of that library are not used: what they hold cannot be traced without a card; on a CPU the one of
+four bits repacks itself for inference in eval mode, which frozen weights stay in, and the one of eight does not train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trainables.offline import without_hub_kernels
+from trainables.workload import WorkloadError
+
+BLOCK_NUMBERS = 64
+"""Weights of nf4 that share a scale of 32 bits, as the library has it by default."""
+LARGEST = 127
+"""The largest whole number of int8, as of its negatives."""
+
+
+class FrozenLinear(nn.Linear):
+    """A linear layer whose weight is held in fewer bits, and made anew in its own type whenever it is asked for.
+
+    It is trained through, never itself; nothing keeps the whole weight between forward and backward pass.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self._shape, self._dtype = tuple(layer.weight.shape), layer.weight.dtype
+        packed, scales = self._pack(layer.weight.detach())
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+        self.bias = layer.bias
+
+    def _pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the numbers that are held, and their scales."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Returns the product in the type of `input`, or of autocast."""
+        return cast(Tensor, _Product.apply(input, self))  # type: ignore[no-untyped-call]
+
+
+class Int8Linear(FrozenLinear):
+    """Eight bits a weight and a scale for each output; each weight is within half a scale of what it was."""
+
+    def _pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        scales = (weight.abs().amax(1, keepdim=True) / LARGEST).clamp(min=torch.finfo(weight.dtype).tiny)
+        return (weight / scales).round().clamp(-LARGEST, LARGEST).to(torch.int8), scales
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The whole weight, (out, in), in the type that it had; bf16 holds the whole numbers exactly."""
+        return self.packed.to(self._dtype).mul_(self.scales)
+
+
+class Nf4Linear(FrozenLinear):
+    """Four bits a weight, by the quantiles of a normal distribution."""
+
+    def _pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        found = _kernels().quantize_4bit.default(weight, BLOCK_NUMBERS, "nf4", torch.uint8)
+        return cast(tuple[Tensor, Tensor], found)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The whole weight, (out, in), in the type that it had."""
+        shape, dtype = self._shape, self._dtype
+        found = _kernels().dequantize_4bit.default(self.packed, self.scales, BLOCK_NUMBERS, "nf4", shape, dtype)
+        return cast(Tensor, found)
+
+
+class _Product(torch.autograd.Function):
+    """The product of an input with a weight that is made for it, and made again for the input's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, layer: FrozenLinear) -> Tensor:
+        ctx.layer, ctx.dtype = layer, input.dtype
+        bias = None if layer.bias is None else layer.bias.to(input.dtype)
+        return F.linear(input, layer.weight.to(input.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return (gradient @ ctx.layer.weight.to(gradient.dtype)).to(ctx.dtype), None
+
+
+LAYERS: Mapping[str, Callable[[nn.Linear], FrozenLinear]] = {"int8": Int8Linear, "nf4": Nf4Linear}
+"""By the value of knobs.base_dtype."""
+
+
+def freeze_linears(model: nn.Module, kind: str) -> None:
+    """Replaces each linear layer by a frozen one of that kind; raises WorkloadError where its package is missing."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Linear:
+                setattr(module, name, LAYERS[kind](child))
+
+
+def _kernels() -> Any:
+    try:
+        with without_hub_kernels():
+            import bitsandbytes.functional  # noqa: F401  (registers them)
+    except ImportError:
+        what = "knobs.base_dtype=nf4 needs the package bitsandbytes: pip install 'cardtune[quant]'"
+        raise WorkloadError(what) from None
+    return torch.ops.bitsandbytes
