@@ -47,7 +47,10 @@ class Scheduler(KeepingScheduler):
         self.places = ["", *(p for _ in range(rounds) for place in PLACES for p in (place, ""))]
         self._next = 0
 
-    def next_trial(self) -> TrialRequest | None:
+    def back(self, trial: str) -> None:
+        """Takes nothing back: no node is lost."""
+
+    def next_trial(self, kind: str = "") -> TrialRequest | None:
         """Returns the next trial."""
         if self._next == len(self.places):
             return None

@@ -78,7 +78,10 @@ class Scheduler(KeepingScheduler):
         super().__init__()
         self._left, self._ooms = count, ooms
 
-    def next_trial(self) -> TrialRequest | None:
+    def back(self, trial: str) -> None:
+        """Takes nothing back: no node is lost."""
+
+    def next_trial(self, kind: str = "") -> TrialRequest | None:
         """Returns the next trial."""
         if self._left == 0:
             return None

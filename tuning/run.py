@@ -60,7 +60,10 @@ settings (key=value, in any order), with what they are without you in brackets
   search.seed=N           seed of everything [0]
   concurrency=auto|N      search trials at once, on each node [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
-                          on its nodes that are like this one [here alone]
+                          on its nodes [here alone]
+  target=KIND             the kind of device of a cluster whose speed the study
+                          is about; others train too, for quality alone [that of
+                          this machine, else the one with most devices]
   devices=all|0,1         cards of this machine that are used, by number as in
                           nvidia-smi (among the visible ones) or UUID [all]
   insecure_cluster=true   joins a cluster that asks for no token [false]

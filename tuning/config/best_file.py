@@ -71,6 +71,7 @@ class MeasuredPart(_Part):
     quality: dict[str, QualityPart]
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
+    target: str = ""
     card: str
     virtual: bool
     cap_bytes: int | None

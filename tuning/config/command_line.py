@@ -26,8 +26,8 @@ MAX_CHARS = 4096
 MAX_FILE_BYTES = 1_000_000
 
 # Their values are text whatever they look like: a run may be called 2026, and a path may hold spaces and brackets.
-TEXT_KEYS = ("name", "resume", "runs_dir", "devices", "search.max_time", "search.hang_time")
-_OPTIONAL_TEXT = ("name", "resume", "search.max_time")
+TEXT_KEYS = ("name", "resume", "runs_dir", "devices", "target", "search.max_time", "search.hang_time")
+_OPTIONAL_TEXT = ("name", "resume", "target", "search.max_time")
 
 _SECTIONS = ("knobs", "named", "search", "pick", "budget")  # groups of settings, of which none is a value itself
 

@@ -251,7 +251,8 @@ class StudyConfig(Section):
     """Everything a study is told. `tuning.config` makes it, from the command line or from a journal.
 
     `cluster` is the address of a Ray cluster of the user's whose nodes run trials too, `concurrency` then the trials at
-    once on each; one that asks for no token is joined where `insecure_cluster` says so. `devices` are the cards of
+    once on each; one that asks for no token is joined where `insecure_cluster` says so. `target` is the kind of device
+    whose speed the study is about, None: this machine's, or that with most devices. `devices` are the cards of
     this machine that are used, as text: "all" that are visible, else their places among those or their UUIDs.
     `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
     `claims_of` what is said of single knobs;
@@ -267,6 +268,7 @@ class StudyConfig(Section):
     concurrency: Annotated[int | Literal["auto"], BeforeValidator(_workers)]
     cluster: Annotated[str | None, BeforeValidator(_address)] = None  # earlier versions did not record these two
     insecure_cluster: bool = False
+    target: Slug | None = None  # of a cluster's kinds of device; earlier versions had one
     devices: Annotated[str, BeforeValidator(_devices)] = "all"  # earlier versions had all visible ones
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]

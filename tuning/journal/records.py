@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -29,6 +30,8 @@ from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.format import OWN_KEYS, Scan, line_of, plain
 from tuning.journal.format import Record as Record
 
+MEASURED = ("footprint", "probe", "trial_start", "rung", "oom", "trial", "window", "confirmed")
+"""Events with a speed or bytes of a device."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -42,6 +45,9 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._end = os.fstat(self._file).st_size
         self._opened = time.monotonic()
+        self._turn = threading.Lock()
+        self.kind = ""
+        """The kind of device that measurements are of, in a cluster: their records say so, unless they name another."""
 
     @classmethod
     def open(cls, path: Path, *, create: bool = False) -> Journal:
@@ -89,6 +95,12 @@ class Journal:
         taken = [key for key in fields if key in OWN_KEYS]
         if taken:
             raise ValueError(f"{event}: a field cannot be called {taken[0]}; the journal writes {', '.join(OWN_KEYS)}")
+        if self.kind and event in MEASURED:
+            fields.setdefault("kind", self.kind)
+        with self._turn:  # several kinds of device are measured at once
+            return self._appended(event, fields)
+
+    def _appended(self, event: str, fields: Mapping[str, Any]) -> Record:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         mono = round(time.monotonic() - self._opened, 3)
         record = Record(self._next, stamp, event, {k: plain(v, f"{event}.{k}") for k, v in fields.items()}, mono)

@@ -155,6 +155,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
         "quality": {name: _quality(found) for name, found in named.quality.items()},
         "peak_allocated_bytes": named.peak_allocated_bytes,
         "device": place.device,
+        "target": place.target,
         "card": place.card,
         "virtual": place.virtual,
         "cap_bytes": place.cap_bytes,

@@ -290,7 +290,8 @@ def place_sentence(place: Place) -> str:
     """Returns what it ran on, and whose throughput it is where the card was emulated."""
     cores = f", {place.cores} cores" if place.cores else ""
     threads = f", {place.threads} threads" if place.threads and place.threads != place.cores else ""
-    device = f"{plain(place.device)}{cores}{threads}"
+    kind = f", kind {plain(place.target)} of the cluster" if place.target else ""
+    device = f"{plain(place.device)}{cores}{threads}{kind}"
     if is_held(place):
         return f"Measured on {device}; memory was held to {size(place.cap_bytes)}."
     if not place.virtual or place.card in HERE:
@@ -306,8 +307,11 @@ def is_held(place: Place) -> bool:
 
 def node(found: Mapping[str, Any]) -> str:
     """Returns whether trials run on a node of a cluster, and where not, why."""
-    why = found.get("why")
-    return f"{found.get('node')} {f'is left out: {why}' if why else 'runs trials: it is like this machine'}"
+    why, kind = found.get("why"), found.get("kind")
+    if why:
+        return f"{found.get('node')} is left out: {why}"
+    aim = "the target" if kind == found.get("target") else "for quality alone"
+    return f"{found.get('node')} runs trials: it is {f'of kind {kind}, {aim}' if kind else 'like this machine'}"
 
 
 def challenger_sentence(found: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ class Place:
     """The device everything was measured on, and the card it was measured for.
 
     `virtual` is True where the card was emulated: memory was held to `cap_bytes`, and speed is the device's own.
+    `target` names its kind among those of a cluster, "" without one.
     """
 
     device: str = "unknown device"
@@ -44,6 +45,7 @@ class Place:
     card: str = ""
     cap_bytes: int | None = None
     virtual: bool = False
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,7 @@ def _place(study: Mapping[str, Any]) -> Place:
         card=str(card.get("name", "")),
         cap_bytes=whole(card.get("cap_bytes")),
         virtual=bool(card.get("virtual", False)),
+        target=str(study.get("target") or ""),
     )
 
 

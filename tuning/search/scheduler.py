@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from tuning.search import endings
 from tuning.search.acquisition import Model, Qualities
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
+from tuning.search.other_kinds import PATIENCE, OtherKind, apart
 from tuning.search.present import present
 from tuning.search.protocols import Told, TrialPlan, TrialRequest
 from tuning.search.pruner import Decision, Pruner
@@ -58,11 +59,21 @@ class TrialScheduler:
 
     Staged: only learning and "both" knobs are proposed, the system knobs are the fastest that were probed and fit, and
     so the speed of a trial is known. Joint: every knob is proposed in one space, and a trial measures its speed itself.
+
+    Staged trials may run on `others`, kinds of device beside the target: those tell their quality alone.
     """
 
     def __init__(
-        self, journal: Journal, space: Space, guard: MemoryGuard, terms: SearchTerms, plan: TrialPlan, told: Told
+        self,
+        journal: Journal,
+        space: Space,
+        guard: MemoryGuard,
+        terms: SearchTerms,
+        plan: TrialPlan,
+        told: Told,
+        others: Sequence[OtherKind] = (),
     ) -> None:
+        self._others = {other.name: other for other in others}
         self._journal, self._space, self._guard = journal, space, guard
         self._terms, self._plan, self._told = terms, plan, told
         self._staged = terms.strategy == "staged"
@@ -99,7 +110,7 @@ class TrialScheduler:
         self._attempts: Counter[str] = Counter()
         self._again: list[TrialRequest] = []
         self._retries: list[dict[str, Scalar]] = []
-        self._whole_s: list[float] = []
+        self._whole_s: dict[str, list[float]] = defaultdict(list)
         self._refused = 0
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
@@ -110,21 +121,50 @@ class TrialScheduler:
 
     # -- what the executor calls --------------------------------------------------------------------------------------
 
-    def next_trial(self) -> TrialRequest | None:
-        """Returns the next trial to run: an interrupted one first, else a new proposal that fits; None at the end.
+    def next_trial(self, kind: str = "") -> TrialRequest | None:
+        """Returns the next trial to run: one that waits first, else a new proposal that fits; None at the end.
 
-        An interrupted one is judged again: what was learned since it began may rule it out.
+        What waits was interrupted, or fitted none of the other kinds that were idle. It is judged again: what was
+        learned since may rule it out. Every trial fits the target; None for another kind means that none fits there.
         """
-        while self._again:
-            pending = self._again.pop(0)
-            verdict = self._judged(pending.knobs)
-            if verdict.fits:
-                return self._begin(pending.trial, pending.knobs, verdict)
-            gone = self._refusal(pending.knobs, verdict, trial=pending.trial)
-            if pending.trial in self._numbers:
-                self._sampler.observe(self._numbers.pop(pending.trial), self._observation(gone))
-                self._model.ended(pending.trial, pending.knobs, None)
-            self._told(gone)
+        other = self._others.get(kind)
+        for pending in list(self._again):
+            if not self._still_fits(pending):
+                self._again.remove(pending)
+            elif other is None or other.fits(pending.trial, pending.knobs):
+                self._again.remove(pending)
+                return self._begin(pending.trial, pending.knobs, other)
+        while other is None or (len(self._again) < PATIENCE and not self._is_late(kind)):
+            if (found := self._proposed()) is None:
+                return None
+            if other is None or other.fits(found.trial, found.knobs):
+                return self._begin(found.trial, found.knobs, other)
+            self._again.append(found)
+        return None
+
+    def back(self, trial: str) -> None:
+        """Takes back a trial whose kind of device is gone, to hand it out once more."""
+        self._again.append(TrialRequest(trial, self._live.pop(trial)["knobs"], self._terms.seed))
+
+    @property
+    def waiting(self) -> list[str]:
+        """Returns the trials that have not begun, or are to begin again."""
+        return [pending.trial for pending in self._again]
+
+    def _still_fits(self, pending: TrialRequest) -> bool:
+        """Returns whether a trial that waits may begin; says so where it may not any more."""
+        verdict = self._judged(pending.knobs)
+        if verdict.fits:
+            return True
+        gone = self._refusal(pending.knobs, verdict, trial=pending.trial)
+        if pending.trial in self._numbers:
+            self._sampler.observe(self._numbers.pop(pending.trial), self._observation(gone))
+            self._model.ended(pending.trial, pending.knobs, None)
+        self._told(gone)
+        return False
+
+    def _proposed(self) -> TrialRequest | None:
+        """Returns a new trial that fits the target, configured for it; None where the search is over."""
         if (first := self._present()) is not None:
             return first
         while not self._is_over():
@@ -135,9 +175,9 @@ class TrialScheduler:
             knobs = self._knobs(proposal.values)
             verdict = self._judged(knobs)
             if verdict.fits:
-                trial = f"t{len(self._attempts):03d}"
-                self._numbers[trial] = proposal.number
-                return self._begin(trial, knobs, verdict)
+                request = self._numbered(knobs)
+                self._numbers[request.trial] = proposal.number
+                return request
             gone = self._refusal(knobs, verdict)
             self._sampler.observe(proposal.number, self._observation(gone))
             self._refused += 1
@@ -158,17 +198,21 @@ class TrialScheduler:
             return False
         if samples >= self._once_through:
             return True
-        verdict = self._judged(result.get("knobs") or live["knobs"])
+        other = self._others.get(live["kind"])
+        judged = self._judged if other is None else other.judged
+        verdict = judged(result.get("knobs") or live["ran"])
         if verdict.action == "launch":
             return True
+        if other is not None:  # of the target nothing was learned
+            other.bar(trial)
         live.update(ruled_out=True, reason=f"ruled out by what was learned since it began: {verdict.reason}")
         return False
 
     def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
         """Returns whether the trial goes on; the rung is written first."""
         samples, values, knobs = int(result["samples"]), dict(result["values"]), self._live[trial]["knobs"]
-        measured = result.get("measured_samples_per_s")
-        rate = self._speeds.judged(knobs, measured) or 0.0
+        kind, measured = self._live[trial]["kind"], result.get("measured_samples_per_s")
+        rate = self._rate(knobs, measured, kind) or 0.0
         milestone = max(m for m in self._plan.milestones if m <= samples)
         decision = Decision(True, f"{BEFORE} is trained to its end")
         if trial not in self._beside:
@@ -179,7 +223,8 @@ class TrialScheduler:
             decision = Decision(False, OUT_OF_TIME)
         speeds = {SAMPLES_PER_S: rate, "measured_samples_per_s": measured}
         words = {"goes_on": decision.go_on, "reason": decision.reason}
-        record = self._journal.append("rung", trial=trial, samples=samples, values=values, **speeds, **words)
+        where = {"kind": kind} if kind else {}
+        record = self._journal.append("rung", trial=trial, samples=samples, values=values, **speeds, **words, **where)
         if not decision.go_on:
             self._live[trial].update(stopped_at=samples, reason=decision.reason)
         self._told(record)
@@ -189,30 +234,66 @@ class TrialScheduler:
         """Writes the ending, then teaches sampler and guard. A lost process is the outcome `killed`."""
         live = self._live.pop(trial, {})
         found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
+        other = self._others.get(live.get("kind", ""))
+        journal, guard = (self._journal, self._guard) if other is None else (other.journal, other.guard)
         for failed in found.get("ooms", []):
-            self._journal.append("oom", trial=trial, config=failed["knobs"], **endings.why(failed))
-            learn(self._guard, failed["knobs"], str(Outcome.OOM), 0)
+            journal.append("oom", trial=trial, config=failed["knobs"], **endings.why(failed))
+            learn(guard, failed["knobs"], str(Outcome.OOM), 0)
         for failed in found.get("restarts", []):
-            self._journal.append("restart", trial=trial, config=failed["knobs"], **endings.why(failed))
-        knobs = dict(found.get("knobs") or live.get("knobs") or {})
+            journal.append("restart", trial=trial, config=failed["knobs"], **endings.why(failed))
+        ran = dict(found.get("knobs") or live.get("ran") or {})
+        outcome = endings.outcome(str(found["outcome"]), live)
+        if other is not None and outcome in endings.OVER_MEMORY:
+            self._leave(other, trial, live, ran, found, outcome)
+            return
+        knobs, told, where = ran, endings.measured(found), dict[str, Any]()
+        if other is not None:
+            other.learn(ran, {**found, "outcome": outcome})
+            knobs, (told, on_device) = live["knobs"], apart(told)
+            where = {"kind": other.name, "ran": {"config": ran, **on_device}}
         record = self._journal.append(
             "trial",
             trial=trial,
             config=knobs,
-            outcome=endings.outcome(str(found["outcome"]), live),
+            outcome=outcome,
             stopped_at=live.get("stopped_at"),
             reason=live.get("reason", ""),
             values=dict(found["values"]),
-            samples_per_s=self._speeds.judged(knobs, found.get("measured_samples_per_s")),
+            samples_per_s=self._rate(knobs, found.get("measured_samples_per_s"), live.get("kind", "")),
             seed=self._terms.seed,
-            **endings.measured(found),
+            **told,
+            **where,
         )
-        peak = int(record.get("peak_allocated_bytes") or 0)
-        learn(self._guard, knobs, str(record["outcome"]), peak, self._whole_peaks)
+        if other is None:
+            peak = int(record.get("peak_allocated_bytes") or 0)
+            learn(guard, knobs, outcome, peak, self._whole_peaks)
         self._teach(record)
         self._told(record)
-        self._say_halved(trial, live.get("knobs") or {}, knobs)
+        self._say_halved(trial, live.get("ran") or {}, ran)
         self._retry(record)
+
+    def _leave(
+        self,
+        other: OtherKind,
+        trial: str,
+        live: Mapping[str, Any],
+        ran: Mapping[str, Scalar],
+        found: Mapping[str, Any],
+        outcome: str,
+    ) -> None:
+        """Takes that a trial does not fit another kind after all: it waits for one that it fits, such as the target."""
+        if found["outcome"] in endings.OVER_MEMORY:
+            other.journal.append("oom", trial=trial, config=dict(ran), **endings.why(found))
+            other.learn(ran, {**found, "outcome": outcome})
+        other.bar(trial)
+        self._again.append(TrialRequest(trial, live["knobs"], self._terms.seed))
+        self.decided("moved", trial, f"it does not fit {other.name}, and waits for another kind of device")
+
+    def _rate(self, knobs: Mapping[str, Scalar], measured: float | None, kind: str) -> float | None:
+        """Returns the speed on the target that a trial is judged by, wherever it ran."""
+        if kind in self._others:
+            return self._speeds.of(knobs) or self._speed(knobs)
+        return self._speeds.judged(knobs, measured)
 
     def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
         """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""
@@ -227,11 +308,20 @@ class TrialScheduler:
 
     # -- proposals -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, trial: str, knobs: Mapping[str, Scalar], verdict: FitVerdict) -> TrialRequest:
+    def _numbered(self, knobs: Mapping[str, Scalar]) -> TrialRequest:
+        """Returns a new trial under the next id, which is taken from here on, though it may wait."""
+        trial = f"t{len(self._attempts):03d}"
+        self._attempts[trial] = 0
+        return TrialRequest(trial, knobs, self._terms.seed)
+
+    def _begin(self, trial: str, knobs: Mapping[str, Scalar], other: OtherKind | None) -> TrialRequest:
+        verdict = self._judged(knobs)
         applied = verdict.applied(knobs)
+        ran, need_bytes = (applied, verdict.predicted_bytes) if other is None else other.applied(applied)
+        kind = "" if other is None else other.name
         self._attempts[trial] += 1
         named = {"named": BEFORE, "beside": trial in self._beside} if self._is_before(applied) else {}
-        self._live[trial] = {"knobs": applied}
+        self._live[trial] = {"knobs": applied, "ran": ran, "kind": kind}
         if trial not in self._beside:
             self._model.begun(trial, applied, self._speeds.of(applied) or self._speed(applied))
         self._journal.append(
@@ -244,8 +334,9 @@ class TrialScheduler:
             decision=verdict.action,
             decision_reason=verdict.reason,
             **named,
+            **({} if other is None else {"kind": kind, "ran": {"config": ran, "predicted_bytes": need_bytes}}),
         )
-        return TrialRequest(trial, applied, self._terms.seed, verdict.predicted_bytes)
+        return TrialRequest(trial, ran, self._terms.seed, need_bytes, kind)
 
     def _proposal(self) -> Proposal | None:
         """Returns what is trained in place of a trial that failed, else what the sampler proposes."""
@@ -256,18 +347,21 @@ class TrialScheduler:
         return self._sampler.propose(self._model.choose if has_model else None)
 
     def _is_over(self) -> bool:
-        deadline, proposed = self._terms.deadline, len(self._attempts.keys() - self._beside) + self._refused
-        # A trial begun now would be cut at the deadline more often than not: most are stopped half way.
-        typical_s = statistics.median(self._whole_s) if self._whole_s else 0.0
-        is_late = deadline is not None and self._terms.clock() + typical_s / 2 > deadline
+        proposed = len(self._attempts.keys() - self._beside) + self._refused
         if self.stop_reason:
             return True
         if proposed >= self._terms.trials:
             self.stop_reason = f"all {self._terms.trials} trials were proposed"
-        elif is_late and proposed >= self._plan.concurrency:
+        elif self._is_late("") and proposed >= self._plan.concurrency:
             spent = f"its share of search.max_time was spent after {proposed} of {self._terms.trials} trials"
             self.stop_reason = f"{spent}; confirming takes the rest"
         return bool(self.stop_reason)
+
+    def _is_late(self, kind: str) -> bool:
+        """Returns whether a trial begun now would be cut at the deadline more often than not: most stop half way."""
+        deadline, whole_s = self._terms.deadline, self._whole_s[kind]
+        typical_s = statistics.median(whole_s) if whole_s else 0.0
+        return deadline is not None and self._terms.clock() + typical_s / 2 > deadline
 
     def _time_is_up(self) -> bool:
         """Returns whether running trials are cut: the deadline has passed, and a trial has come to its end."""
@@ -286,14 +380,15 @@ class TrialScheduler:
     def _present(self) -> TrialRequest | None:
         """Returns the trial of a `before` that the space lacks, where it has not begun yet and fits."""
         has_begun = any(r.event == "trial_start" and r.get("named") == BEFORE for r in self._journal.records)
+        has_begun = has_begun or any(pending.trial in self._beside for pending in self._again)
         if self._before is None or self._before.is_inside or has_begun or self._is_over():
             return None
         knobs = self._knobs(self._before.knobs)
         verdict = self._judged(knobs)
         if verdict.fits:
-            trial = f"t{len(self._attempts):03d}"
-            self._beside.add(trial)
-            return self._begin(trial, knobs, verdict)
+            request = self._numbered(knobs)
+            self._beside.add(request.trial)
+            return request
         self._told(self._journal.append("note", text=f"{BEFORE} is not trained: {verdict.reason}"))
         self._before = None
         return None
@@ -344,7 +439,8 @@ class TrialScheduler:
         """Tells sampler and model how a trial ended."""
         trial, outcome, knobs = record["trial"], record["outcome"], record["config"]
         if outcome == Outcome.OK:
-            self._whole_s.append(float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0))
+            kind = record["kind"] if "ran" in record.fields else ""
+            self._whole_s[kind].append(float(record.get("train_s") or 0) + float(record.get("evaluate_s") or 0))
             self._speeds.learn(knobs, record.get("measured_samples_per_s"))
         if trial in self._beside:
             return

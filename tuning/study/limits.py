@@ -47,6 +47,7 @@ class Limits:
 
     `facts` is the `study` record; `began` the monotonic time at which the study would have begun in one go, without
     the hours between its sessions; `free_bytes` what others left of each of the `devices`, None where that is unknown.
+    `cores` and `threads` are those of the machine that has them, None for this one.
     """
 
     def __init__(
@@ -57,9 +58,12 @@ class Limits:
         began: float,
         free_bytes: int | None = None,
         devices: int = 1,
+        cores: int | None = None,
+        threads: int | None = None,
     ) -> None:
         self._config, self._facts, self._journal = config, facts, journal
         self._began, self._free_bytes, self._devices = began, free_bytes, devices
+        self._cores, self._threads = cores, threads
         self._ram_bytes: int | None = None
 
     @property
@@ -101,12 +105,13 @@ class Limits:
         if card.cap_bytes is not None:
             return card.cap_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
-            self._ram_bytes = int(machine.available_bytes() * RAM_FRAC)
+            free_bytes = machine.available_bytes() if self._free_bytes is None else self._free_bytes
+            self._ram_bytes = int(free_bytes * RAM_FRAC)
         return self._ram_bytes
 
     def plan(self) -> TrialPlan:
         """Returns how every trial is run: its samples, rungs, and its slot. On a card it takes the probes to say."""
-        config, budget, cores = self._config, self._config.budget, machine.cores()
+        config, budget, cores = self._config, self._config.budget, self._cores or machine.cores()
         samples = self.horizon()
         first = max(1, round(samples * budget.rungs.first_frac))
         asked = config.concurrency if isinstance(config.concurrency, int) else None
@@ -127,7 +132,7 @@ class Limits:
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
             shrink=config.search.strategy == "staged" and self._can_shrink(),
             concurrency=count,
-            threads=max(1, min(machine.threads(), cores // count)),
+            threads=max(1, min(self._threads or machine.threads(), cores // count)),
             devices=self._devices,
             cap_bytes=cap_bytes,
             alone_bytes=alone_bytes,

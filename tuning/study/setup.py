@@ -50,6 +50,9 @@ def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
     """
     folder, config = _resumed(config) if config.resume is not None else (None, _begun(config))
     doctor.choose_devices(config)
+    if config.target and not config.cluster:
+        what = f"target={config.target} names a kind of device of a cluster, and there is none"
+        raise ConfigError(what, remedy="leave it out, or cluster=ADDRESS")
     if config.cluster and config.dashboard:
         what = f"dashboard=true starts one, and the Ray cluster at cluster={config.cluster} has its own"
         raise ConfigError(what, remedy="leave out dashboard=true, or cluster=null")

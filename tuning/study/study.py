@@ -53,6 +53,7 @@ from tuning.search.scheduler import TrialScheduler
 from tuning.search.selection import Pick, choose, fastest_probed, recombine, rule_of
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
+from tuning.study.other_kinds import KindStudy, beside
 from tuning.study.setup import (
     cautions,
     checked,
@@ -115,14 +116,24 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         start = groups.defaults(config.space)
         facts = described(profiler, config.workload.options, start)
         config = of_data(of_own_loop(config, facts), facts)
+        target, place = "", None
         if users is not None:
             terminal.doing("the nodes of the cluster load the workload, to be compared with this machine")
-            users.check(setting, facts, start, config.search.max_time_s or math.inf)
+            limit_s, one_kind = config.search.max_time_s or math.inf, config.search.strategy == "joint"
+            users.check(setting, facts, start, limit_s, one_kind=one_kind)
+            asked = config.target if opening is None else opening.get("target") or config.target
+            if (target := users.target(asked)) != users.here:
+                profiler.end()
+                place = users.of_kind(target)[0]
+                setting = dataclasses.replace(setting, threads=int(place.device["threads"]))
+                profiler = stack.enter_context(users.worker(target, setting, terminal.warning))
+                profiler.deadline = started + limit_s
+                facts = described(profiler, config.workload.options, start)
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
                 terminal.warning(text)
-            study = _Study(config, terminal, journal, folder, started, users)
+            study = _Study(config, terminal, journal, folder, started, users, target, place)
             study.open(facts, setting, free_bytes)
             study.measure_kinds(profiler)
             try:
@@ -147,17 +158,23 @@ class _Study:
         folder: Path,
         started: float,
         users: JoinedCluster | None = None,
+        target: str = "",
+        place: Node | None = None,
     ) -> None:
         self._config, self._terminal, self._journal, self._folder = config, terminal, journal, folder
-        self._users = users
+        self._users, self._target, self._place = users, target, place
+        self._others: list[KindStudy] = []
+        journal.kind = target
         self._started = started
         self._began = started - timeline.times(journal.records).wall_s  # of earlier sessions
 
     def open(self, facts: Mapping[str, Any], setting: WorkerConfig, free_bytes: int | None = None) -> None:
         """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
+        self._setting = setting
         if last(self._journal.records, "study") is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
-            fields["concurrency"] *= self._machines
+            if self._users is not None:
+                fields |= {"concurrency": fields["concurrency"] * len(self._users.training), "target": self._target}
             self._journal.append("study", **fields, startup_s=time.monotonic() - self._started)
         else:
             startup_s = time.monotonic() - self._started
@@ -178,12 +195,14 @@ class _Study:
         if not (self._folder / "config.yaml").exists():  # nor does it where a run was killed between the two
             write_resolved(self._config, self._folder / "config.yaml")
         self._facts = self._opening()
-        self._limits = Limits(
-            self._config, self._facts, self._journal, self._began, free_bytes, executors.devices(self._config)
-        )
+        here: tuple[int | None, int, int | None, int | None]
+        here = free_bytes, executors.devices(self._config), None, None
+        if (node := self._place) is not None:  # the target is not this machine
+            here = node.room_bytes, node.cards or 1, int(node.device["cores"]), int(node.device["threads"])
+        self._limits = Limits(self._config, self._facts, self._journal, self._began, *here)
         self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
-        for node in self._users.nodes if self._users is not None else ():
-            self._node(node)
+        for found in self._users.nodes if self._users is not None else ():
+            self._node(found)
         for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
             self._note(text)
         self._settle_space()
@@ -212,7 +231,28 @@ class _Study:
         self._named.setdefault(PLAIN, plain)
 
     def measure(self, profiler: Worker) -> None:
-        """Stages 1 and 2: what fits, and how fast the system knobs are."""
+        """Stages 1 and 2: what fits, and how fast the system knobs are; on other kinds of device at the same time."""
+        others = self._unlike()
+        with beside([(kind, self._worker(kind)) for kind in others], self._space):
+            self._measure(profiler)
+        for kind in others:
+            self._note(kind.settle())
+        self._others = [kind for kind in others if not kind.why]
+
+    def _unlike(self) -> list[KindStudy]:
+        """Returns the kinds of device beside the target, as far as trials are to run there."""
+        if self._users is None or self._config.search.trials == 0 or stage_done(self._journal.records, "search"):
+            return []
+        nodes = {node.kind: node for node in self._users.training if node.kind != self._target}
+        opening = self._opening().fields
+        return [KindStudy(self._config, opening, self._journal, n, self._setting, self._began) for n in nodes.values()]
+
+    def _worker(self, kind: KindStudy) -> Worker:
+        if self._users is None:
+            raise RuntimeError("there is one kind without a cluster")
+        return self._users.worker(kind.name, kind.setting, self._terminal.warning)
+
+    def _measure(self, profiler: Worker) -> None:
         cap_bytes, profiler.deadline = self._limits.cap_bytes(), self._limits.ends_at
         with self._stage("estimate") as needed:
             if needed and self._facts.get("asked") is not None:
@@ -246,25 +286,31 @@ class _Study:
             if terms.before is None and self._limits.before() is not None:
                 took = f"{BEFORE} is not trained: it takes over half of the search's time"
                 self._note(f"{took}; a larger search.max_time has it")
+            shares = [kind.share() for kind in self._others]
+            counts = [share.plan.concurrency * self._machines(share.kind) for share in shares]
+            own = plan.on_nodes(self._machines(self._target))
             scheduler = TrialScheduler(
                 self._journal,
                 self._config.space,
                 groups.guard(self._journal.records, plan.alone_bytes or self._limits.cap_bytes()),
                 terms,
-                plan.on_nodes(self._machines),
+                dataclasses.replace(own, concurrency=own.concurrency + sum(counts)),
                 self._told,
+                [kind.other(self._config.space) for kind in self._others],
             )
             self._share(plan)
-            with executors.executor(self._config, plan, profiler, setting, self._users, self._node) as executor:
+            users = (self._users, self._node, self._target, shares)
+            with executors.executor(self._config, plan, profiler, setting, *users) as executor:
                 executor.run(scheduler, plan)
+            if waiting := scheduler.waiting:
+                self._note(f"{', '.join(waiting)} fit no kind of device that was left, and did not begin")
             learned = groups.guard(self._journal.records, self._limits.cap_bytes())
             recombine(self._journal, self._config.space, learned, self._told)
             self._note(f"the search ended: {scheduler.stop_reason}")
 
-    @property
-    def _machines(self) -> int:
-        """Returns on how many machines trials run."""
-        return len(self._users.equal) if self._users is not None else 1
+    def _machines(self, kind: str) -> int:
+        """Returns on how many machines of a kind trials run."""
+        return sum(n.kind == kind for n in self._users.training) if self._users is not None else 1
 
     def confirm(self, profiler: Worker) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
@@ -458,6 +504,7 @@ class _Study:
     def _node(self, node: Node) -> None:
         """Writes and says whether a node of the user's cluster runs trials."""
         said = {"address": node.address, "cores": node.cores, "device": dict(node.device), "why": node.why}
+        said |= {"kind": node.kind, "target": self._target}
         record = self._journal.append("node", node=node.name, **said)
         self._terminal.note(sentences.node(record.fields))
 

@@ -1,13 +1,16 @@
-"""The nodes of a cluster: which are like the machine of the study, and which of them runs the next trial."""
+"""The nodes of a cluster: which may train, of which kind their devices are, and which of them runs the next trial."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tuning.config.errors import StoppedEarly
+from tuning.search.protocols import TrialPlan
+from tuning.workers.worker_config import WorkerConfig
 
 SAME_MEMORY_FRAC = 0.02
 """Machines of one kind differ by what firmware and driver keep of their memory."""
@@ -19,7 +22,8 @@ EMPTY_S = 120.0
 class Node:
     """A node of a cluster: Ray's id of it, its address, the cores that Ray gives away there, and its device.
 
-    `why` says in what it is unlike the machine of the study, "" where it is like it: only then trials run on it.
+    `why` says why no trial runs on it, "" where trials do. `kind` is its kind of device; `cards` are those that Ray
+    gives away, None on a CPU; `room_bytes` is what a process may take there, of a card or of RAM.
     """
 
     id: str
@@ -27,6 +31,9 @@ class Node:
     cores: float
     device: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
+    kind: str = ""
+    cards: int | None = None
+    room_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -38,33 +45,85 @@ ToldNode = Callable[[Node], None]
 """Hears of a node that has joined."""
 
 
-def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
-    """Returns in what a node is unlike the machine of the study, "" where trials may run there.
+@dataclass(frozen=True)
+class KindShare:
+    """How trials of one kind run: their plan on one machine of it, and what its workers are told."""
 
-    Both are what a worker says of itself there (`Session.describe`), with the version of torch and the number of cards,
-    None on a CPU; `fault` stands for all of it where the workload cannot be loaded.
+    kind: str
+    plan: TrialPlan
+    config: WorkerConfig
+
+
+def refusal(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    """Returns why no trial may run on a node, "" where trials may: it has other code, data or torch.
+
+    Both are what a worker says of itself there (`Session.describe`), with the version of torch; `fault` stands for all
+    of it where the workload cannot be loaded.
     """
     if there.get("fault"):
         return f"the workload cannot be loaded there: {there['fault']}"
-    ours, theirs = here["device"], there["device"]
-    pairs = [
-        ("its device is", ours.get("name"), theirs.get("name")),
-        ("its compute capability is", ours.get("capability"), theirs.get("capability")),
-        ("its cores are", ours.get("cores"), theirs.get("cores")),
-        ("its cards are", here.get("cards"), there.get("cards")),
-        ("its torch is", here.get("torch"), there.get("torch")),
-    ]
-    unlike = next((pair for pair in pairs if pair[1] != pair[2]), None)
-    if unlike is not None:
-        said, mine, other = unlike
-        return f"{said} {other}, and {mine} on the machine of the study"
-    mine, other = int(ours.get("memory_bytes") or 0), int(theirs.get("memory_bytes") or 0)
-    if abs(mine - other) > SAME_MEMORY_FRAC * mine:
-        return f"its memory is {other / 2**30:.1f} GiB, and {mine / 2**30:.1f} GiB on the machine of the study"
+    if here.get("torch") != there.get("torch"):
+        return f"its torch is {there.get('torch')}, and {here.get('torch')} on the machine of the study"
     for name, what in (("workload_sha256", "the workload's code there is"), ("data_sha256", "the data there are")):
         if here.get(name) != there.get(name):
             return f"{what} not {'those' if what.endswith('are') else 'that'} of the machine of the study"
     return ""
+
+
+@dataclass(frozen=True)
+class KindOfDevice:
+    """What speeds and bytes depend on: the device as a worker describes it, its cards, None on a CPU, and its marks.
+
+    A mark is a custom resource of Ray whose name begins with `kind_`: by it a person tells two kinds apart.
+    """
+
+    device: Mapping[str, Any]
+    cards: int | None = None
+    marks: tuple[str, ...] = ()
+
+    def difference(self, other: KindOfDevice) -> str:
+        """Returns in what another is unlike this one, "" where they are of one kind."""
+        ours, theirs = self.device, other.device
+        pairs = [
+            ("marks", " ".join(self.marks) or "none", " ".join(other.marks) or "none"),
+            *((n, ours.get(n), theirs.get(n)) for n in ("name", "capability", "cores")),
+            ("cards", self.cards, other.cards),
+        ]
+        for what, mine, its in pairs:
+            if mine != its:
+                return f"{what} {its}, not {mine}"
+        mine, its = int(ours.get("memory_bytes") or 0), int(theirs.get("memory_bytes") or 0)
+        if abs(mine - its) > SAME_MEMORY_FRAC * mine:
+            return f"memory {its / 2**30:.1f} GiB, not {mine / 2**30:.1f}"
+        return ""
+
+    @property
+    def called(self) -> str:
+        """Returns a name for it: its mark, else of its device, memory and cores."""
+        if self.marks:
+            return "-".join(self.marks)
+        gib = round(int(self.device.get("memory_bytes") or 0) / 2**30)
+        name = re.sub(r"[^a-z0-9]+", "-", str(self.device.get("name") or "device").lower()).strip("-")[:32].strip("-")
+        cards = f"-{self.cards}x" if self.cards and self.cards > 1 else ""
+        return f"{name}{cards}-{gib}g-{self.device.get('cores')}c"
+
+
+class Kinds:
+    """The kinds of device that were seen, by name; names are the same in every session of a study."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, KindOfDevice] = {}
+
+    def name(self, found: KindOfDevice) -> str:
+        """Returns the name of a kind: that of one like it, else a new one."""
+        for name, known in self._known.items():
+            if not known.difference(found):
+                return name
+        name = found.called
+        while name in self._known:
+            name += "-other"
+        self._known[name] = found
+        return name
 
 
 def as_ran_there(found: Mapping[str, Any], node: Node, now: float) -> dict[str, Any]:
@@ -75,13 +134,12 @@ def as_ran_there(found: Mapping[str, Any], node: Node, now: float) -> dict[str, 
 
 
 class Slots:
-    """The slots of equal nodes, `a_node` on each: where the next trial runs, and which nodes are there.
+    """The slots of nodes, equal on those of a kind: where the next trial runs, and which nodes are there.
 
     `until` is when the search is over, in seconds of the monotonic clock; None: never.
     """
 
-    def __init__(self, nodes: Sequence[Node], a_node: int, until: float | None = None) -> None:
-        self.a_node = a_node
+    def __init__(self, nodes: Sequence[Node], until: float | None = None) -> None:
         self._until = math.inf if until is None else until
         self._known = {node.id: node for node in nodes}
         self._nodes = dict(self._known)
@@ -90,19 +148,24 @@ class Slots:
         self._empty_at: float | None = None
 
     @property
-    def machines(self) -> int:
-        """Returns how many nodes there are."""
-        return len(self._nodes)
+    def is_empty(self) -> bool:
+        """Returns whether no node is there."""
+        return not self._nodes
 
-    def take(self, run: str) -> str:
-        """Returns the id of the node on which `run`, a name of its own, takes a slot: the one with most that are free.
+    def machines(self, kind: str = "") -> int:
+        """Returns how many nodes of a kind there are."""
+        return sum(node.kind == kind for node in self._nodes.values())
+
+    def take(self, run: str, kind: str = "") -> str:
+        """Returns the id of the node on which `run`, a name of its own, takes a slot: of its kind that with most free.
 
         Raises RuntimeError where no node is left.
         """
-        if not self._nodes:
+        own = [node.id for node in self._nodes.values() if node.kind == kind]
+        if not own:
             raise RuntimeError("no node is left")
         taken = list(self._at.values())
-        node = min(self._nodes, key=taken.count)
+        node = min(own, key=taken.count)
         self._at[run] = node
         return node
 
@@ -123,7 +186,7 @@ class Slots:
         return node.id in self._nodes
 
     def look(self, alive: Iterable[str], joined: Sequence[Node], now: float) -> bool:
-        """Takes which nodes are alive and which equal ones have joined; returns whether the slots have changed.
+        """Takes which nodes are alive and which have joined; returns whether the slots have changed.
 
         Raises StoppedEarly where none has been there for `EMPTY_S`, or none is when the search is over.
         """

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +28,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.workers import SHIPPED_ENVIRONMENT, nvml, shipped
-from tuning.workers.nodes import Node, difference
+from tuning.workers.nodes import KindOfDevice, Kinds, Node, refusal
+from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.ray_worker import described
 from tuning.workers.worker import HANG_TIMES
 from tuning.workers.worker_config import WorkerConfig
@@ -62,6 +64,9 @@ class JoinedCluster:
         self.ref = ref
         self.nodes: list[Node] = []
         """Every node with cores, once it was checked."""
+        self.here = ""
+        """The kind of the machine of the study, known once the nodes were checked."""
+        self._kinds = Kinds()
         self._ask: Callable[[str], Any] | None = None
         self._asked: dict[Any, _Question] = {}
         self._seen: set[str] = set()
@@ -94,22 +99,53 @@ class JoinedCluster:
         ray.shutdown()  # ends the job, and with it our actors
 
     @property
-    def equal(self) -> list[Node]:
+    def training(self) -> list[Node]:
         """Returns the nodes that trials run on."""
         return [node for node in self.nodes if not node.why]
 
+    def of_kind(self, kind: str) -> list[Node]:
+        """Returns those of one kind that are there now."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return [node for node in self.training if node.kind == kind and node.id in alive]
+
+    def worker(self, kind: str, config: WorkerConfig, warn: Callable[[str], None]) -> RemoteWorker:
+        """Returns a worker that measures on a node of the kind."""
+        return RemoteWorker(replace(config, workload=self.ref), lambda: self.of_kind(kind), warn)
+
+    def target(self, asked: str | None) -> str:
+        """Returns the kind whose speed the study is about: as asked, else this machine's, where a node of it trains.
+
+        Else it is the kind with most devices. Raises ConfigError for a kind that is not there.
+        """
+        devices: Counter[str] = Counter()
+        for node in self.training:
+            devices[node.kind] += node.cards or 1
+        names = list(dict.fromkeys([self.here, *sorted(devices)]))
+        if asked is not None and asked not in names:
+            what = f"target={asked}: no node of the cluster at {self._address} is of that kind"
+            raise ConfigError(what, allowed=", ".join(names), remedy=f"target={names[0]}")
+        return asked or (self.here if self.here in devices else max(sorted(devices), key=devices.__getitem__))
+
     def check(
-        self, config: WorkerConfig, facts: Mapping[str, Any], knobs: Mapping[str, Scalar], limit_s: float
+        self,
+        config: WorkerConfig,
+        facts: Mapping[str, Any],
+        knobs: Mapping[str, Scalar],
+        limit_s: float,
+        *,
+        one_kind: bool = False,
     ) -> None:
         """Loads the workload once on each node, and compares what that is with `facts`, of the machine of the study.
 
-        That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. Raises
-        PreflightError where no node is like this machine.
+        That may take as long as loading here, and a quarter of `limit_s`, the seconds of the whole study. With
+        `one_kind` only nodes of this machine's kind train. Raises PreflightError where no node may.
         """
         cuda = config.device == "cuda"
         self._timeout_s, self._resource = min(HANG_TIMES * config.hang_s, limit_s / 4), "GPU" if cuda else "CPU"
-        cards = len(nvml.gpus()) if cuda else None
-        self._here = {**facts, "torch": importlib.metadata.version("torch"), "cards": cards}
+        self._here, self._one_kind = {**facts, "torch": importlib.metadata.version("torch")}, one_kind
+        own = ray.get_runtime_context().get_node_id()
+        marks = next((_marks(node) for node in ray.nodes() if node["NodeID"] == own), ())
+        self.here = self._kinds.name(KindOfDevice(facts["device"], len(nvml.gpus()) if cuda else None, marks))
         config = replace(config, workload=self.ref)
 
         def ask(node: str) -> Any:
@@ -121,15 +157,15 @@ class JoinedCluster:
         self._begin()
         ray.wait(list(self._asked), num_returns=len(self._asked), timeout=self._timeout_s) if self._asked else None
         self._ended()
-        if not self.equal:
+        if not self.training:
             why = "; ".join(f"{node.name}: {node.why}" for node in self.nodes) or "no node has a core to give"
             raise PreflightError(
-                f"cluster={self._address}: no node is like this machine, which measures speeds and memory: {why}",
+                f"cluster={self._address}: no node can train what this machine does: {why}",
                 remedy="mend what it says, or leave out cluster= to train here alone",
             )
 
     def newcomers(self) -> list[Node]:
-        """Returns the nodes that have joined since `check`, each once it is known to be like this machine or not."""
+        """Returns the nodes that have joined since `check`, each once it is known what it is."""
         self._begin()
         return self._ended()
 
@@ -149,11 +185,30 @@ class JoinedCluster:
         answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
         late = [ref for ref, question in self._asked.items() if time.monotonic() >= question.until]
         found = [
-            _node(self._asked.pop(ref).node, self._here, _answer(ref, self._timeout_s))
+            self._found(self._asked.pop(ref).node, _answer(ref, self._timeout_s))
             for ref in dict.fromkeys([*answered, *late])
         ]
         self.nodes += found
         return found
+
+    def _found(self, raw: Mapping[str, Any], there: Mapping[str, Any]) -> Node:
+        """Returns a node, with its kind and whether trials may run on it, from what Ray and a worker say of it."""
+        cards = int(raw["Resources"].get("GPU", 0)) if self._resource == "GPU" else None
+        why, kind = refusal(self._here, there), ""
+        if not why:
+            kind = self._kinds.name(KindOfDevice(there["device"], cards, _marks(raw)))
+            if self._one_kind and kind != self.here:
+                why = f"it is of another kind, {kind}, and search.strategy=joint measures the speed of each trial"
+        return Node(
+            id=raw["NodeID"],
+            address=raw["NodeManagerAddress"],
+            cores=float(raw["Resources"].get("CPU", 0)),
+            device=there.get("device", {}),
+            why=why,
+            kind=kind,
+            cards=cards,
+            room_bytes=there.get("room_bytes"),
+        )
 
     def _require_someone(self) -> None:
         """Raises ConfigError where nobody answers at an address; whether it is Ray is seen later."""
@@ -240,12 +295,6 @@ def _answer(ref: Any, timeout_s: float) -> dict[str, Any]:
     return found
 
 
-def _node(raw: Mapping[str, Any], here: Mapping[str, Any], there: Mapping[str, Any]) -> Node:
-    cards = None if here["cards"] is None else int(raw["Resources"].get("GPU", 0))
-    return Node(
-        id=raw["NodeID"],
-        address=raw["NodeManagerAddress"],
-        cores=float(raw["Resources"].get("CPU", 0)),
-        device=there.get("device", {}),
-        why=difference(here, {**there, "cards": cards}),
-    )
+def _marks(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the custom resources by which a person tells kinds apart, such as `kind_a` of `ray start --resources`."""
+    return tuple(sorted(name for name in raw["Resources"] if name.startswith("kind_")))

@@ -13,6 +13,7 @@ import logging
 import math
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tuning.config.errors import StoppedEarly, TuningError
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
-from tuning.workers.nodes import Node, Slots, ToldNode, as_ran_there
+from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, as_ran_there
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
 from tuning.workers.ray_worker import REPORT, TrialActor
@@ -44,26 +45,38 @@ Ray counts a node that is cut off as lost after about 30 s.
 class RayExecutor:
     """Runs the search trials with Ray Tune: one actor a slot, reused from trial to trial.
 
-    On the nodes of a `cluster` of the user's; `told` hears of each that joins while trials run.
+    On the nodes of a `cluster` of the user's: those of the `target`'s kind, and of `others`; `told` hears of each that
+    joins while trials run.
     """
 
     def __init__(
-        self, config: WorkerConfig, name: str, cluster: JoinedCluster | None = None, told: ToldNode | None = None
+        self,
+        config: WorkerConfig,
+        name: str,
+        cluster: JoinedCluster | None = None,
+        told: ToldNode | None = None,
+        target: str = "",
+        others: Sequence[KindShare] = (),
     ) -> None:
         self._config, self._name, self._cluster = config, name, cluster
+        self._target, self._others = target, others
         self._told: ToldNode = told or (lambda node: None)
 
     def run(self, scheduler: Scheduler, plan: TrialPlan) -> None:
         """Returns when the scheduler has no next trial and every trial has ended; `plan` is that of one machine."""
-        members, resources = None, self._resources(plan)
-        if self._cluster is not None:
-            slots = Slots(self._cluster.equal, plan.concurrency, plan.deadline)
-            members = _Members(self._cluster, slots, plan, resources["CPU"] * plan.concurrency, self._told)
-        many = plan if members is None else members.plan
-        asking = _Asking(Dispatcher(scheduler, many, self._config.cap_bytes), self._config, members)
+        shares = {"": KindShare(self._target, plan, self._config), **{share.kind: share for share in self._others}}
+        members = None if self._cluster is None else _Members(self._cluster, shares, self._told)
+        nodes = self._cluster.training if self._cluster is not None else None
+        resources = {kind: requested(share, nodes) for kind, share in shares.items()}
+        plans = {kind: share.plan if members is None else members.plan(kind) for kind, share in shares.items()}
+        asking = _Asking(
+            {kind: Dispatcher(scheduler, plans[kind], share.config.cap_bytes, kind) for kind, share in shares.items()},
+            {kind: {"worker": share.config, "resources": resources[kind]} for kind, share in shares.items()},
+            members,
+        )
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
             tuner = tune.Tuner(
-                _named(self._name, resources),
+                _named(self._name, resources[""]),
                 tune_config=tune.TuneConfig(
                     search_alg=asking,
                     scheduler=_Deciding(asking),
@@ -93,33 +106,46 @@ class RayExecutor:
         if asking.failed is not None:
             raise asking.failed
 
-    def _resources(self, plan: TrialPlan) -> dict[str, float]:
-        """Returns what every actor asks of Ray, whatever its trials are given, so that any can take the next one."""
-        if self._cluster is not None:  # each node has cores of its own, and may give away fewer than it has
-            least = min(n.cores for n in self._cluster.equal)
-            resources = {"CPU": math.floor(1000 * least / plan.concurrency) / 1000}
-        else:
-            resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // plan.concurrency))}
-        if self._config.device == "cuda":
-            a_device = math.ceil(plan.concurrency / plan.devices)
-            resources["GPU"] = math.floor(1000 / a_device) / 1000
-        return resources
+
+def requested(share: KindShare, nodes: Sequence[Node] | None) -> dict[str, float]:
+    """Returns what every actor of a kind asks of Ray, whatever its trials are given, so that any can take the next.
+
+    `nodes` are those of a user's cluster, each with cores of its own, and fewer of them to give than it may have; None
+    for a Ray of ours.
+    """
+    plan = share.plan
+    if nodes is not None:
+        least = min((n.cores for n in nodes if n.kind == share.kind), default=1.0)
+        resources = {"CPU": math.floor(1000 * least / plan.concurrency) / 1000}
+    else:
+        resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // plan.concurrency))}
+    if share.config.device == "cuda":
+        a_device = math.ceil(plan.concurrency / plan.devices)
+        resources["GPU"] = math.floor(1000 / a_device) / 1000
+    return resources
 
 
 class _Members:
     """The nodes of a user's cluster while trials run there: which are lost, which have joined, what a slot of each is.
 
-    `cores` is what the slots of a node take together; `told` hears of each node that has joined.
+    `shares` are by the kind that a trial asks for, "" for the target's; `told` hears of each node that has joined.
     """
 
-    def __init__(self, cluster: JoinedCluster, slots: Slots, plan: TrialPlan, cores: float, told: ToldNode) -> None:
-        self.slots, self._cluster, self._plan, self._cores, self._told = slots, cluster, plan, cores, told
+    def __init__(self, cluster: JoinedCluster, shares: Mapping[str, KindShare], told: ToldNode) -> None:
+        nodes = cluster.training
+        self.slots = Slots(nodes, shares[""].plan.deadline)
+        self._cluster, self._shares, self._told = cluster, shares, told
+        self._cores = {s.kind: requested(s, nodes)["CPU"] * s.plan.concurrency for s in shares.values()}
         self._look_at = 0.0
 
-    @property
-    def plan(self) -> TrialPlan:
-        """Returns the plan for the nodes that are there."""
-        return self._plan.on_nodes(self.slots.machines)
+    def plan(self, kind: str) -> TrialPlan:
+        """Returns the plan for the nodes of a kind that are there."""
+        share = self._shares[kind]
+        return share.plan.on_nodes(self.slots.machines(share.kind))
+
+    def take(self, run: str, kind: str) -> str:
+        """Returns the id of the node on which a run of a kind takes a slot."""
+        return self.slots.take(run, self._shares[kind].kind)
 
     def look(self) -> bool:
         """Returns whether the nodes have changed, looking at most every `LOOK_S`.
@@ -132,8 +158,11 @@ class _Members:
         self._look_at = now + LOOK_S
         joined = []
         for node in self._cluster.newcomers():
-            if not node.why and node.cores < self._cores:
-                why = f"Ray gives away {node.cores:g} of its cores, and the slots of a node take {self._cores:g}"
+            cores = self._cores.get(node.kind)
+            if not node.why and cores is None:
+                node = replace(node, why=f"it is of a kind, {node.kind}, that was not there when the search began")
+            elif not node.why and cores is not None and node.cores < cores:
+                why = f"Ray gives away {node.cores:g} of its cores, and the slots of a node take {cores:g}"
                 node = replace(node, why=why)
             self._told(node)
             joined += [] if node.why else [node]
@@ -156,13 +185,15 @@ class _Doubt:
 class _Asking(Searcher):
     """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended.
 
+    `dispatchers` and what is told to the actors are by kind of device, "" for the target's, which is asked first.
     `members` are the nodes of a user's cluster, None in a Ray of our own.
     """
 
-    def __init__(self, dispatcher: Dispatcher, config: WorkerConfig, members: _Members | None) -> None:
+    def __init__(
+        self, dispatchers: Mapping[str, Dispatcher], told: Mapping[str, dict[str, Any]], members: _Members | None
+    ) -> None:
         super().__init__(metric="samples", mode="max")
-        self._dispatcher: Dispatcher | None = dispatcher
-        self._config, self._members = config, members
+        self._dispatchers, self._told, self._members = dispatchers, told, members
         self._placed: dict[str, Placed] = {}
         self._doubts: dict[str, _Doubt] = {}
         self.failed: TuningError | None = None
@@ -173,16 +204,15 @@ class _Asking(Searcher):
 
     def suggest(self, trial_id: str) -> Any:
         is_empty = False
-        if self.failed is None and self._dispatcher is not None:
+        if self.failed is None and self._dispatchers:
             try:
                 self._attend()
-                placed = self._dispatcher.take()
-                if placed is not None:
-                    self._placed[trial_id] = placed
-                    order = self._dispatcher.order(placed)
-                    node = self._members.slots.take(trial_id) if self._members is not None else ""
-                    return {"worker": self._config, "order": order, "placed": placed, "node": node}
-                is_empty = self._members is not None and not self._members.slots.machines
+                for kind, dispatcher in self._dispatchers.items():
+                    if (placed := dispatcher.take()) is not None:
+                        self._placed[trial_id] = placed
+                        node = self._members.take(trial_id, kind) if self._members is not None else ""
+                        return {**self._told[kind], "order": dispatcher.order(placed), "placed": placed, "node": node}
+                is_empty = self._members is not None and self._members.slots.is_empty
             except TuningError as error:
                 self.failed = error
         if self.failed is not None:  # what still waits is ended by `stranded`
@@ -193,17 +223,17 @@ class _Asking(Searcher):
     def goes_on(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Returns what the dispatcher says of a trial's state."""
         placed = self._placed.get(trial_id)
-        if self.failed is not None or self._dispatcher is None or placed is None:
+        if self.failed is not None or not self._dispatchers or placed is None:
             return False
         try:
-            return self._dispatcher.goes_on(placed, result[REPORT][0])
+            return self._of(placed).goes_on(placed, result[REPORT][0])
         except TuningError as error:
             self.failed = error
             return False
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         placed = self._placed.pop(trial_id, None)
-        if placed is None or self.failed is not None or self._dispatcher is None:
+        if placed is None or self.failed is not None or not self._dispatchers:
             return
         found = None if error or not result or REPORT not in result else result[REPORT][0]
         node = self._members.slots.at(trial_id) if self._members is not None else None
@@ -214,7 +244,7 @@ class _Asking(Searcher):
             self._members.slots.free(trial_id)
             found = as_ran_there(found, node, time.time())
         try:
-            self._dispatcher.ended(placed, found)
+            self._of(placed).ended(placed, found)
         except TuningError as failure:
             self.failed = failure
 
@@ -223,7 +253,7 @@ class _Asking(Searcher):
 
         Raises what has failed, such as StoppedEarly where no node is left: a trial that waits for one would not end.
         """
-        if self._members is None or self._dispatcher is None:
+        if self._members is None or not self._dispatchers:
             return set()
         if self.failed is None:
             try:
@@ -236,10 +266,11 @@ class _Asking(Searcher):
 
     def _attend(self) -> None:
         """Looks which nodes are there, and settles what became of the trials whose actors were lost."""
-        if self._members is None or self._dispatcher is None:
+        if self._members is None or not self._dispatchers:
             return
         if self._members.look():
-            self._dispatcher.replan(self._members.plan)
+            for kind, dispatcher in self._dispatchers.items():
+                dispatcher.replan(self._members.plan(kind))
         for run, doubt in list(self._doubts.items()):
             is_gone = not self._members.slots.has(doubt.node)
             if not is_gone and not _answers(doubt) and time.monotonic() < doubt.until:
@@ -247,9 +278,16 @@ class _Asking(Searcher):
             del self._doubts[run]
             self._members.slots.free(run)
             if is_gone:
-                self._dispatcher.node_lost(doubt.placed, doubt.node.name)
+                self._of(doubt.placed).node_lost(doubt.placed, doubt.node.name)
             else:
-                self._dispatcher.ended(doubt.placed, None)
+                self._of(doubt.placed).ended(doubt.placed, None)
+        if not self._members.slots.is_empty:
+            for kind, dispatcher in self._dispatchers.items():
+                if not self._members.plan(kind).concurrency:
+                    dispatcher.give_back()
+
+    def _of(self, placed: Placed) -> Dispatcher:
+        return self._dispatchers[placed.request.kind]
 
     def save(self, checkpoint_path: str) -> None:
         """Writes nothing: a study is resumed from its own records, never from Tune's."""
@@ -258,7 +296,7 @@ class _Asking(Searcher):
         """Reads nothing, for the same reason."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dispatcher": None, "_members": None, "_placed": {}, "_doubts": {}}
+        return {**self.__dict__, "_dispatchers": {}, "_members": None, "_placed": {}, "_doubts": {}}
 
 
 class _Deciding(FIFOScheduler):
@@ -312,12 +350,14 @@ def _answers(doubt: _Doubt) -> bool:
 def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
     """Returns the trainable under a name that says in Ray's dashboard what its actors do, and what each is given.
 
+    That is what its config says, `resources` without.
+
     `tune.with_resources` would do the second, and call every actor ResourceTrainable.
     """
 
     def request(cls: type[TrialActor], config: dict[str, Any]) -> tune.PlacementGroupFactory:
         on: Any = {"bundle_label_selector": [{"ray.io/node-id": config["node"]}]} if config.get("node") else {}
-        return tune.PlacementGroupFactory([resources], **on)
+        return tune.PlacementGroupFactory([config.get("resources", resources)], **on)
 
     members = {"default_resource_request": classmethod(request)}
     return cast(type[TrialActor], type(name, (TrialActor,), members))

@@ -10,6 +10,7 @@ from ray import tune
 
 from trainables.knobs import Scalar
 from tuning.config.errors import TuningError
+from tuning.workers import doctor, machine, nvml
 from tuning.workers.shipped import arrived
 from tuning.workers.trial_runner import TrialRunner
 from tuning.workers.worker import Worker
@@ -22,7 +23,11 @@ def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> dict[str, An
     """Returns what a worker says of itself on this node of a user's cluster, and `fault` where it cannot be loaded."""
     try:
         with Worker(arrived(config)) as worker:
-            return {**worker.describe(knobs), "torch": importlib.metadata.version("torch")}
+            found = worker.describe(knobs)
+        found["device"] = {**found["device"], "threads": machine.threads()}
+        cards = nvml.gpus() if config.device == "cuda" else []
+        room_bytes = min(map(doctor.free_bytes, cards)) if cards else machine.available_bytes()
+        return {**found, "torch": importlib.metadata.version("torch"), "room_bytes": room_bytes}
     except TuningError as error:
         return {"fault": " ".join(error.what.split())[:300]}
 

@@ -167,7 +167,7 @@ def test_the_nodes_of_a_cluster_are_written_and_told_and_in_the_report_with_what
     alike = [Node(name, f"10.0.0.{n}", 4.0) for n, name in enumerate("abc")]
     nodes = [*alike, Node("d", "10.0.0.9", 16.0, why="its cores are 16, and 8 on the machine of the study")]
     _, complete = setup.checked(load.load(["card=cpu", "concurrency=1"]))
-    users, said = SimpleNamespace(nodes=nodes, equal=alike), io.StringIO()
+    users, said = SimpleNamespace(nodes=nodes, training=alike), io.StringIO()
     with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
         terminal = Terminal(out=io.StringIO(), err=said, env={})
         made = study._Study(complete, terminal, journal, tmp_path, time.monotonic(), users)  # type: ignore[arg-type]

@@ -15,7 +15,8 @@ import pytest
 from tests.queues import KNOBS, Queue
 from tuning.search.protocols import TrialPlan, TrialRequest
 from tuning.workers import nvml
-from tuning.workers.ray_tune import RayCluster, RayExecutor
+from tuning.workers.nodes import KindShare
+from tuning.workers.ray_tune import RayCluster, RayExecutor, requested
 from tuning.workers.slots import share_bytes
 from tuning.workers.worker_config import WorkerConfig
 
@@ -61,7 +62,7 @@ def cluster() -> Iterator[RayCluster]:
 class Plain(Queue):
     """A scheduler whose trials have no knob of a workload's own."""
 
-    def next_trial(self) -> TrialRequest | None:
+    def next_trial(self, kind: str = "") -> TrialRequest | None:
         """Returns the next one."""
         request = super().next_trial()
         return None if request is None else replace(request, knobs=KNOBS)
@@ -92,7 +93,7 @@ def test_the_slots_of_two_cards_have_one_of_them_each_by_uuid(slots: int, each: 
     import ray  # here: it is to find the environment that ours is set to
 
     plan = TrialPlan(64, (64,), False, slots, 1, devices=2, cap_bytes=share_bytes(24 * 2**30, math.ceil(slots / 2)))
-    resources: dict[str, Any] = RayExecutor(WorkerConfig("mine.py", device="cuda"), "trials")._resources(plan)
+    resources: dict[str, Any] = requested(KindShare("", plan, WorkerConfig("mine.py", device="cuda")), None)
     actors = [ray.remote(num_cpus=0, num_gpus=resources["GPU"])(Slot).remote() for _ in range(slots)]
     seen = Counter(ray.get([actor.visible.remote() for actor in actors]))
     assert set(seen) == set(UUIDS), "both are used"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -193,3 +193,23 @@ def test_the_slots_of_a_lost_node_are_no_more() -> None:
     assert dispatcher.take() is None, "four run on the two that are left"
     dispatcher.ended(running.pop(), OK)
     assert taken(dispatcher).request.trial == "t5"
+
+
+def test_what_waits_for_a_kind_of_device_that_is_gone_is_given_back() -> None:
+    class Taking(Queue):
+        """A scheduler that takes trials back."""
+
+        taken: ClassVar[list[str]] = []
+
+        def back(self, trial: str) -> None:
+            """Keeps it."""
+            self.taken.append(trial)
+
+    scheduler = Taking([("nowhere", None)] * 2)
+    dispatcher = Dispatcher(scheduler, TrialPlan(64, (64,), False, 2, 1), None, "old")
+    dispatcher.node_lost(taken(dispatcher), "a")
+    dispatcher.replan(TrialPlan(64, (64,), False, 2, 1).on_nodes(0))
+    assert dispatcher.take() is None
+    dispatcher.give_back()
+    dispatcher.give_back()
+    assert (scheduler.taken, dispatcher.is_running) == (["t0"], False)

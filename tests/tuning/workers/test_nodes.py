@@ -7,41 +7,58 @@ from typing import Any
 import pytest
 
 from tuning.config.errors import StoppedEarly
-from tuning.workers.nodes import EMPTY_S, Node, Slots, as_ran_there, difference
+from tuning.workers.nodes import EMPTY_S, KindOfDevice, Kinds, Node, Slots, as_ran_there, refusal
 
-DEVICE = {"name": "X", "memory_bytes": 100, "capability": [8, 6], "cores": 8}
-HERE = {"device": DEVICE, "cards": 2, "torch": "2.13.0", "workload_sha256": "a", "data_sha256": "b"}
+GIB = 2**30
+DEVICE: dict[str, Any] = {"name": "X", "memory_bytes": 24 * GIB, "capability": [8, 6], "cores": 8}
+HERE = {"device": DEVICE, "torch": "2.13.0", "workload_sha256": "a", "data_sha256": "b"}
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({}, ""),
-        ({"device": {**DEVICE, "memory_bytes": 99}}, ""),
-        ({"device": {**DEVICE, "memory_bytes": 97}}, "its memory is"),
-        ({"device": {**DEVICE, "name": "Y"}}, "its device is Y, and X on the machine of the study"),
-        ({"device": {**DEVICE, "capability": [8, 9]}}, "its compute capability is [8, 9]"),
-        ({"device": {**DEVICE, "cores": 16}}, "its cores are 16, and 8 on the machine of the study"),
-        ({"cards": 1}, "its cards are 1, and 2 on the machine of the study"),
+        ({"device": {**DEVICE, "name": "Y"}}, ""),
         ({"torch": "2.12.0"}, "its torch is 2.12.0, and 2.13.0 on the machine of the study"),
         ({"workload_sha256": "z"}, "the workload's code there is not that of the machine of the study"),
         ({"data_sha256": "z"}, "the data there are not those of the machine of the study"),
         ({"fault": "no such file"}, "the workload cannot be loaded there: no such file"),
     ],
 )
-def test_a_node_that_differs_is_refused_and_it_says_in_what(changed: dict[str, Any], says: str) -> None:
-    why = difference(HERE, {**HERE, **changed})
-    assert why.startswith(says)
-    assert bool(why) == bool(says)
+def test_a_node_with_other_code_data_or_torch_is_refused_and_another_device_is_not(
+    changed: dict[str, Any], says: str
+) -> None:
+    assert refusal(HERE, {**HERE, **changed}) == says
 
 
-def slots(a_node: int = 2) -> Slots:
-    return Slots([Node(name, "10.0.0.1", 4.0) for name in "abc"], a_node)
+@pytest.mark.parametrize(
+    ("device", "cards", "marks", "name"),
+    [
+        (DEVICE, 2, (), "x-2x-24g-8c"),
+        ({**DEVICE, "memory_bytes": 24.3 * GIB}, 2, (), "x-2x-24g-8c"),
+        ({**DEVICE, "memory_bytes": 23 * GIB}, 2, (), "x-2x-23g-8c"),
+        ({**DEVICE, "name": "NVIDIA A (80GB)"}, 1, (), "nvidia-a-80gb-24g-8c"),
+        ({**DEVICE, "capability": [8, 9]}, 2, (), "x-2x-24g-8c-other"),
+        ({**DEVICE, "cores": 16}, 2, (), "x-2x-24g-16c"),
+        (DEVICE, 1, (), "x-24g-8c"),
+        (DEVICE, 2, ("kind_a",), "kind_a"),
+    ],
+)
+def test_devices_that_differ_are_kinds_with_names_of_their_own(
+    device: dict[str, Any], cards: int, marks: tuple[str, ...], name: str
+) -> None:
+    kinds = Kinds()
+    assert kinds.name(KindOfDevice(DEVICE, 2)) == "x-2x-24g-8c"
+    assert [kinds.name(KindOfDevice(device, cards, marks)) for _ in range(2)] == [name] * 2
+
+
+def slots() -> Slots:
+    return Slots([Node(name, "10.0.0.1", 4.0) for name in "abc"])
 
 
 def test_trials_are_spread_evenly_and_a_slot_that_is_free_again_is_taken_next() -> None:
     found = slots()
-    assert found.machines == 3
+    assert found.machines() == 3
     taken = [found.take(f"t{n}") for n in range(6)]
     assert sorted(taken) == sorted("aabbcc")
     freed = found.free("t3")
@@ -54,7 +71,7 @@ def test_a_lost_node_takes_its_slots_along_and_its_trials_are_stranded_until_the
     where = {f"t{n}": found.take(f"t{n}") for n in range(3)}
     assert found.look("ac", [], 0.0)
     assert not found.look("ac", [], 1.0), "once"
-    assert (found.machines, found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
+    assert (found.machines(), found.stranded()) == (2, {t for t, node in where.items() if node == "b"})
     (stranded,) = found.stranded()
     node = found.free(stranded)
     assert node is not None
@@ -71,13 +88,13 @@ def test_a_node_that_joins_takes_trials_and_is_counted_once() -> None:
         found.take(f"t{n}")
     assert found.look("abcd", [joined], 0.0)
     assert not found.look("abcd", [joined], 1.0)
-    assert (found.machines, found.take("t3")) == (4, "d")
+    assert (found.machines(), found.take("t3")) == (4, "d")
     assert not slots().look("abc", [joined], 0.0), "it was lost before it was known to be like the others"
 
 
 @pytest.mark.parametrize(("until", "ends"), [(None, 10.0 + EMPTY_S), (50.0, 50.0), (5.0, 10.0)])
 def test_a_search_without_a_node_waits_for_one_and_no_longer_than_the_search(until: float | None, ends: float) -> None:
-    found = Slots([Node("a", "10.0.0.1", 4.0), Node("b", "10.0.0.2", 4.0)], 1, until)
+    found = Slots([Node("a", "10.0.0.1", 4.0), Node("b", "10.0.0.2", 4.0)], until)
     assert found.look("b", [], 0.0)
     if ends > 10.0:
         assert found.look("", [], 10.0)
@@ -104,3 +121,13 @@ def test_a_trials_moments_are_by_the_clock_here_however_its_nodes_is_set(ahead_s
 def test_a_trial_that_never_stepped_has_no_moments() -> None:
     found = {"outcome": "crash", "first_step_at": 0.0}
     assert as_ran_there(found, Node("abcdefgh", "h", 4.0), 131.0) == {**found, "node": "h (abcdef)"}
+
+
+def test_a_trial_takes_a_slot_of_its_own_kind() -> None:
+    found = Slots([Node("a", "10.0.0.1", 4.0, kind="one"), Node("b", "10.0.0.2", 4.0, kind="two")])
+    assert [found.take(f"t{n}", kind) for n, kind in enumerate(("two", "one", "two"))] == ["b", "a", "b"]
+    assert (found.machines("one"), found.machines("two"), found.machines("three")) == (1, 1, 0)
+    found.look("a", [], 0.0)
+    assert (found.machines("two"), found.is_empty) == (0, False)
+    with pytest.raises(RuntimeError, match="no node is left"):
+        found.take("t4", "two")

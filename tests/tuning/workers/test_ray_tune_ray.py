@@ -106,8 +106,16 @@ class Dying:
     """The one node of a cluster, which is lost at the second look."""
 
     def __init__(self) -> None:
-        self.slots, self.plan = Slots([Node("a", "10.0.0.1", 1.0)], 1), orders(1)
+        self.slots = Slots([Node("a", "10.0.0.1", 1.0)])
         self._looks = 0
+
+    def take(self, run: str, kind: str) -> str:
+        """Returns the node."""
+        return self.slots.take(run, kind)
+
+    def plan(self, kind: str) -> TrialPlan:
+        """Returns one slot."""
+        return orders(1)
 
     def look(self) -> bool:
         """Raises from the second look on."""
@@ -119,7 +127,8 @@ class Dying:
 
 def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
     scheduler = Queue([("nowhere", None)] * 2)
-    asking = _Asking(Dispatcher(scheduler, orders(1), None), WorkerConfig("mine.py"), Dying())  # type: ignore[arg-type]
+    told = {"": {"worker": WorkerConfig("mine.py")}}
+    asking = _Asking({"": Dispatcher(scheduler, orders(1), None)}, told, Dying())  # type: ignore[arg-type]
     assert asking.suggest("first")["order"].trial == "t0"
     assert asking.suggest("second") == "FINISHED"
     for _ in range(2):

@@ -1,0 +1,75 @@
+"""Another kind of device than the target: which trials fit there, and with which system knobs they train there.
+
+A trial there buys quality alone: system knobs do not change what is learned, and its speed is that of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainables.knobs import Scalar, table
+from tuning.config.cards import Card, refuse
+from tuning.config.space import Space
+from tuning.journal.kinds import OfKind
+from tuning.memory.groups import learn, need_of, peaks_are_whole
+from tuning.memory.guard import FitVerdict, MemoryGuard
+from tuning.memory.oom import Outcome
+from tuning.search.throughput import Speeds, fastest, inside, probed
+
+PATIENCE = 4
+"""So many trials may wait for a kind that they fit; until one of them begins, no other is proposed for this kind."""
+_OF_THE_DEVICE = ("measured_samples_per_s", "peak_allocated_bytes", "cap_bytes", "spans", "telemetry", "active")
+"""Of a trial's result, what tells of the device that it ran on."""
+
+
+class OtherKind:
+    """What is known of one kind: its memory by `guard`, its speeds by its own probes; `card` says what it can do."""
+
+    def __init__(self, journal: OfKind, space: Space, guard: MemoryGuard, card: Card, *, shrink: bool) -> None:
+        self.name, self.journal, self.guard = journal.kind, journal, guard
+        self._space, self._card, self._shrink = space, card, shrink
+        self._speeds = Speeds([p for p in probed(journal.records) if inside(space, p)])
+        for record in journal.records:
+            if record.event == "trial" and record["outcome"] == Outcome.OK:
+                self._speeds.learn(record["config"], record.get("measured_samples_per_s"))
+        self._whole_peaks = peaks_are_whole(journal.records)
+        self._barred: set[str] = set()
+
+    def fits(self, trial: str, config: Mapping[str, Scalar]) -> bool:
+        """Returns whether a trial, configured for the target, may begin here."""
+        learned = {n: v for n, v in config.items() if n not in table().system}
+        return trial not in self._barred and refuse(self._card, learned) is None and self._placed(config)[1].fits
+
+    def applied(self, config: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], int | None]:
+        """Returns the target's configuration with the system knobs that suit this kind, and its predicted bytes."""
+        knobs, verdict = self._placed(config)
+        return verdict.applied(knobs), verdict.predicted_bytes
+
+    def judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
+        """Returns whether knobs fit here; the micro-batch is halved where that changes nothing learned."""
+        return self.guard.judge(*need_of(knobs), shrink=self._shrink and "micro_batch_size" in table().system)
+
+    def learn(self, ran: Mapping[str, Scalar], found: Mapping[str, Any]) -> None:
+        """Takes how a trial ended here, with the knobs that it ran with."""
+        outcome, peak_bytes = str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0)
+        learn(self.guard, ran, outcome, peak_bytes, self._whole_peaks)
+        if outcome == Outcome.OK:
+            self._speeds.learn(ran, found.get("measured_samples_per_s"))
+
+    def bar(self, trial: str) -> None:
+        """Takes that a trial ran out of memory here for good: it is for another kind."""
+        self._barred.add(trial)
+
+    def _placed(self, config: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], FitVerdict]:
+        asked = {n: v for n, v in config.items() if n not in table().system}
+        found = fastest(self._speeds, self.guard, self._space.complete(asked))
+        system = found.system if found is not None else {n: v for n, v in config.items() if n in table().system}
+        knobs = self._space.complete({**asked, **system})
+        return knobs, self.judged(knobs)
+
+
+def apart(found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what of a trial's result is of the trial, and what is of the device that it ran on."""
+    device = {name: found[name] for name in _OF_THE_DEVICE if name in found}
+    return {name: value for name, value in found.items() if name not in device}, device

@@ -1,0 +1,130 @@
+"""A worker that measures on a node of a user's cluster: a plain actor there holds a `Worker`, this handle asks it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from trainables.knobs import Scalar
+from tuning.config.errors import StoppedEarly
+from tuning.workers.nodes import Node
+from tuning.workers.shipped import arrived
+from tuning.workers.worker import Asked, Worker
+from tuning.workers.worker_config import WorkerConfig
+
+MOST_LOSSES = 2
+"""After so many losses a node is not asked again."""
+
+
+class RemoteWorker(Worker):
+    """A `Worker` on the first of `nodes` that is there, for measurements alone; `end` ends its process.
+
+    Where its node is lost, what was asked for is measured once more on the next. Raises StoppedEarly where none is
+    left, and what a worker of this machine would raise.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, nodes: Callable[[], Sequence[Node]], warn: Callable[[str], None] = lambda text: None
+    ) -> None:
+        super().__init__(config, warn)
+        self._nodes = nodes
+        self._actor: Any = None
+        self._is_closed = False
+        self._node = Node("", "", 0.0)
+        self._losses: Counter[str] = Counter()
+
+    @property
+    def is_running(self) -> bool:
+        """Returns whether there is an actor."""
+        return self._actor is not None
+
+    def start(self) -> None:
+        """Starts the actor where there is none; raises StoppedEarly where no node is left."""
+        if self._actor is not None:
+            return
+        if self._is_closed:
+            raise StoppedEarly("the study has ended", remedy="go on with resume=")
+        left = [node for node in self._nodes() if self._losses[node.id] < MOST_LOSSES]
+        if not left:
+            raise StoppedEarly("no node of the kind that is measured is left", remedy="go on with resume=, once one is")
+        self._node = left[0]
+        pinned = NodeAffinitySchedulingStrategy(self._node.id, soft=False)
+        share = 0.001 if self.config.device == "cuda" else 0
+        made = ray.remote(_Bench).options(scheduling_strategy=pinned, num_cpus=0, num_gpus=share)
+        self._actor = made.remote(self.config)
+
+    def end(self) -> None:
+        """Ends the actor, and its worker's process with it."""
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            ray.kill(actor)
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closed = True  # whoever waits in another thread is not to begin anew
+        super().__exit__()
+
+    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns `Worker.describe` of that node."""
+        return self._there("describe", dict(knobs))
+
+    def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns `Worker.sanity_check` of that node."""
+        return self._there("sanity_check", dict(knobs))
+
+    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+        """Returns `Worker.kinds` of that node."""
+        return self._there("kinds", dict(knobs), dict(changes))
+
+    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
+        """Returns `Worker.footprint` of that node."""
+        return self._there("footprint", dict(knobs), list(micro_batches))
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        """Returns `Worker.probe` of that node."""
+        return self._there("probe", dict(knobs), time_s, best_samples_per_s)
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns `Worker.window` of that node."""
+        return self._there("window", dict(knobs), window_s, seed)
+
+    def train(
+        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = 1e9
+    ) -> dict[str, Any]:
+        """Returns `Worker.train` of that node."""
+        return self._there("train", dict(knobs), samples, list(milestones), seed, left_s)
+
+    def _there(self, method: str, *arguments: Any) -> dict[str, Any]:
+        while True:
+            self.start()
+            left_s = None if self.deadline is None else self.deadline - time.monotonic()
+            self.asked = Asked(method, arguments[0])
+            try:
+                found: dict[str, Any] = ray.get(self._actor.ask.remote(method, left_s, *arguments))
+                return found
+            except ray.exceptions.RayTaskError as error:  # what a worker of this machine would have raised
+                raise error.cause from None
+            except ray.exceptions.RayError as error:
+                said = str(error).strip().splitlines()[-1][:200]
+                self._warn(f"{self._node.name} was lost: {said}; what it measured is measured once more")
+                self._losses[self._node.id] += 1
+                self.end()
+            finally:
+                self.asked = Asked("", self.asked.knobs)
+
+
+class _Bench:
+    """What runs on the node: a worker, which measures what it is asked for."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._worker = Worker(arrived(config))
+
+    def ask(self, method: str, left_s: float | None, *arguments: Any) -> dict[str, Any]:
+        """Returns what the worker's method does, which has `left_s` seconds where there is a limit."""
+        self._worker.deadline = None if left_s is None else time.monotonic() + left_s
+        found: dict[str, Any] = getattr(self._worker, method)(*arguments)
+        return found
