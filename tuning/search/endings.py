@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tuning.journal.records import Record
-from tuning.memory.groups import need_of
+from tuning.journal.records import Journal, Record
+from tuning.memory.groups import learn, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome, requested_bytes
 from tuning.search.acquisition import Qualities
@@ -36,6 +36,15 @@ def outcome(found: str, live: Mapping[str, Any]) -> str:
 def why(failed: Mapping[str, Any]) -> dict[str, Any]:
     """Returns why a trial began again with other system knobs, as far as it is known."""
     return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
+
+
+def begun_again(journal: Journal, guard: MemoryGuard, trial: str, found: Mapping[str, Any]) -> None:
+    """Writes with which system knobs a trial failed before it went on with others, and teaches the guard."""
+    for failed in found.get("ooms", []):
+        journal.append("oom", trial=trial, config=failed["knobs"], **why(failed))
+        learn(guard, failed["knobs"], str(Outcome.OOM), 0)
+    for failed in found.get("restarts", []):
+        journal.append("restart", trial=trial, config=failed["knobs"], **why(failed))
 
 
 def observation(record: Record, objective: str, qualities: Qualities, guard: MemoryGuard) -> Observation:

@@ -15,6 +15,7 @@ from tuning.journal.kinds import OfKind
 from tuning.memory.groups import learn, need_of, peaks_are_whole
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome
+from tuning.search import endings
 from tuning.search.throughput import Speeds, fastest, inside, probed
 
 PATIENCE = 4
@@ -57,8 +58,15 @@ class OtherKind:
         if outcome == Outcome.OK:
             self._speeds.learn(ran, found.get("measured_samples_per_s"))
 
+    def leave(self, trial: str, ran: Mapping[str, Scalar], found: Mapping[str, Any]) -> None:
+        """Takes that a trial does not fit here after all: it is for another kind."""
+        if found["outcome"] in endings.OVER_MEMORY:
+            self.journal.append("oom", trial=trial, config=dict(ran), **endings.why(found))
+            self.learn(ran, found)
+        self.bar(trial)
+
     def bar(self, trial: str) -> None:
-        """Takes that a trial ran out of memory here for good: it is for another kind."""
+        """Takes that a trial is not to begin here again."""
         self._barred.add(trial)
 
     def _placed(self, config: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], FitVerdict]:

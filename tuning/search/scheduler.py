@@ -236,15 +236,13 @@ class TrialScheduler:
         found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
         other = self._others.get(live.get("kind", ""))
         journal, guard = (self._journal, self._guard) if other is None else (other.journal, other.guard)
-        for failed in found.get("ooms", []):
-            journal.append("oom", trial=trial, config=failed["knobs"], **endings.why(failed))
-            learn(guard, failed["knobs"], str(Outcome.OOM), 0)
-        for failed in found.get("restarts", []):
-            journal.append("restart", trial=trial, config=failed["knobs"], **endings.why(failed))
+        endings.begun_again(journal, guard, trial, found)
         ran = dict(found.get("knobs") or live.get("ran") or {})
         outcome = endings.outcome(str(found["outcome"]), live)
-        if other is not None and outcome in endings.OVER_MEMORY:
-            self._leave(other, trial, live, ran, found, outcome)
+        if other is not None and (outcome in endings.OVER_MEMORY or _learned_otherwise(live["ran"], ran)):
+            other.leave(trial, ran, found)
+            self._again.append(TrialRequest(trial, live["knobs"], self._terms.seed))
+            self.decided("moved", trial, f"it does not fit {other.name}, and waits for another kind of device")
             return
         knobs, told, where = ran, endings.measured(found), dict[str, Any]()
         if other is not None:
@@ -272,23 +270,6 @@ class TrialScheduler:
         self._say_halved(trial, live.get("ran") or {}, ran)
         self._retry(record)
 
-    def _leave(
-        self,
-        other: OtherKind,
-        trial: str,
-        live: Mapping[str, Any],
-        ran: Mapping[str, Scalar],
-        found: Mapping[str, Any],
-        outcome: str,
-    ) -> None:
-        """Takes that a trial does not fit another kind after all: it waits for one that it fits, such as the target."""
-        if found["outcome"] in endings.OVER_MEMORY:
-            other.journal.append("oom", trial=trial, config=dict(ran), **endings.why(found))
-            other.learn(ran, {**found, "outcome": outcome})
-        other.bar(trial)
-        self._again.append(TrialRequest(trial, live["knobs"], self._terms.seed))
-        self.decided("moved", trial, f"it does not fit {other.name}, and waits for another kind of device")
-
     def _rate(self, knobs: Mapping[str, Scalar], measured: float | None, kind: str) -> float | None:
         """Returns the speed on the target that a trial is judged by, wherever it ran."""
         if kind in self._others:
@@ -297,8 +278,8 @@ class TrialScheduler:
 
     def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
         """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""
-        size = "micro_batch_size"
-        if size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size):
+        if _learned_otherwise(begun, ended):
+            size = "micro_batch_size"
             text = f"{trial} ran out of memory and went on with {size}={ended[size]} in place of {begun[size]}"
             self._told(self._journal.append("note", text=f"{text}, which changes what is learned here"))
 
@@ -498,3 +479,9 @@ class TrialScheduler:
             if trial not in self._beside:
                 self._numbers[trial] = self._sampler.adopt(self._searched(knobs))
             self._again.append(TrialRequest(trial, knobs, self._terms.seed))
+
+
+def _learned_otherwise(begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> bool:
+    """Returns whether a trial has gone on with another micro-batch, where that changes what is learned."""
+    size = "micro_batch_size"
+    return size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size)

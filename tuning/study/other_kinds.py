@@ -14,7 +14,7 @@ from tuning.config.errors import TuningError
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
 from tuning.journal.kinds import OfKind
-from tuning.journal.records import Journal
+from tuning.journal.records import Journal, stage_done
 from tuning.memory import groups
 from tuning.memory.measure import LIMIT_S, MemoryStage
 from tuning.report.format import rate
@@ -49,12 +49,16 @@ class KindStudy:
         cores, threads = int(node.device["cores"]), int(node.device["threads"])
         own = {**facts, "device": dict(node.device)}
         devices = node.cards or 1
+        if isinstance(config.concurrency, int):  # on a node with fewer cores than this machine
+            config = config.model_copy(update={"concurrency": min(config.concurrency, cores)})
         self._limits = Limits(config, own, self.journal, began, node.room_bytes, devices, cores, threads)
         self.setting = replace(setting, threads=threads)
         self._error: Exception | None = None
 
     def measure(self, worker: Worker, space: Space) -> None:
         """Measures memory and speeds as the target's are, but that nothing is traced; keeps what went wrong."""
+        if stage_done(self.journal.records, "probe"):  # in a session before this one
+            return
         try:
             with worker:
                 worker.deadline = self._limits.ends_at
@@ -65,6 +69,8 @@ class KindStudy:
                 budget = self._config.budget.probe.model_copy(update={"max_time_s": self._limits.probe_s()})
                 learned = groups.guard(self.journal.records, cap_bytes)
                 ProbeStage(worker, space, self.journal, learned, budget).run({}, lambda record: None)
+            if self._limits.left_s() > 0:
+                self.journal.append("stage", stage="probe", state="end")
         except TuningError as error:
             self.why = error.what
         except Exception as error:  # of ours: it is raised where the study waits for this thread

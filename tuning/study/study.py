@@ -121,14 +121,14 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             terminal.doing("the nodes of the cluster load the workload, to be compared with this machine")
             limit_s, one_kind = config.search.max_time_s or math.inf, config.search.strategy == "joint"
             users.check(setting, facts, start, limit_s, one_kind=one_kind)
-            asked = config.target if opening is None else opening.get("target") or config.target
-            if (target := users.target(asked)) != users.here:
-                profiler.end()
-                place = users.of_kind(target)[0]
-                setting = dataclasses.replace(setting, threads=int(place.device["threads"]))
-                profiler = stack.enter_context(users.worker(target, setting, terminal.warning))
-                profiler.deadline = started + limit_s
-                facts = described(profiler, config.workload.options, start)
+            target = users.target(config.target if opening is None else opening.get("target") or config.target)
+        if users is not None and target != users.here:  # a node of that kind measures in this machine's place
+            profiler.end()
+            place = users.of_kind(target)[0]
+            setting = dataclasses.replace(setting, threads=int(place.device["threads"]))
+            profiler = stack.enter_context(users.worker(target, setting, terminal.warning))
+            profiler.deadline = started + limit_s
+            facts = described(profiler, config.workload.options, start)
         folder = folder or new_folder(config)
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:

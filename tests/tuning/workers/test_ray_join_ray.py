@@ -9,6 +9,7 @@ import pytest
 
 from tests.nodes import Nodes
 from tuning.config.errors import ConfigError
+from tuning.workers.nodes import Node
 from tuning.workers.ray_join import JoinedCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -48,3 +49,29 @@ def test_a_cluster_that_lets_in_everybody_is_refused(tmp_path: Path) -> None:
 )
 def test_each_way_of_failing_has_its_error(tmp_path: Path, said: str, insecure: bool, told: str) -> None:
     assert told in str(JoinedCluster("head:6379", "nli", tmp_path, insecure=insecure)._failed(said))
+
+
+@pytest.mark.parametrize(
+    ("here", "kinds", "asked", "target"),
+    [
+        ("a", "ab", None, "a"),
+        ("a", "abb", None, "a"),
+        ("a", "bbc", None, "b"),
+        ("a", "bc", None, "b"),
+        ("a", "ab", "b", "b"),
+        ("a", "b", "a", "a"),
+        ("a", "ab", "z", ""),
+    ],
+)
+def test_the_target_is_as_asked_else_of_this_machine_else_the_kind_with_most_devices(
+    tmp_path: Path, here: str, kinds: str, asked: str | None, target: str
+) -> None:
+    cluster = JoinedCluster("head:6379", "nli", tmp_path, insecure=False)
+    cluster.here = here
+    cluster.nodes = [Node(str(n), "10.0.0.1", 4.0, kind=kind) for n, kind in enumerate(kinds)]
+    cluster.nodes.append(Node("d", "10.0.0.1", 4.0, why="its torch is 2.0", kind="z"))
+    if target:
+        assert cluster.target(asked) == target
+        return
+    with pytest.raises(ConfigError, match=r"(?s)target=z: no node of the cluster at head:6379 is of that kind.*a, b"):
+        cluster.target(asked)
