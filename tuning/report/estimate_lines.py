@@ -83,15 +83,16 @@ def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
 def _table(answer: Mapping[str, Any], parts: int) -> Table:
     """Returns the table; of each peak the `parts` largest categories."""
     limited = answer["card"]["usable_bytes"] is not None
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", expand=True)
     asked = [name for name in ("adapter", "base_dtype") if name in answer["rows"][0]["knobs"]]
     own = [name for name in asked if len({row["knobs"][name] for row in answer["rows"]}) > 1] or asked[:1]
     for name in ("dtype", "ckpt", *(name.partition("_")[0] for name in own)):
         made.add_column(name, no_wrap=True)
     for name in ("micro", "GiB", *(("card",) if limited else ())):
         made.add_column(name, justify="right", no_wrap=True)
-    for name in (*(("",) if limited else ()), "of the peak"):
-        made.add_column(name, no_wrap=True, overflow="ellipsis")
+    if limited:
+        made.add_column("", no_wrap=True)
+    made.add_column("of the peak", no_wrap=True, overflow="ellipsis", ratio=1)  # figures keep their letters, this not
     for row in answer["rows"]:
         knobs, largest = row["knobs"], row["largest"]
         label = [knobs["amp_dtype"], "on" if knobs["activation_checkpointing"] else "off", *(knobs[n] for n in own)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.commands import MINE
 from tests.tuning.memory.logs import MIB, prediction
@@ -20,6 +22,7 @@ from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
+from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers.nvml import Gpu
 
@@ -264,3 +267,17 @@ def test_types_of_frozen_weights_are_rows_where_several_are_asked_for(capsys: py
     lines = [line.split() for line in text.splitlines()]
     assert [line[2] for line in lines if line[:2] == ["bf16", "on"]] == ["fp32", "bf16", "nf4"]
     assert ["dtype", "ckpt", "base"] in [line[:3] for line in lines]
+
+
+def test_a_figure_of_the_table_keeps_its_letters(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = answer("workload=nli card=rtx3090", capsys)
+    for cell in (cell for row in asked["rows"] for cell in row["cells"]):
+        cell["share_frac"], cell["live_bytes"] = 0.089, 1000
+        cell["breakdown"] = {"activation": 901, "parameter": 65, "temporary": 34}
+    console = Console(width=80)
+    with console.capture() as captured:
+        for part in estimate_lines.shown(asked, console.width):
+            console.print(part)
+    rows = [line for line in captured.get().splitlines() if " fits " in line]
+    assert len(rows) > 8
+    assert all(re.search(r" 8\.9 % +fits ", row) for row in rows)
