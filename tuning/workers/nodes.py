@@ -101,7 +101,7 @@ class KindOfDevice:
     def called(self) -> str:
         """Returns a name for it: its mark, else of its device, memory and cores."""
         if self.marks:
-            return "-".join(self.marks)
+            return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(self.marks))[:64]
         gib = round(int(self.device.get("memory_bytes") or 0) / 2**30)
         name = re.sub(r"[^a-z0-9]+", "-", str(self.device.get("name") or "device").lower()).strip("-")[:32].strip("-")
         cards = f"-{self.cards}x" if self.cards and self.cards > 1 else ""
