@@ -81,26 +81,31 @@ def _ablated(over: str, model: Mapping[str, Any], ablation: Sequence[AblationRes
 
 def _of_probes(new: Mapping[str, Any], old: Mapping[str, Any], records: Sequence[Record]) -> float | None:
     """Returns how many times faster one model was probed than the other, each with its fastest system knobs."""
-    ours, theirs = (_fastest(config, records) for config in (new, old))
+    (ours, _), (theirs, _) = (_fastest(config, records) for config in (new, old))
     return ours / theirs if ours and theirs else None
 
 
 def _of_system(over: str, old: Mapping[str, Any], records: Sequence[Record]) -> float | None:
     """Returns how many times faster system knobs alone made the old configuration, None where nobody probed that."""
     own = [finite(r.get(SPEED)) for r in records if r.event == "probe" and r.get("name") == over]
-    fastest = _fastest(old, records)
-    return max(1.0, fastest / own[-1]) if own and own[-1] and fastest else None
+    fastest, knobs = _fastest(old, records)
+    if not (own and own[-1] and fastest):
+        return None
+    changed = [name for name in differing(knobs, old) if kind_of(name) == "system"]
+    return max(1.0, fastest / own[-1]) if changed else 1.0  # probed twice, two speeds are the machine's
 
 
-def _fastest(config: Mapping[str, Any], records: Sequence[Record]) -> float | None:
-    """Returns the largest speed that was probed with the "both" knobs of a configuration, at its batch size."""
+def _fastest(config: Mapping[str, Any], records: Sequence[Record]) -> tuple[float | None, Mapping[str, Any]]:
+    """Returns the largest speed that was probed with the "both" knobs of a configuration, and with which knobs."""
     own = [r for r in records if r.event == "probe" and not r.get("name") and isinstance(r.get("config"), Mapping)]
     whole = [r for r in own if all(finite(r.get(n)) is not None for n in (SPEED, "micro_step_s", "optimizer_step_s"))]
     batch_size, group = finite(config.get("batch_size")), group_of(config)
     rates = (
-        [p.at_batch_size(int(batch_size)) for p in probed(whole) if group_of(p.knobs) == group] if batch_size else []
+        [(p.at_batch_size(int(batch_size)), p.knobs) for p in probed(whole) if group_of(p.knobs) == group]
+        if batch_size
+        else []
     )
-    return max((rate for rate in rates if rate), default=None)
+    return max(((rate, knobs) for rate, knobs in rates if rate), key=lambda one: one[0], default=(None, {}))
 
 
 def _is_less(new: object, old: object) -> bool:

@@ -75,6 +75,11 @@ def test_what_was_not_measured_is_not_known():
     assert (lone.model_ratio, lone.system_ratio) == (None, None)  # a configuration given is no search of its group
 
 
+def test_two_probes_of_one_configuration_are_no_gain_of_system_knobs():
+    found = parts("before", {**BEFORE, "hidden_size": 64}, BEFORE, [probe(12.0, "before", **BEFORE), PROBES[1]], [])
+    assert found.system_ratio == 1.0
+
+
 def test_the_same_model_has_no_part_in_a_gain():
     found = parts("before", {**BEFORE, "batch_size": 64, "num_workers": 2}, BEFORE, [], [])
     assert (found.model, found.model_ratio, found.others) == ((), 1.0, ("batch_size",))

@@ -173,6 +173,15 @@ LOOPS = {
 }
 
 
+def test_samples_of_unequal_length_in_a_loop_of_ones_own_are_told_where_collate_goes(tmp_path: Path) -> None:
+    text = (DATA / "plain_loop.py").read_text(encoding="utf-8")
+    unequal = "DataLoader([(torch.zeros(2 + i % 3), 0) for i in range(1024)]"
+    (tmp_path / "mine.py").write_text(text.replace("DataLoader(TRAIN", unequal), encoding="utf-8")
+    with Worker(WorkerConfig(str(tmp_path / "mine.py"))) as worker, pytest.raises(UserCodeError) as raised:
+        setup.described(worker, {}, {})
+    assert "in a loop of your own, DataLoader(collate_fn=...)" in raised.value.remedy
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_what_a_loop_of_ones_own_asks_wrongly_is_said_with_its_line(name: str, tmp_path: Path) -> None:
     right, wrong, says = LOOPS[name]
