@@ -353,13 +353,14 @@ class _Study:
         return NoUsableTrial(said, remedy="search.max_time=4m")
 
     def _probed(self) -> dict[str, Scalar] | None:
-        """Returns the defaults with the fastest system knobs, where no trial of the search failed and time alone let
-        none end.
+        """Returns what is trained today, else the defaults, with the fastest system knobs, where no trial of the search
+        failed and time alone let none end.
         """
         if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in self._of_search()):
             return None
         learned = groups.guard(self._journal.records, self._limits.cap_bytes())
-        return fastest_probed(self._journal.records, self._space, learned, groups.defaults(self._space))
+        start = {**groups.defaults(self._space), **(self._limits.before() or {})}
+        return fastest_probed(self._journal.records, self._space, learned, start)
 
     def _of_search(self) -> list[Trial]:
         """Returns the trials that ended, without those trained beside the search."""
@@ -372,7 +373,7 @@ class _Study:
         turns = {"best": config, **{n: v for n, v in self._named.items() if n != "best"}}
         rounds = Rounds(LEAST_ROUNDS, min(1.0, self._config.budget.confirm.window_s))
         measure_windows(profiler, self._journal, turns, rounds, self._told, lambda: until - time.monotonic())
-        others = "as in before" if self._config.search.trials == 0 and self._limits.before() else "at its default"
+        others = "as in before" if self._limits.before() else "at its default"
         rule = f"the fastest system knobs that were probed, every other knob {others}"
         rule += ": no trial of the search came to its end" if trials(self._journal.records) else ": nothing was trained"
         self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])

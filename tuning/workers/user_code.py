@@ -33,10 +33,10 @@ _HINTS = (
     (r"takes \d+ positional arguments? but", "signature"),
 )
 _REMEDIES = {
-    "shapes": "samples differ in shape: give `collate(samples)`, which pads them, and `length(sample)` for bucketing; in "
-    "a loop of your own, DataLoader(collate_fn=...)",
-    "types": "torch cannot stack such samples: give `collate(samples)`, which makes a batch of a list of them; in a loop "
-    "of your own, DataLoader(collate_fn=...)",
+    "shapes": "samples differ in shape: give `collate(samples)`, which pads them, and `length(sample)` for bucketing; "
+    "in a loop of your own, DataLoader(collate_fn=...)",
+    "types": "torch cannot stack such samples: give `collate(samples)`, which makes a batch of a list of them; "
+    "in a loop of your own, DataLoader(collate_fn=...)",
     "mean": "`loss` must be a mean, shape (): loss.mean()",
     "graph": "`loss` must come from the model's output, without .detach(), .item() or no_grad()",
     "parameters": "`model` must return a module with a parameter that requires grad",

@@ -712,9 +712,10 @@ def test_a_study_says_its_first_word_without_torch_or_ray() -> None:
     assert found.stdout == "set()\n"
 
 
-def test_without_trials_what_is_learned_stays_as_it_is_trained_today(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["search.trials=0", "search.trials=4"])  # of the four, time left none
+def test_without_trials_what_is_learned_stays_as_it_is_trained_today(asked: str, tmp_path: Path) -> None:
     typed = ("named.before.learning_rate=0.00123", "named.before.num_workers=0")
-    made, journal, _ = opened(tmp_path, "search.trials=0", *typed, started=time.monotonic())
+    made, journal, _ = opened(tmp_path, asked, *typed, started=time.monotonic())
     profiler = FormulaProfiler()
     made.measure(profiler)  # type: ignore[arg-type]
     made.confirm(profiler)  # type: ignore[arg-type]
