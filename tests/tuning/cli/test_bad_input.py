@@ -125,6 +125,7 @@ TABLE = [
     ("cluster=ray://head:10001", "HOST:PORT", "cluster=null"),
     ("cluster=head:0", "head:0", "cluster=null"),
     ("insecure_cluster=1", "1", "insecure_cluster=false"),
+    ("target=a b", "a b", "target=null"),
     ("devices=0,0", "0,0", "devices=all"),
     ("devices=first", "allowed: all, or cards by number or UUID", "devices=all"),
     ("devices=[0]", "[0]", "devices=all"),

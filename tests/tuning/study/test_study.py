@@ -510,6 +510,11 @@ def test_whether_ray_may_be_needed_is_known_before_anything_is_measured(
     assert executors.one_at_a_time(loaded) is sure
 
 
+def test_a_target_without_a_cluster_is_refused() -> None:
+    with pytest.raises(ConfigError, match="target=kind_a names a kind of device of a cluster, and there is none"):
+        setup.checked(load.load(["workload=nli", "target=kind_a"]))
+
+
 def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, "pick.tolerance=10%", started=time.monotonic())
     for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
