@@ -49,7 +49,8 @@ def load(argv: Sequence[str], table_of: Callable[[str], KnobTable] | None = None
     groups, workload = _groups(typed)
     ours = OURS.get(workload.ref, KnobTable({}))
     use(ours if workload.packaged else _own_table(workload.ref, typed, table_of or _declared_table))
-    defaults, files = copy.deepcopy(_merged(tuple(groups.items())))
+    own_data = typed.values.get("workload.data", "null") != "null"
+    defaults, files = copy.deepcopy(_merged(tuple(groups.items()), own_data))
     tree = copy.deepcopy(defaults)
     for key, text in typed.values.items():
         _place(tree, key, text, free_options=not workload.packaged)
@@ -105,15 +106,17 @@ def _groups(typed: Typed) -> tuple[dict[str, str], WorkloadRef]:
 
 
 @functools.lru_cache(maxsize=8)
-def _merged(groups: tuple[tuple[str, str], ...]) -> tuple[Tree, list[tuple[str, Tree]]]:
-    """Returns the files' tree and each file's own, not to be changed: tests load hundreds of times."""
+def _merged(groups: tuple[tuple[str, str], ...], own_data: bool) -> tuple[Tree, list[tuple[str, Tree]]]:
+    """Returns the files' tree and each file's own, not to be changed: tests load hundreds of times.
+
+    What a budget means for a workload holds for the data that come with it: an epoch of `own_data` may take an hour.
+    """
     files = list(yaml_files.of_groups(dict(groups)))
     files[0][1].pop("defaults")
     for source, content in list(files):
         content.pop("on_card", None)  # for when the device is known (`resolve.on_cuda`)
-        # What a budget means for this workload.
         own = content.pop("at_budget", {}).get(dict(groups)["budget"], {})
-        files.append((source, {"budget": own} if own else {}))
+        files.append((source, {"budget": own} if own and not own_data else {}))
     tree: Tree = {"knobs": {}, "named": {}, "workload": {}}
     for _, content in files:
         _overlay(tree, copy.deepcopy(content))

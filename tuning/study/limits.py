@@ -189,9 +189,10 @@ class Limits:
         if not training_s:
             return f"search.max_time={duration(limit_s)} was over before a speed was known: nothing is trained"
         enough = math.ceil((self.passed_s() + ENOUGH_TRIALS * training_s) / (1 - confirm.SHARE) / 60)
+        shorter = "" if self._config.budget.train_epochs == "auto" else ", and budget.train_epochs=auto shorter trials"
         return (
             f"a training takes about {duration(training_s)}, and {duration(left_s)} are left for the search: nothing "
-            f"is trained; search.max_time={enough}m has it search, or a smaller budget.train_epochs"
+            f"is trained; search.max_time={enough}m gives it the time{shorter}"
         )
 
     def _slots_a_card(self, cores: int) -> int:

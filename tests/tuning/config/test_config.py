@@ -123,6 +123,13 @@ def test_an_option_may_hold_what_looks_like_a_number_in_parts():
     assert load(["workload.data=1_6"]).workload.options["data"] == "1_6"
 
 
+@pytest.mark.parametrize("data", ["/data/snli_1.0", "null"])
+def test_epochs_that_a_workload_asks_for_are_those_of_the_data_that_come_with_it(data):
+    found = load(["workload=nli", f"workload.data={data}"]).budget.train_epochs
+    assert found == (0.7 if data == "null" else "auto")
+    assert load(["workload=nli", f"workload.data={data}", "budget.train_epochs=2"]).budget.train_epochs == 2
+
+
 def test_names_are_text_even_when_they_look_like_numbers():
     config = load(["name=2026", "resume=20261121-103412-3f2a", "runs_dir=1"])
     assert (config.name, config.resume, config.runs_dir) == ("2026", "20261121-103412-3f2a", "1")
