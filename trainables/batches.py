@@ -376,7 +376,16 @@ def _is_seen(batch: Batch) -> bool:
 
 
 def sample_lengths(dataset: Dataset[Any], length: Callable[[Any], int] | None) -> list[int] | None:
-    """Returns the length of every sample, or None where the workload has no measure of it."""
+    """Returns the length of every sample, or None where the workload has no measure of it.
+
+    A data set with a method `sample_lengths()` is asked for all at once: every process of a study asks.
+    """
     if length is None:
         return None
-    return [length(cast(Any, dataset[i])) for i in range(size_of(dataset))]
+    size, own = size_of(dataset), getattr(dataset, "sample_lengths", None)
+    if not callable(own):
+        return [length(cast(Any, dataset[i])) for i in range(size)]
+    found = list(own())
+    if len(found) != size:
+        raise ValueError(f"{type(dataset).__name__}.sample_lengths(): {len(found)} lengths for {size} samples")
+    return found

@@ -28,8 +28,9 @@ from trainables.workload import Config, HookFailed, Split
 
 FEW = 8
 """Samples of each split that are tried first."""
-UNTRAINED_S = 20.0
-"""The most that evaluating the untrained model may take: it is one figure, and a study has minutes."""
+UNTRAINED_S, TOLD_S = 20.0, 2.0
+"""The most that evaluating the untrained model may take, as it is one figure and a study has minutes; and the seconds
+after which its batches so far tell what it will take, the slow first one among them."""
 
 
 def check(resident: Resident, config: Config) -> None:
@@ -53,13 +54,15 @@ def untrained(resident: Resident, config: Config) -> dict[str, float]:
     raises.
     """
     knobs, model = config.knobs, resident.model(config).eval()
-    held = resident.validation(config, itertools.repeat(min(knobs.micro_batch_size, knobs.batch_size)))
-    device = torch.device(config.device)
-    until = time.perf_counter() + UNTRAINED_S
+    micro, count = min(knobs.micro_batch_size, knobs.batch_size), size_of(resident.dataset(config, "val"))
+    held = resident.validation(config, itertools.repeat(micro))
+    device, began = torch.device(config.device), time.perf_counter()
 
     def moved() -> Iterator[Any]:
-        for batch in held:
-            if time.perf_counter() > until:
+        for done, batch in enumerate(held):
+            spent_s = time.perf_counter() - began
+            whole_s = spent_s * count / (done * micro) if done else 0.0
+            if spent_s > UNTRAINED_S or (spent_s > TOLD_S and whole_s > UNTRAINED_S):
                 raise Enough
             yield batches.to_device(batch, device)
 

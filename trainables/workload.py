@@ -82,7 +82,8 @@ class Workload(Protocol):
     A data set may have, where samples one by one are the slow way:
       `batch(indices) -> Batch`             what `collate` gives of these samples, made at once;
       `in_ram() -> Dataset`                 itself with every sample read and prepared, for the knob `ram_cache`;
-                                            default: a list of its samples.
+                                            default: a list of its samples;
+      `sample_lengths() -> list`            `length` of every sample.
     """
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]]

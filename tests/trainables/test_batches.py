@@ -17,7 +17,16 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.fakes import Lines, Sums
 from trainables import sanity
-from trainables.batches import Loader, Transfer, fork_workers, plan_epoch, size_of_batch, tensors_of, to_device
+from trainables.batches import (
+    Loader,
+    Transfer,
+    fork_workers,
+    plan_epoch,
+    sample_lengths,
+    size_of_batch,
+    tensors_of,
+    to_device,
+)
 from trainables.knobs import Knobs
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.resident import Resident
@@ -253,3 +262,19 @@ def test_where_the_loader_does_not_know_a_batch_has_the_rows_of_its_first_tensor
     assert size_of_batch("words", None, 0, usual=8) == 8
     with pytest.raises(TypeError, match="type str does not tell how many samples"):
         size_of_batch("words", None, 0)
+
+
+def test_a_data_set_that_knows_its_lengths_is_not_read_for_them() -> None:
+    class Known(Lines):
+        def sample_lengths(self) -> list[int]:
+            return [3] * len(self)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            raise AssertionError("read")
+
+    known = Known(5, seed=0)
+    assert sample_lengths(known, Sums().length) == [3] * 5
+    assert sample_lengths(known, None) is None
+    known.sample_lengths = lambda: [1]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"Known.sample_lengths\(\): 1 lengths for 5 samples"):
+        sample_lengths(known, Sums().length)

@@ -443,3 +443,22 @@ def test_a_model_with_masks_of_its_own_is_given_the_padding_alone() -> None:
     model = Classifier(transformers.AutoModel.from_config(config), 64, False, Knobs(sequence_packing=True))
     assert not model._attention
     assert not model.packs
+
+
+def test_lengths_of_many_pairs_are_counted_once_for_each_way_of_tokenising(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(nli, "KEPT_PAIRS", 2)
+    pairs = [TextPair("a b c d e f g h i j", "b", True), TextPair("a", "b a", False)]
+    counted = [Nli.length(Pairs(pairs, tokenizer(), 8, joined=False)[n]) for n in range(2)]
+    first = Pairs(pairs, tokenizer(), 8, joined=False)
+    assert first.sample_lengths() == counted == [8, 2]
+    again = Pairs(pairs, tokenizer(), 8, joined=False)
+    monkeypatch.setattr(Pairs, "__getitem__", lambda *_: pytest.fail("counted again"))
+    assert again.sample_lengths() == counted
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(nli, "KEPT_PAIRS", 2)
+    assert Pairs(pairs, tokenizer(), 9, joined=False).sample_lengths() == [9, 2]
+    assert Pairs([pairs[1], pairs[0]], tokenizer(), 8, joined=False).sample_lengths() == [2, 8]

@@ -1,14 +1,18 @@
-"""Folders written once and found again, below $XDG_CACHE_HOME/cardtune, or ~/.cache/cardtune where that is not set."""
+"""What is made once and found again, below $XDG_CACHE_HOME/cardtune, or ~/.cache/cardtune where that is not set."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from trainables.data.errors import DataError
-from trainables.files import cache_dir
+from trainables.files import cache_dir, write_whole
 
 
 def written_once(name: str, write: Callable[[Path], None]) -> Path:
@@ -38,3 +42,23 @@ def written_once(name: str, write: Callable[[Path], None]) -> Path:
             f"{root}: found {error}; allowed: a folder to write to; set XDG_CACHE_HOME to another"
         ) from None
     return wanted
+
+
+def kept(name: str, made_of: Iterable[str], make: Callable[[], Any]) -> Any:
+    """Returns what `make()` returns, as JSON has it, kept until a text of `made_of` is another one.
+
+    What cannot be kept, or was damaged, is made again.
+    """
+    found = hashlib.sha256()
+    for text in made_of:
+        found.update(text.encode(errors="surrogatepass") + b"\n")
+    path = None
+    with contextlib.suppress(OSError, ValueError):
+        path = cache_dir() / f"{name}-{found.hexdigest()[:32]}.json"
+        return json.loads(path.read_text(encoding="utf-8"))
+    made = make()
+    with contextlib.suppress(OSError):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps(made).encode())
+    return made

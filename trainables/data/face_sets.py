@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 from trainables.data import faces_300w_lp, faces_biwi
+from trainables.data.cache import kept
 from trainables.data.errors import DataError
 from trainables.data.faces import Face
-from trainables.files import cache_dir, write_whole
 
 NOT_FACES = ("landmarks", "Code")
 """Folders of 300W-LP with .mat files of another kind."""
@@ -53,22 +50,10 @@ def _indexed(kind: str, files: list[Path], read: Callable[[list[Path]], list[Fac
     """
     if len(files) < INDEXED_FILES:
         return read(files)
-    found = hashlib.sha256(f"{INDEX} {kind}".encode())
-    for path in files:
-        status = path.stat()
-        found.update(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
-    kept = None
-    with contextlib.suppress(OSError):
-        kept = cache_dir() / f"faces-{found.hexdigest()[:32]}.json"
-        rows = json.loads(kept.read_text(encoding="utf-8"))
-        return [Face(Path(image), tuple(box), tuple(angles), group) for image, box, angles, group in rows]
-    faces = read(files)
-    with contextlib.suppress(OSError):  # what cannot be kept is read again
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            rows = [(str(f.image), f.box, f.angles_deg, f.group) for f in faces]
-            write_whole(kept, json.dumps(rows).encode())
-    return faces
+    states = [(path, path.stat()) for path in files]
+    made_of = [f"{INDEX} {kind}", *(f"{path.absolute()} {s.st_size} {s.st_mtime_ns}" for path, s in states)]
+    rows = kept("faces", made_of, lambda: [(str(f.image), f.box, f.angles_deg, f.group) for f in read(files)])
+    return [Face(Path(image), tuple(box), tuple(angles), group) for image, box, angles, group in rows]
 
 
 def split(faces: list[Face], val_frac: float, seed: int) -> tuple[list[Face], list[Face]]:

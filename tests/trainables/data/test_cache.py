@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from trainables.data.cache import written_once
+from trainables.data.cache import kept, written_once
 from trainables.data.errors import DataError
 
 
@@ -60,3 +60,23 @@ def test_says_where_it_cannot_write(tmp_path: Path, home: Path) -> None:
     home.parent.write_text("a file in the way")
     with pytest.raises(DataError, match=r"cardtune: found .*; allowed: a folder to write to; set XDG_CACHE_HOME"):
         written_once("set-1", lambda folder: None)
+
+
+def test_what_is_kept_is_made_again_where_what_it_is_made_of_changes_or_it_is_damaged(home: Path) -> None:
+    made: list[int] = []
+
+    def make() -> list[int]:
+        made.append(1)
+        return [len(made)]
+
+    assert [kept("n", parts, make) for parts in (["a", "b"], ["a", "b"], ["ab"], ["b", "a"])] == [[1], [1], [2], [3]]
+    for path in home.glob("n-*.json"):
+        path.write_text("{", encoding="utf-8")
+    assert kept("n", ["a", "b"], make) == [4]
+
+
+def test_what_cannot_be_kept_is_made_each_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.parent.mkdir(parents=True)
+    home.write_text("a file where the folder should be")
+    made = [1, 2]
+    assert [kept("n", ["a"], made.pop) for _ in range(2)] == [2, 1]
