@@ -200,7 +200,7 @@ def confirm(script: Script) -> None:
                 train_s=round(1200 / rate * 0.45, 2),
             )  # fmt: skip
     script.add(
-        "pick", 0.1, best="t007", knee="t003", most_accurate="t009", front=["t007", "t003", "t009"],
+        "pick", 0.1, best="t007", most_accurate="t009", front=["t007", "t003", "t009"],
         rule="the fastest whose accuracy is within 0.01 of the best seen",
     )  # fmt: skip
     script.add("stage", stage="confirm", state="end", wall_s=round(script.now - began, 3))

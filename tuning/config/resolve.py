@@ -25,7 +25,7 @@ COMMAND_LINE = "command line"
 COMPILED_S = 900.0
 """A study of less time compiles nothing of its own accord."""
 
-TAKEN = ("best", "knee", "most_accurate", "config", "plain_defaults")
+TAKEN = ("best", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
 
 Tree = dict[str, Any]

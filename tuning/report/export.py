@@ -48,24 +48,24 @@ def write_best(
     return atomic.write_text(path, head + best_file.text_of(body, str(path)), overwrite=overwrite)
 
 
-def write_alternatives(summary: Summary, folder: Path, *, created: datetime | None = None) -> list[Path]:
-    """Returns knee.yaml and most_accurate.yaml, each written only where it is another configuration than the best.
+def write_most_accurate(summary: Summary, folder: Path, *, created: datetime | None = None) -> list[Path]:
+    """Returns most_accurate.yaml, written only where it is another configuration than the best.
 
-    One that an earlier export of the same run left and that is an alternative no more is removed.
+    One that an earlier export of the same run left is removed where it is not.
     """
-    names = [named.name for named in summary.alternatives()]
-    for name in ("knee", "most_accurate"):
-        stale = folder / f"{name}.yaml"
-        if name not in names and stale.is_file() and not stale.is_symlink():
-            stale.unlink()
-    return [write_best(summary, folder / f"{name}.yaml", name=name, created=created) for name in names]
+    path = folder / "most_accurate.yaml"
+    if summary.most_accurate() is not None:
+        return [write_best(summary, path, name="most_accurate", created=created)]
+    if path.is_file() and not path.is_symlink():
+        path.unlink()
+    return []
 
 
 def write_all(summary: Summary, folder: Path) -> list[Path]:
-    """Returns what was written into the run's folder: best.yaml, its alternatives, those named by hand, front.csv."""
+    """Returns what was written into the folder: best.yaml, most_accurate.yaml, those named by hand, front.csv."""
     best = write_best(summary, folder / "best.yaml")
     given = [write_best(summary, folder / file_of(one.name), name=one.name) for one in summary.given()]
-    return [best, *write_alternatives(summary, folder), *given, write_front(summary, folder / "front.csv")]
+    return [best, *write_most_accurate(summary, folder), *given, write_front(summary, folder / "front.csv")]
 
 
 def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path:

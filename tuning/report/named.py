@@ -15,7 +15,7 @@ from tuning.search.bottleneck import Verdict
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
-PICKS = ("best", "knee", "most_accurate")
+PICKS = ("best", "most_accurate")
 
 
 @dataclass(frozen=True)

@@ -160,11 +160,10 @@ class Summary:
         """Returns the configurations that were named by hand, in the order in which they were measured."""
         return tuple(n for n in self.named.values() if n.name not in PICKS)
 
-    def alternatives(self) -> tuple[Named, ...]:
-        """Returns the knee point and the most accurate, without those that are the best itself or each other."""
-        others = [self.named[name] for name in ("knee", "most_accurate") if name in self.named]
-        by_trial = {other.trial: other for other in reversed(others)}
-        return tuple(o for o in others if by_trial[o.trial] is o and not (self.best and o.trial == self.best.trial))
+    def most_accurate(self) -> Named | None:
+        """Returns the most accurate configuration, None where it is the best itself."""
+        found = self.named.get("most_accurate")
+        return None if found is None or (self.best and found.trial == self.best.trial) else found
 
     def challengers(self) -> tuple[Named, ...]:
         """Returns what was trained on the same fresh seeds as the best and was not picked, the fastest first."""

@@ -28,7 +28,8 @@ def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
 
     `brief` leaves out what holds each back, for which a terminal has no room.
     """
-    shown = [*([found.best] if found.best else []), *found.given(), *found.challengers(), *found.alternatives()]
+    shown = [*([found.best] if found.best else []), *found.given(), *found.challengers()]
+    shown += filter(None, [found.most_accurate()])
     head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "held back by"]
     rows = [_configuration(found, one) for one in shown]
     kept = [n for n in range(len(head) - brief) if n == 0 or any(row[n] != "-" for row in rows)]

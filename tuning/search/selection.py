@@ -17,7 +17,7 @@ from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.throughput import Probed, Speeds, fastest, inside, probed
-from tuning.stats.pareto import front, knee
+from tuning.stats.pareto import front
 
 FASTER = 1.03
 """How many times faster other system knobs have to be to take the place of those a trial ran with."""
@@ -34,13 +34,9 @@ class Finished:
 
 @dataclass(frozen=True)
 class Pick:
-    """Trials by id: the best by `rule`, the knee of the front, the most accurate, and the front, fastest first.
-
-    The knee, like the best, is better than the baseline once anything is.
-    """
+    """Trials by id: the best by `rule`, the most accurate, and the front of quality and speed, fastest first."""
 
     best: str
-    knee: str
     most_accurate: str
     front: tuple[str, ...]
     rule: str
@@ -148,10 +144,8 @@ def pick(found: Sequence[Finished], rule: Rule) -> Pick:
     accurate = min(usable, key=lambda c: (cost[c.id], -c.samples_per_s))
     points = np.array([[-c.samples_per_s, cost[c.id]] for c in usable])
     on_front = sorted((usable[i] for i in front(points)), key=lambda c: -c.samples_per_s)
-    worth = [i for i, c in enumerate(usable) if cost[c.id] < rule.baseline_cost] or list(range(len(usable)))
     return Pick(
         best=best.id,
-        knee=usable[worth[knee(points[worth])]].id,
         most_accurate=accurate.id,
         front=tuple(c.id for c in on_front),
         rule=(

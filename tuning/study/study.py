@@ -391,7 +391,7 @@ class _Study:
 
     def _append_pick(self, picked: Pick, found: Confirmed) -> None:
         """Writes the pick, by the rule over those that were confirmed."""
-        fields: dict[str, Any] = {"knee": picked.knee, "front": list(picked.front), "searched_best": picked.best}
+        fields: dict[str, Any] = {"front": list(picked.front), "searched_best": picked.best}
         fields["repeats"] = found.repeats
         selection, rule = found.selection, self._rule()
         if selection is None:

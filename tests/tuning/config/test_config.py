@@ -179,7 +179,7 @@ def test_named_configurations_are_whole_and_carry_their_claim():
     assert config.source == "Complete Optimization Review - RTX 3090 24GB GPU"
 
 
-@pytest.mark.parametrize("name", ["best", "knee", "config"])
+@pytest.mark.parametrize("name", ["best", "most_accurate", "config"])
 def test_a_configuration_may_not_have_the_name_of_a_file_of_the_run(name):
     with pytest.raises(ConfigError, match=f"named.{name}: that is the name of something else in a run") as raised:
         load([f"named.{name}.batch_size=8"])

@@ -66,19 +66,19 @@ def test_the_file_says_whose_throughput_it_is(best):
     assert "not of card rtx3090" in measured["says"]
 
 
-def test_alternatives_say_that_they_were_only_probed(found, tmp_path):
-    paths = export.write_alternatives(found, tmp_path)
-    assert [p.name for p in paths] == ["knee.yaml", "most_accurate.yaml"]
+def test_the_most_accurate_says_that_it_was_only_probed(found, tmp_path):
+    paths = export.write_most_accurate(found, tmp_path)
+    assert [p.name for p in paths] == ["most_accurate.yaml"]
     measured = best_file.read(paths[0]).measured
     assert measured["samples_per_s"]["status"] == "probed"
     assert measured["quality"]["accuracy"]["status"] == "from the search"
 
 
-def test_an_alternative_of_an_earlier_export_is_removed(found, tmp_path):
-    (tmp_path / "knee.yaml").write_text("old")
+def test_a_most_accurate_of_an_earlier_export_is_removed(found, tmp_path):
+    (tmp_path / "most_accurate.yaml").write_text("old")
     only_best = dataclasses.replace(found, named={"best": found.named["best"]})
     assert [p.name for p in export.write_all(only_best, tmp_path)] == ["best.yaml", "front.csv"]
-    assert not (tmp_path / "knee.yaml").exists()
+    assert not (tmp_path / "most_accurate.yaml").exists()
 
 
 def test_a_symbolic_link_is_not_written_through(found, tmp_path):

@@ -233,7 +233,7 @@ def test_a_table_in_a_narrow_terminal_loses_no_letter(width):
     rows = [
         ("best t008", "92 ± 31", "-", "-", "0.899", "132 MiB"),
         ("plain defaults", "84.9 ± 3.7", "1.08x (0.73 to 1.59)", "1.00x", "not trained", "-"),
-        ("knee t000", "109.3 (probed)", "-", "-", "0.879", "161 MiB"),
+        ("fastest t000", "109.3 (probed)", "-", "-", "0.879", "161 MiB"),
     ]
     console = Console(width=width, force_terminal=False)
     with console.capture() as captured:

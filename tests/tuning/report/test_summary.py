@@ -84,19 +84,17 @@ def test_a_trial_without_an_end_is_lost_once_the_run_is_over(records):
     assert summary.from_records([r for r in left if r.event != "pick"]).trial_counts["lost"] == 0
 
 
-def test_alternatives_are_other_configurations(records):
-    found = summary.from_records(records)
-    assert [n.name for n in found.alternatives()] == ["knee", "most_accurate"]
+def test_the_most_accurate_is_spoken_of_where_it_is_another_one(records):
+    assert summary.from_records(records).most_accurate().trial == "t009"
     pick = next(r for r in records if r.event == "pick")
-    same = [changed(r, knee="t007", most_accurate="t009") if r is pick else r for r in records]
-    assert [n.name for n in summary.from_records(same).alternatives()] == ["most_accurate"]
+    same = [changed(r, most_accurate="t007") if r is pick else r for r in records]
+    assert summary.from_records(same).most_accurate() is None
 
 
 def test_a_value_of_the_search_is_not_called_confirmed(records):
-    knee = summary.from_records(records).named["knee"]
-    assert knee.throughput is None
-    assert knee.samples_per_s == pytest.approx(58.9)
-    assert not knee.quality["accuracy"].confirmed
+    found = summary.from_records(records).most_accurate()
+    assert found.throughput is None
+    assert not found.quality["accuracy"].confirmed
 
 
 def test_a_run_sums_up_wherever_it_is_cut_off(records):
@@ -150,10 +148,10 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
 def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(records):
     own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
     assert summary.from_records(own).best == summary.from_records(records).best
-    third = [changed(r, name="t003") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
-    knee = summary.from_records(third).named["knee"]
-    assert knee.trained is not None
-    assert knee.quality["accuracy"].confirmed
+    third = [changed(r, name="t009") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
+    found = summary.from_records(third).most_accurate()
+    assert found.trained is not None
+    assert found.quality["accuracy"].confirmed
 
 
 def test_windows_of_another_configuration_are_not_those_of_the_best(records):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.stats.pareto import Floats, front, knee
+from tuning.stats.pareto import Floats, front
 
 small = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14)
 
@@ -32,24 +32,6 @@ def test_front_is_what_nothing_dominates(rows: list[tuple[int, int]]) -> None:
 def test_a_row_that_is_not_finite_is_never_on_the_front_and_equal_rows_are_all(bad: float) -> None:
     assert front(np.array([[0.0, bad], [1, 1], [2, 2], [1, 1]])).tolist() == [1, 3]
     assert front(np.array([[bad, 0.0]])).tolist() == []
-
-
-def test_knee_is_farthest_below_the_line_between_the_extremes() -> None:
-    points = np.array([[100.0, 0.0], [0, 9], [10, 2], [50, 1], [99, 99]])
-    assert knee(points) == 2
-    assert knee(points * [1e-6, 1e6] + 3) == 2  # whatever the units
-
-
-def test_knee_of_few_points_is_the_first() -> None:
-    assert knee(np.array([[5.0, 5], [1, 2], [2, 1]])) == 1
-    assert knee(np.array([[0.0, 1], [0, 1]])) == 0
-    assert knee(np.array([[3.0, 3], [3, 3], [3, 3]])) == 0
-    with pytest.raises(ValueError, match="a point whose values are all finite, got 1 points without one"):
-        knee(np.array([[np.nan, 1.0]]))
-
-
-def test_knee_of_a_front_that_bulges_away_is_an_extreme() -> None:
-    assert knee(np.array([[0.6, 0.9], [0.0, 1.0], [1.0, 0.0]])) == 1
 
 
 def test_rows_have_two_dimensions() -> None:
