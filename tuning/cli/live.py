@@ -37,6 +37,9 @@ def study(found: progress.Progress, width: int, height: int) -> RenderableType:
     parts: list[RenderableType] = [_line(header(found), width, "bold"), _bar(found)]
     if found.doing:
         parts.append(_line(f"{found.doing} ...", width, "italic"))
+    if found.card:
+        parts.append(_line(f"card {found.card}", width, ""))
+        height -= 1
     if not found.rows:
         return Group(*parts)
     best = settings(found)

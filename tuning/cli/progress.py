@@ -14,6 +14,7 @@ from tuning.journal import timeline
 from tuning.journal.records import Record, last, trained_beside
 from tuning.report.format import outcome
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
+from tuning.search.bottleneck import card_words
 from tuning.search.selection import choose, rule_of
 from tuning.search.throughput import Speeds, probed
 from tuning.workers.worker import Asked
@@ -50,7 +51,8 @@ class Progress:
 
     `done` of `planned` (None where nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" where
     something does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
-    search.max_time. `before` is the speed that the best is compared with, `reference` whose it is.
+    search.max_time. `before` is the speed that the best is compared with, `reference` whose it is. `card` says how the
+    card was doing at the last measurement or training.
     """
 
     stage: str
@@ -67,6 +69,7 @@ class Progress:
     cap_bytes: int | None = None
     before: float | None = None
     reference: str = ""
+    card: str = ""
 
     @property
     def best(self) -> StageRow | None:
@@ -101,6 +104,7 @@ def progress(
         cap_bytes=whole(mapping(study.get("card")).get("cap_bytes")),
         before=_speed_of(reference, rows, records, stage),
         reference=reference,
+        card=next((said for r in reversed(records) if (said := card_words(mapping(r.get("telemetry"))))), ""),
     )
 
 

@@ -42,6 +42,8 @@ class Named:
     active: Mapping[str, Any] = field(default_factory=dict)
     """What its first optimiser step was seen to run (`trainables.witness`); `search.runtime_check.compare` reads it."""
     verdict: Verdict | None = None
+    card: str = ""
+    """How the card was doing meanwhile (`bottleneck.card_words`)."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -148,7 +150,8 @@ def judged(
             memory_frac = peak / cap_bytes if peak and cap_bytes else None
             spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
             verdict = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
-            found[name] = replace(one, verdict=verdict)
+            card = bottleneck.card_words(telemetry, one.samples_per_s)
+            found[name] = replace(one, verdict=verdict, card=card)
     return found
 
 

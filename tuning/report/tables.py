@@ -26,13 +26,13 @@ class Grid:
 def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
     """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one.
 
-    `brief` leaves out what holds each back, for which a terminal has no room.
+    `brief` leaves out what holds each back and how the card was doing, for which a terminal has no room.
     """
     shown = [*([found.best] if found.best else []), *found.given(), *found.challengers()]
     shown += filter(None, [found.most_accurate()])
-    head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "held back by"]
+    head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "held back by", "card"]
     rows = [_configuration(found, one) for one in shown]
-    kept = [n for n in range(len(head) - brief) if n == 0 or any(row[n] != "-" for row in rows)]
+    kept = [n for n in range(len(head) - 2 * brief) if n == 0 or any(row[n] != "-" for row in rows)]
     grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
     return grid if len(rows) > 1 else None
 
@@ -46,7 +46,7 @@ def _configuration(found: Summary, one: Named) -> list[str]:
     held = bound(one.verdict) if one.verdict else "-"
     name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
     bought = [ratio(gain, "x") if gain else "-", part]
-    return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held]
+    return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held, one.card or "-"]
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:

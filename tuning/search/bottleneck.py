@@ -129,6 +129,23 @@ def judge(
     return Verdict(bound, share, band, sentence, tuple(left), tuple(done), band != "good" or waits)
 
 
+def card_words(telemetry: Mapping[str, Any], samples_per_s: float | None = None) -> str:
+    """Returns how the card was doing, as "93 % busy, 287 W, 71 C, 1,395 MHz"; "" without a card.
+
+    With a speed also the energy of a sample, in joules of the card alone. Each reason of a lower clock that NVML named
+    at any reading is told.
+    """
+    units = {"power_w": "{:.0f} W", "temperature_c": "{:.0f} C", "sm_clock_mhz": "{:,.0f} MHz"}
+    busy = telemetry.get("gpu_sm_frac")
+    said = [f"{percent(_number(busy))} busy"] if busy is not None else []
+    said += [form.format(v) for name, form in units.items() if (v := _number(telemetry.get(name)))]
+    if (watts := _number(telemetry.get("power_w"))) and samples_per_s:
+        said.append(f"{watts / samples_per_s:.2g} J a sample")
+    throttled = telemetry.get("throttled")
+    slowed = ", ".join(map(str, throttled)) if isinstance(throttled, list) else ""
+    return ", ".join(said) + (f"; throttled: {slowed}" if slowed and said else "")
+
+
 def instead_of_fp16(outcome: str, knobs: Mapping[str, Any], allowed: Collection[Any]) -> tuple[str, str] | None:
     """Returns the type to try where fp16 ended in NaN or Inf ("" without another allowed), and what to say of it."""
     if outcome != "diverged" or knobs.get("amp_dtype") != "fp16":

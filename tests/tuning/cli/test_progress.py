@@ -36,14 +36,20 @@ def drawn(found, width, height):
 
 
 def test_wherever_a_run_is_its_view_fits_the_terminal(records, study, moments):
+    card = {"gpu_sm_frac": 0.93, "power_w": 287.0, "sm_clock_mhz": 1395.0, "throttled": ["power cap", "too hot"]}
+    measured = [
+        dataclasses.replace(r, fields={**r.fields, "telemetry": card}) if r.event in ("probe", "trial", "window") else r
+        for r in records
+    ]
     for end in range(len(records) + 1):
         used_s = moments[end - 1][1] if end else 0.0
         for asked in (Asked(), Asked("probe", {"batch_size": 4}), Asked("load")):
-            found = progress(records[:end], study, used_s, asked)
+            found = progress(measured[:end], study, used_s, asked)
             for width, height in SIZES:
                 lines = drawn(found, width, height)
                 assert max(map(len, lines)) <= width
                 assert len(lines) < height
+    assert any(line.startswith("card 93 % busy, 287 W, 1,395 MHz; throttled: power cap") for line in lines)
 
 
 def test_the_view_holds_hostile_text_as_text(records, study):

@@ -5,10 +5,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tuning.config import best_file
 from tuning.journal.records import Record
-from tuning.report import export, sentences, summary
+from tuning.report import export, report, sentences, summary, text
 
 DATA = Path(__file__).parents[2] / "data"
 RUN = DATA / "sample_run" / "trials.jsonl"
@@ -143,6 +144,21 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
         best.verdict.sentence
         == "compute-bound: 89 % in forward and backward, 10 % in the optimiser, data-wait 1.0 % (good)"
     )
+
+
+def test_how_the_card_was_doing_stands_beside_what_holds_it_back(records):
+    told = {"gpu_sm_frac": 0.9, "power_w": 120.0, "temperature_c": 60.0, "throttled": ["power cap"]}
+    more = {"spans": {"wall_s": 10.0, "forward_backward_s": 9.0}, "telemetry": told}
+    found = summary.from_records([changed(r, **more) if r.event == "window" else r for r in records])
+    assert found.best.card.startswith("90 % busy, 120 W, 60 C, ")
+    assert found.best.card.endswith(" J a sample; throttled: power cap")
+    console = Console(width=200)
+    with console.capture() as captured:
+        for part in text.summary(found):
+            console.print(part)
+    assert f"card      {found.best.card}" in captured.get()
+    assert "60 C" in report.render(found)
+    assert "throttled" not in report.render(summary.from_records(records))
 
 
 def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(records):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tuning.report.sentences import verdict_sentence
 from tuning.search import bottleneck
-from tuning.search.bottleneck import judge, shares
+from tuning.search.bottleneck import card_words, judge, shares
 
 fracs = st.floats(0.0, 1.0)
 
@@ -161,3 +161,12 @@ def test_fp16_that_diverged_is_tried_with_another_type(
     assert (found and found[0]) == other if other is not None else found is None
     if found:
         assert "NaN or Inf under amp_dtype=fp16" in found[1]
+
+
+def test_how_the_card_was_doing_is_told_in_a_line() -> None:
+    gauges = {"gpu_sm_frac": 0.931, "power_w": 287.4, "temperature_c": 71.0, "sm_clock_mhz": 1395.0}
+    assert card_words(gauges, 900.0) == "93 % busy, 287 W, 71 C, 1,395 MHz, 0.32 J a sample"
+    slowed = {**gauges, "throttled": ["power cap", "too hot"]}
+    assert card_words(slowed) == "93 % busy, 287 W, 71 C, 1,395 MHz; throttled: power cap, too hot"
+    assert card_words({"gpu_sm_frac": 0.5, "power_w": None, "throttled": []}) == "50 % busy"
+    assert card_words({"rss_bytes": 5.0}) == card_words({}) == ""
