@@ -136,7 +136,7 @@ def figures(found: Summary) -> dict[str, Any]:
     return {
         "wall_s": times.wall_s,
         "shares": {part: getattr(times, f"{part}_s") / times.wall_s for part in parts} if times.wall_s else {},
-        "overhead_frac": times.overhead_frac,
+        "overhead_frac": (times.startup_s + times.waiting_s) / times.wall_s if times.wall_s else 0.0,
         "gap_s": times.gap_s,
         "trials": dict(found.trial_counts),
         "probes": dict(found.probe_counts),

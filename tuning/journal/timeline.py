@@ -51,12 +51,6 @@ class Times:
     waiting_s: float
     gap_s: float | None
 
-    @property
-    def overhead_frac(self) -> float:
-        """The share of the run in which nothing was trained, evaluated or measured, 0 to 1."""
-        measured = self.probing_s + self.training_s + self.evaluating_s + self.confirming_s
-        return max(0.0, 1 - measured / self.wall_s) if self.wall_s > 0 else 0.0
-
 
 @dataclass(frozen=True)
 class _Steps:

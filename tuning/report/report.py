@@ -65,7 +65,6 @@ def render(summary: Summary) -> str:
         provenance=list(_provenance(summary)),
         methods=sorted({q.method for n in summary.named.values() for q in n.quality.values() if n.name == "best"}),
         counts=fmt.counts(summary.trial_counts),
-        overhead=percent(times.overhead_frac),
         gap=duration(times.gap_s) if times.gap_s is not None else "",
         figures=figures,
         missing=missing,

@@ -57,11 +57,12 @@ def answer(found: Summary) -> str:
     if not gains:
         return f"{name} is of {found_by(best)}; nothing was measured beside it."
     told = list(map(gain_sentence, gains))
-    said = f"{name} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
+    quality = beside_sentence(found)
+    who = f"{name} has {quality}; it" if quality else name
+    said = f"{who} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
     rounds = max(g.rounds for g in gains)
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
-    said += beside_sentence(found)
     cautions = [f"keep {called(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
     cautions += filter(
         None, [not_repeated_sentence(found), baseline_sentence(found), same_sentence(found), too_short_sentence(found)]
@@ -70,13 +71,13 @@ def answer(found: Summary) -> str:
 
 
 def beside_sentence(found: Summary) -> str:
-    """Returns ", at accuracy 0.912 where before has 0.905", "" where the reference was not trained."""
+    """Returns "accuracy 0.912 where before has 0.905", "" where the reference was not trained."""
     best, reference, objective = found.best, found.reference, found.objective
     if best is None or reference is None or not {objective} <= best.quality.keys() & reference.quality.keys():
         return ""
     mine, theirs = best.quality[objective], reference.quality[objective]
     once = "" if len(theirs.by_seed) > 1 else " by one seed"
-    return f", at {plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}"
+    return f"{plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}"
 
 
 def present(found: Summary) -> Mapping[str, Scalar] | None:

@@ -143,8 +143,7 @@ def summary(found: Summary) -> list[RenderableType]:
     if found.probes:
         rows.append(("probes", fmt.counts(found.probe_counts)))
     parts = ", ".join(f"{name} {percent(seconds / times.wall_s)}" for name, seconds in sentences.shares(found))
-    idle = f" ({percent(times.overhead_frac)} neither measured nor trained)" if parts else ""
-    rows.append(("time", f"{duration(times.wall_s)}{': ' if parts else ''}{parts}{idle}"))
+    rows.append(("time", f"{duration(times.wall_s)}{': ' if parts else ''}{parts}"))
     if found.stop_reason and found.stop_reason != "finished":
         rows.append(("ended", found.stop_reason))
     return [labelled(rows), *_tables(found), Text("")]

@@ -26,7 +26,6 @@ def test_trials_side_by_side_count_once():
     found = timeline.times([at(0, "study"), trial("a", 2, 10), trial("b", 4, 12)])
     assert found.training_s == pytest.approx(10)
     assert found.waiting_s == pytest.approx(2)
-    assert found.overhead_frac == pytest.approx(2 / 12)
 
 
 def test_evaluation_has_its_share_of_the_trials():
@@ -62,11 +61,7 @@ def test_time_between_sessions_does_not_count():
 
 def test_time_before_the_first_record_is_start_up():
     found = timeline.times([at(0, "study", startup_s=8.0), at(2, "probe", wall_s=2.0)])
-    assert (found.wall_s, found.startup_s, found.overhead_frac) == (
-        pytest.approx(10),
-        pytest.approx(8),
-        pytest.approx(0.8),
-    )
+    assert (found.wall_s, found.startup_s) == (pytest.approx(10), pytest.approx(8))
 
 
 def test_the_gap_is_between_trials_of_a_slot():
@@ -76,7 +71,7 @@ def test_the_gap_is_between_trials_of_a_slot():
 
 def test_no_records_no_time():
     found = timeline.times([])
-    assert (found.wall_s, found.overhead_frac, found.gap_s) == (0.0, 0.0, None)
+    assert (found.wall_s, found.gap_s) == (0.0, None)
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6)
@@ -91,7 +86,6 @@ def test_the_parts_add_up_to_the_whole(trials, probes):
     found = timeline.times([records[0], *sorted(records[1:], key=lambda r: r.seq)])
     parts = found.startup_s + found.probing_s + found.training_s + found.evaluating_s + found.confirming_s
     assert parts + found.waiting_s == pytest.approx(found.wall_s)
-    assert 0 <= found.overhead_frac <= 1
 
 
 def as_recorded(records, slips):
@@ -131,4 +125,4 @@ def test_a_damaged_resume_line_still_begins_a_session():
 def test_the_sample_run_adds_up(records):
     found = timeline.times(records)
     assert found.wall_s == pytest.approx(194, abs=1)
-    assert found.overhead_frac == pytest.approx(0.067, abs=0.005)
+    assert found.startup_s + found.waiting_s == pytest.approx(13, abs=1)

@@ -205,9 +205,8 @@ def test_a_before_that_was_trained_has_its_quality_and_the_answer_says_both(reco
     assert found.named["before"].quality["accuracy"].mean == trial.values["accuracy"]
     assert not found.named["before"].quality["accuracy"].confirmed
     assert found.named["before"].samples_per_s == summary.from_records(records).named["before"].samples_per_s
-    said = (
-        f"at accuracy {best.quality['accuracy'].mean:.3f} where before has {trial.values['accuracy']:.3f} by one seed"
-    )
+    mine, theirs = best.quality["accuracy"].mean, trial.values["accuracy"]
+    said = f"The pick has accuracy {mine:.3f} where before has {theirs:.3f} by one seed; it is "
     assert said in sentences.answer(found)
     assert sentences.not_trained_sentence(found) == ""
     assert "where before has" not in sentences.answer(summary.from_records(records))
