@@ -15,7 +15,7 @@ from tuning.config.cards import HERE, lacking
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.yaml_files import available
-from tuning.report.format import duration, percent, plain, quality, ratio, size
+from tuning.report.format import duration, percent, plain, quality, rate, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.search.bottleneck import Verdict
@@ -42,6 +42,8 @@ STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 
 
+UNSTEADY = 2.0
+"""Times by which two speeds of a configuration differ before that is said; within an hour 1.2 to 1.4 (two_cores.md)."""
 LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 
@@ -160,6 +162,15 @@ def kinds(found: Mapping[str, str]) -> list[str]:
 def ablate_command(found: Summary) -> str:
     """Returns the command that measures what each knob bought."""
     return f"python -m tuning ablate {plain(found.id)}"
+
+
+def unsteady_sentence(best: Named) -> str:
+    """Returns that the best's probe and what was measured later differ by `UNSTEADY` times and more; else ""."""
+    probed, later = best.probed_samples_per_s, best.throughput or best.trained
+    if not probed or later is None or 1 / UNSTEADY < probed / later.mean < UNSTEADY:
+        return ""
+    said = f"its probe had {rate(probed)} samples/s: other work on the machine, or threads that wait for each other"
+    return f"{said} (OMP_NUM_THREADS=1 tells); a gain is still the ratio of windows in turns"
 
 
 def not_trained_sentence(found: Summary) -> str:

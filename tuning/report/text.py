@@ -156,6 +156,8 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         count = len(grounds.windows)
         ground = f": mean of {count} {what}s, ± 95 % interval of that mean" if count > 1 else f": one {what}"
     yield "speed", f"{speed(grounds, best.probed_samples_per_s)} samples/s{ground}"
+    if unsteady := sentences.unsteady_sentence(best):
+        yield "", f"{unsteady}."
     for name, own in best.quality.items():
         seeds = (
             f": range of the next run, 95 %, from {len(own.by_seed)} seeds" if len(own.by_seed) > 1 else ": one seed"

@@ -146,6 +146,13 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
     )
 
 
+@pytest.mark.parametrize(("times", "told"), [(1.3, False), (3.0, True), (0.3, True)])
+def test_a_configuration_with_two_speeds_is_remarked_upon(records, times, told):
+    found = summary.from_records(records).best
+    unlike = dataclasses.replace(found, probed_samples_per_s=times * found.throughput.mean)
+    assert bool(sentences.unsteady_sentence(unlike)) is told
+
+
 def test_how_the_card_was_doing_stands_beside_what_holds_it_back(records):
     told = {"gpu_sm_frac": 0.9, "power_w": 120.0, "temperature_c": 60.0, "throttled": ["power cap"]}
     more = {"spans": {"wall_s": 10.0, "forward_backward_s": 9.0}, "telemetry": told}
