@@ -109,8 +109,9 @@ def main(argv: Sequence[str]) -> int:
     again = shlex.join(["python", "-m", "tuning", "train", *(a for a in argv if a not in ("--resume", "--force"))])
     fork_workers()
     ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
+    theirs = sys.stderr if asked.json else sys.stdout  # what their code prints is not part of the JSON
     try:
-        with StopSignals() as signals, atomic.folder(out, "--out"):
+        with contextlib.redirect_stdout(theirs), StopSignals() as signals, atomic.folder(out, "--out"):
             session = _session(best, device)
             use(session.table)
             best = best_file.completed(best)

@@ -26,6 +26,7 @@ class Signalling(Moons):
     calls = Counter()
 
     def heard(self, name):
+        print(f"{name} is called")
         self.calls[name] += 1
         at, call, signum = os.environ.get("SIGNAL_AT", "- 0 0").split()
         if (name, self.calls[name]) == (at, int(call)):
@@ -255,3 +256,10 @@ def test_what_the_workloads_code_raises_is_one_error_with_its_line_and_code_1(
     assert "error: signalling.py raised KeyError: 'no such key'" in err
     assert 'signalling.py", line ' in err
     assert "Traceback" not in err
+
+
+def test_what_their_code_prints_is_no_part_of_the_json(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main(["train", "--from", str(best), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["samples"] > 0
+    assert "loss is called" in err
