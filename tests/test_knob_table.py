@@ -104,3 +104,4 @@ def test_flags_are_read_from_the_machine() -> None:
 def test_a_rule_is_of_its_values_alone() -> None:
     assert refusal(EVERY["pin_memory"], 1, Card("cpu", device="cpu")) is None  # 1 is not True
     assert Domain(int, low=0).describe() == "a whole number >= 0"
+    assert Knobs(learning_rate=20).learning_rate == 20  # SGD on a clipped LSTM, as in PyTorch's word_language_model

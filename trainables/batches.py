@@ -255,30 +255,40 @@ def length_of(source: Any) -> int | None:
         return None
 
 
-def size_of_batch(batch: Batch, loader: Any, taken: int, usual: int | None = None) -> int:
+def size_of_batch(batch: Batch, loader: Any, taken: int, usual: int | None = None, dim: int = 0) -> int:
     """Returns the samples of a loader's batch; `taken` are those of its pass so far.
 
     A DataLoader that draws samples knows how many, whatever its collate function makes of them. Of any other loader's
-    batch they are the rows of its first tensor with any, else as many as its `batch_size`, else as many as are `usual`.
-    Raises TypeError where none of these is known.
+    batch they are the length of its first tensor with any along `dim`, else as many as its `batch_size`, else as many
+    as are `usual`. Raises TypeError where none of these is known.
     """
     size, drawn = getattr(loader, "batch_size", None), length_of(getattr(loader, "sampler", None))
     if size and drawn and taken < drawn:
         return min(int(size), drawn - taken)
-    rows = _rows(batch)
-    if rows is not None:
-        return rows
+    shape = _shape(batch)
+    if shape:
+        return shape[min(dim, len(shape) - 1)]
     if not (size or usual):
         raise TypeError(f"a batch of type {type(batch).__name__} does not tell how many samples it has")
     return int(size or usual or 0)
 
 
-def _rows(batch: Batch) -> int | None:
+def samples_dim(batch: Batch, size: int | None) -> int:
+    """Returns which dimension of a batch's first tensor its samples are along: 1 where only that one has their size.
+
+    So it is in batches of text that have time first, as PyTorch's recurrent layers take them by default.
+    """
+    shape = _shape(batch)
+    return int(len(shape) > 1 and shape[0] != size and shape[1] == size)
+
+
+def _shape(batch: Batch) -> tuple[int, ...]:
+    """Returns the shape of a batch's first tensor with any dimension, () where it has none."""
     if isinstance(batch, PackedSequence):
-        return int(batch.batch_sizes[0])
+        return (int(batch.batch_sizes[0]),)
     if isinstance(batch, Tensor):
-        return len(batch) if batch.dim() else None
-    return next((rows for rows in map(_rows, _parts(batch)) if rows is not None), None)
+        return tuple(batch.shape)
+    return next(filter(None, map(_shape, _parts(batch))), ())
 
 
 def mapped(change: Callable[[Any], Any], batch: Batch, method: str = "") -> Batch:

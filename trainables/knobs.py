@@ -241,7 +241,7 @@ class Knobs:
         remedies={"launch": turn(False)},
     ))
     learning_rate: float = _row(Knob(
-        5e-4, "learning", Domain(float, low=0.0, high=10.0, low_excluded=True), "Peak of the schedule.",
+        5e-4, "learning", Domain(float, low=0.0, high=1000.0, low_excluded=True), "Peak of the schedule.",
         acts_in=("optim",), memory="none", span="none", claimed="E, with the batch", seen=None, short="rate",
         also=("lr",),
     ))

@@ -337,7 +337,7 @@ def _pass_samples(loader: Any) -> int:
     count, size = batches.length_of(loader), getattr(loader, "batch_size", None)
     if count is None or not size:
         raise LoopError(
-            f"a {type(loader).__name__} has no sampler, dataset or batch_size that tells its samples: "
-            "run.batches(loader, samples=N) says how many one pass has"
+            f"a {type(loader).__name__} does not tell how many samples a pass has: run.batches(loader, samples=N) "
+            "says it, or a length and a batch_size of the loader"
         )
     return count * int(size)

@@ -57,7 +57,7 @@ class Run(Counted):
                 f"run[{name!r}]: there is no such knob: {f'did you mean run[{near!r}]?' if near else _DECLARE}"
             )
         self._state.asked.add(name)
-        return values[name]
+        return self._micro() if name == "micro_batch_size" else values[name]  # as `loader` cuts a batch: evenly
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -139,6 +139,7 @@ class Run(Counted):
         state, transfer = self._state, batches.Transfer(self._ask(*_BATCHES), self.device)
         source = getattr(loader, "iterable", loader)  # what tqdm wraps
         self.begin(source, samples)
+        dim: int | None = None
         while not self.is_done:
             before = state.samples
             own = iter(loader)
@@ -148,7 +149,8 @@ class Run(Counted):
                 self._watch.lap("transfer")
                 if state.steps == 0 and not isinstance(own, Generator):  # a wrapper hides the workers of its loader
                     state.active |= batches.workers_seen(own, loader)
-                self._count(host, batch, batches.size_of_batch(host, source, state.samples - before))
+                dim = batches.samples_dim(host, self._asked_size(source)) if dim is None else dim
+                self._count(host, batch, batches.size_of_batch(host, source, state.samples - before, dim=dim))
                 del host
                 yield batch
                 self.passed()
@@ -207,6 +209,12 @@ class Run(Counted):
         own.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
         self.step()
         return True
+
+    def _asked_size(self, loader: Any) -> int | None:
+        """Returns the samples that a whole batch of their loader should have, None where nothing tells."""
+        asked, whole = self._state.asked, self._state.config.knobs.batch_size
+        own = self._micro() if "micro_batch_size" in asked else whole if "batch_size" in asked else None
+        return getattr(loader, "batch_size", None) or own
 
     def _rescale(self) -> None:
         self._scaler.update()

@@ -108,11 +108,11 @@ class Witness:
 
     def operator(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Takes an operator that has run in the part being watched."""
-        if self._part == "optimizer":
+        if _NORM_OP.match(name) and (self._part == "optimizer" or self._are_gradients(args)):
+            self._count("norm", name)  # a loop of one's own may clip before its optimiser's step begins
+        elif self._part == "optimizer":
             if _OPTIMIZER_OP.match(name):
                 self._count("update", name)
-            elif _NORM_OP.match(name):
-                self._count("norm", name)
         elif self._part == "transfer":
             if name == "aten._to_copy":
                 self._copy(kwargs)
@@ -159,6 +159,11 @@ class Witness:
             self._attention(found[1], args[0])
         elif name == _MATH_ATTENTION:
             self._attention("math", args[0])
+
+    def _are_gradients(self, args: Sequence[Any]) -> bool:
+        own = {p.grad.data_ptr() for p in self._model.parameters() if p.grad is not None}
+        taken = args[0] if isinstance(args[0], list | tuple) else args[:1]
+        return any(isinstance(t, Tensor) and t.data_ptr() in own for t in taken)
 
     def _attention(self, kernel: str, queries: Tensor) -> None:
         """Counts a call; over fewer rows than the loader delivered, some of them were packed into one."""

@@ -197,6 +197,11 @@ def load(ref: str) -> Workload | OwnLoop:
 def load_own_loop(ref: str, module: Any) -> OwnLoop:
     """Returns the loop of its own in a module; raises WorkloadError for what it lacks, and for wrong knobs."""
     space, objectives = getattr(module, "SPACE", None), getattr(module, "OBJECTIVES", None)
+    try:
+        inspect.signature(module.train).bind(None)
+    except TypeError:
+        given = f"train{inspect.signature(module.train)}"
+        raise WorkloadError(f"{ref} has a {given}, and needs a train(run): give that one another name") from None
     if not isinstance(space, Mapping) or not space:
         raise WorkloadError(f"{ref} has a train(run) and no SPACE; add one, such as SPACE = {{'batch_size': [16, 32]}}")
     if not isinstance(objectives, Mapping):

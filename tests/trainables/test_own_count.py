@@ -139,11 +139,82 @@ def test_a_pass_has_the_samples_of_what_is_wrapped(script: Any, loader: str) -> 
 
 @pytest.mark.parametrize("loader", ["Bare()", "list(DataLoader(DATA, batch_size=8))"])
 def test_a_loader_that_tells_no_samples_is_asked_for_them(script: Any, loader: str) -> None:
-    with pytest.raises(WorkloadError, match=r"run.batches\(loader, samples=N\) says how many one pass has"):
+    with pytest.raises(WorkloadError, match=r"run.batches\(loader, samples=N\) says it"):
         prepared(script(OVER.replace("LOADER", loader)), Plan(96, (96,)))
     state = prepared(script(OVER.replace("LOADER", f"{loader}, samples=64")), Plan(96, (96,)))
     list(own_loop.train(state))
     assert (state.pass_samples, state.samples) == (64, 96)
+
+
+TIME_FIRST = """
+class Chunks:
+    def __init__(self, **told):
+        vars(self).update(told)
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        for _ in range(4):
+            x = torch.ones(5, 16, 4)  # 5 steps of 16 texts
+            yield x, x.sum(2).view(-1)
+
+
+def train(run):
+    net, optimizer = made(run)
+    for x, y in run.batches(LOADER):
+        run.backward((net(x).view(-1) - y).square().mean(), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    "loader", ["Chunks(batch_size=16)", "Chunks(batch_size=run['batch_size'])", "Chunks(size=run['batch_size']), 64"]
+)
+def test_batches_with_time_first_count_their_texts(script: Any, loader: str) -> None:
+    state = prepared(script(TIME_FIRST.replace("LOADER", loader)), Plan(128, (128,)))
+    list(own_loop.train(state))
+    assert (state.pass_samples, state.samples, state.epoch, state.steps) == (64, 128, 1, 8)
+    assert state.active["batch_size"] == 16
+
+
+def test_a_micro_batch_that_is_asked_for_by_name_cuts_a_batch_evenly(script: Any) -> None:
+    body = """
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(DATA, batch_size=run["micro_batch_size"])):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    state = prepared(script(body), Plan(64, (64,)), batch_size=16, micro_batch_size=12)
+    list(own_loop.train(state))
+    assert (state.active["micro_batch_size"], state.active["batch_size"], state.steps) == (8, 16, 4)
+
+
+@pytest.mark.parametrize(
+    "clips",
+    [
+        "run.backward(loss, optimizer)",
+        "loss.backward(); nn.utils.clip_grad_norm_(net.parameters(), run['max_grad_norm']); optimizer.step(); "
+        "optimizer.zero_grad(); run.step()",
+    ],
+)
+def test_clipping_is_seen_in_the_first_step(script: Any, clips: str) -> None:
+    body = f"""
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
+        loss = loss_of(net, batch) * torch.linalg.vector_norm(batch[0])  # a norm of no gradient
+        {clips}
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    for limit, is_seen in ((0.25, True), (0.0, "step()" in clips)):
+        state = prepared(script(body), Plan(64, (64,)), max_grad_norm=limit)
+        list(own_loop.train(state))
+        assert (state.active["norms_taken"] > 0) == is_seen
 
 
 def test_batches_count_what_was_drawn_whatever_collate_makes_of_them(script: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -323,6 +324,14 @@ def test_an_own_knob_is_a_row_with_the_kind_it_gives() -> None:
     }
     assert found.default_space["width"] == [8, 16]
     assert found.default_space["micro_batch_size"] == 16
+
+
+def test_a_train_of_a_plain_script_is_not_taken_for_that_of_a_loop(tmp_path: Path) -> None:
+    for given in ("()", "(args, model, epoch)"):
+        path = tmp_path / f"plain_{len(given)}.py"
+        path.write_text(f"def train{given}:\n    pass\n")
+        with pytest.raises(WorkloadError, match=re.escape(f"has a train{given}, and needs a train(run)")):
+            load(str(path))
 
 
 @pytest.mark.parametrize(
