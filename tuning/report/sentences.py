@@ -65,10 +65,11 @@ def answer(found: Summary) -> str:
     rounds = max(g.rounds for g in gains)
     if rounds > 1:
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
-    cautions = [f"keep {called(g.over)} if its {_learned(found, g.over)} is enough" for g in gains if _slower(g)]
-    cautions += filter(
-        None, [not_repeated_sentence(found), baseline_sentence(found), same_sentence(found), too_short_sentence(found)]
-    )
+    slower = [g.over for g in gains if _slower(g)]
+    known = [name for name in slower if found.objective in found.named[name].quality] or slower
+    cautions = [f"keep {called(name)} if its {_learned(found, name)} is enough" for name in known]
+    others = (not_repeated_sentence, baseline_sentence, same_sentence, too_short_sentence)
+    cautions += filter(None, [sentence(found) for sentence in others])
     return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
 
 

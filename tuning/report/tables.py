@@ -14,6 +14,9 @@ from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
 
 
+SAME_MODEL = "1.00x"
+
+
 @dataclass(frozen=True)
 class Grid:
     """A table as text: column heads and rows of cells, the first of which names its row; `stressed` is a row."""
@@ -26,13 +29,15 @@ class Grid:
 def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
     """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one.
 
-    `brief` leaves out what holds each back and how the card was doing, for which a terminal has no room.
+    `brief` leaves out what a terminal has no room for: what holds each back, how the card was doing, and a column
+    that says "same model" alone.
     """
     shown = [*([found.best] if found.best else []), *found.given(), *found.challengers()]
     shown += filter(None, [found.most_accurate()])
     head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "held back by", "card"]
     rows = [_configuration(found, one) for one in shown]
-    kept = [n for n in range(len(head) - 2 * brief) if n == 0 or any(row[n] != "-" for row in rows)]
+    empty = {"-", SAME_MODEL} if brief else {"-"}
+    kept = [n for n in range(len(head) - 2 * brief) if n == 0 or any(row[n] not in empty for row in rows)]
     grid = Grid([head[n] for n in kept], [[row[n] for n in kept] for row in rows], 0 if found.best else None)
     return grid if len(rows) > 1 else None
 

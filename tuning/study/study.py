@@ -272,7 +272,9 @@ class _Study:
                 stage.run(self._config.named, self._told)
         if not self._opening().get("horizon_samples") and not self._limits.idle():  # else more time may make it longer
             self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
-            self._note(f"a trial trains on {self._limits.horizon()} samples, as the time allows; budget.train_epochs=N")
+            passes = self._limits.horizon() / max(1, int(self._opening().get("train_samples") or 0))
+            told = f"a trial trains on {self._limits.horizon():,} samples ({passes:.2g} passes), as the time allows"
+            self._note(f"{told}; budget.train_epochs=N sets it")
 
     def search(self, profiler: Worker, setting: WorkerConfig) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""

@@ -12,7 +12,8 @@ from trainables import Knob
 from trainables.knobs import KnobTable, kind_of
 from tuning.config.schema import PLAIN
 from tuning.report import format as fmt
-from tuning.report import report, sentences
+from tuning.report import report, sentences, tables
+from tuning.report.parts import Parts
 from tuning.report.summary import Place, Summary
 from tuning.report.text import summary as printed
 from tuning.stats import uncertainty
@@ -191,6 +192,23 @@ def test_the_answer_keeps_what_is_faster_than_the_pick(found: Summary) -> None:
     said = sentences.answer(slower)
     assert "1.50 (1.40 to 1.60) times as fast as before and 1.25 (1.18 to 1.33) times slower than after" in said
     assert said.endswith("But keep after if its accuracy (0.884) is enough.")
+    unknown = replace(found.named["after"], quality={})
+    both = replace(
+        slower,
+        named={**found.named, "after": unknown},
+        gains=tuple(Gain("best", name, 0.8, 0.75, 0.85, 5) for name in ("before", "after")),
+    )
+    assert "keep before if" in sentences.answer(both)
+    assert "keep after" not in sentences.answer(both)  # whose quality nobody knows
+
+
+def test_a_terminal_has_no_column_for_a_model_that_is_the_same(found: Summary) -> None:
+    same = {name: Parts(name, (), False, 1.0, None, (), "probes") for name in ("before", "after")}
+    other = {name: replace(own, model_ratio=1.5) for name, own in same.items()}
+    for parts, brief, has_it in ((same, True, False), (same, False, True), (other, True, True)):
+        grid = tables.configurations(replace(found, parts=parts), brief=brief)
+        assert grid is not None
+        assert ("by its model" in grid.head) == has_it
 
 
 @pytest.mark.parametrize(("rate", "stands"), [(3e-4, False), (None, True)])
