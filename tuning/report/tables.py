@@ -13,7 +13,6 @@ from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
 
-
 SAME_MODEL = "1.00x"
 
 
