@@ -248,8 +248,9 @@ def test_challengers_of_the_pick_are_told_as_they_are_trained_and_at_the_end(rec
     out, err = play([*own, *decided, *again], study)
     for decision in DECISIONS.values():
         assert f"challenger t003  {decision}\n" in err
-    rows = [line.split()[:7] for line in out.splitlines() if line.startswith("t003")]
-    assert rows == [["t003", "63.4", "±", "0.9", "-", "-", "0.906"]]
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("t003"))
+    assert row[1:4] == ["63.4", "±", "0.9"]
+    assert "0.906" in row
     assert max(map(len, (out + err).splitlines())) <= 80
 
 
