@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check.__main__ import PARTS, main, settled
 from benchmarks.gpu_check.place import Kept, OutOfTime, Place, read, revision, write
 from benchmarks.gpu_check.table import WIDTH, table
@@ -221,3 +222,20 @@ def test_what_cannot_be_asked_for_ends_before_anything_runs(
         main([a.format(file=taken) for a in arguments])
     assert says in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_minutes_are_those_of_all_parts_and_one_file_has_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares: list[float] = []
+
+    def ran(place: Place, name: str) -> None:
+        shares.append(place.limit_s)
+        write(place.document(name), document(name, {}))
+
+    monkeypatch.setattr(gpu_check, "run", ran)
+    gpu_check.main(["--device", "cpu", "--minutes", "9", "--out", str(tmp_path)])
+    assert shares == pytest.approx([180, 270, 540], abs=5)  # each share of what the one before it left
+    sent = json.loads((tmp_path / "gpu_check.json").read_text(encoding="utf-8"))
+    assert [one["part"] for one in sent["parts"]] == ["memory", "cap", "search"]
+    assert str(tmp_path / "gpu_check.json") in capsys.readouterr().out
