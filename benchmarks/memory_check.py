@@ -49,6 +49,7 @@ def main() -> int:
         rows += _shown(tracker_rows(asked.kind))
     elif asked.only is None:  # the library for fake CUDA tensors is loaded before torch, hence in a process of its own
         command = [sys.executable, "-m", "benchmarks.memory_check", "--only", "tracker"]
+        command += [part for kind in asked.kind or () for part in ("--kind", kind)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         rows += _shown(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     if asked.out is not None:

@@ -145,26 +145,47 @@ class Pointing(nn.Module):
         return torch.stack(scores, dim=1)
 
 
-class Adapted(nn.Module):
-    """A small Llama with DoRA adapters (Liu et al., arXiv 2402.09353), all else of it frozen."""
+class Language(nn.Module):
+    """A language model of transformers, which returns its logits, (batch, time, vocabulary)."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        config = transformers.LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=192,
-            intermediate_size=512,
-            num_hidden_layers=4,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            use_cache=False,
-        )
-        settings = peft.LoraConfig(r=8, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM")
-        self.model = peft.get_peft_model(cast(Any, transformers.LlamaForCausalLM(config)), settings)
+        self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Returns logits, (batch, time, vocabulary)."""
         return cast(Tensor, self.model(input_ids=tokens).logits)
+
+
+def _dora() -> nn.Module:
+    """A small Llama with DoRA adapters (Liu et al., arXiv 2402.09353), all else of it frozen."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
+    settings = peft.LoraConfig(r=8, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM")
+    return Language(peft.get_peft_model(cast(Any, transformers.LlamaForCausalLM(config)), settings))
+
+
+def _gemma() -> nn.Module:
+    """A small Gemma 3, all of it trained, with windows shorter than its rows in five of six layers."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=192,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=48,
+        sliding_window=TIME // 4,
+        use_cache=False,
+    )
+    return Language(transformers.Gemma3ForCausalLM(config))
 
 
 def _pair(channels_in: int, channels: int) -> nn.Module:
@@ -256,7 +277,8 @@ KINDS: Mapping[str, Kind] = {
     "encoder": Kind(_encoder, _tokens(VOCABULARY), _tokens(CLASSES)),
     "decoder LM": Kind(lambda: Attending(128, 4), _tokens(VOCABULARY), _tokens(VOCABULARY)),
     "pointer decoder": Kind(lambda: Pointing(128), _numbers(20, 2), _tokens(20, 20)),
-    "DoRA LM": Kind(Adapted, _tokens(VOCABULARY), _tokens(VOCABULARY)),
+    "DoRA LM": Kind(_dora, _tokens(VOCABULARY), _tokens(VOCABULARY)),
+    "Gemma 3 LM": Kind(_gemma, _tokens(VOCABULARY), _tokens(VOCABULARY)),
     "embedding-heavy": Kind(_bag, _tokens(200_000), _CLASS),
 }
 CONVOLUTIONAL = ("residual CNN", "depthwise CNN", "U-Net")
