@@ -157,34 +157,23 @@ class Language(nn.Module):
         return cast(Tensor, self.model(input_ids=tokens).logits)
 
 
+def _decoder(kind: Any, layers: int, heads: int, kv_heads: int, **own: int) -> Any:
+    """Returns the configuration of a decoder of 192 features, as transformers has it."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 192, "num_hidden_layers": layers}
+    return kind(**sizes, num_attention_heads=heads, num_key_value_heads=kv_heads, use_cache=False, **own)
+
+
 def _dora() -> nn.Module:
     """A small Llama with DoRA adapters (Liu et al., arXiv 2402.09353), all else of it frozen."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
+    config = _decoder(transformers.LlamaConfig, layers=4, heads=6, kv_heads=2, intermediate_size=512)
     settings = peft.LoraConfig(r=8, use_dora=True, target_modules="all-linear", task_type="CAUSAL_LM")
     return Language(peft.get_peft_model(cast(Any, transformers.LlamaForCausalLM(config)), settings))
 
 
 def _gemma() -> nn.Module:
     """A small Gemma 3, all of it trained, with windows shorter than its rows in five of six layers."""
-    config = transformers.Gemma3TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=192,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=48,
-        sliding_window=TIME // 4,
-        use_cache=False,
-    )
+    own = {"intermediate_size": 768, "head_dim": 48, "sliding_window": TIME // 4}
+    config = _decoder(transformers.Gemma3TextConfig, layers=6, heads=4, kv_heads=1, **own)
     return Language(transformers.Gemma3ForCausalLM(config))
 
 

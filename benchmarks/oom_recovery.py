@@ -47,7 +47,7 @@ class Scheduler(KeepingScheduler):
         self.places = ["", *(p for _ in range(rounds) for place in PLACES for p in (place, ""))]
         self._next = 0
 
-    def back(self, trial: str) -> None:
+    def requeue(self, trial: str) -> None:
         """Takes nothing back: no node is lost."""
 
     def next_trial(self, kind: str = "") -> TrialRequest | None:

@@ -78,7 +78,7 @@ class Scheduler(KeepingScheduler):
         super().__init__()
         self._left, self._ooms = count, ooms
 
-    def back(self, trial: str) -> None:
+    def requeue(self, trial: str) -> None:
         """Takes nothing back: no node is lost."""
 
     def next_trial(self, kind: str = "") -> TrialRequest | None:

@@ -31,7 +31,7 @@ class Queue:
         knobs = {**KNOBS, "augmentation": WHERE[where], "num_workers": int(where.startswith("loader"))}
         return TrialRequest(f"t{number}", knobs, 0, need)
 
-    def back(self, trial: str) -> None:
+    def requeue(self, trial: str) -> None:
         """Hands out no trial once more."""
         raise AssertionError(trial)
 

@@ -29,18 +29,13 @@ class FrozenLinear(nn.Linear):
     It is trained through, never itself; nothing keeps the whole weight between forward and backward pass.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, packed: Tensor, scales: Tensor) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self._shape, self._dtype = tuple(layer.weight.shape), layer.weight.dtype
-        packed, scales = self._pack(layer.weight.detach())
         self.packed = nn.Parameter(packed, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         self.bias = layer.bias
-
-    def _pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the numbers that are held, and their scales."""
-        raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
         """Returns the product in the type of `input`, or of autocast."""
@@ -50,9 +45,10 @@ class FrozenLinear(nn.Linear):
 class Int8Linear(FrozenLinear):
     """Eight bits a weight and a scale for each output; each weight is within half a scale of what it was."""
 
-    def _pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def __init__(self, layer: nn.Linear) -> None:
+        weight = layer.weight.detach()
         scales = (weight.abs().amax(1, keepdim=True) / LARGEST).clamp(min=torch.finfo(weight.dtype).tiny)
-        return (weight / scales).round().clamp(-LARGEST, LARGEST).to(torch.int8), scales
+        super().__init__(layer, (weight / scales).round().clamp(-LARGEST, LARGEST).to(torch.int8), scales)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -63,9 +59,9 @@ class Int8Linear(FrozenLinear):
 class Nf4Linear(FrozenLinear):
     """Four bits a weight, by the quantiles of a normal distribution."""
 
-    def _pack(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        found = _kernels().quantize_4bit.default(weight, BLOCK_NUMBERS, "nf4", torch.uint8)
-        return cast(tuple[Tensor, Tensor], found)
+    def __init__(self, layer: nn.Linear) -> None:
+        weight = layer.weight.detach()
+        super().__init__(layer, *_kernels().quantize_4bit.default(weight, BLOCK_NUMBERS, "nf4", torch.uint8))
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -90,7 +86,7 @@ class _Product(torch.autograd.Function):
         return (gradient @ ctx.layer.weight.to(gradient.dtype)).to(ctx.dtype), None
 
 
-LAYERS: Mapping[str, Callable[[nn.Linear], FrozenLinear]] = {"int8": Int8Linear, "nf4": Nf4Linear}
+LAYERS: Mapping[str, Callable[[nn.Linear], nn.Linear]] = {"int8": Int8Linear, "nf4": Nf4Linear}
 """By the value of knobs.base_dtype."""
 
 

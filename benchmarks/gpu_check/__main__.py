@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     documents = [found for name in PARTS if (found := read(place.document(name))) is not None]
     print("\n".join(table(documents, place.revision)))
     write(place.out / ALL, {"revision": place.revision, "parts": documents})
-    print(f"all of it, to be sent: {place.out / ALL}")
+    print(f"all of it, to be sent: {place.out / ALL}", file=sys.stderr)
     return exit_code(documents)
 
 

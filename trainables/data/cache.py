@@ -45,9 +45,9 @@ def written_once(name: str, write: Callable[[Path], None]) -> Path:
 
 
 def kept(name: str, made_of: Iterable[str], make: Callable[[], Any]) -> Any:
-    """Returns what `make()` returns, as JSON has it, kept until a text of `made_of` is another one.
+    """Returns what `make()` returns, as JSON has it: from the cache folder where the same `name` and `made_of` made it.
 
-    What cannot be kept, or was damaged, is made again.
+    What cannot be written, or was damaged, is made again.
     """
     found = hashlib.sha256()
     for text in made_of:

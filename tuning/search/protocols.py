@@ -65,7 +65,7 @@ class Scheduler(Protocol):
         """
         ...
 
-    def back(self, trial: str) -> None:
+    def requeue(self, trial: str) -> None:
         """Takes back a trial that has not ended, and whose kind of device is gone: it is handed out once more."""
         ...
 

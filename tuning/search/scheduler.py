@@ -142,7 +142,7 @@ class TrialScheduler:
             self._again.append(found)
         return None
 
-    def back(self, trial: str) -> None:
+    def requeue(self, trial: str) -> None:
         """Takes back a trial whose kind of device is gone, to hand it out once more."""
         self._again.append(TrialRequest(trial, self._live.pop(trial)["knobs"], self._terms.seed))
 

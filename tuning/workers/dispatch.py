@@ -145,10 +145,10 @@ class Dispatcher:
         self._scheduler.decided("lost", trial, f"node {node} was lost; it is run once more on another")
         self._waiting.insert(0, replace(placed, moved=placed.moved + 1))
 
-    def give_back(self) -> None:
+    def requeue(self) -> None:
         """Gives what waits back to the scheduler: no device of this kind is left."""
         while self._waiting:
-            self._scheduler.back(self._waiting.pop(0).request.trial)
+            self._scheduler.requeue(self._waiting.pop(0).request.trial)
 
     def replan(self, plan: TrialPlan) -> None:
         """Takes a plan of other slots; what runs in one that is no more goes on."""

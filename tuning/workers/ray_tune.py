@@ -284,7 +284,7 @@ class _Asking(Searcher):
         if not self._members.slots.is_empty:
             for kind, dispatcher in self._dispatchers.items():
                 if not self._members.plan(kind).concurrency:
-                    dispatcher.give_back()
+                    dispatcher.requeue()
 
     def _of(self, placed: Placed) -> Dispatcher:
         return self._dispatchers[placed.request.kind]

@@ -124,7 +124,7 @@ def test_running_out_of_memory_there_is_no_ending_and_the_guard_of_the_target_le
 def test_a_trial_whose_kind_is_gone_is_handed_out_once_more(tmp_path: Path) -> None:
     office = Two(tmp_path)
     request = office.next("small")
-    office.scheduler.back(request.trial)
+    office.scheduler.requeue(request.trial)
     assert office.next("").trial == request.trial
 
 

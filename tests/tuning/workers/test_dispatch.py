@@ -195,13 +195,13 @@ def test_the_slots_of_a_lost_node_are_no_more() -> None:
     assert taken(dispatcher).request.trial == "t5"
 
 
-def test_what_waits_for_a_kind_of_device_that_is_gone_is_given_back() -> None:
+def test_what_waits_for_a_kind_of_device_that_is_gone_is_queued_again() -> None:
     class Taking(Queue):
         """A scheduler that takes trials back."""
 
         taken: ClassVar[list[str]] = []
 
-        def back(self, trial: str) -> None:
+        def requeue(self, trial: str) -> None:
             """Keeps it."""
             self.taken.append(trial)
 
@@ -210,6 +210,6 @@ def test_what_waits_for_a_kind_of_device_that_is_gone_is_given_back() -> None:
     dispatcher.node_lost(taken(dispatcher), "a")
     dispatcher.replan(TrialPlan(64, (64,), False, 2, 1).on_nodes(0))
     assert dispatcher.take() is None
-    dispatcher.give_back()
-    dispatcher.give_back()
+    dispatcher.requeue()
+    dispatcher.requeue()
     assert (scheduler.taken, dispatcher.is_running) == (["t0"], False)
