@@ -238,4 +238,4 @@ def test_the_minutes_are_those_of_all_parts_and_one_file_has_all_of_it(
     assert shares == pytest.approx([180, 270, 540], abs=5)  # each share of what the one before it left
     sent = json.loads((tmp_path / "gpu_check.json").read_text(encoding="utf-8"))
     assert [one["part"] for one in sent["parts"]] == ["memory", "cap", "search"]
-    assert str(tmp_path / "gpu_check.json") in capsys.readouterr().out
+    assert str(tmp_path / "gpu_check.json") in capsys.readouterr().err
