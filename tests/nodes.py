@@ -41,6 +41,8 @@ class Nodes:
         (folder / "ray").mkdir()  # where Ray writes which cluster of this machine `cluster=auto` means
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"RAY_TMPDIR": str(folder)}
         self.env |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+        # A killed node is known as lost after some 5 s, not 20.
+        self.env |= {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
         self.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
         self.errors = folder / "errors"
         with self.errors.open("w") as errors:
