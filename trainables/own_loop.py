@@ -29,6 +29,7 @@ from trainables import precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
+from trainables.openmp import release_threads
 from trainables.own_count import READY, Ended, Event, OwnState
 from trainables.own_run import Run
 from trainables.plan import Plan
@@ -83,7 +84,8 @@ class _Baton:
         return self._said.get()
 
     def go_on(self, *, is_over: bool = False) -> None:
-        """Hands back."""
+        """Hands back; the threads that OpenMP keeps for the driver would slow theirs."""
+        release_threads()
         self._is_over = self._is_over or is_over
         self._go.release()
 
@@ -126,6 +128,7 @@ def _begun(
     precision.forget_graphs()
     counted(state, resident.meter)
     state.thread = threading.Thread(target=_work, args=(state,), name="train(run)", daemon=True)
+    release_threads()
     state.thread.start()
     try:
         _raised(state.baton.take())
