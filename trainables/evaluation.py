@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from trainables import batches, precision
+from trainables.ranks import part_size
 from trainables.state import Diverged, State, watched
 
 MOST_MICRO_BATCHES = 16
@@ -91,7 +92,7 @@ def _fitting(state: State) -> int:
     has seen the last. Under compile, too, as every other shape would be compiled once more.
     """
     knobs = state.config.knobs
-    micro = min(knobs.micro_batch_size, knobs.batch_size)
+    micro = part_size(min(knobs.micro_batch_size, knobs.batch_size), state.ranks.count)
     small = max(1, micro // 2)
     held = state.live_bytes
     room = state.peak_allocated_bytes - held

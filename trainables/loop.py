@@ -66,6 +66,11 @@ def train(state: State) -> Generator[Window | Evaluation]:
     Closing the generator ends the run at that point; the state stays usable. Raises Diverged, and whatever the
     workload raises; an out-of-memory error leaves gradients and activations to be freed with the generator's frame.
     """
+    with state.ranks.training(state):
+        yield from _steps(state)
+
+
+def _steps(state: State) -> Generator[Window | Evaluation]:
     resident, config, plan, knobs = state.resident, state.config, state.plan, state.config.knobs
     workload, device = resident.workload, state.device
     dataset = resident.dataset(config, "train")
@@ -89,8 +94,13 @@ def train(state: State) -> Generator[Window | Evaluation]:
             phase_at = functools.partial(timetable.phase, before)
             todo = batches.plan_epoch(count, knobs, config.seed, state.epoch, lengths, phase_at)
             todo = todo[state.micro_batches_done :]
-            loaded = loader.epoch(todo)
-            for micro, host_batch in zip(todo, loaded, strict=True):
+            parts = state.ranks.parts(todo)
+            loaded = loader.epoch(parts)
+            begins = True
+            for micro, part, host_batch in zip(todo, parts, loaded, strict=True):
+                if begins and not state.ranks.more():
+                    return
+                begins = micro.ends_batch
                 watch.lap("data_wait")
                 with watched(state, "transfer"):
                     batch = transfer(host_batch)
@@ -100,7 +110,8 @@ def train(state: State) -> Generator[Window | Evaluation]:
                 state.counts = state.capped and state.sparse.part(state.steps, micro.phase, batches.tensors_of(batch))
                 # What is compiled under a counter of operators stays uncompiled for good, so a watched step is not.
                 called = state.model if state.counting or state.witness is not None else model
-                loss = _forward_backward(state, called, batch, micro.share, micro.phase)
+                with state.ranks.micro_step(ends_batch=micro.ends_batch):
+                    loss = _forward_backward(state, called, batch, part.share, micro.phase)
                 loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples
                 if knobs.sync_every_step:
                     with watched(state, "sync"):
@@ -114,6 +125,7 @@ def train(state: State) -> Generator[Window | Evaluation]:
                 if not micro.ends_batch:
                     continue
                 _optimizer_step(state, timetable)
+                state.ranks.stepped()
                 watch.steps += 1
                 watch.lap("optimizer")
                 state.steps += 1
@@ -129,7 +141,8 @@ def train(state: State) -> Generator[Window | Evaluation]:
                     loss_sum.zero_()
                     if at_milestone:
                         milestones = [m for m in milestones if m > state.samples]
-                        yield evaluate(state, model)
+                        if state.ranks.rank == 0:
+                            yield evaluate(state, model)
                         model.train()
                     watch.restart()
                 if over:
@@ -216,7 +229,7 @@ def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, 
                     state.witness.augmented(state.device.type, in_place)
         with precision.kernels(knobs, state.device):
             with precision.autocast(knobs, state.device):
-                loss = state.resident.workload.loss(model, batch) * share
+                loss = state.ranks.loss(state.resident.workload, model, batch) * share
             if knobs.compile != "off" and state.active and "compiled_graphs" not in state.active:
                 state.active["compiled_graphs"] = precision.compiled_graphs(loss)
             state.scaler.scale(loss).backward()

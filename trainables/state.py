@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainables import optim, precision
 from trainables.live_bytes import LiveBytes, Sparse
 from trainables.plan import Plan
+from trainables.ranks import ALONE, Ranks
 from trainables.resident import Resident
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import StepPart, Witness
@@ -110,6 +111,8 @@ class State(RunState):
     """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
     evaluation_batch: int = 0
     """Samples of a validation batch; 0 until the first evaluation."""
+    ranks: Ranks = field(default=ALONE, repr=False)
+    """The processes that train it, of which this is one."""
 
 
 def prepare(resident: Resident, config: Config, plan: Plan) -> State:

@@ -66,6 +66,8 @@ settings (key=value, in any order), with what they are without you in brackets
                           this machine, else the one with most devices]
   devices=all|0,1         cards of this machine that are used, by number as in
                           nvidia-smi (among the visible ones) or UUID [all]
+  devices_per_trial=N     cards that train one trial together, a part of each
+                          micro-batch each (DDP); on a CPU processes [1]
   insecure_cluster=true   joins a cluster that asks for no token [false]
   pick.tolerance=X|X%     quality that the fastest configuration may give up, in
                           the objective's own unit or of the best seen, as long

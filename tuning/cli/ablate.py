@@ -102,7 +102,9 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
             f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
         )
     cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
-    return WorkerConfig(study["config"]["workload"]["ref"], own, device, machine.threads(), cap_bytes, study["seed"])
+    ref, ranks = study["config"]["workload"]["ref"], int(study["config"].get("devices_per_trial", 1))
+    threads = max(1, machine.threads() // ranks)
+    return WorkerConfig(ref, own, device, threads, cap_bytes, study["seed"], ranks=ranks)
 
 
 def _only(pairs: list[ablation.AblationPair], names: str) -> list[ablation.AblationPair]:

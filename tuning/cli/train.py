@@ -111,15 +111,24 @@ def main(argv: Sequence[str]) -> int:
     ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
     theirs = sys.stderr if asked.json else sys.stdout  # what their code prints is not part of the JSON
     try:
-        with contextlib.redirect_stdout(theirs), StopSignals() as signals, atomic.folder(out, "--out"):
+        with (
+            contextlib.redirect_stdout(theirs),
+            StopSignals() as signals,
+            atomic.folder(out, "--out"),
+            contextlib.ExitStack() as ends,
+        ):
             session = _session(best, device)
+            ends.callback(session.peers.end)
             use(session.table)
             best = best_file.completed(best)
             for warning in best.warnings:
                 line(messages, f"warning: {warning}")
+            if session.setting.ranks < (asked_ranks := _ranks(best)):
+                said = f"measured with {asked_ranks} devices a trial; here one trains, with its own memory"
+                line(messages, f"warning: {said}")
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
-                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, machine.threads(), again
+                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, session.setting.threads, again
             )
             if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
                 longer = "--samples N" if isinstance(session.resident, OwnResident) else "--epochs N"
@@ -149,6 +158,7 @@ def train(
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
     """
     state = _prepared(job, session, resume=resume)
+    session.together(state)
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
         windows, values = _run(job, state, signals, bar)
@@ -296,8 +306,15 @@ def _device(asked: str) -> str:
     return asked if asked != "auto" else "cuda" if found else "cpu"
 
 
+def _ranks(best: Best) -> int:
+    return int(best.measured.get("devices_per_trial") or 1)
+
+
 def _session(best: Best, device: str) -> Session:
-    setting = WorkerConfig(best.ref, dict(best.options), device, machine.threads(), None, best.seed, hang_s=math.inf)
+    here = len(nvml.gpus()) if device == "cuda" else machine.cores()
+    ranks = _ranks(best) if _ranks(best) <= here else 1
+    threads, options = max(1, machine.threads() // ranks), dict(best.options)
+    setting = WorkerConfig(best.ref, options, device, threads, None, best.seed, hang_s=math.inf, ranks=ranks)
     try:
         session = Session(setting)
     except Exception as error:  # whatever a user's file raises when it is imported

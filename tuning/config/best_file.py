@@ -72,6 +72,7 @@ class MeasuredPart(_Part):
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
     target: str = ""
+    devices_per_trial: int = 1
     card: str
     virtual: bool
     cap_bytes: int | None

@@ -253,7 +253,8 @@ class StudyConfig(Section):
     `cluster` is the address of a Ray cluster of the user's whose nodes run trials too, `concurrency` then the trials at
     once on each; one that asks for no token is joined where `insecure_cluster` says so. `target` is the kind of device
     whose speed the study is about, None: this machine's, or that with most devices. `devices` are the cards of
-    this machine that are used, as text: "all" that are visible, else their places among those or their UUIDs.
+    this machine that are used, as text: "all" that are visible, else their places among those or their UUIDs;
+    `devices_per_trial` of them train together, on a CPU so many processes.
     `named` are configurations measured beside the search, `claims` and `source` what is said of them and where, and
     `claims_of` what is said of single knobs;
     `origins` has the file or "command line" behind each dotted key; `dropped` has a sentence for each value left out;
@@ -270,6 +271,7 @@ class StudyConfig(Section):
     insecure_cluster: bool = False
     target: Slug | None = None  # of a cluster's kinds of device; earlier versions had one
     devices: Annotated[str, BeforeValidator(_devices)] = "all"  # earlier versions had all visible ones
+    devices_per_trial: Annotated[int, Field(ge=1, le=64)] = 1
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]
     claims: str

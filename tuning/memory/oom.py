@@ -62,6 +62,7 @@ SHARED_MEMORY = Fault("shared memory", Outcome.SHM, "no_workers")
 DESCRIPTORS = Fault("file descriptors", Outcome.FD, "fewer_workers")
 DATA = Fault("data", Outcome.DATA)
 UNKNOWN = Fault("", Outcome.CRASH)
+_NAMED = {own.name: own for own in tuple(globals().values()) if isinstance(own, Fault)}
 
 # First match wins; tests/tuning/memory/test_oom.py has a message as it was seen for each. Descriptors before shared
 # memory, whose text is the same but for its end. Bus error before DataLoader: a worker that dies of one lacks shared
@@ -100,6 +101,11 @@ _STICKY_CODES = {214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]i?B)\b", re.I)
 _BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _RAY_LOST = {"RayActorError", "WorkerCrashedError", "NodeDiedError", "LocalRayletDiedError"}
+
+
+def named(name: str) -> Fault:
+    """Returns the fault of that name, UNKNOWN for another one."""
+    return _NAMED.get(name, UNKNOWN)
 
 
 def classify(error: BaseException) -> Outcome:

@@ -156,6 +156,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
         "peak_allocated_bytes": named.peak_allocated_bytes,
         "device": place.device,
         "target": place.target,
+        "devices_per_trial": place.devices_per_trial,
         "card": place.card,
         "virtual": place.virtual,
         "cap_bytes": place.cap_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -110,8 +111,9 @@ class _Told:
         return bool(self._value(name) == value and self[name] == value)
 
     def cut(self) -> tuple[int, int]:
-        """Returns the micro-batches of a batch, and the samples of one."""
-        batch_size, micro_batch_size = (self[name] for name in _SIZES)
+        """Returns the micro-batches of a batch, and the samples of one, on each of the devices that train together."""
+        together = int(self.best.measured.get("devices_per_trial") or 1)
+        batch_size, micro_batch_size = (math.ceil(self[name] / together) for name in _SIZES)
         return evenly(batch_size, micro_batch_size)
 
     def words(self, **words: str) -> dict[str, Any]:

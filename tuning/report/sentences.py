@@ -304,7 +304,8 @@ def place_sentence(place: Place) -> str:
     cores = f", {place.cores} cores" if place.cores else ""
     threads = f", {place.threads} threads" if place.threads and place.threads != place.cores else ""
     kind = f", kind {plain(place.target)} of the cluster" if place.target else ""
-    device = f"{plain(place.device)}{cores}{threads}{kind}"
+    together = f", {place.devices_per_trial} processes a trial" if place.devices_per_trial > 1 else ""
+    device = f"{plain(place.device)}{cores}{threads}{kind}{together}"
     if is_held(place):
         return f"Measured on {device}; memory was held to {size(place.cap_bytes)}."
     if not place.virtual or place.card in HERE:

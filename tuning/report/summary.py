@@ -34,7 +34,7 @@ class Place:
     """The device everything was measured on, and the card it was measured for.
 
     `virtual` is True where the card was emulated: memory was held to `cap_bytes`, and speed is the device's own.
-    `target` names its kind among those of a cluster, "" without one.
+    `target` names its kind among those of a cluster, "" without one. So many `devices_per_trial` trained together.
     """
 
     device: str = "unknown device"
@@ -46,6 +46,7 @@ class Place:
     cap_bytes: int | None = None
     virtual: bool = False
     target: str = ""
+    devices_per_trial: int = 1
 
 
 @dataclass(frozen=True)
@@ -283,6 +284,7 @@ def _place(study: Mapping[str, Any]) -> Place:
         cap_bytes=whole(card.get("cap_bytes")),
         virtual=bool(card.get("virtual", False)),
         target=str(study.get("target") or ""),
+        devices_per_trial=whole(mapping(study.get("config")).get("devices_per_trial")) or 1,
     )
 
 

@@ -60,7 +60,8 @@ def trained_on(facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[st
         hardware.append(f"compute capability {'.'.join(map(str, device['capability']))}")
     hardware += [f"{cores} cores"] * bool(cores) + [f"{threads} thread{'s' * (threads != 1)}"] * bool(threads)
     emulated = [f"card {card.get('name')}, emulated"] * bool(card.get("virtual"))
-    at_once = facts.get("concurrency") or 1
+    at_once, ranks = facts.get("concurrency") or 1, (facts.get("config") or {}).get("devices_per_trial") or 1
+    together = f", by {ranks} processes together" if ranks > 1 else ""
     samples = (
         f"{facts['horizon_samples']:,} samples each" if facts.get("horizon_samples") else "as long as the time allows"
     )
@@ -69,7 +70,7 @@ def trained_on(facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[st
         ("device", ", ".join([*emulated, *hardware])),
         *[("model", ", ".join(f"{counted[n]:,} {word}" for n, word in _COUNTED.items() if n in counted))]
         * bool(counted),
-        ("trials", f"{samples}, {at_once} at a time"),
+        ("trials", f"{samples}, {at_once} at a time{together}"),
         ("writes", f"{folder}/trials.jsonl"),
     ]
 

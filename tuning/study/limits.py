@@ -106,12 +106,13 @@ class Limits:
             return card.cap_bytes
         if self._ram_bytes is None:  # once: while trials run, less is free
             free_bytes = machine.available_bytes() if self._free_bytes is None else self._free_bytes
-            self._ram_bytes = int(free_bytes * RAM_FRAC)
+            self._ram_bytes = int(free_bytes * RAM_FRAC) // self._config.devices_per_trial
         return self._ram_bytes
 
     def plan(self) -> TrialPlan:
         """Returns how every trial is run: its samples, rungs, and its slot. On a card it takes the probes to say."""
-        config, budget, cores = self._config, self._config.budget, self._cores or machine.cores()
+        config, budget, ranks = self._config, self._config.budget, self._config.devices_per_trial
+        cores = max(1, (self._cores or machine.cores()) // ranks)
         samples = self.horizon()
         first = max(1, round(samples * budget.rungs.first_frac))
         asked = config.concurrency if isinstance(config.concurrency, int) else None
@@ -199,6 +200,8 @@ class Limits:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
         # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
         if self._config.card.device != "cuda" or self._config.search.strategy != "staged":
+            return 1
+        if self._config.devices_per_trial > 1:
             return 1
         probes = [r for r in self._journal.records if r.event == "probe"]
         fast = [r for r in probes if r["outcome"] == "ok"]

@@ -56,7 +56,25 @@ def checked(config: StudyConfig) -> tuple[Path | None, StudyConfig]:
     if config.cluster and config.dashboard:
         what = f"dashboard=true starts one, and the Ray cluster at cluster={config.cluster} has its own"
         raise ConfigError(what, remedy="leave out dashboard=true, or cluster=null")
+    if config.devices_per_trial > 1:
+        _check_devices_per_trial(config)
     return folder, config
+
+
+def _check_devices_per_trial(config: StudyConfig) -> None:
+    asked, cuda = config.devices_per_trial, config.card.device == "cuda"
+    here = len(nvml.gpus()) if cuda else machine.cores()
+    what = f"devices_per_trial={asked}"
+    if config.cluster:
+        said = f"{what} beside cluster={config.cluster}: a trial of several devices is of this machine alone"
+        raise ConfigError(said, remedy="leave one of them out")
+    if asked > here:
+        unit = ("card" if cuda else "core") + "s" * (here != 1)
+        raise ConfigError(f"{what}, and there are {here} {unit} for them", allowed=f"1 to {here}", remedy="fewer")
+    most = here // asked
+    if isinstance(config.concurrency, int) and config.concurrency > most:
+        said = f"{what} and concurrency={config.concurrency} take {asked * config.concurrency} of {here}"
+        raise ConfigError(said, allowed=f"concurrency=1 to {most}", remedy=f"concurrency={most}")
 
 
 def _begun(config: StudyConfig) -> StudyConfig:
@@ -79,7 +97,7 @@ def concurrency(config: StudyConfig) -> int:
         return config.concurrency
     if config.card.device == "cuda":
         return executors.devices(config)
-    return slots.on_cpu(machine.cores(), limit_s=config.search.max_time_s)
+    return slots.on_cpu(machine.cores() // config.devices_per_trial, limit_s=config.search.max_time_s)
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
@@ -141,6 +159,10 @@ def _complete(config: StudyConfig) -> StudyConfig:
     if config.workload.ref not in workload.BUILT_IN:
         own = imported(config.workload.ref)
         use(workload.table_of(own))
+        if config.devices_per_trial > 1 and isinstance(own, workload.OwnLoop):
+            what = f"devices_per_trial={config.devices_per_trial}: {config.workload.ref} has a loop of its own"
+            remedy = "leave it out, or a workload by the contract (docs/workload.md)"
+            raise ConfigError(f"{what}, which trains on one device", remedy=remedy)
         options = dict(getattr(own, "options", {}))
         config = with_workload_defaults(config, own.default_space, options, workload.before_of(config.workload.ref))
     doctor.choose_devices(config)
@@ -309,13 +331,14 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         workload=config.workload.ref,
         options=dict(config.workload.options),
         device=device,
-        threads=machine.threads(),
+        threads=max(1, machine.threads() // config.devices_per_trial),
         cap_bytes=config.card.cap_bytes,
         seed=config.search.seed,
         hang_s=config.search.hang_time_s,
         cache_s=CACHE_TIME_FRAC * (config.search.max_time_s or CACHE_UNTIL_S),
         slots=concurrency(config),
         folder=str(Path.cwd()),
+        ranks=config.devices_per_trial,
     )
 
 

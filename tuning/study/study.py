@@ -261,7 +261,8 @@ class _Study:
                 cuda = self._config.card.device == "cuda"
                 first = estimate.MemoryStage(profiler, self._space, self._journal, cap_bytes, cuda=cuda)
                 limit_s = min(estimate.LIMIT_S, max(0.0, self._limits.left_s() / 5))
-                first.run(self._predict if cuda else None, limit_s)
+                alone = self._config.devices_per_trial == 1  # a prediction is of one process's micro-batches
+                first.run(self._predict if cuda and alone else None, limit_s)
         if self._config.search.strategy == "joint":
             return
         with self._stage("probe") as needed:

@@ -39,19 +39,22 @@ def one_at_a_time(config: StudyConfig) -> bool:
     """Returns whether it is sure, before anything is measured, that one trial runs at a time."""
     asked = config.concurrency if isinstance(config.concurrency, int) else None
     if asked is not None or config.card.device != "cuda":
-        return slots.on_cpu(machine.cores(), asked, config.search.max_time_s) == 1
+        return slots.on_cpu(machine.cores() // config.devices_per_trial, asked, config.search.max_time_s) == 1
     return config.search.strategy == "joint" and devices(config) == 1  # see `Limits.plan`
 
 
 def devices(config: StudyConfig) -> int:
-    """Returns how many devices the trials of a study are spread over: every visible card, or one CPU."""
-    return max(1, len(nvml.gpus())) if config.card.device == "cuda" else 1
+    """Returns how many devices the trials of a study are spread over: every visible card, or one CPU.
+
+    Cards that train a trial together count as one.
+    """
+    return max(1, len(nvml.gpus()) // config.devices_per_trial) if config.card.device == "cuda" else 1
 
 
 def cluster(config: StudyConfig) -> RayCluster:
     """Returns a Ray that is not started, of all cores and cards."""
     _choose("a Ray of its own")
-    gpus = devices(config) if config.card.device == "cuda" else 0
+    gpus = devices(config) * config.devices_per_trial if config.card.device == "cuda" else 0
     found: RayCluster = _ray().RayCluster(cores=machine.cores(), gpus=gpus, dashboard=config.dashboard)
     return found
 

@@ -121,7 +121,7 @@ def requested(share: KindShare, nodes: Sequence[Node] | None) -> dict[str, float
         resources = {"CPU": float(max(1, int(ray.cluster_resources().get("CPU", 1)) // plan.concurrency))}
     if share.config.device == "cuda":
         a_device = math.ceil(plan.concurrency / plan.devices)
-        resources["GPU"] = math.floor(1000 / a_device) / 1000
+        resources["GPU"] = share.config.ranks * math.floor(1000 / a_device) / 1000
     return resources
 
 

@@ -17,6 +17,7 @@ from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
+from trainables.ranks import RankFailed
 from trainables.state import Diverged
 from trainables.stopwatch import Window
 from tuning.memory import oom
@@ -49,6 +50,12 @@ class Attempt:
             return False
         if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
             return False
+        if isinstance(error, RankFailed):
+            self.fault = oom.named(str(error.found.get("fault", "")))
+            kept = ("outcome", "failed_at", "fault", "wanted_bytes", "traceback")
+            self._found.update({n: error.found[n] for n in kept if n in error.found}, message=str(error)[:500])
+            self._session.recover(error)
+            return True
         self.fault = fault = oom.fault(error)
         outcome = Outcome.DIVERGED if isinstance(error, Diverged) else fault.outcome
         message = f"{type(error).__name__}: {error}"[:500]
@@ -91,9 +98,8 @@ class RunningTrial:
         start = time.perf_counter()
         with Attempt(self._session, found, self._plan.cap_bytes) as attempt:
             if self._state is None:
-                config = self._session.config(self._knobs, self._seed)
                 self._session.memory.limit(self._plan.cap_bytes)
-                self._state = training.prepare(self._session.resident, config, self._plan)
+                self._state = self._session.prepared(self._knobs, self._plan, self._seed)
                 self._events = training.train(self._state)
                 self._setup_s = time.perf_counter() - start
             found.update(self._to_milestone(start + beat_s))

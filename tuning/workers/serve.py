@@ -23,7 +23,7 @@ from trainables.own_loop import OwnResident
 from tuning.workers import user_code
 from tuning.workers.session import Session
 
-ANSWERED = ("describe", "sanity_check", "kinds", "footprint", "probe", "window", "begin", "advance", "finish")
+ANSWERED = ("describe", "sanity_check", "kinds", "footprint", "probe", "window", "begin", "advance", "finish", "follow")
 """The methods of a session that make up the protocol."""
 
 

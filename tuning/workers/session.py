@@ -20,6 +20,7 @@ from trainables.optim import state_bytes
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.ram_cache import CacheLimits
+from trainables.ranks import Group, part_size
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.memory import oom
@@ -29,9 +30,10 @@ from tuning.search.timing import SETTLE_S
 from tuning.workers import dry_run, fingerprint, machine
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
+from tuning.workers.peers import Peers
 from tuning.workers.running_trial import Attempt, RunningTrial
 from tuning.workers.windows import micro_steps, read_windows, sampler_of, speed, works_of
-from tuning.workers.worker_config import Shrink, TrialOrder, WorkerConfig
+from tuning.workers.worker_config import Following, Shrink, TrialOrder, WorkerConfig
 
 RELOAD_S = 1.0
 """A data set that loads in less is loaded again, to see that it is the same each time."""
@@ -58,6 +60,7 @@ class Session:
         self._loading_s = math.inf
         self._trial: RunningTrial | None = None
         self.sampler = sampler_of(setting.device)
+        self.peers = Peers(setting)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
         self.memory.limit(setting.cap_bytes)
 
@@ -81,6 +84,7 @@ class Session:
 
     def warm(self, knobs: Mapping[str, Scalar]) -> None:
         """Loads data and model, so that the first trial finds them; what is loaded is left out of later collections."""
+        self.peers.start()
         config, begun = self.config(knobs), time.perf_counter()
         if not isinstance(self.resident, OwnResident):  # of which the module is all that is loaded
             self.resident.dataset(config, "train")
@@ -189,9 +193,10 @@ class Session:
         for micro_batch in micro_batches:
             try:
                 self._clear()
-                peak_bytes, alone_bytes = loop.peaks(self.contract, config, micro_batch)
+                ranks = self.setting.ranks
+                peak_bytes, alone_bytes = loop.peaks(self.contract, config, part_size(micro_batch, ranks))
                 measured.append((micro_batch, peak_bytes))
-                alone.append((micro_batch, alone_bytes))
+                alone.append((micro_batch, alone_bytes if ranks == 1 else peak_bytes))  # DDP's buckets hold gradients
             except (RuntimeError, MemoryError) as error:
                 if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
                     raise
@@ -215,7 +220,7 @@ class Session:
         plan = dataclasses.replace(self._endless(PROBE_WINDOW_S), each_step=True)
         self._clear()
         with Attempt(self, found, plan.cap_bytes):
-            state = training.prepare(self.resident, self.config(knobs), plan)
+            state = self.prepared(knobs, plan, self.setting.seed)
             own, works = state.config.knobs, works_of(state)
             windows: list[Window] = []
             steps: list[timing.MicroStep] = []
@@ -247,8 +252,7 @@ class Session:
         self._clear()
         with Attempt(self, found, plan.cap_bytes):
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
-            state = training.prepare(self.resident, self.config(knobs), plan)
-            state.epoch = 1 + seed
+            state = self.prepared(knobs, plan, self.setting.seed, epoch=1 + seed)
             windows: list[Window] = []
             for window in read_windows(state, self.sampler, dropped=2):
                 windows.append(window)
@@ -258,6 +262,37 @@ class Session:
             found["telemetry"] = self.sampler.summary()
         found["wall_s"] = time.perf_counter() - start
         return found
+
+    def prepared(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, epoch: int = 0) -> training.AnyState:
+        """Returns a training that begins with that epoch; the processes of the other ranks are in it, too."""
+        state = training.prepare(self.resident, self.config(knobs, seed), plan)
+        state.epoch = epoch or state.epoch
+        self.together(state)
+        return state
+
+    def together(self, state: training.AnyState) -> None:
+        """Has the processes of the other ranks take part in a training from where it is; there may be none."""
+        if self.peers and isinstance(state, loop.State):
+            knobs, seed = state.config.knobs.as_dict(), state.config.seed
+            state.ranks = self.peers.group(knobs, seed, state.plan, state.epoch, state.device)
+
+    def follow(self, order: Following) -> dict[str, Any]:
+        """Takes part in a training of several processes, until that of rank 0 ends it; returns how it fared."""
+        found: dict[str, Any] = {}
+        self._clear()
+        with Attempt(self, found, order.plan.cap_bytes):
+            self.memory.limit(order.plan.cap_bytes)
+            group = Group(order.rank, order.count, order.meeting, torch.device(self.setting.device))
+            try:
+                state = loop.prepare(self.contract, self.config(order.knobs, order.seed), order.plan)
+                state.epoch, state.ranks = order.epoch, group
+                for _ in loop.train(state):
+                    pass
+            finally:
+                group.leave()
+        if found["outcome"] != Outcome.OK:  # the others wait for this process, until it ends
+            return {**found, "retire": "a training of several processes was broken off"}
+        return {**found, **self.settled(order.plan.cap_bytes)}
 
     def begin(self, order: TrialOrder) -> dict[str, Any]:
         """Takes the next trial, for one who is in another process and cannot hold it."""

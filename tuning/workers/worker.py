@@ -30,7 +30,8 @@ from tuning.config.errors import PreflightError
 from tuning.memory import oom
 from tuning.memory.oom import Fault, Outcome
 from tuning.workers import user_code
-from tuning.workers.worker_config import Failed, TrialOrder, WorkerConfig
+from tuning.workers.nvml import VISIBLE
+from tuning.workers.worker_config import Failed, Following, TrialOrder, WorkerConfig
 
 HUNG = Fault("process hung", Outcome.TIMEOUT)
 LATE = Fault("search.max_time was over", Outcome.CUT)
@@ -178,6 +179,13 @@ class Worker:
         """Ends the trial where it is; returns `Session.settled`."""
         return self._ask("finish")
 
+    def follow(self, training: Following) -> dict[str, Any]:
+        """Returns how the process fared in a training of several, once it is over (`Session.follow`)."""
+        try:
+            return self._ask("follow", training)
+        except WorkerLost as lost:
+            return lost.result()
+
     # -- the process ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -193,13 +201,19 @@ class Worker:
             stdout=self._said,
             stderr=self._said,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": self._search_path()},
+            env=self._environment(),
             cwd=self.config.folder or None,
             process_group=0,  # with its loader's processes, which are ended together
         )
         theirs.close()
         self._connection, self._is_ready = ours, False
         ours.send(self.config)
+
+    def _environment(self) -> dict[str, str]:
+        own = {VISIBLE: self.config.cards} if self.config.cards else {}
+        if self.config.ranks > 1:  # DDP remarks on parameters that are all used
+            own["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+        return {**os.environ, "PYTHONPATH": self._search_path(), **own}
 
     def _search_path(self) -> str:
         """Returns where the process finds modules: as here, the folder of the workload's file left to its loading.
@@ -245,11 +259,9 @@ class Worker:
             return {**nothing, **lost.result(), "wall_s": time.monotonic() - begun}
 
     def _ask(self, method: str, *arguments: Any, expected_s: float = 0.0) -> dict[str, Any]:
-        if not self._is_ready:
-            self.asked = Asked("load")
-            self._load()
+        self.load()
         order = arguments[0] if arguments else None
-        knobs = order.knobs if isinstance(order, TrialOrder) else order
+        knobs = order.knobs if isinstance(order, TrialOrder | Following) else order
         self.asked = Asked(method, knobs if isinstance(knobs, Mapping) else self.asked.knobs)
         try:
             self._pipe.send((method, arguments))
@@ -264,8 +276,11 @@ class Worker:
             self.end()
         return cast(dict[str, Any], answer)
 
-    def _load(self) -> None:
+    def load(self) -> None:
         """Waits until the process has loaded the workload; raises what it says where it cannot."""
+        if self._is_ready:
+            return
+        self.asked = Asked("load")
         self.start()
         answer = self._answer(HANG_TIMES * self.config.hang_s)
         if isinstance(answer, Failed):

@@ -24,7 +24,8 @@ class WorkerConfig:
     `cap_bytes` is what the card holds for tensors, None where the device itself is the limit; `threads` are torch's.
     A process that has not answered for `hang_s` seconds counts as hung. Filling a RAM cache may take `cache_s`;
     a probe leaves room for one in each of `slots` processes. The process works in `folder`, "" for that of whoever
-    starts it.
+    starts it. It trains with `ranks` - 1 others, which it starts; `cards` are the CUDA devices it sees, "" for those of
+    whoever starts it.
     """
 
     workload: str
@@ -37,6 +38,8 @@ class WorkerConfig:
     cache_s: float = math.inf
     slots: int = 1
     folder: str = ""
+    ranks: int = 1
+    cards: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,19 @@ class TrialOrder:
     threads: int
     shrink: Shrink
     left_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Following:
+    """A training that a process takes part in as `rank` of `count`; they meet in the file `meeting`."""
+
+    knobs: Mapping[str, Scalar]
+    seed: int
+    plan: Plan
+    epoch: int
+    rank: int
+    count: int
+    meeting: str
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""A study whose trials take two processes each, and a training with what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tests.commands import run
+from tests.golden.outputs import of, study
+
+pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
+
+
+def test_trials_of_two_processes_go_through_every_stage_and_the_best_trains(tmp_path: Path) -> None:
+    records = study(tmp_path, "devices_per_trial=2", "concurrency=1", "knobs.num_workers=0")
+    assert {r["outcome"] for r in of(records, "trial")} <= {"ok", "stopped"}
+    assert of(records, "confirmed")
+    best = tmp_path / "runs/mine/one/best.yaml"
+    measured = yaml.safe_load(best.read_text())["measured"]
+    assert measured["devices_per_trial"] == 2
+    assert "2 processes a trial" in measured["says"]
+    assert run("tuning", ["train", "--from", str(best), "--out", "trained"], tmp_path) == 0, (
+        tmp_path / "err"
+    ).read_text()
+    result = json.loads((tmp_path / "trained/result.json").read_text())
+    assert result["values"]["accuracy"] == pytest.approx(measured["quality"]["accuracy"]["mean"], abs=0.05)
+    assert not psutil.Process().children(recursive=True), "no process is left"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["devices_per_trial=9"], "devices_per_trial=9, and there"),
+        (["devices_per_trial=2", "concurrency=99"], "allowed: concurrency=1 to"),
+        (["devices_per_trial=2", "cluster=auto"], "a trial of several devices is of this machine alone"),
+        (["devices_per_trial=0"], "at least 1"),
+    ],
+    ids=["too many", "too many at once", "a cluster", "none"],
+)
+def test_what_cannot_be_is_said_and_nothing_is_written(asked: list[str], said: str, tmp_path: Path) -> None:
+    assert run("tuning.run", ["workload=temporal", *asked], tmp_path) == 2
+    assert said in " ".join((tmp_path / "err").read_text().split())
+    assert not (tmp_path / "runs").exists()

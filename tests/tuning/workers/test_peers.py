@@ -1,0 +1,97 @@
+"""Trials over several processes: they learn what one learns, and a failure of any of them is an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.commands import ROOT
+from trainables.knobs import Scalar
+from trainables.plan import Plan
+from tuning.workers.session import Session
+from tuning.workers.worker_config import WorkerConfig
+
+pytestmark = [pytest.mark.workload, pytest.mark.timeout(120)]
+RANKED = str(ROOT / "tests/data/ranked.py")
+# Of a micro-batch of 5 one rank has more than the other, the last of a batch has 4, and a pass ends in a batch of 16.
+KNOBS: Mapping[str, Scalar] = {"learning_rate": 0.01, "batch_size": 24, "micro_batch_size": 5, "amp_dtype": "fp32"}
+PLAN = Plan(2048, (1024, 2048))
+
+
+def session(ranks: int, how: str = "raise", cap_bytes: int | None = None) -> Session:
+    """Returns a session of so many processes, in which a rank is to fail as `how` says."""
+    setting = WorkerConfig(RANKED, {"how": how}, threads=1, cap_bytes=cap_bytes, ranks=ranks, folder=str(ROOT))
+    made = Session(setting)
+    _made.append(made)
+    made.warm({})
+    return made
+
+
+_made: list[Session] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    while _made:
+        _made.pop().peers.end()
+    assert set(psutil.Process().children(recursive=True)) == before
+
+
+def trained(ranks: int, **changes: Scalar) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """Returns the result of a training of so many processes, and the weights it ends with."""
+    own = session(ranks)
+    trial = own.trial({**KNOBS, **changes}, PLAN, 0)
+    while not (found := trial.advance())["done"] and found["samples"] < PLAN.samples:
+        pass
+    weights = [p.detach().clone() for p in own.contract._model.parameters()]  # type: ignore[union-attr]
+    return found, weights
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 2, "micro_batch_size": 1}, {"max_grad_norm": 0.1}], ids=str)
+def test_two_processes_learn_what_one_learns(changes: dict[str, Scalar]) -> None:
+    (alone, first), (both, second) = trained(1, **changes), trained(2, **changes)
+    assert both["outcome"] == alone["outcome"] == "ok"
+    assert both["values"] == pytest.approx(alone["values"], abs=1e-3)
+    assert both["samples"] == alone["samples"]
+    for one, other in zip(first, second, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("how", "outcome"), [("oom", "oom"), ("raise", "crash"), ("kill", "killed")], ids=["oom", "raise", "kill"]
+)
+def test_a_failure_of_one_rank_ends_the_trial_and_the_next_one_runs(rank: float, how: str, outcome: str) -> None:
+    if how == "kill" and rank == 0.0:
+        pytest.skip("rank 0 is this process; `Worker` sees to it")
+    own = session(2, how, 16 * 2**20 if how == "oom" else None)
+    failed = own.trial({**KNOBS, "rank": rank}, Plan(2048, (2048,), cap_bytes=own.setting.cap_bytes), 0, shrink="")
+    found = failed.advance()
+    assert (found["outcome"], found["done"]) == (outcome, True), found["message"]
+    assert found["message"].startswith("rank 1: ") == (rank == 1.0)
+    if how == "raise":
+        assert "so it goes" in found["message"]
+    assert own.train(KNOBS, PLAN, 0)["outcome"] == "ok"
+
+
+def test_a_trial_that_runs_out_of_memory_in_one_rank_begins_again_with_half_the_micro_batch() -> None:
+    own = session(2, "oom", 16 * 2**20)
+    found = own.train({**KNOBS, "rank": 1.0}, Plan(512, (512,), cap_bytes=16 * 2**20), 0)
+    assert [one["knobs"]["micro_batch_size"] for one in found["ooms"]] == [5, 2]
+    assert found["outcome"] == "oom", "it fails at every size"
+
+
+def test_a_trial_is_ended_between_two_batches_and_speeds_are_measured() -> None:
+    own = session(2)
+    trial = own.trial(KNOBS, PLAN, 0)
+    assert trial.advance()["samples"] == 1024
+    trial.end()
+    assert own.probe(KNOBS, 0.5)["samples_per_s"] > 0
+    assert own.window(KNOBS, 0.2, 1)["samples_per_s"] > 0
+    assert own.train(KNOBS, PLAN, 0)["outcome"] == "ok"

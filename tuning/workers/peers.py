@@ -1,0 +1,102 @@
+"""The other processes of trials that take several devices: each is a worker, which follows the one that started it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainables.knobs import Scalar
+from trainables.plan import Plan
+from trainables.ranks import End, Group
+from tuning.memory.oom import Outcome
+from tuning.workers.nvml import VISIBLE
+from tuning.workers.worker import Worker
+from tuning.workers.worker_config import Following, WorkerConfig
+
+GROUP_ENDS_S = 20.0
+"""What a process may take to leave a training that is over; then it is ended, and another one started for the next."""
+POLL_S = 0.02
+_EVER_S = 1e5
+"""They wait for this process, which is itself watched."""
+
+
+class Peers:
+    """The processes of ranks 1 and up, started by that of rank 0 and ended with it; none for one device."""
+
+    def __init__(self, setting: WorkerConfig) -> None:
+        cards = os.environ.get(VISIBLE, "").split(",") if setting.device == "cuda" else []
+        self._device = setting.device
+        self._workers: list[Worker] = []
+        for rank in range(1, setting.ranks):
+            card = "" if not cards else cards[rank] if len(cards) > rank else str(rank)
+            own = replace(setting, ranks=1, slots=setting.slots * setting.ranks, hang_s=_EVER_S, cards=card)
+            self._workers.append(Worker(own))
+        self._said: dict[int, Mapping[str, Any]] = {}
+        self._threads: dict[int, threading.Thread] = {}
+        self._group: Group | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._workers)
+
+    def start(self) -> None:
+        """Starts the processes, and does not wait until they have loaded."""
+        for worker in self._workers:
+            worker.start()
+
+    def end(self) -> None:
+        """Ends the processes for good."""
+        for worker in self._workers:
+            worker.__exit__()
+        self._workers = []
+
+    def group(self, knobs: Mapping[str, Scalar], seed: int, plan: Plan, epoch: int, device: Any) -> Group:
+        """Returns the group that trains with these knobs, once all are there."""
+        if self._group is not None:  # of a training that was never begun
+            self._group.leave()
+            self.left("broken")
+        count = len(self._workers) + 1
+        for worker in self._workers:  # one that cannot load would be waited for in vain
+            worker.load()
+        self._folder = tempfile.TemporaryDirectory(prefix="ct-ranks-")  # the last to meet still reads it
+        meeting = str(Path(self._folder.name) / "meeting")
+        for number, worker in enumerate(self._workers):
+            order = Following(dict(knobs), seed, plan, epoch, number + 1, count, meeting)
+            thread = threading.Thread(target=self._follow, args=(worker, order), daemon=True)
+            self._threads[order.rank] = thread
+            thread.start()
+        self._group = Group(0, count, meeting, device, self.left)
+        return self._group
+
+    def _follow(self, worker: Worker, order: Following) -> None:
+        self._said[order.rank] = found = worker.follow(order)
+        if found["outcome"] != Outcome.OK and self._group is not None:
+            self._group.abort()
+
+    def left(self, end: End) -> Mapping[str, Any] | None:
+        """Sees to it that a training is over in every process; returns what the first one that failed said, else None.
+
+        What waits for one that has failed can only be ended; another process is started in its place.
+        """
+        until = time.monotonic() + (0.0 if end == "broken" else GROUP_ENDS_S)
+        while any(t.is_alive() for t in self._threads.values()) and time.monotonic() < until:
+            if end == "lost" and any(found["outcome"] != Outcome.OK for found in self._said.values()):
+                break
+            time.sleep(POLL_S)
+        said = dict(self._said)
+        for rank, thread in self._threads.items():
+            if thread.is_alive():
+                self._workers[rank - 1].end()
+            thread.join()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._said, self._threads, self._folder, self._group = {}, {}, None, None
+        self.start()
+        failed = ({**found, "rank": rank} for rank, found in said.items() if found["outcome"] != Outcome.OK)
+        return next(failed, None)
