@@ -79,8 +79,8 @@ class Knobs:
     micro_batch_size: int = _row(Knob(
         8, "system", Domain(int, low=1, high=65_536),
         "Most samples of one forward and backward pass; gradients of a batch's micro-batches are summed before the "
-        "optimiser step, so it sets memory and speed, not the meaning of the batch. With devices_per_trial it is of all "
-        "devices together.",
+        "optimiser step, so it sets memory and speed, not the meaning of the batch. With devices_per_trial it is "
+        "that of all devices together.",
         acts_in=("batches", "loop"), memory="step", span="compute", claimed="A B D, as accumulation",
         seen=read.micro_batch_size, short="micro", also=("micro_batch",), auto=tuple(2**n for n in range(17)),
         remedies={"launch": lambda own, _: min(own.batch_size, 2 * own.micro_batch_size)},
