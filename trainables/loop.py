@@ -112,7 +112,8 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                 called = state.model if state.counting or state.witness is not None else model
                 with state.ranks.micro_step(ends_batch=micro.ends_batch):
                     loss = _forward_backward(state, called, batch, part.share, micro.phase)
-                loss_sum += loss * (len(micro.indices) / micro.share)  # loss holds the share: back to a sum of samples
+                # loss holds the share: back to a sum of samples, those of other ranks as this one's
+                loss_sum += loss * (len(micro.indices) / (part.share or 1.0))
                 if knobs.sync_every_step:
                     with watched(state, "sync"):
                         loss.item()

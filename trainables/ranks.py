@@ -25,7 +25,7 @@ from trainables.workload import Workload
 
 NEVER = timedelta(days=1)
 """Rank 0 evaluates while the others wait; one that is gone is known by its closed connection, or ended by the study."""
-_LOST = re.compile(r"gloo|NCCL|Connection (?:closed|reset)|Broken pipe|process group", re.IGNORECASE)
+LOST = re.compile(r"gloo|NCCL|Connection (?:closed|reset)|Broken pipe|process group", re.IGNORECASE)
 End = Literal["whole", "broken", "lost"]
 """How a training of several ended in one: between two batches; of an error in the midst of one; as another was lost."""
 SEEDS_APART = 1_000_003
@@ -88,11 +88,13 @@ class Group(Ranks):
         left: Callable[[End], Mapping[str, Any] | None] = lambda end: None,
     ) -> None:
         self.rank, self.count = rank, count
-        self._device, self._left, self._between = device, left, True
+        self._device, self._left, self._between, self._aborted = device, left, True, False
         self._ddp: DistributedDataParallel | None = None
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for library in ("GLOO", "NCCL"):  # a trial is of one machine: nothing listens to others
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # for `abort`; by default the process is ended
+        self._excepthook = sys.excepthook  # which every group wraps once more
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store = distributed.FileStore(meeting, count)  # type: ignore[attr-defined]
         distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=NEVER)
@@ -122,16 +124,27 @@ class Group(Ranks):
         return found
 
     def stepped(self) -> None:
-        """The optimiser's step is over, and so is the batch."""
+        """The optimiser's step is over, and so is the batch; raises RuntimeError where it was made without a rank."""
+        if self._aborted:
+            raise RuntimeError("the process group was aborted")
         self._between = True
+
+    def ready(self, *, is_so: bool = True) -> None:
+        """Waits until every rank has its model; raises RuntimeError where one has none."""
+        said = torch.tensor([int(is_so)])
+        distributed.all_reduce(said, distributed.ReduceOp.MIN)
+        if is_so and not said.item():
+            raise RuntimeError("a rank of the process group has no model")
 
     @contextlib.contextmanager
     def training(self, state: Any) -> Iterator[None]:
         """Trains as one of the group inside the block, from where rank 0 is; raises RankFailed where another fails."""
         try:
+            self.ready()
             self._ddp = DistributedDataParallel(
                 _Loss(state.resident.workload, state.model),
-                gradient_as_bucket_view=True,  # else gradients are held twice
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,  # those of rank 0 count; of a cache, sizes may differ
                 find_unused_parameters=True,  # phases and heads may leave some out
             )
             self._as_the_first(state)
@@ -142,9 +155,9 @@ class Group(Ranks):
                 with contextlib.suppress(RuntimeError):  # one that is gone need not be told
                     self.more(over=True)
             self.leave()
-            lost = isinstance(error, RuntimeError) and bool(_LOST.search(str(error)))
+            lost = isinstance(error, RuntimeError) and bool(LOST.search(str(error)))
             said = self._left("whole" if self._between else "lost" if lost else "broken")
-            if said is not None and lost:
+            if said is not None and (lost or self._aborted):
                 raise RankFailed(said) from error
             raise
         self.leave()
@@ -166,7 +179,7 @@ class Group(Ranks):
         if optimizer is not None:
             state.optimizer.load_state_dict(optimizer)
         state.scaler.load_state_dict(scaler)
-        torch.manual_seed(state.config.seed + SEEDS_APART * self.rank)
+        torch.manual_seed(state.config.seed + SEEDS_APART * self.rank + state.samples)
 
     def _wrapped(self) -> DistributedDataParallel:
         if self._ddp is None:
@@ -176,11 +189,14 @@ class Group(Ranks):
     def leave(self) -> None:
         """Leaves the group, once."""
         self._ddp = None
+        sys.excepthook = self._excepthook
         if distributed.is_initialized():
-            distributed.destroy_process_group()
+            with contextlib.suppress(RuntimeError):  # of one that is broken
+                distributed.destroy_process_group()
 
     def abort(self) -> None:
         """Ends what waits for a rank that is gone, from another thread; on a card nothing else does."""
+        self._aborted = True
         if self._device.type == "cuda" and (whole := distributed.group.WORLD) is not None:
             whole.abort()
 

@@ -158,7 +158,8 @@ def train(
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
     """
     state = _prepared(job, session, resume=resume)
-    session.together(state)
+    with _telling(job.best):
+        session.together(state)
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
         windows, values = _run(job, state, signals, bar)

@@ -103,11 +103,6 @@ _BYTES = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _RAY_LOST = {"RayActorError", "WorkerCrashedError", "NodeDiedError", "LocalRayletDiedError"}
 
 
-def named(name: str) -> Fault:
-    """Returns the fault of that name, UNKNOWN for another one."""
-    return _NAMED.get(name, UNKNOWN)
-
-
 def classify(error: BaseException) -> Outcome:
     """Returns what the exception, or the first of its causes that says anything, means; CRASH where none does."""
     return fault(error).outcome
@@ -162,6 +157,8 @@ def _of_one(error: BaseException) -> Fault | None:
     text = str(error)
     types = {(t.__module__.split(".")[0], t.__name__) for t in type(error).__mro__}
     names = {name for _, name in types}
+    if "RankFailed" in names:  # of another process of the trial, which says what it was
+        return _NAMED.get(str(getattr(error, "found", {}).get("fault", "")))
     if "CacheTooLarge" in names:  # no smaller micro-batch makes it smaller
         return CACHE
     if isinstance(error, MemoryError):  # NumPy's own is one

@@ -94,6 +94,21 @@ def estimate(steps: Sequence[MicroStep], mean_work: float) -> Estimate:
     return Estimate(micro_step_s, optimizer_step_s, half_s * lever / batch_s)
 
 
+def once_a_batch(steps: Sequence[MicroStep]) -> list[MicroStep]:
+    """Returns the micro-steps, what those that end a batch take more than others of their work moved to the optimiser.
+
+    Where several devices train together they average gradients then. As they are where none or all end a batch.
+    """
+    others, last = ([s for s in steps if (s.optimizer_s is None) == goes_on] for goes_on in (True, False))
+    if not (others and last):
+        return list(steps)
+    pace = sum(s.seconds for s in others) / sum(s.work for s in others)
+    more_s = max(0.0, statistics.fmean(s.seconds for s in last) - pace * statistics.fmean(s.work for s in last))
+    return [
+        s if s.optimizer_s is None else MicroStep(s.work, s.seconds - more_s, s.optimizer_s + more_s) for s in steps
+    ]
+
+
 def ends(samples_per_s: float, fastest_samples_per_s: float, *, spent_s: float, window_s: float, time_s: float) -> End:
     """Returns why a probe ends here, or "" where another window of `window_s` seconds fits in its `time_s`.
 

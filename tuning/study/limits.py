@@ -133,7 +133,7 @@ class Limits:
             milestones=(*milestones(first, samples, budget.rungs.eta), samples),
             shrink=config.search.strategy == "staged" and self._can_shrink(),
             concurrency=count,
-            threads=max(1, min(self._threads or machine.threads(), cores // count)),
+            threads=max(1, min((self._threads or machine.threads()) // ranks, cores // count)),
             devices=self._devices,
             cap_bytes=cap_bytes,
             alone_bytes=alone_bytes,

@@ -181,7 +181,7 @@ def _complete(config: StudyConfig) -> StudyConfig:
         card = card.on("cuda" if gpus else "cpu", min(known, default=None), cores)
         config = on_cuda(config) if gpus else config
     else:
-        card = card.on("cpu", cores=machine.cores())
+        card = card.on("cpu", cores=max(1, machine.cores() // config.devices_per_trial))
     return apply_card(config, card)
 
 

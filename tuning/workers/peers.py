@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from trainables.ranks import End, Group
@@ -56,22 +58,26 @@ class Peers:
             worker.__exit__()
         self._workers = []
 
-    def group(self, knobs: Mapping[str, Scalar], seed: int, plan: Plan, epoch: int, device: Any) -> Group:
+    def group(self, knobs: Mapping[str, Scalar], seed: int, plan: Plan, epoch: int, threads: int) -> Group:
         """Returns the group that trains with these knobs, once all are there."""
         if self._group is not None:  # of a training that was never begun
             self._group.leave()
             self.left("broken")
         count = len(self._workers) + 1
         for worker in self._workers:  # one that cannot load would be waited for in vain
-            worker.load()
+            worker.renew()
         self._folder = tempfile.TemporaryDirectory(prefix="ct-ranks-")  # the last to meet still reads it
         meeting = str(Path(self._folder.name) / "meeting")
         for number, worker in enumerate(self._workers):
-            order = Following(dict(knobs), seed, plan, epoch, number + 1, count, meeting)
+            order = Following(dict(knobs), seed, plan, epoch, threads, number + 1, count, meeting)
             thread = threading.Thread(target=self._follow, args=(worker, order), daemon=True)
             self._threads[order.rank] = thread
             thread.start()
-        self._group = Group(0, count, meeting, device, self.left)
+        try:
+            self._group = Group(0, count, meeting, torch.device(self._device), self.left)
+        except BaseException:
+            self.left("broken")
+            raise
         return self._group
 
     def _follow(self, worker: Worker, order: Following) -> None:
@@ -86,7 +92,7 @@ class Peers:
         """
         until = time.monotonic() + (0.0 if end == "broken" else GROUP_ENDS_S)
         while any(t.is_alive() for t in self._threads.values()) and time.monotonic() < until:
-            if end == "lost" and any(found["outcome"] != Outcome.OK for found in self._said.values()):
+            if end == "lost" and any(map(_failed_itself, list(self._said.values()))):
                 break
             time.sleep(POLL_S)
         said = dict(self._said)
@@ -98,5 +104,10 @@ class Peers:
             self._folder.cleanup()
         self._said, self._threads, self._folder, self._group = {}, {}, None, None
         self.start()
-        failed = ({**found, "rank": rank} for rank, found in said.items() if found["outcome"] != Outcome.OK)
-        return next(failed, None)
+        failed = [{**found, "rank": rank} for rank, found in said.items() if found["outcome"] != Outcome.OK]
+        return next(iter([*filter(_failed_itself, failed), *failed]), None)
+
+
+def _failed_itself(found: Mapping[str, Any]) -> bool:
+    """Returns whether a process failed, and not because another one had."""
+    return found["outcome"] != Outcome.OK and not found.get("of_another")

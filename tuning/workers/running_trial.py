@@ -51,7 +51,7 @@ class Attempt:
         if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
             return False
         if isinstance(error, RankFailed):
-            self.fault = oom.named(str(error.found.get("fault", "")))
+            self.fault = oom.fault(error)
             kept = ("outcome", "failed_at", "fault", "wanted_bytes", "traceback")
             self._found.update({n: error.found[n] for n in kept if n in error.found}, message=str(error)[:500])
             self._session.recover(error)

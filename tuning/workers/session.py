@@ -20,7 +20,7 @@ from trainables.optim import state_bytes
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.ram_cache import CacheLimits
-from trainables.ranks import Group, part_size
+from trainables.ranks import LOST, Group, part_size
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from tuning.memory import oom
@@ -73,7 +73,7 @@ class Session:
         return self.resident
 
     def _free_for_cache(self) -> float:
-        return CACHE_FRAC * machine.available_bytes() / self._caches
+        return CACHE_FRAC * machine.available_bytes() / (self._caches * self.setting.ranks)
 
     def config(self, knobs: Mapping[str, Scalar], seed: int | None = None) -> workload.Config:
         """Returns the configuration of these knobs under the session's setting."""
@@ -195,8 +195,10 @@ class Session:
                 self._clear()
                 ranks = self.setting.ranks
                 peak_bytes, alone_bytes = loop.peaks(self.contract, config, part_size(micro_batch, ranks))
+                if ranks > 1:  # DDP's buckets hold gradients all the time, beside those that are summed up
+                    peak_bytes, alone_bytes = peak_bytes + sizes["gradient_bytes"], peak_bytes
                 measured.append((micro_batch, peak_bytes))
-                alone.append((micro_batch, alone_bytes if ranks == 1 else peak_bytes))  # DDP's buckets hold gradients
+                alone.append((micro_batch, alone_bytes))
             except (RuntimeError, MemoryError) as error:
                 if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
                     raise
@@ -220,8 +222,11 @@ class Session:
         plan = dataclasses.replace(self._endless(PROBE_WINDOW_S), each_step=True)
         self._clear()
         with Attempt(self, found, plan.cap_bytes):
+            ranks, own = self.setting.ranks, self.config(knobs).knobs
+            if ranks > 1:  # a batch of one micro-step does not tell what gradients take to be averaged, once a batch
+                knobs = {**knobs, "batch_size": max(own.batch_size, 2 * own.micro_batch_size)}
             state = self.prepared(knobs, plan, self.setting.seed)
-            own, works = state.config.knobs, works_of(state)
+            works = works_of(state)
             windows: list[Window] = []
             steps: list[timing.MicroStep] = []
             for window in read_windows(state, self.sampler):
@@ -229,7 +234,7 @@ class Session:
                 steps += micro_steps(window, works.before(state, window.micro_steps))
                 if not steps:  # so far only an epoch's last batch, smaller than the others
                     continue
-                known = timing.estimate(steps, works.mean)
+                known = timing.estimate(timing.once_a_batch(steps) if ranks > 1 else steps, works.mean)
                 rate = known.samples_per_s(min(own.batch_size, works.samples), own.micro_batch_size)
                 spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
                 if end := timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s):
@@ -274,24 +279,30 @@ class Session:
         """Has the processes of the other ranks take part in a training from where it is; there may be none."""
         if self.peers and isinstance(state, loop.State):
             knobs, seed = state.config.knobs.as_dict(), state.config.seed
-            state.ranks = self.peers.group(knobs, seed, state.plan, state.epoch, state.device)
+            state.ranks = self.peers.group(knobs, seed, state.plan, state.epoch, torch.get_num_threads())
 
     def follow(self, order: Following) -> dict[str, Any]:
         """Takes part in a training of several processes, until that of rank 0 ends it; returns how it fared."""
         found: dict[str, Any] = {}
         self._clear()
+        self.use_threads(order.threads)
         with Attempt(self, found, order.plan.cap_bytes):
             self.memory.limit(order.plan.cap_bytes)
             group = Group(order.rank, order.count, order.meeting, torch.device(self.setting.device))
             try:
-                state = loop.prepare(self.contract, self.config(order.knobs, order.seed), order.plan)
+                try:
+                    state = loop.prepare(self.contract, self.config(order.knobs, order.seed), order.plan)
+                except BaseException:
+                    group.ready(is_so=False)
+                    raise
                 state.epoch, state.ranks = order.epoch, group
                 for _ in loop.train(state):
                     pass
             finally:
                 group.leave()
         if found["outcome"] != Outcome.OK:  # the others wait for this process, until it ends
-            return {**found, "retire": "a training of several processes was broken off"}
+            of_another = found["outcome"] == Outcome.CRASH and bool(LOST.search(found["message"]))
+            return {**found, "retire": "a training of several processes was broken off", "of_another": of_another}
         return {**found, **self.settled(order.plan.cap_bytes)}
 
     def begin(self, order: TrialOrder) -> dict[str, Any]:

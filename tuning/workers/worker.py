@@ -276,6 +276,12 @@ class Worker:
             self.end()
         return cast(dict[str, Any], answer)
 
+    def renew(self) -> None:
+        """Does as `load`, with another process where there is none any more."""
+        if self._process is not None and self._process.poll() is not None:
+            self._killed(is_lost=True)
+        self.load()
+
     def load(self) -> None:
         """Waits until the process has loaded the workload; raises what it says where it cannot."""
         if self._is_ready:

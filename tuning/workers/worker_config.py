@@ -63,6 +63,7 @@ class Following:
     seed: int
     plan: Plan
     epoch: int
+    threads: int
     rank: int
     count: int
     meeting: str

@@ -9,7 +9,7 @@ import statistics
 import pytest
 
 from tuning.search.throughput import Probed
-from tuning.search.timing import LEAST_FITTED, LEAST_STEPS, PARTS, MicroStep, ends, estimate
+from tuning.search.timing import LEAST_FITTED, LEAST_STEPS, PARTS, MicroStep, ends, estimate, once_a_batch
 from tuning.stats.uncertainty import t_975
 
 IN_A_BATCH = 4
@@ -106,3 +106,17 @@ def test_a_probe_ends_by_its_time_or_where_it_cannot_win_and_never_for_being_nar
     rate: float, spent_s: float, end: str
 ) -> None:
     assert ends(rate, 100.0, spent_s=spent_s, window_s=0.4, time_s=3.0) == end
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_what_is_done_once_a_batch_is_told_from_the_micro_steps(accumulation: int) -> None:
+    steps = [
+        MicroStep(work, 0.01 * work + 0.05 * last, 0.002 if last else None)
+        for number in range(64)
+        for work, last in [(1.0 + number % 3, number % accumulation == accumulation - 1)]
+    ]
+    known = estimate(once_a_batch(steps), 2.0)
+    assert known.micro_step_s == pytest.approx(0.02, rel=0.05)
+    assert known.optimizer_step_s == pytest.approx(0.052, rel=0.05)
+    for alike in (steps[:1], [s for s in steps if s.optimizer_s is not None]):
+        assert once_a_batch(alike) == alike
