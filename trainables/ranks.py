@@ -88,7 +88,7 @@ class Group(Ranks):
         left: Callable[[End], Mapping[str, Any] | None] = lambda end: None,
     ) -> None:
         self.rank, self.count = rank, count
-        self._device, self._left, self._between, self._aborted = device, left, True, False
+        self._device, self._left, self._between, self._aborted = device, left, False, False
         self._ddp: DistributedDataParallel | None = None
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for library in ("GLOO", "NCCL"):  # a trial is of one machine: nothing listens to others
@@ -141,13 +141,17 @@ class Group(Ranks):
         """Trains as one of the group inside the block, from where rank 0 is; raises RankFailed where another fails."""
         try:
             self.ready()
+            whole = _Loss(state.resident.workload, state.model)
+            # Only rank 0's are evaluated and written, and those of a cache may differ in size.
+            buffers = [name for name, _ in whole.named_buffers()]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(whole, buffers)
             self._ddp = DistributedDataParallel(
-                _Loss(state.resident.workload, state.model),
+                whole,
                 gradient_as_bucket_view=True,
-                broadcast_buffers=False,  # those of rank 0 count; of a cache, sizes may differ
                 find_unused_parameters=True,  # phases and heads may leave some out
             )
             self._as_the_first(state)
+            self._between = True
             yield
         except BaseException as error:
             over = state.samples >= state.plan.samples
