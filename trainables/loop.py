@@ -107,20 +107,10 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                 watch.lap("transfer")
                 if state.witness is not None:
                     state.witness.micro_batch(len(micro.indices), batches.tensors_of(host_batch))
-                state.counts = state.capped and state.sparse.part(state.steps, micro.phase, batches.tensors_of(batch))
-                # What is compiled under a counter of operators stays uncompiled for good, so a watched step is not.
-                called = state.model if state.counting or state.witness is not None else model
-                with state.ranks.micro_step(ends_batch=micro.ends_batch):
-                    loss = _forward_backward(state, called, batch, part.share, micro.phase)
+                loss = _micro_step(state, model, batch, micro, part.share)
                 # loss holds the share: back to a sum of samples, those of other ranks as this one's
                 loss_sum += loss * (len(micro.indices) / (part.share or 1.0))
-                if knobs.sync_every_step:
-                    with watched(state, "sync"):
-                        loss.item()
                 watch.lap("forward_backward")
-                state.micro_batches_done += 1
-                state.samples += len(micro.indices)
-                state.batch_samples = round(len(micro.indices) / micro.share) if micro.ends_batch else 0
                 watch.samples += len(micro.indices)
                 watch.micro_steps += 1
                 if not micro.ends_batch:
@@ -150,6 +140,22 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                     return
             state.epoch += 1
             state.micro_batches_done = 0
+
+
+def _micro_step(state: State, model: nn.Module, batch: Any, micro: batches.MicroBatch, share: float) -> Tensor:
+    """Returns as `_forward_backward` does; the samples are those of all ranks from here on."""
+    state.counts = state.capped and state.sparse.part(state.steps, micro.phase, batches.tensors_of(batch))
+    # What is compiled under a counter of operators stays uncompiled for good, so a watched step is not.
+    called = state.model if state.counting or state.witness is not None else model
+    with state.ranks.micro_step(ends_batch=micro.ends_batch):
+        loss = _forward_backward(state, called, batch, share, micro.phase)
+    if state.config.knobs.sync_every_step:
+        with watched(state, "sync"):
+            loss.item()
+    state.micro_batches_done += 1
+    state.samples += len(micro.indices)
+    state.batch_samples = round(len(micro.indices) / micro.share) if micro.ends_batch else 0
+    return loss
 
 
 def peaks(resident: Resident, config: Config, micro_batch: int) -> tuple[int, int]:

@@ -73,7 +73,7 @@ ALONE = Ranks()
 
 
 class Group(Ranks):
-    """The processes of one training, which meet in the file `meeting`; made by each of them at the same time.
+    """The processes of one training, which meet in the file `rendezvous`; made by each of them at the same time.
 
     `left` is called with how it ended once the group is left, and returns what the first other that failed said, None
     where none did.
@@ -83,7 +83,7 @@ class Group(Ranks):
         self,
         rank: int,
         count: int,
-        meeting: str,
+        rendezvous: str,
         device: torch.device,
         left: Callable[[End], Mapping[str, Any] | None] = lambda end: None,
     ) -> None:
@@ -96,7 +96,7 @@ class Group(Ranks):
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # for `abort`; by default the process is ended
         self._excepthook = sys.excepthook  # which every group wraps once more
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        store = distributed.FileStore(meeting, count)  # type: ignore[attr-defined]
+        store = distributed.FileStore(rendezvous, count)  # type: ignore[attr-defined]
         distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=NEVER)
 
     def parts(self, todo: Sequence[MicroBatch]) -> Sequence[MicroBatch]:

@@ -32,12 +32,12 @@ class Peers:
     """The processes of ranks 1 and up, started by that of rank 0 and ended with it; none for one device."""
 
     def __init__(self, setting: WorkerConfig) -> None:
-        cards = os.environ.get(VISIBLE, "").split(",") if setting.device == "cuda" else []
+        cards = cards_of(setting.ranks, os.environ.get(VISIBLE)) if setting.device == "cuda" else [""] * setting.ranks
         self._device = setting.device
         self._workers: list[Worker] = []
         for rank in range(1, setting.ranks):
-            card = "" if not cards else cards[rank] if len(cards) > rank else str(rank)
-            own = replace(setting, ranks=1, slots=setting.slots * setting.ranks, hang_s=_EVER_S, cards=card)
+            slots = setting.slots * setting.ranks
+            own = replace(setting, ranks=1, slots=slots, hang_s=_EVER_S, cards=cards[rank])
             self._workers.append(Worker(own))
         self._said: dict[int, Mapping[str, Any]] = {}
         self._threads: dict[int, threading.Thread] = {}
@@ -67,14 +67,14 @@ class Peers:
         for worker in self._workers:  # one that cannot load would be waited for in vain
             worker.renew()
         self._folder = tempfile.TemporaryDirectory(prefix="ct-ranks-")  # the last to meet still reads it
-        meeting = str(Path(self._folder.name) / "meeting")
+        rendezvous = str(Path(self._folder.name) / "rendezvous")
         for number, worker in enumerate(self._workers):
-            order = Following(dict(knobs), seed, plan, epoch, threads, number + 1, count, meeting)
+            order = Following(dict(knobs), seed, plan, epoch, threads, number + 1, count, rendezvous)
             thread = threading.Thread(target=self._follow, args=(worker, order), daemon=True)
             self._threads[order.rank] = thread
             thread.start()
         try:
-            self._group = Group(0, count, meeting, torch.device(self._device), self.left)
+            self._group = Group(0, count, rendezvous, torch.device(self._device), self.left)
         except BaseException:
             self.left("broken")
             raise
@@ -106,6 +106,12 @@ class Peers:
         self.start()
         failed = [{**found, "rank": rank} for rank, found in said.items() if found["outcome"] != Outcome.OK]
         return next(iter([*filter(_failed_itself, failed), *failed]), None)
+
+
+def cards_of(ranks: int, visible: str | None) -> list[str]:
+    """Returns the card of each rank, where these are visible to the process of rank 0; None: all, by number."""
+    named = visible.split(",") if visible else []
+    return named[:ranks] if len(named) >= ranks else [str(rank) for rank in range(ranks)]
 
 
 def _failed_itself(found: Mapping[str, Any]) -> bool:

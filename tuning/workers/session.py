@@ -288,7 +288,7 @@ class Session:
         self.use_threads(order.threads)
         with Attempt(self, found, order.plan.cap_bytes):
             self.memory.limit(order.plan.cap_bytes)
-            group = Group(order.rank, order.count, order.meeting, torch.device(self.setting.device))
+            group = Group(order.rank, order.count, order.rendezvous, torch.device(self.setting.device))
             try:
                 try:
                     state = loop.prepare(self.contract, self.config(order.knobs, order.seed), order.plan)

@@ -57,7 +57,7 @@ class TrialOrder:
 
 @dataclass(frozen=True)
 class Following:
-    """A training that a process takes part in as `rank` of `count`; they meet in the file `meeting`."""
+    """A training that a process takes part in as `rank` of `count`; they meet in the file `rendezvous`."""
 
     knobs: Mapping[str, Scalar]
     seed: int
@@ -66,7 +66,7 @@ class Following:
     threads: int
     rank: int
     count: int
-    meeting: str
+    rendezvous: str
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,18 @@ CASES: list[tuple[str, Simulated, dict[str, Any]]] = [
         Simulated((RTX3090,) * 2, "concurrency=3", probe=probed(BUSY, 3)),
         {"slots": 3, "slot_gib": (24 - 2 * CONTEXT_GIB) / 2},
     ),
+    # trials of several cards
+    (
+        "two cards a trial",
+        Simulated((RTX3090,) * 4, "devices_per_trial=2", probe=probed(IDLE, 3)),
+        {"devices": 2, "slots": 2, "threads": 4, "workers": 4, "slot_gib": None, "ray": True},
+    ),
+    ("two of three cards", Simulated((RTX3090,) * 3, "devices_per_trial=2"), {"devices": 1, "slots": 1, "ray": False}),
+    (
+        "four processes of a CPU",
+        Simulated(typed="devices_per_trial=4"),
+        {"device": "cpu", "devices": 1, "slots": 4, "threads": 1},
+    ),
     ("one flat search", Simulated((RTX3090,), "search.strategy=joint", probe=probed(IDLE, 3)), {"slots": 1}),
 ]
 

@@ -12,6 +12,7 @@ import torch
 from tests.commands import ROOT
 from trainables.knobs import Scalar
 from trainables.plan import Plan
+from tuning.workers.peers import cards_of
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -96,3 +97,11 @@ def test_a_trial_is_ended_between_two_batches_and_speeds_are_measured() -> None:
     assert own.probe(KNOBS, 0.5)["samples_per_s"] > 0
     assert own.window(KNOBS, 0.2, 1)["samples_per_s"] > 0
     assert own.train(KNOBS, PLAN, 0)["outcome"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("visible", "cards"),
+    [(None, ["0", "1"]), ("", ["0", "1"]), ("GPU-a,GPU-b,GPU-c", ["GPU-a", "GPU-b"]), ("2,3", ["2", "3"])],
+)
+def test_each_rank_sees_a_card_of_its_own(visible: str | None, cards: list[str]) -> None:
+    assert cards_of(2, visible) == cards
