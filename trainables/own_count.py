@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
@@ -75,6 +76,8 @@ class Counted:
         """Whether the end of a pass ends a batch, too."""
         self._optimizers: dict[torch.optim.Optimizer, bool] = {}
         """Those that `backward` was called with, and whether each has stepped since the scale of the loss changed."""
+        self._schedules: list[LRScheduler] = []
+        """Those that `backward` steps, each behind its optimiser."""
         self._paused_at = time.perf_counter()
 
     @property

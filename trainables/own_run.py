@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, precision
 from trainables.near_names import nearest
@@ -102,9 +103,17 @@ class Run(Counted):
             found |= {"prefetch_factor": knobs.prefetch_factor, "persistent_workers": knobs.persistent_workers}
         return found
 
-    def prepare(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> Any:
-        """Returns the model on the device as knobs say, and the optimisers; the model alone where it comes alone."""
+    def prepare(self, model: nn.Module, *others: torch.optim.Optimizer | LRScheduler) -> Any:
+        """Returns the model on the device as knobs say, and all else as it came; the model alone where it comes alone.
+
+        The others are its optimisers, and schedulers of the learning rate, which `backward` then steps behind each step
+        of their optimiser. Raises LoopError for a scheduler that waits for a metric.
+        """
         state, knobs = self._state, self._ask(*_PREPARE)
+        optimizers = [one for one in others if not isinstance(one, LRScheduler)]
+        self._schedules += [one for one in others if isinstance(one, LRScheduler)]
+        if any(isinstance(one, ReduceLROnPlateau) for one in self._schedules):
+            raise LoopError("run.prepare(..., ReduceLROnPlateau): it waits for a metric, so step it yourself")
         model = model.to(self.device)
         precision.set_memory_format(model, knobs)
         blocks = [child for m in model.modules() if isinstance(m, nn.ModuleList) for child in m]
@@ -117,7 +126,7 @@ class Run(Counted):
             optimizer.register_step_pre_hook(self.before_step)
         if state.model is None:
             state.model, state.optimizer = model, next(iter(optimizers), None)
-        return (model, *optimizers) if optimizers else model
+        return (model, *others) if others else model
 
     def epochs(self) -> Iterator[int]:
         """Yields the passes until the horizon is reached; `batches` then makes one pass at a time."""
@@ -181,6 +190,7 @@ class Run(Counted):
         The batches of a loader that `loader()` made are micro-batches; any other loader's are whole batches. `max_norm`
         is what the norm of all gradients of the optimiser is clipped to before it steps, by default the knob's. Where
         it is called with several optimisers, each with its own loss, a loss has gradients for its optimiser alone.
+        Schedulers that `prepare` was shown step with their optimiser.
         """
         knobs, own = self._ask("set_to_none", "sync_every_step"), optimizer or self._state.optimizer
         if own is None:
@@ -206,6 +216,9 @@ class Run(Counted):
         others[own] = True
         if len(others) == 1:  # else gradients of another may wait at this scale
             self._rescale()
+        for schedule in self._schedules:
+            if schedule.optimizer is own:
+                schedule.step()
         own.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
         self.step()
         return True

@@ -35,12 +35,12 @@ def train(run):
     """Trains for as long as it is let: a probe takes seconds, a training of a study its share of the time."""
     loader = DataLoader(TRAIN, shuffle=True, **run.loader())
     net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
-    net, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), run["learning_rate"], run["momentum"]))
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"], momentum=run["momentum"])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)
+    run.prepare(net, optimizer, schedule)
     for points, labels in run.batches(loader):
         loss = nn.functional.cross_entropy(net(points), labels)
-        if run.backward(loss, optimizer, max_norm=1.0):
-            schedule.step()
+        run.backward(loss, optimizer, max_norm=1.0)
         if run.evaluate_now:
             run.report(accuracy=evaluate(net))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.own_scripts import SCRIPTS, changed
 from tests.data import plain_script
 from trainables import checkpoint, own_loop
 from trainables.evaluation import Evaluation
@@ -93,12 +93,33 @@ def test_it_learns_what_the_plain_script_learns(capsys: pytest.CaptureFixture[st
 
 
 def test_eight_lines_of_the_script_are_new() -> None:
-    plain, own = ((DATA / name).read_text().split("\ndef train(")[1] for name in ("plain_script.py", "plain_loop.py"))
-    lines = own.split("\nSPACE")[0].splitlines()
-    changed = difflib.ndiff(plain.splitlines(), lines)
-    kept = {line.strip() for line in plain.splitlines()}
-    new = [line[2:] for line in changed if line.startswith("+ ") and line[2:].strip() not in kept]
-    assert len([line for line in new if '"""' not in line and line.strip()]) <= 8
+    plain, own = ((SCRIPTS / f"unet_{name}.py").read_text() for name in ("script", "loop"))
+    assert changed(plain, own)["new"] == 8
+
+
+SCHEDULED = """
+def train(run):
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.{name}
+    run.prepare(net, optimizer, scheduler)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        SEEN.append(optimizer.param_groups[0]["lr"])
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=0.0)
+"""
+
+
+def test_a_scheduler_that_is_shown_steps_behind_each_step_of_its_optimiser(script: Any) -> None:
+    workload = script(SCHEDULED.format(name="StepLR(optimizer, 1, gamma=0.5)"))
+    events(workload, Plan(48, (48,)))
+    assert workload.train.__globals__["SEEN"] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25], "two micro-batches a step"
+
+
+def test_a_scheduler_that_waits_for_a_metric_is_refused(script: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"ReduceLROnPlateau.*step it yourself"):
+        prepared(script(SCHEDULED.format(name="ReduceLROnPlateau(optimizer)")), Plan(48, (48,)))
 
 
 def test_the_micro_batch_leaves_what_is_learned_alone(script: Any) -> None:

@@ -17,7 +17,7 @@ from trainables.knobs import Knobs, Scalar, table
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.errors import ConfigError
-from tuning.config.schema import BEFORE, PLAIN, CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
+from tuning.config.schema import AFTER, BEFORE, PLAIN, CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
 from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 
@@ -65,12 +65,15 @@ def apply_card(config: StudyConfig, card: Card) -> StudyConfig:
     """Returns the configuration on `card`, without the knob values the card cannot honour, each listed in `dropped`.
 
     Raises ConfigError when such a value was asked for on the command line. A card whose device is "auto" refuses
-    nothing but types it does not list: call this again with the card that was found.
+    nothing but types it does not list: call this again with the card that was found. `after` is left out on a CPU.
     """
     asked = {n for n in table() if config.origins.get(f"knobs.{n}") == COMMAND_LINE}
     space, dropped = restrict(config.space, card, asked)
     named: dict[str, dict[str, Scalar]] = {}
+    typed = {key.split(".")[1] for key, o in config.origins.items() if o == COMMAND_LINE and key.startswith("named.")}
     for name, values in config.named.items():
+        if name == AFTER and card.device == "cpu" and name not in typed:
+            continue
         named[name], sentences = honoured(card, values, f"named.{name}")
         dropped += sentences
     before, after = card_as_raw(config.card), card_as_raw(card)

@@ -22,8 +22,12 @@ _DURATION = re.compile(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+(?:\.[0-9]+)?)s)?
 _PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?%")
 _DEVICE = re.compile(r"[0-9]{1,3}|(?:GPU|MIG)-[0-9A-Za-z/-]*")
 _DAY_S = 86_400.0
-BEFORE, PLAIN = "before", "plain defaults"
-"""What gains are measured against: the user's present configuration, or PyTorch's defaults where none is given."""
+BEFORE, AFTER, PLAIN = "before", "after", "plain defaults"
+"""What gains are measured against: the user's present configuration, or PyTorch's defaults where none is given.
+
+`after` of a packaged workload is what was tuned by hand for a card. A device without CUDA leaves it out, unless it was
+typed: there half of its knobs do nothing, and its sizes are beside the space.
+"""
 PLANNED_TRIALS = 12
 """Whole trainings that a search of as many trials as the time allows is planned for.
 

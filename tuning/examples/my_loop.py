@@ -65,14 +65,14 @@ def train(run):
     loader = DataLoader(TRAIN, shuffle=True, collate_fn=collate, **run.loader())
     val_loader = DataLoader(VAL, batch_size=256, collate_fn=collate)
     net = Net(run["hidden"])
-    net, optimizer = run.prepare(net, torch.optim.AdamW(net.parameters(), lr=run["learning_rate"]))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=run["learning_rate"])
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, run.steps)
+    run.prepare(net, optimizer, schedule)
     for batch in run.batches(loader):
         with run.autocast():
             logits = net(batch["x"], batch["steps"])
             loss = nn.functional.cross_entropy(logits, batch["labels"])
-        if run.backward(loss, optimizer, max_norm=1.0):
-            schedule.step()
+        run.backward(loss, optimizer, max_norm=1.0)
         if run.evaluate_now:
             run.report(accuracy=evaluate(net, val_loader))
 

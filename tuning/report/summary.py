@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from trainables.knobs import KnobTable, table, using
 from tuning.config.lenient import mapping, numbers, texts, whole
-from tuning.config.schema import BEFORE, PLAIN
+from tuning.config.schema import AFTER, BEFORE, PLAIN
 from tuning.journal import timeline
 from tuning.journal.records import Record, is_finished, reopened, table_of, trained_beside
 from tuning.journal.timeline import Interval, Times
@@ -289,7 +289,7 @@ def _place(study: Mapping[str, Any]) -> Place:
 
 
 def _claim(given: Mapping[str, Any]) -> Claim | None:
-    text = str(given.get("claims") or "")
+    text = str(given.get("claims") or "") if AFTER in given else ""
     factor = re.search(r"(\d+(?:\.\d+)?)x\b", text)
     return Claim(text, float(factor[1]) if factor else None, str(given.get("source") or "")) if text else None
 

@@ -146,7 +146,7 @@ def test_no_workers_leaves_out_what_needs_workers():
 
 def test_cpu_card_drops_what_a_cpu_cannot_honour_and_says_so(monkeypatch):
     monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx512bw"}))
-    config = load(["card=cpu"])
+    config = load(["card=cpu", "named.after.num_workers=8"])
     assert config.space.fixed["pin_memory"] is False
     assert config.space.parameters["amp_dtype"] == Choice(("fp32", "bf16"))
     assert "pin_memory" not in config.named["after"]
@@ -154,6 +154,12 @@ def test_cpu_card_drops_what_a_cpu_cannot_honour_and_says_so(monkeypatch):
     assert {d.partition("=")[0] for d in config.dropped} == {
         f"{section}.{knob}" for section in ("knobs", "named.after") for knob in ("tf32", "pin_memory", "non_blocking")
     }
+
+
+def test_what_was_tuned_for_a_card_is_measured_on_cards_alone():
+    assert "after" in load(["card=rtx3090"]).named
+    assert "after" not in load(["card=cpu"]).named
+    assert "after" in load(["card=cpu", "named.after.batch_size=8"]).named
 
 
 def test_card_found_later_is_applied_like_one_that_was_named():
