@@ -10,6 +10,7 @@ import numpy as np
 
 from trainables.knobs import Scalar, table
 from tuning.config.lenient import finite, mapping
+from tuning.config.schema import BEFORE
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials
 from tuning.memory.guard import MemoryGuard
@@ -80,10 +81,21 @@ def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:
 
 
 def fastest_probed(
-    records: Sequence[Record], space: Space, guard: MemoryGuard, start: Mapping[str, Scalar]
+    records: Sequence[Record],
+    space: Space,
+    guard: MemoryGuard,
+    start: Mapping[str, Scalar],
+    *,
+    is_before: bool = False,
 ) -> dict[str, Scalar] | None:
-    """Returns `start` with the fastest system knobs that were probed and fit, None where nothing was."""
+    """Returns `start` with the fastest system knobs that were probed and fit, None where nothing was.
+
+    Where `start` is `before` and was faster as it is, when it was probed, it stays so.
+    """
     choice = fastest(Speeds([p for p in probed(records) if inside(space, p)]), guard, start)
+    own = [r for r in records if r.event == "probe" and r.get("name") == BEFORE and r.get("outcome") == Outcome.OK]
+    if is_before and own and (choice is None or own[-1]["samples_per_s"] > choice.samples_per_s):
+        return space.complete(start)
     return None if choice is None else space.complete({**start, **choice.system})
 
 

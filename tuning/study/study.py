@@ -362,8 +362,9 @@ class _Study:
         if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in self._of_search()):
             return None
         learned = groups.guard(self._journal.records, self._limits.cap_bytes())
-        start = {**groups.defaults(self._space), **(self._limits.before() or {})}
-        return fastest_probed(self._journal.records, self._space, learned, start)
+        before = self._limits.before()
+        start = {**groups.defaults(self._space), **(before or {})}
+        return fastest_probed(self._journal.records, self._space, learned, start, is_before=before is not None)
 
     def _of_search(self) -> list[Trial]:
         """Returns the trials that ended, without those trained beside the search."""

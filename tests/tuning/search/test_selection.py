@@ -14,7 +14,7 @@ from tuning.journal.records import Journal, trials
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.search.rule import Baseline, Rule, absolute, best_baseline
-from tuning.search.selection import Finished, pick, recombine
+from tuning.search.selection import Finished, fastest_probed, pick, recombine
 
 
 def finished(*rows: tuple[float, float], objective: str = "accuracy") -> list[Finished]:
@@ -157,3 +157,22 @@ def test_a_quality_is_given_the_fastest_system_knobs_that_fit(tmp_path: Path, pr
     before = len(journal.records)
     recombine(journal, SPACE, tight, lambda r: None)
     assert len(journal.records) == before, "what does not fit is given to nobody"
+
+
+@pytest.mark.parametrize(("before_per_s", "workers"), [(900.0, 2), (1100.0, 4)], ids=["probed", "before"])
+def test_what_is_trained_today_stays_where_no_system_knobs_beat_it(
+    tmp_path: Path, before_per_s: float, workers: int
+) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    found = {"batch_size": 16, "micro_batch_size": 16, "num_workers": 2, "learning_rate": 0.1}
+    before = {**found, "num_workers": 4}  # beside the space
+    for name, knobs, rate in ((None, found, 1000.0), ("before", before, before_per_s)):
+        steps = {"micro_step_s": 16 / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
+        journal.append("probe", name=name, config=knobs, outcome="ok", **steps)
+    guard = MemoryGuard(None, {})
+    picked = fastest_probed(journal.records, SPACE, guard, before, is_before=True)
+    assert picked is not None
+    assert picked["num_workers"] == workers
+    plain = fastest_probed(journal.records, SPACE, guard, before)
+    assert plain is not None
+    assert plain["num_workers"] == 2, "of a packaged workload `before` is nobody's"
