@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainables import batches, precision
 from trainables.evaluation import Evaluation
 from trainables.plan import evenly, steps_to
+from trainables.ranks import ALONE, Ranks
 from trainables.resident import marks
 from trainables.state import WARM_STEPS, Diverged, RunState, closed, watched
 from trainables.stopwatch import Stopwatch, Window
@@ -54,6 +55,12 @@ class OwnState(RunState):
     """What their loader reads from, None where that is not known."""
     micro_steps: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=1 << 16), repr=False)
     """Of each micro-step its samples, and whether an optimiser step followed."""
+    prepared: list[nn.Module] = field(default_factory=list, repr=False)
+    """The models that `run.prepare` was shown."""
+    averages: bool = False
+    """Whether its steps are those of `run.backward`, which averages gradients over several processes."""
+    ranks: Ranks = field(default=ALONE, repr=False)
+    """The processes that train it, of which this is one."""
     model: nn.Module | None = field(default=None, repr=False)
     optimizer: torch.optim.Optimizer | None = field(default=None, repr=False)
 
@@ -76,6 +83,8 @@ class Counted:
         """Whether the end of a pass ends a batch, too."""
         self._optimizers: dict[torch.optim.Optimizer, bool] = {}
         """Those that `backward` was called with, and whether each has stepped since the scale of the loss changed."""
+        self._share = 1.0
+        """What the mean loss of this process's part of a micro-batch counts; 1 where there is one process."""
         self._schedules: list[LRScheduler] = []
         """Those that `backward` steps, each behind its optimiser."""
         self._paused_at = time.perf_counter()
@@ -158,8 +167,12 @@ class Counted:
             return  # one of several optimisers
         self.before_step()
         self._watching.close()
+        if state.ranks.count > 1 and not state.averages:
+            said = f"devices_per_trial={state.ranks.count}: gradients are averaged by run.backward(loss, optimizer)"
+            raise LoopError(f"{said}, and this loop steps by lines of its own")
         state.steps += 1
         self._watch.steps += 1
+        state.ranks.stepped()
         self._has_stepped, self._since_step = True, 0
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         self._see()
@@ -315,7 +328,7 @@ class Counted:
         reached = [m for m in self._milestones if m <= state.samples]
         if reached:
             del self._milestones[: len(reached)]
-            self._is_due = True
+            self._is_due = state.ranks.rank == 0
             state.counts = state.capped and state.sparse.evaluation()
             if state.counts:
                 self._watching.enter_context(watched(state))

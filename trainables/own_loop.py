@@ -145,17 +145,18 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
     The first window is the first optimiser step alone. Closing the generator ends their function. Raises Diverged, what
     their function raises, and WorkloadError where it ends too soon or never steps.
     """
-    try:
-        while True:
-            state.baton.go_on()
-            event = state.baton.take()
-            _raised(event)
-            if not isinstance(event, Window | Evaluation):
-                return
-            yield event
-    finally:
-        event = None
-        _end(state)
+    with state.ranks.training(state):
+        try:
+            while True:
+                state.baton.go_on()
+                event = state.baton.take()
+                _raised(event)
+                if not isinstance(event, Window | Evaluation):
+                    return
+                yield event
+        finally:
+            event = None
+            _end(state)
 
 
 def _raised(event: Event | BaseException | None) -> None:

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, precision
 from trainables.near_names import nearest
-from trainables.own_count import Counted
+from trainables.own_count import Counted, Ended
 from trainables.workload import LoopError
 
 _LOADER = ("micro_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -74,6 +74,11 @@ class Run(Counted):
     def progress(self) -> float:
         """The share of the run that is done, 0 to 1."""
         return min(1.0, self._state.samples / self.samples)
+
+    @property
+    def rank(self) -> int:
+        """Which of `devices_per_trial` processes this is, from 0: the first is to write what a training saves."""
+        return self._state.ranks.rank
 
     @property
     def accumulation(self) -> int:
@@ -124,6 +129,7 @@ class Run(Counted):
             state.meter.adopt([*model.parameters(), *model.buffers()])
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self.before_step)
+        state.prepared.append(model)
         if state.model is None:
             state.model, state.optimizer = model, next(iter(optimizers), None)
         return (model, *others) if others else model
@@ -151,16 +157,21 @@ class Run(Counted):
         dim: int | None = None
         while not self.is_done:
             before = state.samples
+            state.ranks.same_order()
             own = iter(loader)
-            for host in own:
+            for whole in own:
+                if not self._since_step and not state.ranks.more():
+                    raise Ended
                 self._watch.lap("data_wait")
+                dim = batches.samples_dim(whole, self._asked_size(source)) if dim is None else dim
+                size = batches.size_of_batch(whole, source, state.samples - before, dim=dim)
+                host, self._share = state.ranks.part_of(whole, dim, size)
                 batch = transfer(host)
                 self._watch.lap("transfer")
                 if state.steps == 0 and not isinstance(own, Generator):  # a wrapper hides the workers of its loader
                     state.active |= batches.workers_seen(own, loader)
-                dim = batches.samples_dim(host, self._asked_size(source)) if dim is None else dim
-                self._count(host, batch, batches.size_of_batch(host, source, state.samples - before, dim=dim))
-                del host
+                self._count(host, batch, size)
+                del whole, host
                 yield batch
                 self.passed()
                 if self.is_done:
@@ -203,12 +214,15 @@ class Run(Counted):
             self._rescale()
         others.setdefault(own, False)
         inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
-        self._scaler.scale(loss / accumulation if accumulation > 1 else loss).backward(inputs=inputs)
+        part = loss * (self._share / accumulation) if (accumulation, self._share) != (1, 1.0) else loss
+        self._scaler.scale(part).backward(inputs=inputs)
         self.saw_loss(loss)
         if knobs.sync_every_step:
             loss.detach().item()
         if not self.ends_batch:
             return False
+        self._state.averages = True
+        self._state.ranks.average([p for group in own.param_groups for p in group["params"]])
         if limit > 0:
             optim.hold_gradients(own, self._scaler, limit)
         self.before_step()

@@ -64,6 +64,16 @@ class Ranks:
     def stepped(self) -> None:
         """The optimiser's step is over, and so is the batch."""
 
+    def same_order(self) -> None:
+        """A loop of one's own begins a pass: every rank draws the same order."""
+
+    def part_of(self, batch: Any, dim: int, size: int) -> tuple[Any, float]:
+        """Returns this rank's part of a batch whose `size` samples lie along `dim`, and what its mean loss counts."""
+        return batch, 1.0
+
+    def average(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Makes gradients the mean over the ranks."""
+
     def training(self, state: Any) -> contextlib.AbstractContextManager[object]:
         """Returns what a whole training runs in."""
         return contextlib.nullcontext()
@@ -141,16 +151,7 @@ class Group(Ranks):
         """Trains as one of the group inside the block, from where rank 0 is; raises RankFailed where another fails."""
         try:
             self.ready()
-            whole = _Loss(state.resident.workload, state.model)
-            # Only rank 0's are evaluated and written, and those of a cache may differ in size.
-            buffers = [name for name, _ in whole.named_buffers()]
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(whole, buffers)
-            self._ddp = DistributedDataParallel(
-                whole,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=True,  # phases and heads may leave some out
-            )
-            self._as_the_first(state)
+            self._meet(state)
             self._between = True
             yield
         except BaseException as error:
@@ -166,6 +167,19 @@ class Group(Ranks):
             raise
         self.leave()
         self._left("whole")
+
+    def _meet(self, state: Any) -> None:
+        """Makes what this rank trains that of rank 0."""
+        whole = _Loss(state.resident.workload, state.model)
+        # Only rank 0's are evaluated and written, and those of a cache may differ in size.
+        buffers = [name for name, _ in whole.named_buffers()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(whole, buffers)
+        self._ddp = DistributedDataParallel(
+            whole,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=True,  # phases and heads may leave some out
+        )
+        self._as_the_first(state)
 
     def _as_the_first(self, state: Any) -> None:
         """Makes this rank's counters and optimiser those of rank 0; its weights are by now."""

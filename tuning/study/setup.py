@@ -159,10 +159,6 @@ def _complete(config: StudyConfig) -> StudyConfig:
     if config.workload.ref not in workload.BUILT_IN:
         own = imported(config.workload.ref)
         use(workload.table_of(own))
-        if config.devices_per_trial > 1 and isinstance(own, workload.OwnLoop):
-            what = f"devices_per_trial={config.devices_per_trial}: {config.workload.ref} has a loop of its own"
-            remedy = "leave it out, or a workload by the contract (docs/workload.md)"
-            raise ConfigError(f"{what}, which trains on one device", remedy=remedy)
         options = dict(getattr(own, "options", {}))
         config = with_workload_defaults(config, own.default_space, options, workload.before_of(config.workload.ref))
     doctor.choose_devices(config)
@@ -232,6 +228,10 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
     """
     if "asked" not in facts:
         return config
+    if config.devices_per_trial > 1 and not facts.get("averages"):
+        what = f"devices_per_trial={config.devices_per_trial}: train(run) steps by lines of its own"
+        remedy = "step by run.backward(loss, optimizer), which averages gradients over processes, or leave it out"
+        raise ConfigError(f"{what}, so each process would train a model of its own", remedy=remedy)
     asked, pins = set(facts["asked"]), dict(facts["seen"])
     pins = {name: size for name, size in pins.items() if name not in asked}
     if "batch_size" in asked:

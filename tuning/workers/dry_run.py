@@ -38,8 +38,9 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     """Returns what `Session.describe` does, and as `asked` the knobs that were asked for.
 
     `asked_by` are those by the call that asks for them, `seen` the sizes of its batches; `reseeds` says that it sets a
-    seed of its own. `untrained` is what it reports, where it asks for a rate, so that the steps so far changed nothing.
-    Raises what their function raises; where it runs out of memory it is tried with half the micro-batch.
+    seed of its own, `averages` that its gradients may be averaged over processes. `untrained` is what it reports, where
+    it asks for a rate, so that the steps so far changed nothing. Raises what their function raises; out of memory,
+    it is tried with half the micro-batch.
     """
     tried = {**knobs, "learning_rate": NO_RATE}
     while True:
@@ -69,6 +70,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         **fingerprint.of_data([state.dataset]),
         "asked": sorted(state.asked),
         "reseeds": state.reseeds,
+        "averages": state.averages,
         "asked_by": {call: list(names) for call, names in ASKED_BY.items()},
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
         "untrained": reported if "learning_rate" in state.asked and all(map(math.isfinite, reported.values())) else {},

@@ -58,8 +58,10 @@ class Peers:
             worker.__exit__()
         self._workers = []
 
-    def group(self, knobs: Mapping[str, Scalar], seed: int, plan: Plan, epoch: int, threads: int) -> Group:
-        """Returns the group that trains with these knobs, once all are there."""
+    def group(
+        self, knobs: Mapping[str, Scalar], seed: int, plan: Plan, epoch: int, threads: int, kind: type[Group] = Group
+    ) -> Group:
+        """Returns the group of a kind that trains with these knobs, once all are there."""
         if self._group is not None:  # of a training that was never begun
             self._group.leave()
             self.left("broken")
@@ -74,7 +76,7 @@ class Peers:
             self._threads[order.rank] = thread
             thread.start()
         try:
-            self._group = Group(0, count, rendezvous, torch.device(self._device), self.left)
+            self._group = kind(0, count, rendezvous, torch.device(self._device), self.left)
         except BaseException:
             self.left("broken")
             raise

@@ -16,6 +16,7 @@ from trainables import kinds, loop, sanity, training, workload
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
+from trainables.loop_ranks import LoopGroup
 from trainables.optim import state_bytes
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
@@ -277,9 +278,14 @@ class Session:
 
     def together(self, state: training.AnyState) -> None:
         """Has the processes of the other ranks take part in a training from where it is; there may be none."""
-        if self.peers and isinstance(state, loop.State):
+        if self.peers:
             knobs, seed = state.config.knobs.as_dict(), state.config.seed
-            state.ranks = self.peers.group(knobs, seed, state.plan, state.epoch, torch.get_num_threads())
+            order = knobs, seed, state.plan, state.epoch, torch.get_num_threads()
+            state.ranks = self.peers.group(*order, kind=self._group)
+
+    @property
+    def _group(self) -> type[Group]:
+        return LoopGroup if isinstance(self.resident, OwnResident) else Group
 
     def follow(self, order: Following) -> dict[str, Any]:
         """Takes part in a training of several processes, until that of rank 0 ends it; returns how it fared."""
@@ -288,15 +294,15 @@ class Session:
         self.use_threads(order.threads)
         with Attempt(self, found, order.plan.cap_bytes):
             self.memory.limit(order.plan.cap_bytes)
-            group = Group(order.rank, order.count, order.rendezvous, torch.device(self.setting.device))
+            group = self._group(order.rank, order.count, order.rendezvous, torch.device(self.setting.device))
             try:
                 try:
-                    state = loop.prepare(self.contract, self.config(order.knobs, order.seed), order.plan)
+                    state = training.prepare(self.resident, self.config(order.knobs, order.seed), order.plan)
                 except BaseException:
                     group.ready(is_so=False)
                     raise
                 state.epoch, state.ranks = order.epoch, group
-                for _ in loop.train(state):
+                for _ in training.train(state):
                     pass
             finally:
                 group.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,9 +24,38 @@ KNOBS: Mapping[str, Scalar] = {"learning_rate": 0.01, "batch_size": 24, "micro_b
 PLAN = Plan(1280, (264, 1280))
 
 
-def session(ranks: int, how: str = "raise", cap_bytes: int | None = None) -> Session:
+LOOP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+DATA = TensorDataset(X, X.sum(1))
+SPACE = {"learning_rate": [0.1, 0.01], "batch_size": [8, 24], "micro_batch_size": [2, 5], "clip": [0.0, 0.5]}
+OBJECTIVES = {"error": "min"}
+
+def train(run):
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.0), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(net.parameters(), run["learning_rate"])
+    run.prepare(net, optimizer)
+    for x, y in run.batches(DataLoader(DATA, shuffle=True, **run.loader())):
+        loss = (net(x).squeeze(1) - y).square().mean()
+        if OWN_STEPS:
+            loss.backward()
+            optimizer.step()
+            run.step()
+        else:
+            run.backward(loss, optimizer, max_norm=run["clip"])
+        if run.evaluate_now:
+            weights = torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()
+            run.report(error=loss.item(), **{f"w{n}": w for n, w in enumerate(weights)})
+"""
+
+
+def session(ranks: int, how: str = "raise", cap_bytes: int | None = None, workload: str = RANKED) -> Session:
     """Returns a session of so many processes, in which a rank is to fail as `how` says."""
-    setting = WorkerConfig(RANKED, {"how": how}, threads=1, cap_bytes=cap_bytes, ranks=ranks, folder=str(ROOT))
+    options = {"how": how} if workload == RANKED else {}
+    setting = WorkerConfig(workload, options, threads=1, cap_bytes=cap_bytes, ranks=ranks, folder=str(ROOT))
     made = Session(setting)
     _made.append(made)
     made.warm({})
@@ -62,6 +92,38 @@ def test_two_processes_learn_what_one_learns(changes: dict[str, Scalar]) -> None
     assert both["samples"] == alone["samples"]
     for one, other in zip(first, second, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("batch", "micro", "clip"), [(24, 5, 0.5), (2, 1, 0.0)], ids=str)
+def test_two_processes_of_a_loop_of_its_own_learn_what_one_learns(
+    tmp_path: Path, batch: int, micro: int, clip: float
+) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text("OWN_STEPS = False\n" + LOOP)
+    knobs = {"learning_rate": 0.01, "batch_size": batch, "micro_batch_size": micro, "clip": clip}
+    found = []
+    for ranks in (1, 2):
+        own = session(ranks, workload=str(path))
+        trial = own.trial(knobs, Plan(600, (216, 600)), 0)
+        half = trial.advance()
+        assert half["samples"] == 216
+        found.append(trial.advance())
+        assert found[-1]["done"]
+        assert own.probe(knobs, 0.5)["samples_per_s"] > 0
+    alone, both = found
+    assert (both["outcome"], both["message"], both["samples"]) == ("ok", "", alone["samples"])
+    del both["values"]["error"], alone["values"]["error"]  # of a part
+    assert both["values"] == pytest.approx(alone["values"], abs=1e-4)
+
+
+def test_a_loop_that_steps_by_itself_is_not_trained_by_several(tmp_path: Path) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text("OWN_STEPS = True\n" + LOOP)
+    own = session(2, workload=str(path))
+    found = own.train({"learning_rate": 0.01, "clip": 0.0}, Plan(64, (64,)), 0)
+    assert found["outcome"] == "crash"
+    assert "gradients are averaged by run.backward" in found["message"]
+    assert not own.describe({})["averages"]
 
 
 @pytest.mark.parametrize(
