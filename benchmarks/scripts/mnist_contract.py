@@ -1,4 +1,3 @@
-# ruff: noqa: RUF012  (what a user would write)
 """Digits by a small convolutional network: the training of mnist_script.py by the contract.
 
 After mnist/main.py of pytorch/examples (BSD-3-Clause). Network and digits are imported from the script, which stays as

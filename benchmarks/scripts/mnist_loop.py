@@ -40,15 +40,14 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-def train_epoch(run, args, model, device, train_loader, optimizer, scheduler, epoch):
+def train_epoch(run, args, model, device, train_loader, optimizer, epoch):
     """Trains one pass over the data."""
     model.train()
     for batch_idx, (data, target) in enumerate(run.batches(train_loader)):
         data, target = data.to(device), target.to(device)
         output = model(data)
         loss = F.nll_loss(output, target)
-        if run.backward(loss, optimizer):
-            scheduler.step()
+        run.backward(loss, optimizer)
         if batch_idx % args.log_interval == 0:
             print(f"epoch {epoch}, batch {batch_idx} of {len(train_loader)}: loss {loss.item():.4f}")
 
@@ -92,10 +91,10 @@ def train(run):
     model = Net().to(device)
     model.dropout2.p = run["dropout"]
     optimizer = optim.Adadelta(model.parameters(), lr=run["learning_rate"])
-    run.prepare(model, optimizer)
     scheduler = StepLR(optimizer, step_size=max(1, run.steps // args.epochs), gamma=args.gamma)
+    run.prepare(model, optimizer, scheduler)
     for epoch in run.epochs():
-        train_epoch(run, args, model, device, train_loader, optimizer, scheduler, epoch)
+        train_epoch(run, args, model, device, train_loader, optimizer, epoch)
         if run.evaluate_now:
             run.report(accuracy=test(model, device, test_loader))
     if args.save_model:
