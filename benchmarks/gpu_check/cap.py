@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.gpu_check import foretell
-from benchmarks.gpu_check.cards import caps
+from benchmarks.gpu_check.cards import caps, free_bytes
 from benchmarks.gpu_check.foretell import Coupling
 from benchmarks.gpu_check.gauge import Gauge
 from benchmarks.gpu_check.kinds import GEMMA, GEMMA_SAMPLES, SMALL_GEMMA
@@ -31,7 +31,7 @@ ROUNDS = {"cuda": 10, "cpu": 2}
 def run(place: Place) -> dict[str, Any]:
     """Returns what was said of each configuration and what came of it, and how each phase recovered."""
     kept = Kept(place, "cap")
-    found: dict[str, Any] = {"caps": caps(place), "fits": [], "phases": [], "finished": True}
+    found: dict[str, Any] = {"caps": caps(place, free_bytes(place)), "fits": [], "phases": [], "finished": True}
     try:
         # First, since the process that recovers is to be one like a trial's.
         found["phases"] = kept.row("phases", lambda: list(recovered(place)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 from benchmarks.gpu_check.place import GIB_BYTES, MIB_BYTES, Place
 from tuning.config import yaml_files
 
@@ -12,15 +14,23 @@ SMALL_CARDS = {"32 MiB": 32 * MIB_BYTES, "96 MiB": 96 * MIB_BYTES}
 """What stands in for a card of 8 and of 24 GB where the same is run small."""
 
 
-def caps(place: Place) -> dict[str, int]:
-    """Returns the bytes that tensors may take on a card of 8 GB and on one of 24 GB; small ones on a CPU."""
+def caps(place: Place, free_bytes: int) -> dict[str, int]:
+    """Returns the bytes that tensors may take on a card of 8 GB and on one of 24 GB; small ones on a CPU.
+
+    Without those that the card at hand, of which so many are free, cannot be held to.
+    """
     if place.small:
         return dict(SMALL_CARDS)
     found = {}
     for name in CARDS:
         (_, raw), *_ = [pair for pair in yaml_files.of_groups({"card": name}) if "card" in pair[1]]
         found[name] = round((raw["card"]["memory_gib"] - raw["card"]["reserve_gib"]) * GIB_BYTES)
-    return found
+    return {name: cap_bytes for name, cap_bytes in found.items() if cap_bytes <= free_bytes}
+
+
+def free_bytes(place: Place) -> int:
+    """Returns what of the card's memory nobody else holds; 0 on a CPU."""
+    return 0 if place.small else int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
 
 
 def claim_of(workload: str) -> str:

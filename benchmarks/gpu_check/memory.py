@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check import calibrate, foretell, snapshot
+from benchmarks.gpu_check.cards import free_bytes
 from benchmarks.gpu_check.foretell import Coupling
 from benchmarks.gpu_check.gauge import CAPACITY_TOLERANCE_FRAC, CPU_STEP_BYTES, Gauge
 from benchmarks.gpu_check.kinds import GEMMA, GEMMA_SAMPLES, SMALL_GEMMA
@@ -107,7 +108,7 @@ def _measure(place: Place, kept: Kept, couplings: Sequence[Coupling], micro_batc
         free = gauge.step(coupling.knobs, micro_batch)
         made = {"kind": coupling.kind, "coupling": coupling.label, "micro_batch": micro_batch}
         if not free.fits:
-            return {**made, "failed": free.message}
+            return {**made, "failed": free.message, "free_bytes": free_bytes(place)}
         return {
             **made,
             "allocated_bytes": free.allocated_bytes,
@@ -131,12 +132,16 @@ def _measure(place: Place, kept: Kept, couplings: Sequence[Coupling], micro_batc
 def joined(real: Mapping[str, Any], said: Mapping[str, Any] | None, small: bool) -> dict[str, Any]:
     """Returns a measured row with what was predicted, and `wrong`: whether it was said to fit where it just does not.
 
+    Of one that ran out of memory `foretold`: whether it was said to need more than was free.
+
     That is asked of a card one step of the bisection smaller than the smallest that was enough.
     """
     row = dict(real)
     peak = said["peaks"].get(str(real["micro_batch"])) if said is not None else None
     if said is not None:
         row |= {"confidence": said["confidence"], "notes": said["notes"], "traced_s": said["seconds"]}
+    if peak is not None and "failed" in real:
+        row["foretold"] = peak["capacity_bytes"] > int(real.get("free_bytes") or 0) > 0
     if peak is None or "failed" in real:
         return row
     row |= {f"predicted_{name}": value for name, value in peak.items()}

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.gpu_check.cards import claim_of, factor_of
+from benchmarks.gpu_check.cards import caps, claim_of, factor_of, free_bytes
 from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
 from tuning.journal.records import Record, read, trials
 from tuning.journal.runs import JOURNAL
@@ -37,7 +37,10 @@ def run(place: Place) -> dict[str, Any]:
     """Returns a row for each study."""
     kept = Kept(place, "search")
     found: dict[str, Any] = {"rows": [], "finished": True}
-    for workload, card in STUDIES[place.device].items():
+    # A card that is larger than the one at hand would be refused before anything starts.
+    there = caps(place, free_bytes(place))
+    for workload, wanted in STUDIES[place.device].items():
+        card = wanted if place.small or wanted in there else "auto"
         try:
             found["rows"].append(
                 kept.row(workload, partial(measured, place, workload, card), 1.3 * STUDY_S[place.device])

@@ -53,7 +53,8 @@ def lines(document: Found) -> list[Line]:
 def memory(found: Found, card: bool) -> Iterator[Line]:
     """Yields errors of the predicted bytes over all rows, and how often a card too small was said to be enough."""
     rows = [r for r in found.get("rows", ()) if "predicted_allocated_bytes" in r]
-    lost = len(found.get("rows", ())) - len(rows)
+    foretold = sum(bool(r.get("foretold")) for r in found.get("rows", ()))
+    lost = len(found.get("rows", ())) - len(rows) - foretold
     bar = f"{MEAN_BAR:.0%}, {MOST_BAR:.0%}"
     for name in ("allocated", "reserved", "capacity"):
         errors = [(_error(r, name), f"{r['coupling']} x {r['micro_batch']}") for r in rows if r.get(f"{name}_bytes")]
@@ -69,6 +70,8 @@ def memory(found: Found, card: bool) -> Iterator[Line]:
     if rows:
         figure = f"{len(wrong)} of {len(rows)}"
         yield Line("memory", "said to fit where it does not", figure, "0", not wrong, ", ".join(wrong[:3]))
+    if foretold:
+        yield Line("memory", "said not to fit this card, and ran out", str(foretold))
     if lost:
         yield Line("memory", "without a prediction or a run", str(lost), "0", False, _first_failure(found))
     recorded = found.get("snapshot")
@@ -134,7 +137,7 @@ def _error(row: Found, name: str) -> float:
 
 
 def _first_failure(found: Found) -> str:
-    missing = [r for r in found["rows"] if "predicted_allocated_bytes" not in r]
+    missing = [r for r in found["rows"] if "predicted_allocated_bytes" not in r and not r.get("foretold")]
     said = missing[0].get("failed") or "; ".join(missing[0].get("notes", ())) or "no answer"
     return f"{missing[0]['coupling']}: {said}"
 

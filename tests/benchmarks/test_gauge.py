@@ -61,5 +61,6 @@ def test_the_file_of_a_workload_claims_a_factor(name: str) -> None:
 
 
 def test_virtual_cards_are_those_of_the_files_less_their_reserve() -> None:
-    found = caps(Place("cuda", Path(), "abc"))
+    assert list(caps(Place("cuda", Path(), "abc"), 8 * 2**30)) == ["rtx4060"], "not what this card cannot be held to"
+    found = caps(Place("cuda", Path(), "abc"), 2**40)
     assert {name: round(size / 2**30, 1) for name, size in found.items()} == {"rtx4060": 7.3, "rtx3090": 23.2}

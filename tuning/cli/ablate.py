@@ -18,7 +18,7 @@ from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.schema import PLAIN
 from tuning.config.shareable import MASK, is_secret
-from tuning.journal.records import Journal, Record, last, read
+from tuning.journal.records import Journal, Record, last, read, trials
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablate, ablation
@@ -104,7 +104,8 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
     cap_bytes = study["card"].get("cap_bytes") if study["card"].get("virtual") else None
     ref, ranks = study["config"]["workload"]["ref"], int(study["config"].get("devices_per_trial", 1))
     threads = max(1, machine.threads() // ranks)
-    return WorkerConfig(ref, own, device, threads, cap_bytes, study["seed"], ranks=ranks)
+    start = next((trial.config for trial in trials(records)), {})
+    return WorkerConfig(ref, own, device, threads, cap_bytes, study["seed"], ranks=ranks, start=start)
 
 
 def _only(pairs: list[ablation.AblationPair], names: str) -> list[ablation.AblationPair]:

@@ -22,8 +22,8 @@ from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
 
 COMMAND_LINE = "command line"
-COMPILED_S = 900.0
-"""A study of less time compiles nothing of its own accord."""
+COMPILED_S, COMPILED_PROBES_S = 900.0, 120.0
+"""A study of less time, or whose probes have less, compiles nothing of its own accord."""
 
 TAKEN = ("best", "most_accurate", "config", "plain_defaults")
 """Files of a run, so no names of configurations."""
@@ -91,9 +91,10 @@ def on_cuda(config: StudyConfig) -> StudyConfig:
     origins = {f"knobs.{n}": f"search_spaces/workload/{ref}.yaml" for n in yaml_files.on_card(ref)} | config.origins
     own = {n: v for n, v in yaml_files.on_card(ref).items() if not _is_given(origins[f"knobs.{n}"])}
     dropped = list(config.dropped)
-    if "compile" in own and limit_s is not None and limit_s < COMPILED_S:
+    probes_s = config.budget.probe.max_time_s
+    if "compile" in own and (probes_s < COMPILED_PROBES_S or (limit_s is not None and limit_s < COMPILED_S)):
         del own["compile"]
-        said = f"it takes a minute or so for each model; search.max_time={COMPILED_S / 60:.0f}m and more searches it"
+        said = "it takes a minute or so for each model; budget=full without a limit, or of a quarter of an hour, has it"
         dropped.append(f"knobs.compile is left out: {said}")
     raw = {**config.space.as_raw(), **own}
     dropped += drop_idle(raw, origins)

@@ -90,7 +90,7 @@ class MemoryStage:
         todo.sort(key=_lighter)
         if predict is not None and todo:
             found = predict([self._knobs(c) for c in todo])
-            todo = [c for c, p in zip(todo, found, strict=True) if not self._predicted(c, p)]
+            todo = self._by_prediction(list(zip(todo, found, strict=True)), limit_s)
         started = self._clock()  # a prediction has a limit of its own
         took: dict[int, float] = {}
         for number, group in enumerate(todo):
@@ -117,6 +117,18 @@ class MemoryStage:
             return True
         known = footprints(self._journal.records).values()
         return all(p.capacity(self._sizes[-1]) * ROOMY < self._cap_bytes for p in known)
+
+    def _by_prediction(self, predicted: Sequence[tuple[Group, Prediction]], limit_s: float) -> list[Group]:
+        """Returns the groups without a footprint, once those were written that a prediction and a measurement give.
+
+        Those of one model come one after the other: a large one takes seconds to load.
+        """
+        shaping = [name for name, row in table().items() if row.shapes_model]
+        left, until = [], self._clock() + limit_s
+        for group, prediction in sorted(predicted, key=lambda pair: [str(pair[0].get(name)) for name in shaping]):
+            if self._clock() > until or not self._predicted(group, prediction):
+                left.append(group)
+        return sorted(left, key=_lighter)
 
     def _predicted(self, group: Group, prediction: Prediction) -> bool:
         """Writes the footprint of a prediction and one measurement beside it; returns False where it has no peaks."""

@@ -21,7 +21,7 @@ from tuning.report.format import plain
 from tuning.report.named import Named
 from tuning.report.sentences import file_of, kinds, place_sentence
 from tuning.report.summary import Summary, of_its_knobs
-from tuning.report.trial_views import SPEED
+from tuning.report.trial_views import MEASURED, SPEED
 from tuning.stats.uncertainty import Quality
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -73,7 +73,7 @@ def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path
     knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
     picks = {named.trial: name for name, named in reversed(list(summary.named.items())) if named.trial}
     objectives = list(summary.objectives)
-    figures = (SPEED, "measured_samples_per_s", "peak_allocated_bytes", "samples", "stopped_at", "seed")
+    figures = (SPEED, MEASURED, "peak_allocated_bytes", "joules_per_sample", "samples", "stopped_at", "seed")
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     header = ["trial", "outcome", "on_front", "pick", *objectives, *figures, *knobs, "message"]

@@ -8,9 +8,10 @@ from typing import Any
 
 from tuning.config.lenient import finite, mapping, whole
 from tuning.journal.records import Record, rated
+from tuning.search.bottleneck import joules_a_sample
 
-SPEED = "samples_per_s"
-"""The key of a record's throughput."""
+SPEED, MEASURED = "samples_per_s", "measured_samples_per_s"
+"""The keys of a record's throughput, and of that which its own training showed."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class TrialView:
     spread_frac: float | None = None
     data_wait_frac: float | None = None
     peak_allocated_bytes: int | None = None
+    joules_per_sample: float | None = None
     seed: int | None = None
     message: str = ""
     on_front: bool = False
@@ -48,7 +50,7 @@ def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> lis
         own = replace(own, samples_per_s=finite(record.get(SPEED)))
         if config != own.config:  # what was measured of the configuration that ran does not hold for this one
             own = replace(own, config=config, measured_samples_per_s=None, data_wait_frac=None)
-            own = replace(own, peak_allocated_bytes=None, active={}, is_overtaken=True)
+            own = replace(own, peak_allocated_bytes=None, joules_per_sample=None, active={}, is_overtaken=True)
         last[trial] = own
     return list(last.values())
 
@@ -69,10 +71,11 @@ def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:
         samples=whole(record.get("samples")),
         stopped_at=whole(record.get("stopped_at")),
         samples_per_s=finite(record.get(SPEED)),
-        measured_samples_per_s=finite(record.get("measured_samples_per_s")),
+        measured_samples_per_s=finite(record.get(MEASURED)),
         spread_frac=finite(record.get("spread_frac")),
         data_wait_frac=finite(record.get("data_wait_frac")),
         peak_allocated_bytes=whole(record.get("peak_allocated_bytes")),
+        joules_per_sample=joules_a_sample(mapping(record.get("telemetry")), finite(record.get(MEASURED))),
         seed=whole(record.get("seed")),
         message=str(record.get("message") or ""),
         active=mapping(record.get("active")),

@@ -139,11 +139,18 @@ def card_words(telemetry: Mapping[str, Any], samples_per_s: float | None = None)
     busy = telemetry.get("gpu_sm_frac")
     said = [f"{percent(_number(busy))} busy"] if busy is not None else []
     said += [form.format(v) for name, form in units.items() if (v := _number(telemetry.get(name)))]
-    if (watts := _number(telemetry.get("power_w"))) and samples_per_s:
-        said.append(f"{watts / samples_per_s:.2g} J a sample")
+    if (joules := joules_a_sample(telemetry, samples_per_s)) is not None:
+        said.append(f"{joules:.2g} J a sample")
     throttled = telemetry.get("throttled")
     slowed = ", ".join(map(str, throttled)) if isinstance(throttled, list) else ""
     return ", ".join(said) + (f"; throttled: {slowed}" if slowed and said else "")
+
+
+def joules_a_sample(telemetry: Mapping[str, Any], samples_per_s: float | None) -> float | None:
+    """Returns the card's energy for a sample: by its counter, else by its power when it was read; None without."""
+    energy_j, wall_s = _number(telemetry.get("energy_j")), _number(telemetry.get("wall_s"))
+    watts = energy_j / wall_s if energy_j and wall_s else _number(telemetry.get("power_w"))
+    return watts / samples_per_s if watts and samples_per_s else None
 
 
 def instead_of_fp16(outcome: str, knobs: Mapping[str, Any], allowed: Collection[Any]) -> tuple[str, str] | None:

@@ -272,8 +272,8 @@ def _warmed(
 ) -> dict[str, float]:
     """Returns the seconds of one window of each that is not measured, beside the window's own length.
 
-    What ran last in the process was something else, and the first time is slow. Left out with a note is who would, by
-    its probe, not come to `LEAST_ROUNDS`, or leave no time for a round of those before it.
+    What ran last in the process was something else, and the first time is slow. Left out with a note is who fails, and
+    who would, by its probe, not come to `LEAST_ROUNDS`, or leave no time for a round of those before it.
     """
     speeds, costs_s = Speeds(probed(journal.records)), dict[str, float]()
     for name, knobs in named.items():
@@ -283,7 +283,12 @@ def _warmed(
             text = f"too little time is left to measure {name} in turns with the others"
             told(journal.append("note", text=f"{text}: a larger search.max_time has it"))
             continue
-        costs_s[name] = float(profiler.window(knobs, 0.0, seed=seed).get("wall_s") or 0.0)
+        found = profiler.window(knobs, 0.0, seed=seed)
+        if (outcome := found.get("outcome", Outcome.OK)) != Outcome.OK:
+            said = str(found.get("message") or "").partition("\n")[0][:160]
+            told(journal.append("note", text=f"{name} is not measured in turns: {outcome}{f': {said}' * bool(said)}"))
+            continue
+        costs_s[name] = float(found.get("wall_s") or 0.0)
     return costs_s
 
 

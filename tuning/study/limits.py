@@ -38,6 +38,8 @@ Trials of 2 to 23 steps learned nothing (docs/log/newcomer.md).
 """
 MOST_EPOCHS = 100
 """The most epochs that are chosen by time."""
+LONG_S = 12 * 3600.0
+"""A search without a limit that takes so long is worth a word before it begins."""
 BEFORE_FRAC = 1 / 2
 """Of the search's time, the most that training `before` may take: the rest has to find something better."""
 
@@ -176,6 +178,15 @@ class Limits:
         """Returns about how long a training takes at the fastest speed probed; 0 where nothing was."""
         rate = self._fastest_per_s()
         return confirm.MORE * self.horizon() / rate if rate else 0.0
+
+    def long(self) -> str:
+        """Returns that a search without a limit takes `LONG_S` and more, by the fastest speed probed; "" where not."""
+        count, training_s = self._config.search.most_trials, self.training_s()
+        whole_s = math.ceil(count / max(1, self.plan().concurrency)) * training_s
+        if self._config.search.max_time_s is not None or whole_s < LONG_S:
+            return ""
+        said = f"{count} trials of {duration(training_s)} and more each may take {duration(whole_s)}"
+        return f"{said}: search.max_time=8h has an answer by then, budget.train_epochs=N shorter trials"
 
     def idle(self) -> str:
         """Returns why nothing is trained, "" where the search begins: no trials, or no time for one."""

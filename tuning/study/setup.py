@@ -13,6 +13,7 @@ from typing import Any
 from trainables import workload
 from trainables.knobs import KnobTable, Scalar, kind_of, table, use
 from tuning.config import atomic
+from tuning.config.cards import GIB_BYTES
 from tuning.config.errors import ConfigError, UserCodeError
 from tuning.config.resolve import (
     apply_card,
@@ -29,6 +30,7 @@ from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Parameter, Range, Space, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
 from tuning.journal.runs import JOURNAL, LAST, NEWEST_SCHEMA, find_run, known_runs, require_known, versions
+from tuning.memory.groups import defaults
 from tuning.workers import doctor, executors, machine, nvml, slots, user_code
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -289,6 +291,10 @@ def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator
     for name, knobs in config.named.items():
         if (size := int(knobs.get("batch_size", 0))) > train:
             yield f"{name} has batches of {size}, and there are {train} training samples: batches are of {train}"
+    cards = nvml.gpus() if config.card.device == "cuda" else []
+    if len({(gpu.name, gpu.memory_bytes // GIB_BYTES) for gpu in cards}) > 1:
+        names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB_BYTES:.0f} GiB)" for gpu in cards)
+        yield f"cards that differ are used as the least of them: {names}; devices=N leaves the others out"
     allocator = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     if allocator and config.card.device == "cuda":
         yield f"PYTORCH_ALLOC_CONF={allocator} is obeyed; memory is predicted as if it were not set"
@@ -339,6 +345,7 @@ def setting_of(config: StudyConfig) -> WorkerConfig:
         slots=concurrency(config),
         folder=str(Path.cwd()),
         ranks=config.devices_per_trial,
+        start=defaults(config.space),  # with the table's own a model in four bits would be loaded in 32 at first
     )
 
 

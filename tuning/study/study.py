@@ -285,6 +285,8 @@ class _Study:
             if idle := self._limits.idle():
                 self._note(idle)
                 return
+            if long := self._limits.long():
+                self._note(long)
             plan, terms = self._limits.plan(), self._limits.terms()
             if terms.before is None and self._limits.before() is not None:
                 took = f"{BEFORE} is not trained: it takes over half of the search's time"

@@ -29,16 +29,17 @@ class DeviceMemory:
     def limit(self, cap_bytes: int | None) -> None:
         """Holds a CUDA process to so many bytes of tensors and cache; its context comes on top, and is not counted.
 
-        Under WSL a process without a cap is held to what is free: once the card is full, the driver of Windows lends
-        the machine's RAM, and in place of an error everything is many times slower. On a CPU the cap is the meter's
+        Under WSL no process has more than what is free: once the card is full, the driver of Windows lends the
+        machine's RAM, and in place of an error everything is many times slower. On a CPU the cap is the meter's
         (`LiveBytes.begin`), with `backstop` behind it.
         """
         if self._cuda:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.empty_cache()  # the limit is on what is reserved, which an earlier trial may have left
-            if cap_bytes is None and machine.is_wsl():
-                cap_bytes = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-            fraction = 1.0 if cap_bytes is None else min(1.0, cap_bytes / total)
+            most_bytes = total if cap_bytes is None else cap_bytes
+            if machine.is_wsl():
+                most_bytes = min(most_bytes, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
+            fraction = min(1.0, most_bytes / total)
             torch.cuda.set_per_process_memory_fraction(fraction)
 
     def held_bytes(self) -> int:

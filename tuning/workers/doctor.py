@@ -121,6 +121,8 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         yield Check("card", "WARN", f"{card.name} is emulated on {where}: memory is the card's, speed is not")
     else:
         yield Check("card", "OK", ", ".join(gpu.name for gpu in found) if smallest else "the CPU")
+    if device == "cpu" and card.name != "cpu" and (why := nvml.fault()):
+        yield Check("driver", "WARN", f"it does not tell its cards: {why}", "nvidia-smi has to list them, or card=cpu")
     if smallest:
         yield torch_check(nvml.driver())
         fullest = max(found, key=lambda gpu: gpu.held_bytes)

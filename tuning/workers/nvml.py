@@ -68,6 +68,28 @@ def gpus() -> list[Gpu]:
     return _asked(lambda nvml: [_gpu(nvml, handle) for handle in _visible(nvml)], [])
 
 
+def fault() -> str:
+    """Returns why the driver does not tell its cards, as after an update without a restart; "" where there is none."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return ""
+    absent = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
+    try:
+        nvml.nvmlInit()
+        try:
+            _visible(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    except tuple(kind for name in absent if (kind := getattr(nvml, name, None)) is not None):
+        return ""
+    except OSError:
+        return ""
+    except nvml.NVMLError as error:
+        return str(error)
+    return ""
+
+
 def choose(asked: str) -> None:
     """Makes visible, to this process and all it starts, the cards asked for: "all", or as `StudyConfig.devices` has it.
 

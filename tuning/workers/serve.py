@@ -32,7 +32,7 @@ def serve(connection: Connection) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             session = Session(connection.recv())
-            session.warm({})
+            session.warm(session.setting.start)
             if isinstance(session.resident, OwnResident):  # whose function runs in a thread of its own, the newest
                 faulthandler.register(signal.SIGUSR1, all_threads=True)
         except (Exception, SystemExit) as error:  # whatever a workload's loading raises: the study says it

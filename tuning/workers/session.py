@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainables import kinds, loop, sanity, training, workload
+from trainables import kinds, loop, precision, sanity, training, workload
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
@@ -368,6 +368,7 @@ class Session:
 
         What belongs to the process is its model; the rest has to be gone, after a collection at the latest.
         """
+        precision.forget_graphs()  # whose pools are no bytes of the next trial
         own = self._clear()
         if isinstance(self.resident, OwnResident) and self.resident.kept_bytes is None:
             own = self.resident.kept_bytes = self.memory.held_bytes()

@@ -87,14 +87,14 @@ class TelemetryReader:
     def summary(self) -> dict[str, Any]:
         """Returns the readings since `begin` as one plain dict, empty without any.
 
-        Means over time of `MEANS` and `RATES`, the highest `temperature_c` and `rss_bytes`, the least
+        Their number and `wall_s`, means over time of `MEANS` and `RATES`, the highest `temperature_c` and `rss_bytes`, the least
         `ram_available_bytes`, all of `energy_j` and of the given counters, each reason in `throttled`. Names of the
         card are there on CUDA alone.
         """
         readings = self._readings
         if not readings:
             return {}
-        found: dict[str, Any] = {"readings": len(readings)}
+        found: dict[str, Any] = {"readings": len(readings), "wall_s": sum(r.wall_s for r in readings)}
         for name in readings[-1].figures:
             pairs = [(v, r.wall_s) for r in readings if (v := r.figures.get(name)) is not None]
             found[name] = self._summed(name, pairs) if pairs else None

@@ -25,7 +25,7 @@ class WorkerConfig:
     A process that has not answered for `hang_s` seconds counts as hung. Filling a RAM cache may take `cache_s`;
     a probe leaves room for one in each of `slots` processes. The process works in `folder`, "" for that of whoever
     starts it. It trains with `ranks` - 1 others, which it starts; `cards` are the CUDA devices it sees, "" for those of
-    whoever starts it.
+    whoever starts it. The model that it loads at first is that of the knobs `start`.
     """
 
     workload: str
@@ -40,6 +40,7 @@ class WorkerConfig:
     folder: str = ""
     ranks: int = 1
     cards: str = ""
+    start: Mapping[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,9 @@ def test_a_study_of_minutes_compiles_nothing_of_its_own_accord(monkeypatch: pyte
     assert any(text.startswith("knobs.compile is left out: it takes a minute") for text in short.dropped)
     asked = on(monkeypatch, "rtx3090", 16, "workload=nli", "knobs.compile=[off,default]")
     assert asked.space.parameters["compile"] == Choice(("off", "default"))
-    longer = on(monkeypatch, "rtx3090", 16, "workload=nli", "search.max_time=15m")
+    hasty = on(monkeypatch, "rtx3090", 16, "workload=nli", "search.max_time=15m")
+    assert "compile" not in hasty.space.as_raw(), "all probes together have less time than one model takes to compile"
+    longer = on(monkeypatch, "rtx3090", 16, "workload=nli", "search.max_time=15m", "budget=full")
     assert longer.space.parameters["compile"] == Choice(("off", "default"))
 
 
