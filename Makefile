@@ -19,7 +19,7 @@ TIERS    := workload or ray or fault$(if $(CHROMIUM), or browser)
 # Processes of tests; on two cores two run the Ray, fault and browser tiers in 389 s, one in 553.
 JOBS ?= 2
 
-.PHONY: help tune test check memory-check bench-samplers gpu-check clean
+.PHONY: help tune test check memory-check bench-samplers trace-check gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## list these targets
@@ -45,6 +45,10 @@ memory-check: $(VENV)/.installed-dev ## predicted peaks of twelve kinds of model
 
 bench-samplers: $(VENV)/.installed-dev ## ways of searching as shipped, and Ray Tune with OptunaSearch and ASHA: hours
 	$(PY) -m benchmarks.samplers $(ARGS)
+
+# What a card's kernels need is traced otherwise by a build with CUDA, which no CI has: PY=python of such an environment.
+trace-check: ## predicted memory under a build of torch with CUDA; no card needed
+	$(PY) -m pytest -q -m "not gpu" tests/tuning/memory
 
 # With PY=python3 an environment that is there is used as it is: a machine with a card may have no network.
 gpu-check: $(if $(filter $(VENV)/bin/python,$(PY)),$(VENV)/.installed-dev) ## what holds on the card at hand; ARGS="--device cpu": here

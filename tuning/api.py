@@ -22,7 +22,7 @@ from trainables.knobs import Knobs, Scalar, table, using
 from tuning.cli import runs
 from tuning.cli.terminal import Terminal
 from tuning.config import best_file, yaml_files
-from tuning.config.errors import ConfigError
+from tuning.config.errors import ConfigError, require_platform
 from tuning.config.load import load
 from tuning.config.resolve import is_knob
 from tuning.journal.runs import JOURNAL, find_run
@@ -182,6 +182,7 @@ def tune(
         )
     given = {**({} if workload is None else {"workload": workload}), **settings}
     typed = [f"{key}={_text(value)}" for part in (given, overrides or {}) for key, value in _flat(part)]
+    require_platform()
     if workload is None and not any(item.startswith(("workload=", "resume=")) for item in typed):
         raise ConfigError("no workload was given", remedy="tune('mine.py'), or tune(resume='last')")
     started = time.monotonic()

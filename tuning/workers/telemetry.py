@@ -87,9 +87,9 @@ class TelemetryReader:
     def summary(self) -> dict[str, Any]:
         """Returns the readings since `begin` as one plain dict, empty without any.
 
-        Their number and `wall_s`, means over time of `MEANS` and `RATES`, the highest `temperature_c` and `rss_bytes`, the least
-        `ram_available_bytes`, all of `energy_j` and of the given counters, each reason in `throttled`. Names of the
-        card are there on CUDA alone.
+        Their number and `wall_s`, means over time of `MEANS` and `RATES`, the highest `temperature_c` and `rss_bytes`,
+        the least `ram_available_bytes`, all of `energy_j` and of the given counters, each reason in `throttled`. Names
+        of the card are there on CUDA alone.
         """
         readings = self._readings
         if not readings:
