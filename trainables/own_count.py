@@ -26,6 +26,7 @@ from trainables.workload import LoopError, OwnLoop
 
 READY = "ready"
 Event = Window | Evaluation | str
+ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps by lines of its own"
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which a loop is told that it lacks one."""
 
@@ -83,6 +84,8 @@ class Counted:
         """Whether the end of a pass ends a batch, too."""
         self._optimizers: dict[torch.optim.Optimizer, bool] = {}
         """Those that `backward` was called with, and whether each has stepped since the scale of the loss changed."""
+        self._is_ours = False
+        """Whether the optimiser's step at hand is that of `backward`."""
         self._share = 1.0
         """What the mean loss of this process's part of a micro-batch counts; 1 where there is one process."""
         self._schedules: list[LRScheduler] = []
@@ -168,11 +171,11 @@ class Counted:
         self.before_step()
         self._watching.close()
         if state.ranks.count > 1 and not state.averages:
-            said = f"devices_per_trial={state.ranks.count}: gradients are averaged by run.backward(loss, optimizer)"
-            raise LoopError(f"{said}, and this loop steps by lines of its own")
+            raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
         state.steps += 1
         self._watch.steps += 1
-        state.ranks.stepped()
+        if len(self._optimizers) <= 1:
+            state.ranks.stepped()
         self._has_stepped, self._since_step = True, 0
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         self._see()
@@ -188,9 +191,11 @@ class Counted:
         self._watching.close()
         self.before_step()
         if self._is_closed:
+            state.ranks.stepped()
             self._watch.restart()
         elif self._has_stepped:
             self._watch.lap("optimizer")
+            state.ranks.stepped()
             full = state.steps > self._warm_at and self._watch.elapsed_s() >= state.plan.window_s
             if state.steps == self._warm_at or full:
                 self._close()

@@ -110,7 +110,7 @@ def prepare(
     """
     state = _begun(resident, config, plan, within)
     if state.is_misled and plan.samples in plan.milestones:
-        _end(state)
+        end(state)
         del state
         gc.collect()
         state = _begun(resident, config, plan, within)
@@ -133,7 +133,7 @@ def _begun(
     try:
         _raised(state.baton.take())
     except BaseException:
-        _end(state)
+        end(state)
         raise
     resident.pass_samples, resident.drops_last = state.pass_samples, state.drops_last
     return state
@@ -145,18 +145,21 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
     The first window is the first optimiser step alone. Closing the generator ends their function. Raises Diverged, what
     their function raises, and WorkloadError where it ends too soon or never steps.
     """
-    with state.ranks.training(state):
-        try:
-            while True:
-                state.baton.go_on()
-                event = state.baton.take()
-                _raised(event)
-                if not isinstance(event, Window | Evaluation):
-                    return
-                yield event
-        finally:
-            event = None
-            _end(state)
+    try:
+        with state.ranks.training(state):
+            try:
+                while True:
+                    state.baton.go_on()
+                    event = state.baton.take()
+                    _raised(event)
+                    if not isinstance(event, Window | Evaluation):
+                        return
+                    yield event
+            finally:
+                event = None
+                end(state)
+    finally:
+        end(state)  # where the other processes never came
 
 
 def _raised(event: Event | BaseException | None) -> None:
@@ -167,7 +170,7 @@ def _raised(event: Event | BaseException | None) -> None:
             del event  # or the frame and its own exception would hold each other
 
 
-def _end(state: ThreadedState) -> None:
+def end(state: ThreadedState) -> None:
     """Ends their function where it waits; raises RuntimeError where it does not let itself be ended."""
     thread, state.thread = state.thread, None
     if thread is None:

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, precision
 from trainables.near_names import nearest
-from trainables.own_count import Counted, Ended
+from trainables.own_count import ONLY_BACKWARD, Counted, Ended
 from trainables.workload import LoopError
 
 _LOADER = ("micro_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
@@ -128,7 +128,7 @@ class Run(Counted):
         if state.meter is not None:
             state.meter.adopt([*model.parameters(), *model.buffers()])
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self.before_step)
+            optimizer.register_step_pre_hook(self._steps_by)
         state.prepared.append(model)
         if state.model is None:
             state.model, state.optimizer = model, next(iter(optimizers), None)
@@ -156,12 +156,15 @@ class Run(Counted):
         self.begin(source, samples)
         dim: int | None = None
         while not self.is_done:
-            before = state.samples
+            before, is_asked = state.samples, not self._since_step
+            if is_asked and not state.ranks.more(before):
+                raise Ended
             state.ranks.same_order()
             own = iter(loader)
             for whole in own:
-                if not self._since_step and not state.ranks.more():
+                if not (self._since_step or is_asked or state.ranks.more(state.samples)):
                     raise Ended
+                is_asked = False
                 self._watch.lap("data_wait")
                 dim = batches.samples_dim(whole, self._asked_size(source)) if dim is None else dim
                 size = batches.size_of_batch(whole, source, state.samples - before, dim=dim)
@@ -222,11 +225,13 @@ class Run(Counted):
         if not self.ends_batch:
             return False
         self._state.averages = True
-        self._state.ranks.average([p for group in own.param_groups for p in group["params"]])
+        self._state.ranks.average(own)
         if limit > 0:
             optim.hold_gradients(own, self._scaler, limit)
         self.before_step()
+        self._is_ours = True
         self._scaler.step(own)
+        self._is_ours = False
         others[own] = True
         if len(others) == 1:  # else gradients of another may wait at this scale
             self._rescale()
@@ -236,6 +241,12 @@ class Run(Counted):
         own.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
         self.step()
         return True
+
+    def _steps_by(self, *_: Any) -> None:
+        """An optimiser is about to step; raises LoopError where several processes train and their own lines step it."""
+        if self._state.ranks.count > 1 and not self._is_ours:
+            raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
+        self.before_step()
 
     def _asked_size(self, loader: Any) -> int | None:
         """Returns the samples that a whole batch of their loader should have, None where nothing tells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -28,8 +28,12 @@ _SDPA = {
 def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context of a forward pass: autocast to amp_dtype, nothing for fp32."""
     if knobs.amp_dtype not in _AUTOCAST and not torch.is_autocast_enabled(device.type):
-        return nullcontext()  # making one that is off takes 15 us, of steps of a millisecond
+        return _Off()  # making one that is off takes 15 us, of steps of a millisecond
     return torch.autocast(device.type, dtype=_AUTOCAST.get(knobs.amp_dtype), enabled=knobs.amp_dtype in _AUTOCAST)
+
+
+class _Off(nullcontext[None], ContextDecorator):
+    """No autocast, as a block or around a function."""
 
 
 @contextmanager

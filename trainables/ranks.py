@@ -21,7 +21,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainables.batches import MicroBatch
-from trainables.workload import Workload
+from trainables.workload import LoopError, Workload
 
 NEVER = timedelta(days=1)
 """Rank 0 evaluates while the others wait; one that is gone is known by its closed connection, or ended by the study."""
@@ -49,8 +49,8 @@ class Ranks:
         """Returns this rank's part of each micro-batch."""
         return todo
 
-    def more(self) -> bool:
-        """Returns whether there is another batch; asked before each."""
+    def more(self, samples: int = 0) -> bool:
+        """Returns whether there is another batch; asked before each, in a loop of one's own with its samples so far."""
         return True
 
     def micro_step(self, *, ends_batch: bool) -> contextlib.AbstractContextManager[object]:
@@ -71,8 +71,8 @@ class Ranks:
         """Returns this rank's part of a batch whose `size` samples lie along `dim`, and what its mean loss counts."""
         return batch, 1.0
 
-    def average(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Makes gradients the mean over the ranks."""
+    def average(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes an optimiser's gradients the mean over the ranks, and its rates those of rank 0."""
 
     def training(self, state: Any) -> contextlib.AbstractContextManager[object]:
         """Returns what a whole training runs in."""
@@ -117,12 +117,18 @@ class Group(Ranks):
         """
         return [part(micro, self.rank, self.count) for micro in todo]
 
-    def more(self, *, over: bool = False) -> bool:
-        """Returns whether there is another batch, as rank 0 has it: all but `over`."""
-        said = torch.tensor([int(not over)])
+    def more(self, samples: int = 0, *, over: bool = False) -> bool:
+        """Returns whether there is another batch, as rank 0 has it: all but `over`.
+
+        Raises LoopError where it has taken other samples than this rank.
+        """
+        said = torch.tensor([int(not over), samples])
         distributed.broadcast(said, 0)
-        self._between = not said.item()
-        return not self._between
+        goes_on, theirs = said.tolist()
+        if goes_on and theirs != samples:
+            raise LoopError(f"rank {self.rank} has taken {samples} samples, and rank 0 {theirs}: does it skip a step?")
+        self._between = not goes_on
+        return bool(goes_on)
 
     def micro_step(self, *, ends_batch: bool) -> contextlib.AbstractContextManager[object]:
         """Returns what a pass runs in: gradients are averaged in the backward pass of a batch's last one."""
@@ -162,7 +168,7 @@ class Group(Ranks):
             self.leave()
             lost = isinstance(error, RuntimeError) and bool(LOST.search(str(error)))
             said = self._left("whole" if self._between else "lost" if lost else "broken")
-            if said is not None and (lost or self._aborted):
+            if said is not None and (lost or self._aborted) and isinstance(error, Exception):
                 raise RankFailed(said) from error
             raise
         self.leave()

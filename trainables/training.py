@@ -37,3 +37,9 @@ def prepare(resident: AnyResident, config: Config, plan: Plan) -> AnyState:
 def train(state: AnyState) -> Generator[Window | Evaluation]:
     """Yields a Window whenever one closes and an Evaluation at each milestone, until the horizon is reached."""
     return own_loop.train(state) if isinstance(state, ThreadedState) else loop.train(state)
+
+
+def let_go(state: AnyState) -> None:
+    """Ends a training that was never begun."""
+    if isinstance(state, ThreadedState):
+        own_loop.end(state)

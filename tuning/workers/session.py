@@ -273,7 +273,11 @@ class Session:
         """Returns a training that begins with that epoch; the processes of the other ranks are in it, too."""
         state = training.prepare(self.resident, self.config(knobs, seed), plan)
         state.epoch = epoch or state.epoch
-        self.together(state)
+        try:
+            self.together(state)
+        except BaseException:
+            training.let_go(state)
+            raise
         return state
 
     def together(self, state: training.AnyState) -> None:
@@ -304,6 +308,7 @@ class Session:
                 state.epoch, state.ranks = order.epoch, group
                 for _ in training.train(state):
                     pass
+                del state  # or its optimiser counts as what the process keeps
             finally:
                 group.leave()
         if found["outcome"] != Outcome.OK:  # the others wait for this process, until it ends

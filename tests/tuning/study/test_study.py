@@ -300,7 +300,9 @@ def test_the_untrained_model_is_a_baseline_beside_those_of_the_workload() -> Non
 
 def test_data_and_cores_that_are_too_few_for_what_is_asked_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.machine, "cores", lambda: 2)
-    _, config = setup.checked(load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]"]))
+    _, config = setup.checked(
+        load.load(["workload=signals", "card=cpu", "knobs.batch_size=[8,64]", "named.after.batch_size=64"])
+    )
     few = list(setup.cautions(config, {"train_samples": 32, "val_samples": 5}))
     assert [f.split(":")[0] for f in few] == [
         "the validation split has 5 samples",
