@@ -8,6 +8,7 @@ a cost: the smaller, the better.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,10 @@ def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
 
 
 def _settled(found: Sequence[Entrant], rule: Rule) -> Selection | None:
-    """Returns the selection; where the rule admits nobody, as no one beats the baseline, it is the most accurate."""
+    """Returns the selection; where the rule admits nobody, as no one beats the baseline, it is the most accurate.
+
+    A mean has to be better than the baseline by its standard error, where the best mean is (docs/log/confirming.md).
+    """
     done = [one for one in found if one.by_seed and not one.failed]
     if not done:
         return None
@@ -119,7 +123,10 @@ def _settled(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     means = {one.id: statistics.fmean(one.by_seed[seed] for seed in seeds) for one in done}
     accurate = min(done, key=lambda one: means[one.id])
     bar = means[accurate.id]
-    admitted = [one for one in done if rule.admits(means[one.id], bar)] or [accurate]
+    spread = [one.by_seed[seed] - means[one.id] for one in done for seed in seeds]
+    free = len(done) * (len(seeds) - 1)
+    error = math.sqrt(sum(d * d for d in spread) / free / len(seeds)) if free else 0.0
+    admitted = [one for one in done if rule.admits(means[one.id], bar, error)] or [accurate]
     selection = Selection(
         admitted=tuple(one.id for one in admitted),
         best=admitted[0].id,

@@ -79,18 +79,21 @@ class Rule:
         """Returns the baseline's cost, infinity where there is none."""
         return math.inf if self.baseline is None else self.sign * self.baseline.value
 
-    def over(self, least: float) -> float:
-        """Returns how much more than the least cost is allowed."""
+    def over(self, least: float, margin: float = 0.0) -> float:
+        """Returns how much more than the least cost is allowed; `margin` is how far below the baseline it has to stay,
+        where the least is.
+        """
         below = self.baseline_cost - least - 2 * ROUNDING  # strictly: the majority class's own accuracy is not allowed
+        below -= margin if margin < below else 0.0
         return min(self.tolerance, below) if below > 0 else self.tolerance
 
     def near(self, cost: float, least: float) -> bool:
         """Returns whether a cost is within the tolerance of the least."""
         return cost - least <= self.tolerance + ROUNDING
 
-    def admits(self, cost: float, least: float) -> bool:
-        """Returns whether a cost is allowed where the least is this."""
-        return cost - least <= self.over(least) + ROUNDING
+    def admits(self, cost: float, least: float, margin: float = 0.0) -> bool:
+        """Returns whether a cost is allowed where the least is this, and it has to be so far below the baseline."""
+        return cost - least <= self.over(least, margin) + ROUNDING
 
     def repeats(self, searched: float, again: float) -> bool:
         """Returns whether a cost on fresh seeds bears out the one of the search: it is no more than

@@ -45,6 +45,15 @@ def test_what_learned_no_more_than_a_baseline_when_confirmed_is_not_admitted() -
     assert found.admitted == ("c", "a")
 
 
+def test_a_mean_that_is_better_than_the_baseline_by_less_than_its_error_is_not_admitted() -> None:
+    rule = Rule("accuracy", "max", 0.05, Baseline("last label", 0.9))
+    close, clear = entrant("close", 90, 0.92, 0.897, 0.901, 0.904), entrant("clear", 10, 0.92, 0.915, 0.92, 0.925)
+    assert settled(close, clear, rule=rule).admitted == ("clear",)
+    assert settled(close, rule=rule).admitted == ("close",), "while nothing is clearly better it rules nothing out"
+    same = entrant("close", 90, 0.92, 0.9005, 0.9005, 0.9005), entrant("clear", 10, 0.92, 0.92, 0.92, 0.92)
+    assert settled(*same, rule=rule).admitted == ("close", "clear")
+
+
 def test_the_means_over_the_same_seeds_decide() -> None:
     found = settled(entrant("a", 10, 0.92, 0.90, 0.91), entrant("b", 80, 0.905, 0.90, 0.90), entrant("c", 90, 0.92))
     assert (found.admitted, found.best, found.bar_of) == (("b", "a"), "b", "a")
