@@ -47,7 +47,7 @@ def study(name: str, time_s: float, seed: int, extra: Sequence[str]) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": f"{folder}/cache"}
         asked = [f"workload={SCRIPTS / name}.py", f"search.max_time={time_s:g}s", f"search.seed={seed}", *extra]
-        shared = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "check": False}
+        shared: Any = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "check": False}
         done = subprocess.run([sys.executable, "-m", "tuning.run", *asked, "name=one"], **shared)
         if done.returncode:
             return {"exit": done.returncode, "why": done.stderr[-1500:]}

@@ -86,7 +86,7 @@ class MemoryStage:
         Where all fits by far the time is `ROOMY_S` at most: what is left over then matters to nobody.
         """
         known = set(footprints(self._journal.records))
-        todo = [c for c in memory_groups(self._space) if key_of(c) not in known]
+        todo: list[Group] = [c for c in memory_groups(self._space) if key_of(c) not in known]
         todo.sort(key=_lighter)
         if predict is not None and todo:
             found = predict([self._knobs(c) for c in todo])
