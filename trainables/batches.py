@@ -326,7 +326,7 @@ class Transfer:
     """Takes batches from the host to the device, on a stream of its own where the knob says so."""
 
     def __init__(self, knobs: Knobs, device: torch.device) -> None:
-        self.device, self._non_blocking = device, knobs.non_blocking
+        self.device, self._non_blocking, self._on_host = device, knobs.non_blocking, device.type == "cpu"
         beside = knobs.device_prefetch and device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if beside else None
 
@@ -336,6 +336,10 @@ class Transfer:
         The host runs ahead of the device: when it asks for this batch, the step before it is still being computed.
         A copy on the device's own stream would queue behind that step; on another it runs beside it.
         """
+        if self._on_host and type(batch) in (list, tuple, dict):  # 5 us less, of steps that may take 400
+            parts = batch.values() if type(batch) is dict else batch
+            if all(type(part) is Tensor for part in parts):
+                return batch
         if self._stream is None or not _is_seen(batch):
             return to_device(batch, self.device, non_blocking=self._non_blocking)
         with torch.cuda.stream(self._stream):

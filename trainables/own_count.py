@@ -76,6 +76,7 @@ class Counted:
         self._warm_at = state.steps + WARM_STEPS[state.config.knobs.compile]
         self._scaler = precision.grad_scaler(state.config.knobs, state.device)
         self._kept, self._watching = ExitStack(), ExitStack()
+        self._is_watched = False
         self._losses: list[tuple[Tensor, int]] = []
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
@@ -133,7 +134,7 @@ class Counted:
     def begin(self, loader: Any, samples: int | None = None) -> None:
         """The first batch is asked for: what came before is set-up; `samples` are those of a pass over the loader."""
         state = self._state
-        self._watching.close()  # of a report that was due and did not come
+        self._unwatch()  # of a report that was due and did not come
         if not state.first_step_at:
             state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
@@ -169,7 +170,7 @@ class Counted:
         if self._has_stepped or not state.micro_steps:
             return  # one of several optimisers
         self.before_step()
-        self._watching.close()
+        self._unwatch()
         if state.ranks.count > 1 and not state.averages:
             raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
         state.steps += 1
@@ -188,7 +189,7 @@ class Counted:
     def passed(self) -> None:
         """The micro-batch is over; a window closes behind a whole batch."""
         state = self._state
-        self._watching.close()
+        self._unwatch()
         self.before_step()
         if self._is_closed:
             state.ranks.stepped()
@@ -222,7 +223,7 @@ class Counted:
                 raise Diverged(f"{name} is {value} after {self._state.samples} samples")
         if self._is_due:
             self._is_due = False
-            self._watching.close()
+            self._unwatch()
             self._give(Evaluation(self._state.samples, found, time.perf_counter() - self._paused_at))
             self._watch.restart()
 
@@ -257,7 +258,7 @@ class Counted:
 
     def let_go(self) -> None:
         """Takes back what it did to their model, in the thread that did it."""
-        self._watching.close()
+        self._unwatch()
         self._kept.close()
         self._losses.clear()
 
@@ -312,7 +313,17 @@ class Counted:
             parameters = state.model.parameters() if state.model is not None else ()
             gradients = [p.grad for p in parameters if p.grad is not None]  # born in parts that were not counted
             state.meter.adopt([*batches.tensors_of(batch), *gradients])
-        self._watching.enter_context(watched(state, "forward_backward"))
+        self._watch_by(watched(state, "forward_backward"))
+
+    def _watch_by(self, context: AbstractContextManager[object]) -> None:
+        self._watching.enter_context(context)
+        self._is_watched = True
+
+    def _unwatch(self) -> None:
+        """Ends what is watched, which is asked several times in each micro-step."""
+        if self._is_watched:
+            self._is_watched = False
+            self._watching.close()
 
     def _loss_sum(self) -> Tensor | None:
         """Returns the sum of the losses of the window over its samples, None where none was shown."""
@@ -336,7 +347,7 @@ class Counted:
             self._is_due = state.ranks.rank == 0
             state.counts = state.capped and state.sparse.evaluation()
             if state.counts:
-                self._watching.enter_context(watched(state))
+                self._watch_by(watched(state))
 
     def _see(self) -> None:
         """Keeps what the first step was seen to run."""

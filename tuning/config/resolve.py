@@ -65,16 +65,23 @@ def apply_card(config: StudyConfig, card: Card) -> StudyConfig:
     """Returns the configuration on `card`, without the knob values the card cannot honour, each listed in `dropped`.
 
     Raises ConfigError when such a value was asked for on the command line. A card whose device is "auto" refuses
-    nothing but types it does not list: call this again with the card that was found. `after` is left out on a CPU.
+    nothing but types it does not list: call this again with the card that was found. `after` is left out on a CPU, and
+    has no more workers than there are cores.
     """
     asked = {n for n in table() if config.origins.get(f"knobs.{n}") == COMMAND_LINE}
     space, dropped = restrict(config.space, card, asked)
     named: dict[str, dict[str, Scalar]] = {}
     typed = {key.split(".")[1] for key, o in config.origins.items() if o == COMMAND_LINE and key.startswith("named.")}
     for name, values in config.named.items():
-        if name == AFTER and card.device == "cpu" and name not in typed:
-            continue
-        named[name], sentences = honoured(card, values, f"named.{name}")
+        own = dict(values)
+        if name == AFTER and name not in typed:
+            if card.device == "cpu":
+                continue
+            if card.cores and (workers := int(own.get("num_workers") or 0)) > card.cores:
+                own["num_workers"] = card.cores
+                said = f"{card.cores} core{'s' * (card.cores > 1)} here"
+                dropped.append(f"named.{name}.num_workers={workers} goes to {card.cores}: {said}")
+        named[name], sentences = honoured(card, own, f"named.{name}")
         dropped += sentences
     before, after = card_as_raw(config.card), card_as_raw(card)
     found = {f"card.{key}": "found on this machine" for key, value in after.items() if value != before[key]}
