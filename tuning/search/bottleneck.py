@@ -147,10 +147,9 @@ def card_words(telemetry: Mapping[str, Any], samples_per_s: float | None = None)
 
 
 def joules_a_sample(telemetry: Mapping[str, Any], samples_per_s: float | None) -> float | None:
-    """Returns the card's energy for a sample: by its counter, else by its power when it was read; None without."""
+    """Returns the card's energy for a sample, by its counter; None where it has none, or several share in it."""
     energy_j, wall_s = _number(telemetry.get("energy_j")), _number(telemetry.get("wall_s"))
-    watts = energy_j / wall_s if energy_j and wall_s else _number(telemetry.get("power_w"))
-    return watts / samples_per_s if watts and samples_per_s else None
+    return energy_j / wall_s / samples_per_s if energy_j and wall_s and samples_per_s else None
 
 
 def instead_of_fp16(outcome: str, knobs: Mapping[str, Any], allowed: Collection[Any]) -> tuple[str, str] | None:

@@ -150,7 +150,9 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
     if needed and not missing:
         yield Check("packages", "OK", f"{name} has {' and '.join(needed)}")
     if missing:
-        yield Check("packages", "FAIL", f"{name} needs {' and '.join(missing)}", f"pip install 'cardtune[{name}]'")
+        yield Check(
+            "packages", "FAIL", f"{name} needs {' and '.join(missing)}", f"pip install '.[{name}]' in cardtune's folder"
+        )
 
 
 def _dirty(gpu: Gpu, cap_bytes: int | None) -> Check:

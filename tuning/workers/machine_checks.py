@@ -43,7 +43,9 @@ def workloads() -> Check:
     if not missing:
         return Check("workloads", "OK", f"packages of {', '.join(PACKAGES)} are here")
     said = "; ".join(f"{name} needs {' and '.join(own)}" for name, own in missing.items())
-    return Check("workloads", "WARN", said, f"pip install 'cardtune[{','.join(missing)}]', for those that you use")
+    return Check(
+        "workloads", "WARN", said, f"pip install '.[{','.join(missing)}]' in cardtune's folder, for those you use"
+    )
 
 
 def _torch(here: Driver | None) -> Iterator[Check]:

@@ -60,7 +60,7 @@ class Session:
         self._caches = setting.slots
         self._loading_s = math.inf
         self._trial: RunningTrial | None = None
-        self.sampler = sampler_of(setting.device)
+        self.sampler = sampler_of(setting.device, is_alone=setting.ranks * setting.slots == 1)
         self.peers = Peers(setting)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
         self.memory.limit(setting.cap_bytes)

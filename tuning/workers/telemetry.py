@@ -40,12 +40,19 @@ class TelemetryReader:
     """Reads the machine at the end of each window; what cannot be read is None and never an error."""
 
     def __init__(
-        self, device: str, uuid: str = "", counters: Mapping[str, Counter] | None = None, nvml: Any = None
+        self,
+        device: str,
+        uuid: str = "",
+        counters: Mapping[str, Counter] | None = None,
+        nvml: Any = None,
+        *,
+        is_alone: bool = True,
     ) -> None:
         """`uuid` is the card's as torch has it, "" for the first card; `nvml` stands in for the module `pynvml`.
 
-        `counters` are counted beside our own, by name.
+        `counters` are counted beside our own, by name. The card's energy is told where the process `is_alone` on it.
         """
+        self._is_alone = is_alone
         self._more = dict(counters or {})
         self._card = NvmlCard(nvml, uuid) if device == "cuda" else None
         self._process = psutil.Process()
@@ -122,7 +129,7 @@ class TelemetryReader:
             "busy_s": total_s - times.idle - getattr(times, "iowait", 0.0),
             "total_s": total_s,
             "steal_s": getattr(times, "steal", None),
-            "energy_j": None if self._card is None else self._card.energy_j(),
+            "energy_j": self._card.energy_j() if self._card is not None and self._is_alone else None,
             **{name: count() for name, count in self._more.items()},
         }
 
