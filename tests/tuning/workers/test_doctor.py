@@ -218,5 +218,5 @@ def test_packages_of_the_workload_asked_for_are_looked_for(
     config = load([f"workload={workload}", "card=cpu", f"runs_dir={tmp_path}"])
     found = {check.name: check for check in doctor.preflight(config, "cpu")}
     assert (found["packages"].state, lacking in found["packages"].detail) == ("FAIL", True)
-    assert found["packages"].remedy == f"pip install '.[{workload}]', in cardtune's folder"
+    assert found["packages"].remedy == f"pip install '.[{workload}]' in cardtune's folder"
     assert "python" not in found
