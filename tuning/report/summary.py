@@ -233,7 +233,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         confirmed=tuple(sorted(confirmed, key=lambda one: -(one.samples_per_s or 0.0))),
         gains=gains(confirming, named),
         parts={n: parts(n, best.config, named[n].config, records, ablation) for n in others if best is not None},
-        claim=_claim(given),
+        claim=_claim(given) if AFTER in named else None,
         ablation=ablation,
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),
@@ -289,7 +289,7 @@ def _place(study: Mapping[str, Any]) -> Place:
 
 
 def _claim(given: Mapping[str, Any]) -> Claim | None:
-    text = str(given.get("claims") or "") if AFTER in given else ""
+    text = str(given.get("claims") or "")
     factor = re.search(r"(\d+(?:\.\d+)?)x\b", text)
     return Claim(text, float(factor[1]) if factor else None, str(given.get("source") or "")) if text else None
 

@@ -155,6 +155,7 @@ def test_a_configuration_with_two_speeds_is_remarked_upon(records, times, told):
 
 def test_how_the_card_was_doing_stands_beside_what_holds_it_back(records):
     told = {"gpu_sm_frac": 0.9, "power_w": 120.0, "temperature_c": 60.0, "throttled": ["power cap"]}
+    told |= {"energy_j": 1200.0, "wall_s": 10.0}
     more = {"spans": {"wall_s": 10.0, "forward_backward_s": 9.0}, "telemetry": told}
     found = summary.from_records([changed(r, **more) if r.event == "window" else r for r in records])
     assert found.best.card.startswith("90 % busy, 120 W, 60 C, ")
