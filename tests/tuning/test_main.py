@@ -261,11 +261,12 @@ def test_a_run_that_nobody_runs_cannot_be_stopped(runs_dir: Path, capsys: pytest
     assert f"run {NEWEST} is not running on this machine" in err
 
 
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
 @pytest.mark.parametrize("arguments", [["run", "workload=nli"], ["train", "--from", "best.yaml"], ["doctor"]])
-def test_native_windows_is_answered_in_one_sentence(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_native_windows_and_macos_are_answered_in_one_sentence(
+    arguments: list[str], platform: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "platform", platform)
     assert __main__.main(arguments) == 3
     said = capsys.readouterr().err
     assert said.startswith("error: cardtune runs on Linux")

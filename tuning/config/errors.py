@@ -107,10 +107,15 @@ def allowed_by(fault: Mapping[str, Any]) -> str:
 
 
 def require_platform() -> None:
-    """Raises PreflightError on native Windows, which lacks the limits and signals that workers are held by."""
-    if sys.platform == "win32":
-        what = "cardtune runs on Linux, and this is native Windows"
-        raise PreflightError(what, allowed="Linux, or WSL2 on Windows", remedy="wsl --install, then install it there")
+    """Raises PreflightError on native Windows and on macOS, which lack the limits that workers are held by."""
+    others = {
+        "win32": ("native Windows", "wsl --install, then install it there"),
+        "darwin": ("macOS", "a Linux machine, or a container"),
+    }
+    if sys.platform in others:
+        name, remedy = others[sys.platform]
+        what = f"cardtune runs on Linux, and this is {name}"
+        raise PreflightError(what, allowed="Linux, or WSL2 on Windows", remedy=remedy)
 
 
 def reader_has_gone() -> int:
