@@ -38,9 +38,9 @@ class LoopGroup(Group):
         self._is_new = True
 
     def part_of(self, batch: Any, dim: int, size: int) -> tuple[Any, float]:
-        """Returns every so-manieth sample of a batch, and what the mean loss of that part counts.
+        """Returns this rank's samples, every `count`-th of a batch, and the weight of their mean loss.
 
-        Where there are fewer samples than ranks, a rank without one takes the first, which counts nothing. Raises
+        Where there are fewer samples than ranks, a rank without one takes the first, with weight 0. Raises
         LoopError for a batch that holds nothing that can be taken apart.
         """
         if self._is_new and self.rank:  # the order is drawn by now; dropout is to differ
@@ -54,7 +54,7 @@ class LoopGroup(Group):
         return taken, self.count * len(own) / size
 
     def average(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes an optimiser's gradients the mean over the ranks, and its rates those of rank 0, which hears reports.
+        """Makes an optimiser's gradients the mean over the ranks, and its learning rates those of rank 0.
 
         A gradient that no rank has stays away.
         """

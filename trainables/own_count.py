@@ -88,7 +88,7 @@ class Counted:
         self._is_ours = False
         """Whether the optimiser's step at hand is that of `backward`."""
         self._share = 1.0
-        """What the mean loss of this process's part of a micro-batch counts; 1 where there is one process."""
+        """The weight of the mean loss of this process's part of a micro-batch; 1 where there is one process."""
         self._schedules: list[LRScheduler] = []
         """Those that `backward` steps, each behind its optimiser."""
         self._paused_at = time.perf_counter()

@@ -68,7 +68,7 @@ class Ranks:
         """A loop of one's own begins a pass: every rank draws the same order."""
 
     def part_of(self, batch: Any, dim: int, size: int) -> tuple[Any, float]:
-        """Returns this rank's part of a batch whose `size` samples lie along `dim`, and what its mean loss counts."""
+        """Returns this rank's part of a batch whose `size` samples lie along `dim`, and the weight of its mean loss."""
         return batch, 1.0
 
     def average(self, optimizer: torch.optim.Optimizer) -> None:

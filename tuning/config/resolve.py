@@ -101,7 +101,7 @@ def on_cuda(config: StudyConfig) -> StudyConfig:
     probes_s = config.budget.probe.max_time_s
     if "compile" in own and (probes_s < COMPILED_PROBES_S or (limit_s is not None and limit_s < COMPILED_S)):
         del own["compile"]
-        said = "it takes a minute or so for each model; budget=full without a limit, or of a quarter of an hour, has it"
+        said = "it takes a minute or so for each model; budget=full has it, from search.max_time=15m on"
         dropped.append(f"knobs.compile is left out: {said}")
     raw = {**config.space.as_raw(), **own}
     dropped += drop_idle(raw, origins)

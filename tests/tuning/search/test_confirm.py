@@ -36,6 +36,20 @@ def test_every_round_has_one_window_of_each_and_the_order_turns(tmp_path: Path) 
     assert (median_rate(journal.records, "best") or 0) > (median_rate(journal.records, "before") or 0)
 
 
+def test_what_fails_in_its_first_window_is_left_out_of_the_others_and_said(tmp_path: Path) -> None:
+    class Failing(FormulaProfiler):
+        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+            if knobs == NAMED["after"]:
+                return {"samples_per_s": None, "outcome": "oom", "message": "out of memory", "wall_s": 1.0}
+            return super().window(knobs, window_s, seed)
+
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    measure_windows(Failing(), journal, NAMED, BUDGET, ignore)
+    assert {r["name"] for r in journal.records if r.event == "window"} == {"before", "best"}
+    (note,) = [r["text"] for r in journal.records if r.event == "note"]
+    assert note == "after is not measured in turns: oom: out of memory"
+
+
 def test_a_resumed_stage_measures_only_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     journal = Journal.open(path, create=True)

@@ -314,6 +314,36 @@ def test_data_and_cores_that_are_too_few_for_what_is_asked_are_noted(monkeypatch
     assert told == ["knobs.num_workers goes to 64", "concurrency goes to 8"]
 
 
+def test_cards_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [setup.nvml.Gpu("RTX 3090", 24 * 2**30, 0, (8, 6)), setup.nvml.Gpu("GT 1030", 2 * 2**30, 0, (6, 1))]
+    monkeypatch.setattr(setup.nvml, "gpus", lambda: gpus)
+    _, config = setup.checked(load.load(["workload=signals"]))
+    facts = {"train_samples": 10_000, "val_samples": 500}
+    (said,) = [s for s in setup.cautions(config, facts) if s.startswith("cards that differ")]
+    assert "RTX 3090 (24 GiB), GT 1030 (2 GiB); devices=N" in said
+    del gpus[1]
+    assert not [s for s in setup.cautions(config, facts) if s.startswith("cards that differ")]
+
+
+def test_the_first_model_of_a_process_is_that_of_the_studys_own_knobs() -> None:
+    _, config = setup.checked(load.load(["workload=nli", "card=cpu", "knobs.adapter_rank=4"]))
+    assert setup.setting_of(config).start["adapter_rank"] == 4
+
+
+@pytest.mark.parametrize(
+    ("rate", "limit", "is_said"), [(10.0, "null", True), (1e6, "null", False), (10.0, "8h", False)]
+)
+def test_a_search_that_takes_half_a_day_without_a_limit_is_told(
+    tmp_path: Path, rate: float, limit: str, is_said: bool
+) -> None:
+    _, config = setup.checked(load.load(["workload=nli", "card=cpu", "budget=full", f"search.max_time={limit}"]))
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    steps = {"micro_step_s": 1.0, "optimizer_step_s": 0.0, "samples_per_s": rate}
+    journal.append("probe", name=None, config={"batch_size": 16}, outcome="ok", **steps)
+    limits = Limits(config, {"train_samples": 100_000}, journal, time.monotonic())
+    assert ("search.max_time=8h" in limits.long()) is is_said
+
+
 @pytest.mark.parametrize(
     ("typed", "left", "note"),
     [

@@ -55,6 +55,28 @@ class Driver:
         return SimpleNamespace(total=24 * GIB, used=self._held_bytes + (0 if version else GIB // 2))
 
 
+class Absent(RuntimeError):
+    """What `pynvml` raises where there is no driver."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(RuntimeError("version mismatch"), "version mismatch"), (Absent("none"), "")]
+)
+def test_a_driver_that_does_not_answer_is_told_and_one_that_is_not_there_is_not(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    class Broken(Driver):
+        NVMLError_LibraryNotFound = Absent
+
+        def nvmlInit(self) -> None:
+            """Fails."""
+            raise error
+
+    monkeypatch.setitem(sys.modules, "pynvml", Broken(0))
+    assert nvml.gpus() == []
+    assert nvml.fault() == said
+
+
 def found(monkeypatch: pytest.MonkeyPatch, held_bytes: int, *, old: bool = False) -> Gpu:
     monkeypatch.setitem(sys.modules, "pynvml", Driver(held_bytes, old=old))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
