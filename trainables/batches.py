@@ -255,22 +255,29 @@ def length_of(source: Any) -> int | None:
         return None
 
 
-def size_of_batch(batch: Batch, loader: Any, taken: int, usual: int | None = None, dim: int = 0) -> int:
-    """Returns the samples of a loader's batch; `taken` are those of its pass so far.
+class SampleCounts:
+    """How many samples a loader's batches have.
 
     A DataLoader that draws samples knows how many, whatever its collate function makes of them. Of any other loader's
-    batch they are the length of its first tensor with any along `dim`, else as many as its `batch_size`, else as many
-    as are `usual`. Raises TypeError where none of these is known.
+    batch they are the length of its first tensor with any along a dimension, else as many as its `batch_size`, else as
+    many as are `usual`.
     """
-    size, drawn = getattr(loader, "batch_size", None), length_of(getattr(loader, "sampler", None))
-    if size and drawn and taken < drawn:
-        return min(int(size), drawn - taken)
-    shape = _shape(batch)
-    if shape:
-        return shape[min(dim, len(shape) - 1)]
-    if not (size or usual):
-        raise TypeError(f"a batch of type {type(batch).__name__} does not tell how many samples it has")
-    return int(size or usual or 0)
+
+    def __init__(self, loader: Any, usual: int | None = None) -> None:
+        self._size = int(getattr(loader, "batch_size", None) or 0)
+        self._drawn = length_of(getattr(loader, "sampler", None)) or 0
+        self._usual = usual
+
+    def of(self, batch: Batch, taken: int, dim: int = 0) -> int:
+        """Returns those of a batch, `taken` being those of its pass so far; raises TypeError where nothing tells."""
+        if self._size and taken < self._drawn:
+            return min(self._size, self._drawn - taken)
+        shape = _shape(batch)
+        if shape:
+            return shape[min(dim, len(shape) - 1)]
+        if not (self._size or self._usual):
+            raise TypeError(f"a batch of type {type(batch).__name__} does not tell how many samples it has")
+        return int(self._size or self._usual or 0)
 
 
 def samples_dim(batch: Batch, size: int | None) -> int:

@@ -31,7 +31,7 @@ from trainables.evaluation import Evaluation, evaluate
 from trainables.live_bytes import storage_bytes
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.state import WARM_STEPS, Diverged, State, closed, prepare, watched
+from trainables.state import Diverged, State, WarmUp, closed, prepare, watched
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Witness
 from trainables.workload import Config, augment_of, blocks, collate_of, phases
@@ -61,7 +61,7 @@ def train(state: State) -> Generator[Window | Evaluation]:
     """Yields a Window whenever one closes and an Evaluation at every milestone, until the horizon is reached.
 
     The first window is the first optimiser step alone: starting workers, first use of kernels, the byte counter and the
-    witness fall into it, so whoever wants a steady throughput drops it. Under compile it is two or three steps.
+    witness fall into it, so whoever wants a steady throughput drops it. It is longer under compile and fp16 (`WarmUp`).
 
     Closing the generator ends the run at that point; the state stays usable. Raises Diverged, and whatever the
     workload raises; an out-of-memory error leaves gradients and activations to be freed with the generator's frame.
@@ -80,7 +80,7 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
     timetable = Timetable(phases(workload, config), plan, knobs.batch_size)
     milestones = [m for m in plan.milestones if m > state.samples]
     watch = Stopwatch(device, loader.seconds, each_step=plan.each_step)
-    warm_at = state.steps + WARM_STEPS[knobs.compile]
+    warm_up = WarmUp(state.steps, knobs, state.scaler)
     state.witness = Witness(state.model, state.optimizer, device)
     with precision.checkpointed(blocks(workload, state.model), knobs.activation_checkpointing):
         model = precision.compiled(state.model, knobs)
@@ -124,8 +124,8 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                     _hear(state, {**loader.seen(loaded), "sorted_by_length": batches.sorted_by_length(todo, lengths)})
                 at_milestone = bool(milestones) and state.samples >= milestones[0]
                 over = state.samples >= plan.samples
-                warmed_up = state.steps == warm_at
-                full = state.steps > warm_at and watch.elapsed_s() >= plan.window_s
+                warmed_up = warm_up.ends(state.steps)
+                full = warm_up.is_over(state.steps) and watch.elapsed_s() >= plan.window_s
                 if at_milestone or over or warmed_up or full:
                     state.last_step_at = time.time()
                     yield closed(watch, loss_sum, state.samples)

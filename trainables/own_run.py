@@ -15,6 +15,7 @@ What is asked of `run` is kept: a knob that is searched and never asked for woul
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -160,14 +161,14 @@ class Run(Counted):
             if is_asked and not state.ranks.more(before):
                 raise Ended
             state.ranks.same_order()
-            own = iter(loader)
+            own, counts = iter(loader), batches.SampleCounts(source)
             for whole in own:
                 if not (self._since_step or is_asked or state.ranks.more(state.samples)):
                     raise Ended
                 is_asked = False
                 self._watch.lap("data_wait")
                 dim = batches.samples_dim(whole, self._asked_size(source)) if dim is None else dim
-                size = batches.size_of_batch(whole, source, state.samples - before, dim=dim)
+                size = counts.of(whole, state.samples - before, dim)
                 host, self._share = state.ranks.part_of(whole, dim, size)
                 batch = transfer(host)
                 self._watch.lap("transfer")
@@ -186,9 +187,7 @@ class Run(Counted):
                 state.epoch += 1
                 state.micro_batches_done = 0
             if self._one_pass:  # what follows is theirs, and in no window
-                is_whole = self._has_stepped and state.steps > self._warm_at
-                if not self._is_closed and (is_whole or self.is_over):
-                    self._close()
+                self._pass_ends()
                 break
         self._paused_at = time.perf_counter()
 
@@ -206,10 +205,10 @@ class Run(Counted):
         it is called with several optimisers, each with its own loss, a loss has gradients for its optimiser alone.
         Schedulers that `prepare` was shown step with their optimiser.
         """
-        knobs, own = self._ask("set_to_none", "sync_every_step"), optimizer or self._state.optimizer
+        own = optimizer or self._state.optimizer
         if own is None:
             raise LoopError("run.backward(loss) needs an optimiser: run.backward(loss, optimizer), or run.prepare")
-        limit = float(self._ask("max_grad_norm").max_grad_norm if max_norm is None else max_norm)
+        limit = self._max_norm if max_norm is None else float(max_norm)
         if not self._state.micro_steps:
             raise LoopError("run.backward is called outside of a loop over run.batches(loader)")
         accumulation, others = self.accumulation, self._optimizers
@@ -218,11 +217,12 @@ class Run(Counted):
         others.setdefault(own, False)
         inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if (accumulation, self._share) != (1, 1.0) else loss
-        self._scaler.scale(part).backward(inputs=inputs)
+        (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
         self.saw_loss(loss)
-        if knobs.sync_every_step:
+        waits, forgets = self._manners
+        if waits:
             loss.detach().item()
-        if not self.ends_batch:
+        if not (self._has_stepped or self._since_step >= accumulation or self.is_over):
             return False
         self._state.averages = True
         self._state.ranks.average(own)
@@ -230,17 +230,30 @@ class Run(Counted):
             optim.hold_gradients(own, self._scaler, limit)
         self.before_step()
         self._is_ours = True
-        self._scaler.step(own)
+        if self._is_scaled:
+            self._scaler.step(own)
+            others[own] = True
+            if len(others) == 1:  # else gradients of another may wait at this scale
+                self._rescale()
+        else:
+            own.step()
         self._is_ours = False
-        others[own] = True
-        if len(others) == 1:  # else gradients of another may wait at this scale
-            self._rescale()
         for schedule in self._schedules:
             if schedule.optimizer is own:
                 schedule.step()
-        own.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
+        own.zero_grad(set_to_none=forgets)
         self.step()
         return True
+
+    @functools.cached_property
+    def _max_norm(self) -> float:
+        return float(self._ask("max_grad_norm").max_grad_norm)
+
+    @functools.cached_property
+    def _manners(self) -> tuple[bool, bool]:
+        """Whether a step waits for the device, and whether it drops its gradients."""
+        knobs = self._ask("set_to_none", "sync_every_step")
+        return knobs.sync_every_step, knobs.set_to_none and not precision.keeps_gradients(knobs)
 
     def _steps_by(self, *_: Any) -> None:
         """An optimiser is about to step; raises LoopError where several processes train and their own lines step it."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from trainables import optim, precision
+from trainables.knobs import Knobs
 from trainables.live_bytes import LiveBytes, Sparse
 from trainables.plan import Plan
 from trainables.ranks import ALONE, Ranks
@@ -29,6 +30,32 @@ LOSS = "the mean training loss"
 
 class Diverged(Exception):
     """The loss or an objective is not finite."""
+
+
+class WarmUp:
+    """The first window, which tells nothing of a steady run: `WARM_STEPS`, and those that find the scale of fp16.
+
+    A GradScaler begins at 65,536 and halves with each step that it skips: one that did nothing is not to be timed.
+    """
+
+    def __init__(self, steps: int, knobs: Knobs, scaler: torch.amp.GradScaler) -> None:
+        """Begins after so many optimiser steps of the run."""
+        self._ends_at = steps + WARM_STEPS[knobs.compile]
+        self._scaler, self._scale = scaler, scaler.get_scale()
+
+    def ends(self, steps: int) -> bool:
+        """Returns whether it ends with this optimiser step; waits for the device where fp16 is asked for."""
+        if steps != self._ends_at:
+            return False
+        scale = self._scaler.get_scale()
+        if not 1.0 <= scale < self._scale:
+            return True
+        self._ends_at, self._scale = steps + 1, scale
+        return False
+
+    def is_over(self, steps: int) -> bool:
+        """Returns whether it has ended before this optimiser step."""
+        return steps > self._ends_at
 
 
 @dataclass(kw_only=True)
@@ -149,14 +176,14 @@ def counted(state: RunState, meter: LiveBytes) -> None:
         meter.begin(state.plan.cap_bytes)
 
 
-def closed(watch: Stopwatch, loss_sum: Tensor | None, samples: int) -> Window:
+def closed(watch: Stopwatch, loss_sum: Tensor | float | None, samples: int) -> Window:
     """Returns the window; this is where the loss is read, hence where a CUDA device is waited for.
 
     Without a loss, as a loop of one's own may have none to show, it is NaN; raises Diverged where one is not finite.
     """
     if loss_sum is None:
         return watch.window(math.nan)
-    loss = loss_sum.item() / max(1, watch.samples)
+    loss = float(loss_sum) / max(1, watch.samples)
     if not math.isfinite(loss):
         raise Diverged(f"{LOSS} is {loss} after {samples} samples")
     return watch.window(loss)

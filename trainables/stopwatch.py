@@ -96,6 +96,24 @@ class Stopwatch:
         self._opened = self._last = time.perf_counter()
         self._last_event = self._record() if self._cuda else None
         self._marks = [_Mark("", self._opened, self._last_event)]
+        self._paused_at: float | None = None
+
+    def pause(self) -> None:
+        """Stops the clock until `go_on`; synchronises a CUDA device, whose steps are in the window."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+        self._paused_at = time.perf_counter()
+
+    def go_on(self) -> None:
+        """Goes on behind a pause, which is in no span, and starts a window where there was none."""
+        if self._paused_at is None:
+            self.restart()
+            return
+        self._last = time.perf_counter()
+        self._opened += self._last - self._paused_at
+        self._last_event = self._record() if self._cuda else None
+        self._marks.append(_Mark("", self._last, self._last_event))
+        self._paused_at = None
 
     def lap(self, span: StepSpan) -> None:
         """Adds the time since the last lap to `span`. On CUDA, idle time of the device before a wait has no span."""
@@ -112,8 +130,8 @@ class Stopwatch:
             self._marks.append(_Mark(span, now, self._last_event))
 
     def elapsed_s(self) -> float:
-        """Returns host seconds since the window opened; does not synchronise."""
-        return time.perf_counter() - self._opened
+        """Returns host seconds since the window opened, without pauses; does not synchronise."""
+        return (self._paused_at or time.perf_counter()) - self._opened
 
     def window(self, loss: float) -> Window:
         """Returns the window that ends now; synchronises a CUDA device."""

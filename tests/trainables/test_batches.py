@@ -19,11 +19,11 @@ from tests.fakes import Lines, Sums
 from trainables import sanity
 from trainables.batches import (
     Loader,
+    SampleCounts,
     Transfer,
     fork_workers,
     plan_epoch,
     sample_lengths,
-    size_of_batch,
     tensors_of,
     to_device,
 )
@@ -127,9 +127,9 @@ def test_what_moves_itself_is_moved_by_its_own_and_the_hosts_batch_stays() -> No
 
 def test_a_packed_batch_has_as_many_samples_as_sequences() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    assert size_of_batch((packed, torch.zeros(2)), None, 0) == 2
-    assert size_of_batch((torch.tensor(0.5), Encoding(ids=torch.zeros(3, 7))), None, 0, 8) == 3
-    assert size_of_batch({"text": ["a"]}, None, 0, 8) == 8
+    assert SampleCounts(None).of((packed, torch.zeros(2)), 0) == 2
+    assert SampleCounts(None, 8).of((torch.tensor(0.5), Encoding(ids=torch.zeros(3, 7))), 0) == 3
+    assert SampleCounts(None, 8).of({"text": ["a"]}, 0) == 8
 
 
 class Table(Lines):
@@ -244,7 +244,7 @@ class Streamed(IterableDataset[Tensor]):
 def sizes_of(loader: DataLoader[Tensor]) -> list[int]:
     found: list[int] = []
     for batch in loader:
-        found.append(size_of_batch(batch, loader, sum(found)))
+        found.append(SampleCounts(loader).of(batch, sum(found)))
     return found
 
 
@@ -259,9 +259,9 @@ def test_where_the_loader_does_not_know_a_batch_has_the_rows_of_its_first_tensor
     images: Any = torch.zeros(10, 3, 5, 5)
     assert sizes_of(DataLoader(Streamed(), 4)) == [4, 4, 2]
     assert sizes_of(DataLoader(images, batch_sampler=[[0], [1, 2, 3]])) == [1, 3]
-    assert size_of_batch("words", None, 0, usual=8) == 8
+    assert SampleCounts(None, 8).of("words", 0) == 8
     with pytest.raises(TypeError, match="type str does not tell how many samples"):
-        size_of_batch("words", None, 0)
+        SampleCounts(None).of("words", 0)
 
 
 def test_a_data_set_that_knows_its_lengths_is_not_read_for_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.fakes import Sums
+from trainables import precision
 from trainables.batches import size_of
 from trainables.evaluation import MOST_MICRO_BATCHES
 from trainables.knobs import Knobs
@@ -157,3 +159,18 @@ def test_under_compile_there_is_one_shape_and_what_is_counted_is_not_compiled(
     run(workload, cap_bytes, compile="default")
     assert {size for sizes in workload.evaluations for size in sizes} == {MICRO_BATCH}
     assert workload.models == called
+
+
+def test_cudnns_own_timing_is_for_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation batches are of many shapes, each of which would be timed anew."""
+    asked, kernels = [], precision.kernels
+
+    def noted(knobs: Knobs, device: torch.device) -> AbstractContextManager[None]:
+        asked.append(knobs.cudnn_benchmark)
+        return kernels(knobs, device)
+
+    monkeypatch.setattr(precision, "kernels", noted)
+    workload = Seen(floats=0)
+    run(workload, cudnn_benchmark=True)
+    assert asked.count(False) >= len(workload.evaluations) > 0
+    assert asked.count(True) == 64 / MICRO_BATCH

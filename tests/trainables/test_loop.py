@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.fakes import Followed, Noisy, Sums
 from trainables import loop
@@ -24,6 +25,10 @@ def run(plan: Plan, seed: int = 0, **knobs: object) -> tuple[loop.State, list[Wi
     knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4, **knobs}
     state = prepare(Resident(Sums()), Config(Knobs.of(knobs), seed=seed), plan)
     return state, list(train(state))
+
+
+def windows_of(events: Iterator[Window | Evaluation]) -> Iterator[Window]:
+    return (event for event in events if isinstance(event, Window))
 
 
 def weights(state: loop.State) -> list[float]:
@@ -53,6 +58,26 @@ def test_the_first_window_is_the_first_step_alone() -> None:
     _, events = run(Plan(samples=320, window_s=1e9))
     windows = [e for e in events if isinstance(e, Window)]
     assert [w.steps for w in windows] == [1, 19]
+
+
+class Steep(Sums):
+    """Gradients that fp16's first scale of 65,536 takes beyond the largest float."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(model, batch) * 1e35
+
+
+def test_steps_that_fp16_skips_until_it_has_its_scale_are_in_the_first_window() -> None:
+    for amp_dtype, skips in (("fp16", True), ("fp32", False)):
+        knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4}
+        config = Config(Knobs.of({**knobs, "amp_dtype": amp_dtype}))
+        state = prepare(Resident(Steep()), config, Plan(samples=1600, window_s=0.0))
+        steps, scales = zip(*((w.steps, state.scaler.get_scale()) for w in windows_of(train(state))), strict=True)
+        skipped = round(math.log2(65_536 / scales[0])) if skips else 0
+        assert (skipped > 0) is skips
+        assert steps[0] == skipped + 1
+        assert set(steps[1:]) == {1}
+        assert scales[0] == scales[1], "what is timed took its step"
 
 
 @pytest.mark.parametrize(

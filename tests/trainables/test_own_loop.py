@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from pathlib import Path
@@ -268,6 +269,29 @@ def train(run):
     found = events(workload, Plan(192, (32, 192)))
     assert [e.samples for e in found if isinstance(e, Evaluation)] == [64, 192], "at the first report that is due"
     assert workload.train.__globals__["SEEN"] == [0, 1, 2]
+
+
+def test_windows_span_short_passes_without_what_is_between_them(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = """
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    for epoch in run.epochs():
+        for batch in run.batches(loader):
+            run.backward(loss_of(net, batch), optimizer)
+        SEEN.append(epoch)
+    run.report(error=1.0)
+"""
+    workload, ticks = script(body), itertools.count()
+    passes = workload.train.__globals__["SEEN"]
+    clock = lambda: 100.0 * len(passes) + 1e-6 * next(ticks)  # noqa: E731
+    state = prepared(workload, Plan(64 * 8, (64 * 8,), window_s=250.0))
+    monkeypatch.setattr("time.perf_counter", clock)
+    windows = [e for e in own_loop.train(state) if isinstance(e, Window)]
+    monkeypatch.undo()
+    assert [w.steps for w in windows] == [1, 4 * 4 - 1, 3 * 4, 4], "three pauses between passes take 300 s"
+    assert all(w.wall_s < 1.0 for w in windows)
+    assert sum(w.samples for w in windows) == 64 * 8
 
 
 def test_data_without_a_length_say_how_many_a_pass_has(script: Any) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.fakes import Sums
 from trainables import loop, precision
@@ -128,3 +132,24 @@ def test_a_trial_does_not_inherit_the_recompilations_of_another() -> None:
         made.append(0)
         list(loop.train(loop.prepare(resident, Config(knobs), Plan(samples=48))))
     assert made[0] == made[1] > 0
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_under_fp16_a_fused_step_does_not_wait_for_the_device(fused: bool) -> None:
+    """A host that waits in each step cannot run ahead, and copies of the next batch find nothing to hide behind."""
+    read: list[str] = []
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            by = {Path(frame.filename).name for frame in traceback.extract_stack()}
+            if op is torch.ops.aten._local_scalar_dense.default and "grad_scaler.py" in by:
+                read.append(str(op))
+            return op(*args, **(kwargs or {}))
+
+    knobs = Knobs(amp_dtype="fp16", fused_optimizer=fused, batch_size=16, micro_batch_size=16, dropout=0.0)
+    state = loop.prepare(Resident(Sums()), Config(knobs), Plan(samples=64, window_s=1e6))
+    steps = loop.train(state)
+    next(steps)  # the warm-up, which reads the scale
+    with Reads(), contextlib.suppress(StopIteration):
+        next(steps)
+    assert bool(read) is not fused

@@ -114,7 +114,7 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A micro-batch is there."""
         usual = self._usual or 1
-        self._run.took(batches.size_of_batch(batch, trainer.train_dataloader, batch_idx * usual, usual))
+        self._run.took(batches.SampleCounts(trainer.train_dataloader, usual).of(batch, batch_idx * usual))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """The passes are over."""

@@ -72,6 +72,8 @@ def error_of(failed: Failed, workload: str) -> TuningError:
     said = f"{failed.kind}: {failed.text}".strip()
     if failed.outcome not in (Outcome.CRASH, Outcome.DATA):
         remedy = "free what other programs hold, or a smaller model"
+        if failed.kind == "CacheTooLarge":
+            remedy = "knobs.ram_cache=false, or a larger search.max_time"
         what = f"the workload cannot be loaded or measured: {said}"
         error: TuningError = PreflightError(what[:500], remedy=remedy)
         error.__cause__ = RuntimeError(failed.traceback)

@@ -138,6 +138,17 @@ def test_a_decoder_without_weights_and_tokenizer_is_traced_with_dora(tmp_path: P
     assert large[1].live_bytes < large[0].live_bytes
 
 
+def test_doras_norm_of_each_forward_pass_is_in_the_trace(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DECODER))
+    found = cuda("nli", [{"adapter": adapter} for adapter in ("dora", "lora")], model=str(tmp_path))
+    norms = [sum("vector_norm" in op for op in one.traces[0].ops) for one in found]
+    assert norms[0] > norms[1]
+    dora, lora = (one.peak(1) for one in found)
+    assert dora is not None
+    assert lora is not None
+    assert dora.live_bytes > lora.live_bytes
+
+
 def test_without_a_compiler_the_cpus_kernels_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
