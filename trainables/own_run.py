@@ -219,7 +219,7 @@ class Run(Counted):
         part = loss * (self._share / accumulation) if (accumulation, self._share) != (1, 1.0) else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
         self.saw_loss(loss)
-        waits, forgets = self._manners
+        waits, forgets = self._step_settings
         if waits:
             loss.detach().item()
         if not (self._has_stepped or self._since_step >= accumulation or self.is_over):
@@ -250,7 +250,7 @@ class Run(Counted):
         return float(self._ask("max_grad_norm").max_grad_norm)
 
     @functools.cached_property
-    def _manners(self) -> tuple[bool, bool]:
+    def _step_settings(self) -> tuple[bool, bool]:
         """Whether a step waits for the device, and whether it drops its gradients."""
         knobs = self._ask("set_to_none", "sync_every_step")
         return knobs.sync_every_step, knobs.set_to_none and not precision.keeps_gradients(knobs)

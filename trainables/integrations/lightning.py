@@ -74,7 +74,8 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
 
     def __init__(self, run: Run, pass_samples: int | None) -> None:
         self._run, self._given, self._steps = run, pass_samples, 0
-        self._usual: int | None = None
+        self._usual = 1
+        self._counts = batches.SampleCounts(None)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Says how many steps there will be, for a schedule; the optimisers are made behind it."""
@@ -108,13 +109,13 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         self._run.begin(trainer.train_dataloader, samples)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forgets what an earlier pass has logged, on which a schedule would move again."""
+        """Forgets what an earlier pass has logged, on which a schedule would move again; takes the pass's loader."""
         trainer.callback_metrics.clear()
+        self._counts = batches.SampleCounts(trainer.train_dataloader, self._usual)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A micro-batch is there."""
-        usual = self._usual or 1
-        self._run.took(batches.SampleCounts(trainer.train_dataloader, usual).of(batch, batch_idx * usual))
+        self._run.took(self._counts.of(batch, batch_idx * self._usual))
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """The passes are over."""
@@ -124,9 +125,10 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         """The micro-batch is over, and the optimiser may have stepped."""
         run, loss = self._run, outputs if isinstance(outputs, Tensor) else (outputs or {}).get("loss")
         if loss is not None:
-            run.saw_loss(loss * (trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1))
-        if trainer.global_step > self._steps:
-            self._steps = trainer.global_step
+            parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            run.saw_loss(loss if parts == 1 else loss * parts)
+        if (steps := trainer.global_step) > self._steps:
+            self._steps = steps
             run.step()
         if not run.evaluate_now:  # the micro-batch has passed once that is reported
             run.passed()
