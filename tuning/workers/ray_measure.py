@@ -19,6 +19,8 @@ from tuning.workers.worker_config import WorkerConfig
 
 MOST_LOSSES = 2
 """After so many losses a node is not asked again."""
+ANSWER_S = 60.0
+"""How long after its limit a node may answer: by then its worker has cut what it measures, or it is cut off."""
 
 
 class RemoteWorker(Worker):
@@ -104,7 +106,8 @@ class RemoteWorker(Worker):
             left_s = None if self.deadline is None else self.deadline - time.monotonic()
             self.asked = Asked(method, arguments[0])
             try:
-                found: dict[str, Any] = ray.get(self._actor.ask.remote(method, left_s, *arguments))
+                until_s = None if left_s is None else max(0.0, left_s) + ANSWER_S
+                found: dict[str, Any] = ray.get(self._actor.ask.remote(method, left_s, *arguments), timeout=until_s)
                 return found
             except ray.exceptions.RayTaskError as error:  # what a worker of this machine would have raised
                 raise error.cause from None
