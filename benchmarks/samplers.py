@@ -34,7 +34,7 @@ import yaml
 from benchmarks.sampler_scores import PEER, Row, scores, table
 from trainables.workload import load as load_workload
 from tuning.config.load import load
-from tuning.memory.groups import defaults
+from tuning.memory.groups import plain_defaults
 
 ROOT = Path(__file__).parents[1]
 FIRST_FRESH = 1000
@@ -122,7 +122,7 @@ class Commands:
     def plain(self, workload: str) -> dict[str, Any]:
         """Returns the space's defaults, with which every search begins too."""
         config = load([f"workload={workload}", "card=cpu", *self.extra])
-        return {"knobs": dict(defaults(config.space)), "tolerance": config.pick.tolerance}
+        return {"knobs": dict(plain_defaults(config.space)), "tolerance": config.pick.tolerance}
 
 
 def exported(folder: Path) -> dict[str, Any]:

@@ -94,6 +94,8 @@ class Counted:
         """The weight of the mean loss of this process's part of a micro-batch; 1 where there is one process."""
         self._schedules: list[LRScheduler] = []
         """Those that `backward` steps, each behind its optimiser."""
+        self._schedules_at: dict[int, int | None] = {}
+        """Where it left them, by their id."""
         self._paused_at = self._closed_at = time.perf_counter()
 
     @property

@@ -240,10 +240,21 @@ class Run(Counted):
         self._is_ours = False
         for schedule in self._schedules:
             if schedule.optimizer is own:
-                schedule.step()
+                self._advance(schedule)
         own.zero_grad(set_to_none=forgets)
         self.step()
         return True
+
+    def _advance(self, schedule: LRScheduler) -> None:
+        """Steps a scheduler that `prepare` was shown; raises LoopError where their own lines step it, too."""
+        at = getattr(schedule, "last_epoch", None)
+        if at != self._schedules_at.get(id(schedule), at):
+            raise LoopError(
+                f"run.prepare was shown the {type(schedule).__name__}, so that run.backward steps it, and so do lines "
+                "of your own: leave out its step(), or do not give it to run.prepare"
+            )
+        schedule.step()
+        self._schedules_at[id(schedule)] = getattr(schedule, "last_epoch", None)
 
     @functools.cached_property
     def _max_norm(self) -> float:

@@ -118,6 +118,16 @@ def test_a_scheduler_that_is_shown_steps_behind_each_step_of_its_optimiser(scrip
     assert workload.train.__globals__["SEEN"] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25], "two micro-batches a step"
 
 
+def test_a_scheduler_that_their_own_lines_step_too_is_an_error(script: Any) -> None:
+    body = SCHEDULED.format(name="StepLR(optimizer, 1, gamma=0.5)")
+    backward = "        run.backward(loss_of(net, batch), optimizer)\n"
+    twice = body.replace(backward, f"{backward}        scheduler.step()\n")
+    with pytest.raises(
+        WorkloadError, match=r"shown the StepLR, so that run\.backward steps it, and so do lines of your"
+    ):
+        events(script(twice), Plan(96, (96,)), micro_batch_size=16)
+
+
 def test_a_scheduler_that_waits_for_a_metric_is_refused(script: Any) -> None:
     with pytest.raises(WorkloadError, match=r"ReduceLROnPlateau.*step it yourself"):
         prepared(script(SCHEDULED.format(name="ReduceLROnPlateau(optimizer)")), Plan(48, (48,)))

@@ -28,7 +28,7 @@ from trainables.knobs import table, use
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.stopwatch import Window
-from trainables.workload import WorkloadError
+from trainables.workload import WorkloadError, source_hash
 from tuning.cli.live import TrainingBar
 from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line
@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     length.add_argument(
         "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
     )
-    length.add_argument("--epochs", metavar="X", help="the same in passes over the training split")
+    length.add_argument("--epochs", metavar="X", help="the same in passes over the training split; not for a loop of one's own")
     made.add_argument("--seed", metavar="N", help="weights and order of the samples  [of best.yaml]")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
     over = made.add_mutually_exclusive_group()
@@ -126,6 +126,8 @@ def main(argv: Sequence[str]) -> int:
             if session.setting.ranks < (asked_ranks := _ranks(best)):
                 said = f"measured with {asked_ranks} devices a trial; here one trains, with its own memory"
                 line(messages, f"warning: {said}")
+            if best.provenance.get("workload_sha256", "") not in ("", source_hash(session.resident.workload)):
+                line(messages, f"warning: {best.ref} has changed since {best.path.name} was measured")
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
                 best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, session.setting.threads, again

@@ -100,6 +100,7 @@ class ProvenancePart(_Part):
     git: str | None
     search_seed: int | None
     trials: dict[str, int]
+    workload_sha256: str = ""  # earlier versions had none
 
 
 class BestFile(_Part):

@@ -141,13 +141,15 @@ def with_workload_defaults(
     origins = {**defaults, **config.origins}
     typed_before = config.named.get(BEFORE, {})
     own = {**(_named("BEFORE", before, {}) if before is not None else {}), **typed_before}
+    if "batch_size" in own:  # a plain loop takes its batch in one pass
+        own.setdefault("micro_batch_size", own["batch_size"])
     knobs = {**own, **default_space, **config.space.as_raw()}  # what is not searched stays as it is trained today
     dropped = [*config.dropped, *drop_idle(knobs, origins)]
     space = parsed_space(knobs, origins)
     check_whole(space)
     merged = checked_options({**options, **config.workload.options}, options, origins)
     workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged)
-    reference = {BEFORE: own} if own else {PLAIN: Knobs().as_dict()}
+    reference = {BEFORE: own} if own else {PLAIN: {**Knobs().as_dict(), "micro_batch_size": Knobs().batch_size}}
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return apply_card(config.model_copy(update=update), config.card)

@@ -107,6 +107,18 @@ def defaults(space: Space) -> dict[str, Scalar]:
     return {n: v for n, v in start.items() if is_active(n, start)}
 
 
+def plain_defaults(space: Space) -> dict[str, Scalar]:
+    """As `defaults`, and each batch in one pass, as plain PyTorch takes it, as far as the space has that."""
+    start, parameter = defaults(space), space.parameters.get("micro_batch_size")
+    batch = int(start.get("batch_size", table().defaults["batch_size"]))
+    if isinstance(parameter, Choice):
+        fitting = [int(value) for value in parameter.values if int(value) <= batch]
+        return {**start, "micro_batch_size": max(fitting)} if fitting else start
+    if isinstance(parameter, Range):
+        return {**start, "micro_batch_size": int(max(parameter.low, min(parameter.high, batch)))}
+    return start
+
+
 def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:
     parameter = space.parameters.get(name)
     if isinstance(parameter, Choice):

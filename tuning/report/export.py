@@ -111,9 +111,10 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
             "cardtune": _own_version(),
             "versions": dict(study.get("versions") or {}),
             "command": str(study.get("command", "")),
-            "git": _git(),
+            "git": _git(summary.ref),
             "search_seed": study.get("seed"),
             "trials": dict(summary.trial_counts),
+            "workload_sha256": str(study.get("workload_sha256") or ""),
         },
     }
     workload = {"ref": summary.ref, "options": masked(summary.options)}
@@ -205,10 +206,12 @@ def _own_version() -> str:
         return "not installed"
 
 
-def _git() -> str | None:
-    """The commit of the checkout this package runs from, "-dirty" behind it where files were changed; else None."""
+def _git(ref: str) -> str | None:
+    """The commit of the checkout that has the workload, "-dirty" behind it where files were changed; else None."""
     git, root = shutil.which("git"), Path(__file__).resolve().parents[2]
-    if git is None or not (root / ".git").exists():
+    if ref.endswith(".py"):
+        root = Path(ref).resolve().parent
+    if git is None or not (ref.endswith(".py") or (root / ".git").exists()):
         return None
     command = [git, "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

@@ -201,7 +201,7 @@ def gain_sentence(gain: Gain) -> str:
         grounds = "one round" if gain.rounds else "probes, not side by side"
         return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"
     if not gain.is_told:
-        return f"as fast as {over}, as far as the rounds tell: {ratio(gain)} times"
+        return f"not clearly faster or slower than {over}: {ratio(gain)} times"
     if gain.ratio < 1:
         return f"{ratio(gain.inverse())} times slower than {over}"
     return f"{ratio(gain)} times as fast as {over}"

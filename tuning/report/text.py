@@ -130,6 +130,8 @@ def summary(found: Summary) -> list[RenderableType]:
         if before is not None:
             changes = fmt.changes(best.config, before)
             rows.append(("changes", f"from before: {', '.join(changes) or 'none'}"))
+        if best.trial and found.rule:
+            rows.append(("picked", plain(found.rule)))
         rows += _of_best(found, best)
     if found.place.virtual or sentences.is_held(found.place):
         rows.append(("device", sentences.place_sentence(found.place)))

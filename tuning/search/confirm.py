@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -182,19 +183,29 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
 
 
 def affordable(
-    left_s: float, budget: ConfirmSection, named: int, training_s: Sequence[float], cost_s: float = WINDOW_COST_S
+    left_s: float,
+    budget: ConfirmSection,
+    named: int,
+    training_s: Sequence[float],
+    cost_s: float = WINDOW_COST_S,
+    done: Sequence[int] = (),
 ) -> tuple[int, int]:
     """Returns how many of the challengers, and on how many seeds each, can be trained before the windows.
 
-    `training_s` are the seconds of one training of each, the pick first. Fewer challengers go first, then fewer seeds;
-    for one training the windows are fewer and shorter (`least_windows_s`). Where that is not enough, nothing is
-    trained: (1, 0).
+    `training_s` are the seconds of one training of each, the pick first, and `done` how many of them an earlier session
+    has behind it. Fewer challengers go first, then fewer seeds; for one training the windows are fewer and shorter
+    (`least_windows_s`). Where that is not enough, nothing is trained: (1, 0).
     """
     options = [(count, budget.seeds) for count in range(len(training_s), 0, -1)]
     options += [(1, seeds) for seeds in range(budget.seeds - 1, 0, -1)]
     spare_s = left_s - windows_s(budget, named + 1, cost_s)
-    found = next((o for o in options if sum(training_s[: o[0]]) * o[1] <= spare_s), None)
-    return found or (1, int(training_s[0] <= left_s - least_windows_s(left_s, budget, named + 1, cost_s)))
+
+    def needed_s(count: int, seeds: int) -> float:
+        each = itertools.zip_longest(training_s[:count], done[:count], fillvalue=0)
+        return sum(one_s * max(0, seeds - trained) for one_s, trained in each)
+
+    found = next((o for o in options if needed_s(*o) <= spare_s), None)
+    return found or (1, int(needed_s(1, 1) <= left_s - least_windows_s(left_s, budget, named + 1, cost_s)))
 
 
 def expected_s(budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float) -> float:
@@ -314,10 +325,13 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
     chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
     each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]
     left_s, cost_s = terms.left_s(), window_cost_s(journal.records)
-    count, seeds = affordable(left_s, terms.budget, named, each_s, cost_s)
+    done = [len(found[trial].by_seed) for trial in chosen]
+    count, seeds = affordable(left_s, terms.budget, named, each_s, cost_s, done)
+    spare_s = left_s - windows_s(terms.budget, named + 1, cost_s)
     for place, trial in enumerate(chosen[1:], start=1):
         decision = "confirm" if place < count else "too long"
-        expected = {"expected_s": each_s[place] * terms.budget.seeds, "left_s": terms.left_s()}
+        needed_s = [one_s * max(0, terms.budget.seeds - n) for one_s, n in zip(each_s, done, strict=True)]
+        expected = {"expected_s": needed_s[place], "left_s": max(0.0, spare_s - sum(needed_s[:place]))}
         if not any(r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records):
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}

@@ -249,8 +249,9 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
                 remedy=f'use {f"{call} or " if call else ""}run["{name}"], or leave it out of SPACE',
             )
     named = {name: {**values, **pins} for name, values in config.named.items()}
-    if "micro_batch_size" not in asked and "batch_size" in asked:
-        named = {name: {**v, "micro_batch_size": v.get("batch_size", usual["batch_size"])} for name, v in named.items()}
+    for values in named.values() if "batch_size" in asked else ():
+        if "micro_batch_size" not in asked or "micro_batch_size" not in values:  # a plain loop takes it in one pass
+            values["micro_batch_size"] = values.get("batch_size", usual["batch_size"])
     update = {"space": Space(space.parameters, {**space.fixed, **pins}), "named": named}
     return config.model_copy(update=update)
 

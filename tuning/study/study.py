@@ -228,7 +228,7 @@ class _Study:
         if self._config.search.trials == 0:  # what is learned stays as it is trained today
             self._space = system_only(self._space, {**plain, **(self._limits.before() or {})})
         self._named = dict(self._config.named)
-        self._named.setdefault(PLAIN, plain)
+        self._named.setdefault(PLAIN, groups.plain_defaults(self._config.space))
 
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are; on other kinds of device at the same time."""

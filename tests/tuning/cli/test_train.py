@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -263,3 +264,13 @@ def test_what_their_code_prints_is_no_part_of_the_json(best: Path, capsys: pytes
     out, err = capsys.readouterr()
     assert json.loads(out)["samples"] > 0
     assert "loss is called" in err
+
+
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_file_that_has_changed_since_it_was_measured_is_said(
+    best: Path, capsys: pytest.CaptureFixture[str], is_changed: bool
+) -> None:
+    source = (best.parent / "signalling.py").read_bytes() + b"# then" * is_changed
+    edit(best, "provenance", "workload_sha256", hashlib.sha256(source).hexdigest())
+    assert train(best) == 0
+    assert ("signalling.py has changed since best.yaml was measured" in capsys.readouterr().err) is is_changed

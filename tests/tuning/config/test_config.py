@@ -238,12 +238,14 @@ def test_own_workload_refuses_what_its_module_does_not_declare(own, argument, me
 def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
     space, before = {"batch_size": [2, 4]}, {"batch_size": 2, "num_workers": 2}
     typed = load([f"workload={own}", "named.before.batch_size=8", "named.small.batch_size=1"])
-    assert with_workload_defaults(load([f"workload={own}"]), space, {}, before).named == {"before": before}
+    assert with_workload_defaults(load([f"workload={own}"]), space, {}, before).named == {
+        "before": {**before, "micro_batch_size": 2}
+    }, "a plain loop takes its batch in one pass"
     both = with_workload_defaults(typed, space, {}, before).named
-    assert both == {"before": {"batch_size": 8, "num_workers": 2}, "small": {"batch_size": 1}}
+    assert both == {"before": {"batch_size": 8, "num_workers": 2, "micro_batch_size": 8}, "small": {"batch_size": 1}}
     assert next(iter(both)) == "before"
     nothing = with_workload_defaults(load([f"workload={own}"]), space, {}).named
-    assert nothing == {"plain defaults": Knobs().as_dict()}
+    assert nothing == {"plain defaults": {**Knobs().as_dict(), "micro_batch_size": 32}}
     with pytest.raises(ConfigError, match=r"BEFORE.lr=0.1: lr is not a knob"):
         with_workload_defaults(load([f"workload={own}"]), space, {}, {"lr": 0.1})
     with pytest.raises(ConfigError, match="BEFORE=3 is not a configuration"):

@@ -11,7 +11,9 @@ from trainables.knob_columns import Knob
 from trainables.knobs import KnobTable, domain_of, using
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
+from tuning.config.resolve import parsed_space
 from tuning.config.space import Choice, Range, Space, parse_parameter
+from tuning.memory.groups import plain_defaults
 from tuning.study import setup
 from tuning.workers import machine, nvml
 
@@ -173,3 +175,14 @@ def test_a_range_of_a_knob_with_a_list_of_values_is_refused() -> None:
     with using(own), pytest.raises(ConfigError, match="a range of a knob that has a list of values") as raised:
         parse_parameter("mix", {"low": 0.0, "high": 0.3})
     assert raised.value.remedy == "knobs.mix=[0.0,0.1,0.3]"
+
+
+def test_plain_defaults_take_each_batch_in_one_pass() -> None:
+    for micro, batch, wanted in (
+        ([8, 16, 64], [32, 64], 16),  # as far as the space has it
+        ([8, 16, 32], [32, 64], 32),
+        ({"low": 1, "high": 100}, [32], 32),
+        ([64], [32], 64),  # which is cut to the batch
+    ):
+        space = parsed_space({"batch_size": batch, "micro_batch_size": micro, "learning_rate": [1e-3, 1e-2]}, {})
+        assert plain_defaults(space).get("micro_batch_size", 64) == wanted, micro

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import re
 import subprocess
 from datetime import UTC, datetime
 
@@ -171,15 +172,27 @@ def test_in_other_text_the_home_folder_is_shortened_where_a_path_begins(monkeypa
 
 def test_git_is_named_only_for_a_checkout_of_ours(best, found, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "__file__", str(tmp_path / "lib" / "tuning" / "report/export.py"))
-    assert export._git() is None
+    assert export._git("nli") is None
     (tmp_path / "lib" / ".git").mkdir(parents=True)
-    assert export._git() is None  # a folder of that name, and no repository
+    assert export._git("nli") is None  # a folder of that name, and no repository
 
     def hangs(*_, **__):
         raise subprocess.TimeoutExpired("git", 5)
 
     monkeypatch.setattr(subprocess, "run", hangs)
-    assert export._git() is None
+    assert export._git("nli") is None
+
+
+def test_git_of_a_workload_of_ones_own_is_that_of_its_folder(tmp_path):
+    assert export._git(str(tmp_path / "mine.py")) is None
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    said = export._git(str(tmp_path / "mine.py"))
+    assert said is not None
+    assert re.fullmatch("[0-9a-f]{40}", said)
 
 
 def test_front_csv_has_every_trial(found, tmp_path):

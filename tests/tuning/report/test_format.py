@@ -72,7 +72,7 @@ def test_size():
         (Gain("best", "after", 0.5, 0.4, 0.625, 5), "2.00 (1.60 to 2.50) times slower than after"),
         (
             Gain("best", "after", 1.01, 0.97, 1.05, 5),
-            "as fast as after, as far as the rounds tell: 1.01 (0.97 to 1.05) times",
+            "not clearly faster or slower than after: 1.01 (0.97 to 1.05) times",
         ),
         (
             Gain("best", "after", 1.5, None, None, 0),

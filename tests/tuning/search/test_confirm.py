@@ -304,6 +304,12 @@ def test_challengers_go_before_seeds(spare_s: float, expected: tuple[int, int]) 
     assert affordable(windows + spare_s, BUDGET, 1, [2.0, 2.0, 2.0]) == expected
 
 
+def test_what_an_earlier_session_has_trained_is_not_counted_again() -> None:
+    windows = 5 * 2 * (BUDGET.window_s + 1.5)
+    assert affordable(windows + 12.5, BUDGET, 1, [2.0, 2.0, 2.0], done=[3]) == (3, 3)
+    assert affordable(windows + 12.5, BUDGET, 1, [2.0, 2.0, 2.0]) == (2, 3)
+
+
 class Slow(FormulaProfiler):
     """A profiler on which a batch of `before` takes 40 s, one of any other 1 s, and a window three of them."""
 

@@ -15,6 +15,7 @@ from trainables.workload import WorkloadError
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.study import setup
+from tuning.workers import dry_run
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -50,7 +51,7 @@ def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None
     assert not {"amp_dtype", "weight_decay", "length_bucketing"} & set(facts["asked"])
     assert facts["seen"] == {"batch_size": 16, "micro_batch_size": 4}
     assert facts["parameters"] == {"total": 5, "trainable": 5}
-    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(16, (16,)), 0)["values"]
+    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(16, (16,)), dry_run.DRY_SEED)["values"]
     assert facts["untrained"] == pytest.approx(trained, rel=1e-6), "however many steps were tried"
     fixed = session(PLAIN, HEAD.replace('lr=run["learning_rate"]', "lr=0.1"))
     assert fixed.describe(KNOBS)["untrained"] == {}, "it learns whatever the rate"
@@ -194,8 +195,9 @@ def test_a_loop_that_hides_its_model_says_that_kinds_are_not_measured(session: A
 
 def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
     assert not session(PLAIN).describe(KNOBS)["reseeds"]
-    own = session(PLAIN.replace("    net, optimizer", "    torch.manual_seed(7)\n    net, optimizer"))
-    facts = own.describe(KNOBS)
-    assert facts["reseeds"]
+    for seed in (7, 0):  # the second is the study's own
+        own = session(PLAIN.replace("    net, optimizer", f"    torch.manual_seed({seed})\n    net, optimizer"))
+        facts = own.describe(KNOBS)
+        assert facts["reseeds"]
     said = setup.cautions(load(["workload=signals", "card=cpu"]), facts)
     assert any("sets a seed of its own" in sentence for sentence in said)
