@@ -24,7 +24,7 @@ def test_two_kinds_of_three_nodes_train_and_the_target_is_measured(
     hidden = [home, *(ROOT / name for name in ("tuning", "trainables", "search_spaces"))] if os.getuid() == 0 else []
     kind = {"cwd": "/", "hide": [str(folder) for folder in hidden]}
     target, other = "kind_b", "kind_a"
-    asked = ["search.trials=8", "search.pruner=none", "budget.confirm.seeds=1", "budget.confirm.top=1", "concurrency=1"]
+    asked = ["search.trials=5", "search.pruner=none", "budget.confirm.seeds=1", "budget.confirm.top=1", "concurrency=1"]
     with Nodes(TOKEN) as nodes:
         nodes.ask(add={"cpus": 0})  # the driver's own, which leads alone
         nodes.ask(add={"cpus": 2, "resources": {"kind_a": 1}, **kind})
@@ -35,7 +35,7 @@ def test_two_kinds_of_three_nodes_train_and_the_target_is_measured(
     check_files(made)
     records = journal(made)
     ended = of(records, "trial")
-    assert {r["trial"] for r in ended} == {f"t{n:03d}" for n in range(8 + BESIDE)}
+    assert {r["trial"] for r in ended} == {f"t{n:03d}" for n in range(5 + BESIDE)}
     assert {r["outcome"] for r in ended} == {"ok"}
     assert len({r["node"] for r in ended}) == 2
     assert {r["kind"] for r in ended} == {target, other}

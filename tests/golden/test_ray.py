@@ -47,7 +47,7 @@ def test_two_trials_at_a_time_beside_a_folder_called_tuning_and_a_file_called_ar
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "cardtune"
     script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
-    asked = tiny("workload=mine.py", "concurrency=2", "search.trials=4")
+    asked = tiny("workload=mine.py", "concurrency=2", "search.trials=3")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), "run", *asked]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -57,7 +57,7 @@ def test_two_trials_at_a_time_beside_a_folder_called_tuning_and_a_file_called_ar
     records = journal(made)
     assert of(records, "study")[0]["concurrency"] == 2
     assert of(records, "probe")
-    assert len(of(records, "trial")) == 4 + BESIDE
+    assert len(of(records, "trial")) == 3 + BESIDE
 
 
 def test_a_flat_search_with_a_dashboard_that_asks_for_its_token_on_loopback(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     length.add_argument(
         "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
     )
-    length.add_argument("--epochs", metavar="X", help="the same in passes over the training split; not for a loop of one's own")
+    length.add_argument("--epochs", metavar="X", help="the same in passes over the data; not for an own loop")
     made.add_argument("--seed", metavar="N", help="weights and order of the samples  [of best.yaml]")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
     over = made.add_mutually_exclusive_group()

@@ -83,7 +83,12 @@ class Peers:
         return self._group
 
     def _follow(self, worker: Worker, order: Following) -> None:
-        self._said[order.rank] = found = worker.follow(order)
+        try:
+            self._said[order.rank] = found = worker.follow(order)
+        except RuntimeError:
+            if worker.is_running:
+                raise
+            return  # `left` has ended its process before it was told
         if found["outcome"] != Outcome.OK and self._group is not None:
             self._group.abort()
 
