@@ -120,7 +120,7 @@ class Commands:
         return {"samples_per_s": result["samples_per_s"], "quality": result["values"][objective]}
 
     def plain(self, workload: str) -> dict[str, Any]:
-        """Returns the space's defaults, with which every search begins too."""
+        """Returns the space's defaults, each batch in one pass."""
         config = load([f"workload={workload}", "card=cpu", *self.extra])
         return {"knobs": dict(plain_defaults(config.space)), "tolerance": config.pick.tolerance}
 

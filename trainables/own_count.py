@@ -150,6 +150,8 @@ class Counted:
             if state.epoch:  # a window that is to have other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)
             state.first_step_at = time.time()
+        if not self._watch.is_paused:
+            self._loss_sum = None
         self._watch.go_on()
 
     def took(self, samples: int) -> None:
@@ -201,6 +203,7 @@ class Counted:
         self.before_step()
         if self._is_closed:
             state.ranks.stepped()
+            self._warm_up.ends(state.steps)  # a step that was skipped makes it longer here, too
             self._watch.restart()
         elif self._has_stepped:
             self._watch.lap("optimizer")
@@ -233,7 +236,9 @@ class Counted:
             self._is_due = False
             self._unwatch()
             self._give(Evaluation(self._state.samples, found, time.perf_counter() - self._paused_at))
-            self._watch.restart()
+            if not self._watch.is_paused:  # else what was trained since the milestone is in a window that goes on
+                self._watch.restart()
+                self._loss_sum = None
 
     # -- for whoever runs it -------------------------------------------------------------------------------------------
 

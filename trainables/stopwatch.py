@@ -98,6 +98,11 @@ class Stopwatch:
         self._marks = [_Mark("", self._opened, self._last_event)]
         self._paused_at: float | None = None
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the clock stands still in the midst of a window."""
+        return self._paused_at is not None
+
     def pause(self) -> None:
         """Stops the clock until `go_on`; synchronises a CUDA device, whose steps are in the window."""
         if self._cuda:

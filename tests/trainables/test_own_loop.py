@@ -281,6 +281,26 @@ def train(run):
     assert workload.train.__globals__["SEEN"] == [0, 1, 2]
 
 
+def test_a_report_in_the_pause_between_passes_loses_nothing(script: Any) -> None:
+    body = """
+def train(run):
+    loader = DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    for epoch in run.epochs():
+        for batch in run.batches(loader):
+            loss = loss_of(net, batch)
+            run.backward(loss, optimizer)
+            SEEN.append((len(batch[0]), loss.item()))
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    workload = script(body)
+    windows = [e for e in events(workload, Plan(64 * 4, (32, 96, 256))) if isinstance(e, Window)]
+    seen = workload.train.__globals__["SEEN"]
+    assert sum(w.samples for w in windows) == 64 * 4 == sum(count for count, _ in seen)
+    assert sum(w.loss * w.samples for w in windows) == pytest.approx(sum(n * loss for n, loss in seen), rel=1e-5)
+
+
 def test_windows_span_short_passes_without_what_is_between_them(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     body = """
 def train(run):

@@ -126,7 +126,8 @@ def main(argv: Sequence[str]) -> int:
             if session.setting.ranks < (asked_ranks := _ranks(best)):
                 said = f"measured with {asked_ranks} devices a trial; here one trains, with its own memory"
                 line(messages, f"warning: {said}")
-            if best.provenance.get("workload_sha256", "") not in ("", source_hash(session.resident.workload)):
+            then, here = best.provenance.get("workload_sha256"), source_hash(session.resident.workload)
+            if then and here and then != here:
                 line(messages, f"warning: {best.ref} has changed since {best.path.name} was measured")
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(

@@ -114,6 +114,13 @@ def _is_given(origin: str) -> bool:
     return origin == COMMAND_LINE or "/preset/" in origin
 
 
+def _largest(sizes: object) -> int | None:
+    """Returns the largest of the sizes that a space gives: one, a list, or a range; None where it gives none."""
+    given = sizes.get("high", sizes.get("values")) if isinstance(sizes, Mapping) else sizes
+    found = [size for size in (given if isinstance(given, list | tuple) else [given]) if type(size) is int]
+    return max(found, default=None)
+
+
 def with_workload_defaults(
     config: StudyConfig,
     default_space: Mapping[str, object],
@@ -141,15 +148,18 @@ def with_workload_defaults(
     origins = {**defaults, **config.origins}
     typed_before = config.named.get(BEFORE, {})
     own = {**(_named("BEFORE", before, {}) if before is not None else {}), **typed_before}
-    if "batch_size" in own:  # a plain loop takes its batch in one pass
-        own.setdefault("micro_batch_size", own["batch_size"])
     knobs = {**own, **default_space, **config.space.as_raw()}  # what is not searched stays as it is trained today
+    if (whole := _largest(knobs.get("batch_size"))) is not None:  # a plain loop takes its batch in one pass
+        knobs.setdefault("micro_batch_size", whole)
+        if own:
+            own.setdefault("micro_batch_size", own.get("batch_size", Knobs().batch_size))
     dropped = [*config.dropped, *drop_idle(knobs, origins)]
     space = parsed_space(knobs, origins)
     check_whole(space)
     merged = checked_options({**options, **config.workload.options}, options, origins)
     workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged)
-    reference = {BEFORE: own} if own else {PLAIN: {**Knobs().as_dict(), "micro_batch_size": Knobs().batch_size}}
+    plain = Knobs().as_dict() | ({} if whole is None else {"micro_batch_size": Knobs().batch_size})
+    reference = {BEFORE: own} if own else {PLAIN: plain}
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return apply_card(config.model_copy(update=update), config.card)

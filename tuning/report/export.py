@@ -17,6 +17,7 @@ from tuning.config import atomic, best_file
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
+from tuning.config.yaml_files import available
 from tuning.report.format import plain
 from tuning.report.named import Named
 from tuning.report.sentences import file_of, kinds, place_sentence
@@ -207,11 +208,16 @@ def _own_version() -> str:
 
 
 def _git(ref: str) -> str | None:
-    """The commit of the checkout that has the workload, "-dirty" behind it where files were changed; else None."""
+    """The commit of the checkout that has the workload's file, "-dirty" where files were changed; else None.
+
+    Of a packaged workload it is that of this package, None where it is installed; of a module by its name None.
+    """
     git, root = shutil.which("git"), Path(__file__).resolve().parents[2]
     if ref.endswith(".py"):
         root = Path(ref).resolve().parent
-    if git is None or not (ref.endswith(".py") or (root / ".git").exists()):
+    elif ref not in available("workload") or not (root / ".git").exists():
+        return None
+    if git is None:
         return None
     command = [git, "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

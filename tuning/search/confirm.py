@@ -332,14 +332,17 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
         decision = "confirm" if place < count else "too long"
         needed_s = [one_s * max(0, terms.budget.seeds - n) for one_s, n in zip(each_s, done, strict=True)]
         expected = {"expected_s": needed_s[place], "left_s": max(0.0, spare_s - sum(needed_s[:place]))}
-        if not any(r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records):
+        if needed_s[place] and not any(
+            r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records
+        ):
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     least_s = least_windows_s(left_s, terms.budget, named + 1, cost_s)
     since = reopened(journal.records)[0].seq
     for seed in terms.seeds[:seeds]:
+        left = [one_s for one_s, trial in zip(each_s, chosen[:count], strict=False) if seed not in found[trial].by_seed]
         # A machine slower than expected leaves out a seed of all alike, after the first.
-        if seed != terms.seeds[0] and terms.left_s() < sum(each_s[:count]) + least_s:
+        if left and seed != terms.seeds[0] and terms.left_s() < sum(left) + least_s:
             break
         for trial in chosen[:count]:
             records = [r for r in journal.records if r.event == "confirmed" and r["name"] == trial]

@@ -240,7 +240,7 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
         pins.pop("micro_batch_size", None)  # it is the batch, as the file's space has it
     space, usual = config.space, {**table().defaults, **pins}
     for name, given in space.as_raw().items():
-        is_whole = name == "micro_batch_size" and "batch_size" in asked
+        is_whole = name == "micro_batch_size" and ("batch_size" in asked or given == space.fixed.get("batch_size"))
         if name not in asked and not is_whole and (name in space.parameters or given != usual[name]):
             call = next((call for call, names in facts["asked_by"].items() if name in names), "")
             raise ConfigError(

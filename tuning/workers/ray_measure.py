@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,7 @@ class RemoteWorker(Worker):
             left_s = None if self.deadline is None else self.deadline - time.monotonic()
             self.asked = Asked(method, arguments[0])
             try:
-                until_s = None if left_s is None else max(0.0, left_s) + ANSWER_S
+                until_s = None if left_s is None or math.isinf(left_s) else max(0.0, left_s) + ANSWER_S
                 found: dict[str, Any] = ray.get(self._actor.ask.remote(method, left_s, *arguments), timeout=until_s)
                 return found
             except ray.exceptions.RayTaskError as error:  # what a worker of this machine would have raised

@@ -206,7 +206,7 @@ def test_own_workload_is_completed_by_what_its_module_declares(own):
     done = with_workload_defaults(config, space, {"depth": 1, "width": 64})
     assert done.workload.options == {"depth": 3, "width": 64}
     assert done.space.parameters == {"batch_size": Choice((2, 4))}
-    assert done.space.fixed == {"num_workers": 0, "tf32": False}
+    assert done.space.fixed == {"num_workers": 0, "tf32": False, "micro_batch_size": 4}
     assert (done.origins["knobs.tf32"], done.origins["knobs.batch_size"]) == (str(own), "command line")
     assert len(done.dropped) == 2
     assert load([]) == with_workload_defaults(load([]), space, {})
@@ -244,12 +244,27 @@ def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
     both = with_workload_defaults(typed, space, {}, before).named
     assert both == {"before": {"batch_size": 8, "num_workers": 2, "micro_batch_size": 8}, "small": {"batch_size": 1}}
     assert next(iter(both)) == "before"
-    nothing = with_workload_defaults(load([f"workload={own}"]), space, {}).named
-    assert nothing == {"plain defaults": {**Knobs().as_dict(), "micro_batch_size": 32}}
+    nothing = with_workload_defaults(load([f"workload={own}"]), space, {})
+    assert nothing.named == {"plain defaults": {**Knobs().as_dict(), "micro_batch_size": 32}}
     with pytest.raises(ConfigError, match=r"BEFORE.lr=0.1: lr is not a knob"):
         with_workload_defaults(load([f"workload={own}"]), space, {}, {"lr": 0.1})
     with pytest.raises(ConfigError, match="BEFORE=3 is not a configuration"):
         with_workload_defaults(load([f"workload={own}"]), space, {}, 3)
+
+
+@pytest.mark.parametrize(
+    ("space", "before", "micro", "of_before"),
+    [
+        ({"batch_size": [16, 128]}, {"batch_size": 32}, 128, 32),
+        ({"batch_size": {"low": 8, "high": 64}}, {"learning_rate": 0.1}, 64, 32),
+        ({"learning_rate": [0.1, 0.2]}, {"batch_size": 64}, 64, 64),
+        ({"batch_size": [16, 128], "micro_batch_size": [4, 8]}, {"batch_size": 16, "micro_batch_size": 8}, None, 8),
+    ],
+)
+def test_a_batch_is_one_pass_unless_micro_batches_are_named(own, space, before, micro, of_before):
+    done = with_workload_defaults(load([f"workload={own}"]), space, {}, before)
+    assert done.space.fixed.get("micro_batch_size") == micro
+    assert done.named["before"]["micro_batch_size"] == of_before
 
 
 def test_bad_space_of_own_workload_names_its_file(own):
