@@ -63,7 +63,8 @@ def _row(row: Knob) -> Any:
 class Knobs:
     """The knobs of one trial, not to be changed: those below and, as further attributes, the workload's own.
 
-    Defaults are the plain PyTorch way, so every gain has something to be measured against.
+    Defaults are the plain PyTorch way, so every gain has something to be measured against; of `micro_batch_size` the
+    plain way is the whole batch (`tuning.memory.groups.plain_defaults`), and the default one that fits.
 
     Kinds (docs/design.md section 3): *system* knobs change speed and memory only, *learning* knobs change what is
     learned, *both* change both. `tests/trainables/test_loop.py` holds the system ones to their word.
