@@ -162,7 +162,7 @@ class Counted:
     def saw_loss(self, loss: Tensor) -> None:
         """Takes the mean loss of the micro-batch at hand, for its window: a loss that is not finite ends the run."""
         count = self._state.micro_steps[-1][0]
-        # Losses that are kept lie between the large tensors of each step: 0.1 ms of steps of 3.4 ms on a CPU.
+        # Losses that are kept lie between the large tensors of each step, which fragments a CPU's heap.
         part = loss.item() * count if self._is_on_host else loss.detach().float() * count
         self._loss_sum = part if self._loss_sum is None else self._loss_sum + part
 

@@ -264,8 +264,7 @@ def train(run):
     assert {"batch_size", "micro_batch_size"} & state.asked == {"batch_size"}
 
 
-def test_a_loop_over_passes_reports_after_each(script: Any) -> None:
-    body = """
+PASSES = """
 def train(run):
     loader = DataLoader(DATA, **run.loader())
     net, optimizer = made(run)
@@ -275,7 +274,10 @@ def train(run):
         SEEN.append(epoch)
         run.report(error=1.0)
 """
-    workload = script(body)
+
+
+def test_a_loop_over_passes_reports_after_each(script: Any) -> None:
+    workload = script(PASSES)
     found = events(workload, Plan(192, (32, 192)))
     assert [e.samples for e in found if isinstance(e, Evaluation)] == [64, 192], "at the first report that is due"
     assert workload.train.__globals__["SEEN"] == [0, 1, 2]
@@ -302,17 +304,7 @@ def train(run):
 
 
 def test_windows_span_short_passes_without_what_is_between_them(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = """
-def train(run):
-    loader = DataLoader(DATA, **run.loader())
-    net, optimizer = made(run)
-    for epoch in run.epochs():
-        for batch in run.batches(loader):
-            run.backward(loss_of(net, batch), optimizer)
-        SEEN.append(epoch)
-    run.report(error=1.0)
-"""
-    workload, ticks = script(body), itertools.count()
+    workload, ticks = script(PASSES), itertools.count()
     passes = workload.train.__globals__["SEEN"]
     clock = lambda: 100.0 * len(passes) + 1e-6 * next(ticks)  # noqa: E731
     state = prepared(workload, Plan(64 * 8, (64 * 8,), window_s=250.0))

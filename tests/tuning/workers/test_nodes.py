@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tuning.config.errors import StoppedEarly
+from tuning.workers import ray_measure
 from tuning.workers.nodes import EMPTY_S, KindOfDevice, Kinds, Node, Slots, as_ran_there, refusal
+from tuning.workers.ray_measure import RemoteWorker
+from tuning.workers.worker_config import WorkerConfig
 
 GIB = 2**30
 DEVICE: dict[str, Any] = {"name": "X", "memory_bytes": 24 * GIB, "capability": [8, 6], "cores": 8}
@@ -131,3 +136,21 @@ def test_a_trial_takes_a_slot_of_its_own_kind() -> None:
     assert (found.machines("two"), found.is_empty) == (0, False)
     with pytest.raises(RuntimeError, match="no node is left"):
         found.take("t4", "two")
+
+
+@pytest.mark.parametrize(("left_s", "timeout_s"), [(math.inf, None), (None, None), (100.0, 160.0), (-5.0, 60.0)])
+def test_a_node_has_its_limit_and_a_minute_to_answer(
+    monkeypatch: pytest.MonkeyPatch, left_s: float | None, timeout_s: float | None
+) -> None:
+    """The actor is one that answers what it was asked for; `ray.get` keeps how long it would have waited."""
+    waited: list[float | None] = []
+    actor = SimpleNamespace(ask=SimpleNamespace(remote=lambda *asked: {"asked": asked[0]}))
+    made = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda config: actor))
+    monkeypatch.setattr(ray_measure.ray, "remote", lambda cls: made)
+    monkeypatch.setattr(ray_measure.ray, "get", lambda found, timeout: waited.append(timeout) or found)
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
+    monkeypatch.setattr(ray_measure.ray, "kill", lambda actor: None)
+    with RemoteWorker(WorkerConfig("nli", {}), lambda: [Node("0" * 56, "127.0.0.1", 0.0)]) as worker:
+        worker.deadline = None if left_s is None else 1000.0 + left_s
+        assert worker.probe({}, 1.0, 0.0) == {"asked": "probe"}
+    assert waited == [timeout_s]
