@@ -83,7 +83,7 @@ class Counted:
         self._loss_sum: Tensor | float | None = None
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
-        self._is_due = self._one_pass = False
+        self._is_due = self._one_pass = self._has_left = False
         self.ends_with_pass = False
         """Whether the end of a pass ends a batch, too."""
         self._optimizers: dict[torch.optim.Optimizer, bool] = {}
@@ -153,6 +153,9 @@ class Counted:
         if not self._watch.is_paused:
             self._loss_sum = None
         self._watch.go_on()
+        if self._has_left:
+            self._has_left = False
+            self._close_where_full()
 
     def took(self, samples: int) -> None:
         """A micro-batch is there, and is computed on from here."""
@@ -208,10 +211,7 @@ class Counted:
         elif self._has_stepped:
             self._watch.lap("optimizer")
             state.ranks.stepped()
-            full = self._warm_up.is_over(state.steps) and self._watch.elapsed_s() >= state.plan.window_s
-            if self._warm_up.ends(state.steps) or full:
-                self._close()
-                self._watch.restart()
+            self._close_where_full()
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
             raise LoopError(
                 f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
@@ -356,6 +356,14 @@ class Counted:
             if state.counts:
                 self._watch_by(watched(state))
 
+    def _close_where_full(self) -> None:
+        """Closes the window behind a step where it is long enough, or was the first one."""
+        state = self._state
+        full = self._warm_up.is_over(state.steps) and self._watch.elapsed_s() >= state.plan.window_s
+        if self._warm_up.ends(state.steps) or full:
+            self._close()
+            self._watch.restart()
+
     def _pass_ends(self) -> None:
         """What follows is theirs, and in no window: the window ends here where it is long enough, or waits."""
         if self._is_closed:
@@ -365,6 +373,18 @@ class Counted:
             self._close()
         else:
             self._watch.pause()
+
+    def _leaves(self) -> None:
+        """Their loop breaks off a pass: the window waits. Nothing is handed over: what that raises would be lost."""
+        self._unwatch()
+        if not self._is_closed:
+            if self._has_stepped:
+                self._watch.lap("optimizer")
+            self._watch.pause()
+            self._has_left = self._has_stepped
+        if self._one_pass:
+            self._state.epoch += 1
+            self._state.micro_batches_done = 0
 
     def _see(self) -> None:
         """Keeps what the first step was seen to run."""

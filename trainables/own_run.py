@@ -176,7 +176,11 @@ class Run(Counted):
                     state.active |= batches.workers_seen(own, loader)
                 self._count(host, batch, size)
                 del whole, host
-                yield batch
+                try:
+                    yield batch
+                except GeneratorExit:  # their loop has left this pass by itself
+                    self._leaves()
+                    raise
                 self.passed()
                 if self.is_done:
                     break

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Configuration:
     """Knobs, complete, and what was measured of them: samples a second, quality by objective, peak bytes.
 
-    The speed is the one that every page shows: of windows in turns, else of whole trainings, else of its probe.
+    The speed is of windows in turns, else of whole trainings, else of its probe; of a trial what the search went by.
 
     `name` is a trial's, or that of a configuration given by hand; what was not measured is None or lacking.
     `is_confirmed` says whether it was trained again on fresh seeds, and came to as much as in the search.
@@ -133,14 +133,13 @@ class Result:
     def _trial(self, one: TrialView) -> Configuration:
         values = {name: value for name, value in one.values.items() if value is not None}
         return Configuration(
-            one.trial, self._knobs(one.config), self.summary.speed_of(one), values, one.peak_allocated_bytes, False
+            one.trial, self._knobs(one.config), one.samples_per_s, values, one.peak_allocated_bytes, False
         )
 
     def _row(self, one: TrialView) -> dict[str, Any]:
         figures = (SPEED, "peak_allocated_bytes", "samples", "stopped_at", "seed", "on_front", "message")
         own = {"trial": one.trial, "outcome": one.outcome, **one.values}
-        found = {**own, **{name: getattr(one, name) for name in figures}, **self._knobs(one.config)}
-        return {**found, SPEED: self.summary.speed_of(one)}
+        return {**own, **{name: getattr(one, name) for name in figures}, **self._knobs(one.config)}
 
 
 @dataclass(frozen=True)

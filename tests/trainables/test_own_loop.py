@@ -316,6 +316,23 @@ def test_windows_span_short_passes_without_what_is_between_them(script: Any, mon
     assert sum(w.samples for w in windows) == 64 * 8
 
 
+def test_passes_that_are_broken_off_are_counted_and_timed_like_others(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = PASSES.replace("optimizer)\n", "optimizer)\n            if run.ends_batch:\n                break\n")
+    workload, ticks = script(body), itertools.count()
+    passes = workload.train.__globals__["SEEN"]
+    clock = lambda: 100.0 * len(passes) + 1e-6 * next(ticks)  # noqa: E731
+    state = prepared(workload, Plan(16 * 8, (16 * 8,), window_s=3e-5))
+    monkeypatch.setattr("time.perf_counter", clock)
+    windows = [e for e in own_loop.train(state) if isinstance(e, Window)]
+    monkeypatch.undo()
+    assert passes == list(range(8))
+    assert len(windows) > 1, "each pass is shorter than a window"
+    assert sum(w.samples for w in windows) == 16 * 8
+    assert all(w.wall_s < 1.0 for w in windows), "what is between passes is in none"
+
+
 def test_data_without_a_length_say_how_many_a_pass_has(script: Any) -> None:
     body = """
 class Endless(IterableDataset):

@@ -51,8 +51,9 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
     assert result.trials[0]["batch_size"] == 32, "before comes first, though the space was given another batch size"
     assert {t["learning_rate"] for t in result.trials} == {0.01, 1e-5}
     assert result.front[0].samples_per_s == max(t["samples_per_s"] for t in result.trials if t["on_front"])
-    speeds = {t["trial"]: t["samples_per_s"] for t in result.trials}
-    assert speeds[result.best.name] == result.best.samples_per_s, "one speed of one configuration"
+    speeds = {t.trial: t.samples_per_s for t in result.summary.trials}
+    assert {t["trial"]: t["samples_per_s"] for t in result.trials} == speeds, "all of the search"
+    assert result.best.samples_per_s == result.summary.best.samples_per_s
     assert {one.name: one.samples_per_s for one in result.front}.items() <= speeds.items()
     assert len(result.to_pandas()) == 3
     shown = result._repr_html_()

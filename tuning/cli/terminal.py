@@ -29,7 +29,7 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
 from tuning.journal.records import Record
 from tuning.report import sentences, tables, text
-from tuning.report.format import LABEL_WIDTH, fit, labelled, plain, table
+from tuning.report.format import LABEL_WIDTH, labelled, plain, table
 from tuning.report.summary import Summary
 from tuning.workers.doctor import Check
 from tuning.workers.worker import Asked
@@ -128,7 +128,7 @@ class Terminal:
         if not self._drawn:
             found = self._progress(self._records())
             said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
-            self._say(fit(said, self._err.width - 1))
+            self._say(Text(said))
             return
         records = self._records()
         ended = max((n for n, r in enumerate(records) if (r.event, r.get("state")) == ("stage", "start")), default=0)
@@ -145,7 +145,7 @@ class Terminal:
             found = self._progress(self._records())
             best = found.best if found else None
             said = text.event(record, best.config if best else None, found.objective if found else "", _count(found))
-            self._say(fit(said, self._err.width - 1)) if said else None
+            self._say(labelled([said])) if said else None
 
     def space(self, config: StudyConfig) -> None:
         """Prints the space to stdout, a knob a line, as it would be typed."""
@@ -178,7 +178,7 @@ class Terminal:
         """Prints every trial to stdout; nothing where none has ended."""
         found = tables.trial_list(summary)
         if found is not None:
-            show(self._out, Text(""))
+            show(self._out, Text(f"\n{sentences.SEARCHED}\n"))
             show(self._out, table(found.head, found.rows))
 
     def error(self, error: BaseException) -> None:

@@ -163,7 +163,11 @@ def settings(config: Mapping[str, object], before: Mapping[str, object] | None =
     """
     defaults = Knobs().as_dict()
     changed = differing(config, before) if before is not None else {}
-    own = {n: v for n, v in complete(config).items() if n in changed or n not in defaults or defaults[n] != v}
+    full = complete(config)
+    own = {n: v for n, v in full.items() if n in changed or n not in defaults or defaults[n] != v}
+    size, micro = "batch_size", "micro_batch_size"
+    if {size, micro} & config.keys() and full[micro] != full[size]:  # else a plain loop takes a batch in one pass
+        own |= {micro: full[micro]}
     return assignments(own)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
 PICKS = ("best", "most_accurate")
+SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "dice"])
+"""The last words of objectives that are 0 to 1 where their values are: an interval ends there, too."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,13 @@ class Confirming:
     def _quality(self, objective: str, confirmed: Sequence[Record], source: TrialView) -> Quality | None:
         values = [(whole(r.get("seed")) or 0, finite(mapping(r.get("values")).get(objective))) for r in confirmed]
         by_seed = {seed: value for seed, value in values if value is not None}
-        share_of = self.val_samples if objective == "accuracy" or objective.endswith("_accuracy") else None
+        kind = re.split("[^a-z0-9]+", objective.lower())[-1]
+        share_of = self.val_samples if kind in ("accuracy", "acc") else None
+        most = 1.0 if kind in SHARES else None
         searched = source.values.get(objective)
         if by_seed or searched is None:
-            return uncertainty.quality(by_seed, proportion_of=share_of) if by_seed else None
-        return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, confirmed=False)
+            return uncertainty.quality(by_seed, proportion_of=share_of, most=most) if by_seed else None
+        return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, most=most, confirmed=False)
 
 
 def named_of(

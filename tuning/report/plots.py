@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainables.knobs import table
@@ -52,8 +52,7 @@ class Figure:
 def front(summary: Summary) -> Figure | None:
     """Returns quality over throughput of every trial, the front and the named ones marked; None without two points."""
     objective = summary.objective
-    points = [replace(t, samples_per_s=summary.speed_of(t)) for t in summary.trials if t.samples_per_s]
-    points = [t for t in points if t.values.get(objective) is not None]
+    points = [t for t in summary.trials if t.samples_per_s and t.values.get(objective) is not None]
     if len(points) < 2:
         return None
     baseline = _baseline(summary, [t.values[objective] or 0.0 for t in points])
@@ -80,7 +79,8 @@ def front(summary: Summary) -> Figure | None:
     counted = f"{len(points)} trials, {sum(t.on_front for t in points)} of them on the front"
     caption = (
         f"{plain(objective).capitalize()} over throughput: {counted}. Faint dots were stopped at a rung and stand at "
-        "their last value; filled dots are what was confirmed in turns, a bar the range of the next run."
+        "their last value; filled dots are what was confirmed in turns, a bar the range of the next run. "
+        "Trials stand at the speed that the search went by, mostly their probe's."
     ) + " The dashed line is a baseline." * (baseline is not None)
     return _figure("front", 3.3, draw, caption)
 

@@ -21,6 +21,7 @@ from tuning.config.shareable import shareable
 from tuning.report import format as fmt
 from tuning.report import plots, sentences, tables
 from tuning.report.format import duration, percent, plain, rate, size, speed
+from tuning.report.sooner import sooner_sentence
 from tuning.report.summary import Summary, of_its_knobs
 
 REFRESH_S = 10
@@ -49,6 +50,7 @@ def render(summary: Summary) -> str:
         answer=sentences.answer(summary),
         cut=sentences.cut_sentence(summary),
         parts=sentences.parts_sentence(summary),
+        sooner=sooner_sentence(summary),
         untrained=sentences.not_trained_sentence(summary),
         refresh_s=0 if summary.is_finished else REFRESH_S,
         settings=fmt.settings(best.config, sentences.present(summary)) if best else [],
@@ -61,6 +63,7 @@ def render(summary: Summary) -> str:
         active=tables.active(summary),
         probes=tables.probes(summary),
         trials=tables.trials(summary),
+        searched=sentences.SEARCHED,
         times=_times(summary),
         provenance=list(_provenance(summary)),
         methods=sorted({q.method for n in summary.named.values() for q in n.quality.values() if n.name == "best"}),

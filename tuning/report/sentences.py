@@ -44,6 +44,7 @@ STEEP_FRAC = 0.6
 
 UNSTEADY = 2.0
 """Times by which two speeds of a configuration differ before that is said; within an hour 1.2 to 1.4 (two_cores.md)."""
+SEARCHED = "Trials, each with the speed that the search went by: its probe's. Confirmed speeds are windows in turns."
 LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 

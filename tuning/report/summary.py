@@ -143,15 +143,6 @@ class Summary:
         """Returns the gain of one named configuration over another, None where either was not measured."""
         return next((g for g in self.gains if (g.of, g.over) == (of, over)), None)
 
-    def speed_of(self, trial: TrialView) -> float | None:
-        """Returns the one speed that a page shows of a trial's configuration: as it was measured last (`Named`)."""
-        own = [
-            one
-            for one in (*self.named.values(), *self.confirmed)
-            if trial.trial and trial.trial in (one.trial, one.name)
-        ]
-        return next((one.samples_per_s for one in own if one.throughput or one.trained), trial.samples_per_s)
-
     def asks_for(self, knob: str) -> bool:
         """Returns whether the workload reads the knob: a loop of one's own reads what it asks for, and batch sizes."""
         asked = self.study.get("asked")

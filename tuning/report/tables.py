@@ -113,8 +113,8 @@ def trials(found: Summary) -> Grid | None:
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
         trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
         ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
-        figures = [rate(found.speed_of(trial) if trained else None), size(trial.peak_allocated_bytes)]
-        mark = picks.get(trial.trial, "front" if trial.on_front else trial.named)
+        figures = [rate(trial.samples_per_s if trained else None), size(trial.peak_allocated_bytes)]
+        mark = picks.get(trial.trial, "front" if trial.on_front else f"learns as {trial.named}" if trial.named else "")
         rows.append([trial.trial, ended, *values, *figures, *(plain(trial.config.get(k, "-")) for k in keys), mark])
     head = ["", "outcome", *found.objectives, "samples/s", "peak", *(key.replace("_", " ") for key in keys), ""]
     return Grid(head, rows) if rows else None
@@ -127,9 +127,9 @@ def trial_list(found: Summary) -> Grid | None:
     for trial in sorted(found.trials, key=lambda t: t.trial):
         ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
-        fast = rate(found.speed_of(trial) if trial.outcome in ("ok", "stopped") else None)
+        fast = rate(trial.samples_per_s if trial.outcome in ("ok", "stopped") else None)
         own = assignments({key: trial.config[key] for key in keys if key in trial.config})
-        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' {trial.named}' if trial.named else ''}"
+        name = f"{trial.trial}{' *' * (trial.trial == best)}{f' learns as {trial.named}' if trial.named else ''}"
         rows.append([name, ended, *values, fast, " ".join(own)])
     return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
 

@@ -19,6 +19,7 @@ from tuning.report import sentences, tables
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
 from tuning.report.named import Named
+from tuning.report.sooner import sooner_sentence
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
@@ -75,8 +76,10 @@ def trained_on(facts: Record | Mapping[str, Any], folder: Path) -> list[tuple[st
     ]
 
 
-def event(record: Record, reference: Mapping[str, Any] | None, objective: str = "", count: str = "") -> str:
-    """Returns what happened in a line, "" for events that are not told; knobs are those unlike in `reference`.
+def event(
+    record: Record, reference: Mapping[str, Any] | None, objective: str = "", count: str = ""
+) -> tuple[str, str] | None:
+    """Returns label and text of what happened, None for what is not told; knobs are those unlike in `reference`.
 
     Of the values that were measured it shows the objective's, where there is one of this name. `count` says how many
     of its kind are done, as "3/12".
@@ -104,10 +107,10 @@ def event(record: Record, reference: Mapping[str, Any] | None, objective: str = 
         "confirmed": [name, f"seed {record.get('seed')}", values or outcome, fast],
     }
     if record.event not in told:
-        return ""
+        return None
     label = {"rival": "challenger", "confirmed": "again"}.get(record.event, record.event)
     parts = [count if record.event in _COUNTED_EVENTS else "", *told[record.event]]
-    return f"{label:<{fmt.LABEL_WIDTH - 1}} {'  '.join(filter(None, parts))}"
+    return label, "  ".join(filter(None, parts))
 
 
 @of_its_knobs
@@ -126,6 +129,8 @@ def summary(found: Summary) -> list[RenderableType]:
     rows.append(("gain" if best else "", Text(sentences.answer(found), style="" if best else "bold")))
     if parts := sentences.parts_sentence(found):
         rows.append(("", f"{parts}."))
+    if sooner := sooner_sentence(found):
+        rows.append(("", f"{sooner}."))
     if best is not None:
         if before is not None:
             changes = fmt.changes(best.config, before)

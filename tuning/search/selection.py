@@ -90,13 +90,14 @@ def fastest_probed(
 ) -> dict[str, Scalar] | None:
     """Returns `start` with the fastest system knobs that were probed and fit, None where nothing was.
 
-    Where `start` is `before` and was faster as it is, when it was probed, it stays so.
+    Where `start` is `before` it stays as it is unless a probe of it was slower: what was never compared is no gain.
     """
     choice = fastest(Speeds([p for p in probed(records) if inside(space, p)]), guard, start)
     own = [r for r in records if r.event == "probe" and r.get("name") == BEFORE and r.get("outcome") == Outcome.OK]
-    if is_before and own and (choice is None or own[-1]["samples_per_s"] > choice.samples_per_s):
-        return space.complete(start)
-    return None if choice is None else space.complete({**start, **choice.system})
+    if choice is None:
+        return space.complete(start) if is_before and own else None
+    stays = is_before and not (own and own[-1]["samples_per_s"] <= choice.samples_per_s)
+    return space.complete(start if stays else {**start, **choice.system})
 
 
 def so_far(records: Sequence[Record]) -> Pick | None:

@@ -96,12 +96,19 @@ def throughput(windows: Sequence[float]) -> Throughput | None:
     return Throughput(statistics.median(windows), mean_half_width(windows), tuple(windows))
 
 
-def quality(by_seed: Mapping[int, float], *, proportion_of: int | None = None, confirmed: bool = True) -> Quality:
+def quality(
+    by_seed: Mapping[int, float],
+    *,
+    proportion_of: int | None = None,
+    most: float | None = None,
+    confirmed: bool = True,
+) -> Quality:
     """Returns the mean over the seeds and the interval of one new run.
 
     Two seeds and more: Student's prediction interval, mean +- t s sqrt(1 + 1/n), which holds the chance of training
     and not that of the validation set. One seed: Wilson's interval of a share of `proportion_of` samples, which holds
-    only the latter; none where the objective is not a share of samples. Raises ValueError without a value.
+    only the latter; none where the objective is not a share of samples. Where all values are within 0 and `most`, so is
+    the interval. Raises ValueError without a value.
     """
     if not by_seed:
         raise ValueError("quality needs the value of at least one seed, got none")
@@ -119,8 +126,8 @@ def quality(by_seed: Mapping[int, float], *, proportion_of: int | None = None, c
     elif proportion_of:
         low, high = _wilson(mean, proportion_of)
         method = f"95 % binomial interval of {proportion_of} validation samples, one seed"
-    if proportion_of and low is not None and high is not None:
-        low, high = max(low, 0.0), min(high, 1.0)
+    if most is not None and low is not None and high is not None and all(0.0 <= value <= most for value in values):
+        low, high = max(low, 0.0), min(high, most)
     return Quality(mean, low, high, dict(by_seed), method, confirmed)
 
 

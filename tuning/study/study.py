@@ -379,8 +379,11 @@ class _Study:
         turns = {"best": config, **{n: v for n, v in self._named.items() if n != "best"}}
         rounds = Rounds(LEAST_ROUNDS, min(1.0, self._config.budget.confirm.window_s))
         measure_windows(profiler, self._journal, turns, rounds, self._told, lambda: until - time.monotonic())
-        others = "as in before" if self._limits.before() else "at its default"
+        before = self._limits.before()
+        others = "as in before" if before else "at its default"
         rule = f"the fastest system knobs that were probed, every other knob {others}"
+        if before and config == self._space.complete({**groups.defaults(self._space), **before}):
+            rule = "before as it is, as no probe was measured to be faster"
         rule += ": no trial of the search came to its end" if trials(self._journal.records) else ": nothing was trained"
         self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])
 

@@ -95,8 +95,15 @@ def test_knobs_without_effect_are_no_difference():
 
 
 def test_only_what_has_another_value_than_the_default_has_to_be_set():
-    assert fmt.settings({"num_workers": 2, "prefetch_factor": 2, "batch_size": 32}) == ["num_workers=2"]
+    assert fmt.settings({"num_workers": 2, "prefetch_factor": 2}) == ["num_workers=2"]
     assert fmt.settings({}) == []
+
+
+@pytest.mark.parametrize(("batch", "micro"), [(32, 8), (16, 8), (16, 4)])
+def test_a_batch_that_is_cut_says_so_even_by_default(batch, micro):
+    told = fmt.settings({"batch_size": batch, "micro_batch_size": micro})
+    assert f"micro_batch_size={micro}" in told
+    assert fmt.settings({"batch_size": 8, "micro_batch_size": 8}) == ["batch_size=8"]
 
 
 def test_a_search_that_was_cut_short_says_of_how_many_trials(found: Summary) -> None:
@@ -239,10 +246,10 @@ def test_trainings_that_learn_most_at_their_end_are_called_too_short(found: Summ
 
 
 def test_what_to_set_is_all_that_differs_from_the_default_or_from_what_there_is() -> None:
-    config = {"learning_rate": 5e-4, "batch_size": 64, "num_workers": 0}
-    assert fmt.settings(config) == ["batch_size=64"]
-    before = {"learning_rate": 1e-3, "num_workers": 2}
-    assert set(fmt.settings(config, before)) == {"batch_size=64", "num_workers=0", "learning_rate=5e-4"}
+    config = {"learning_rate": 5e-4, "batch_size": 64, "micro_batch_size": 64, "num_workers": 0}
+    assert fmt.settings(config) == ["batch_size=64", "micro_batch_size=64"]
+    before = {"learning_rate": 1e-3, "num_workers": 2, "batch_size": 64, "micro_batch_size": 64}
+    assert set(fmt.settings(config, before)) - set(fmt.settings(config)) == {"num_workers=0", "learning_rate=5e-4"}
 
 
 @pytest.mark.parametrize("width", [60, 79, 80, 81, 100])

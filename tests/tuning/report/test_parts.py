@@ -133,15 +133,6 @@ def test_that_system_knobs_change_nothing_learned_is_said_where_it_was_measured(
 TRIED = "every configuration of the space was tried"
 
 
-def test_one_configuration_has_one_speed_on_a_page(records):
-    found = summary.from_records(records)
-    best = found.best
-    trial = next(t for t in found.trials if t.trial == best.trial)
-    assert found.speed_of(trial) == best.samples_per_s == best.throughput.mean
-    other = next(t for t in found.trials if t.trial == "t000")
-    assert found.speed_of(other) == other.samples_per_s
-
-
 def test_what_was_not_trained_comes_with_the_command_that_trains_it(records, tmp_path):
     own = [r for r in records if not (r.event == "confirmed" and r["name"] == "before")]
     found = summary.from_records(own)

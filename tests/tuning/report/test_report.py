@@ -1,6 +1,7 @@
 """report.html: one file, nothing outside it, nothing in it that runs."""
 
 import dataclasses
+import html
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ import pytest
 
 from tests.tuning import hostile
 from tuning.config.errors import ConfigError
-from tuning.report import plots, report, summary, tables
+from tuning.report import plots, report, sentences, summary, tables
 
 VOID = {"meta", "br", "link", "img", "hr"}
 
@@ -240,10 +241,13 @@ def test_throughput_has_a_panel_for_each_knob_that_probes_varied_and_memory_a_li
     assert plots.throughput(dataclasses.replace(found, probes=found.probes[:2])) is None
 
 
-def test_the_same_configuration_stands_at_the_same_speed_in_every_table(found, page):
+def test_trials_stand_at_the_speeds_of_the_search_and_the_best_at_that_of_its_windows(found, page):
     best = found.best
+    searched = next(t.samples_per_s for t in found.trials if t.trial == best.trial)
     shown = re.findall(r'class="best">\s*<th scope="row">[^<]*</th>\s*<td>([\d.]+)', page)
     trial = re.search(rf'<th scope="row">{best.trial}</th>\s*<td>ok</td>\s*<td>[\d.]+</td>\s*<td>([\d.]+)', page)
     assert trial is not None
-    assert {*shown, trial[1]} == {f"{best.samples_per_s:.1f}"}
+    assert set(shown) == {f"{best.samples_per_s:.1f}"}
+    assert trial[1] == f"{searched:.1f}"
+    assert sentences.SEARCHED in html.unescape(page)
     assert f'class="figure">{best.samples_per_s:.1f}' in page

@@ -10,6 +10,7 @@ from rich.console import Console
 from tuning.config import best_file
 from tuning.journal.records import Record
 from tuning.report import export, report, sentences, summary, text
+from tuning.report.sooner import sooner_sentence
 
 DATA = Path(__file__).parents[2] / "data"
 RUN = DATA / "sample_run" / "trials.jsonl"
@@ -218,6 +219,36 @@ def test_a_before_that_was_trained_has_its_quality_and_the_answer_says_both(reco
     assert said in sentences.answer(found)
     assert sentences.not_trained_sentence(found) == ""
     assert "where before has" not in sentences.answer(summary.from_records(records))
+
+
+def test_how_much_sooner_the_pick_is_as_good_as_before(records):
+    best = summary.from_records(records).best
+    begun = next(r for r in records if r.event == "trial_start" and r["trial"] == "t000")
+    own = [changed(r, named="before") if r is begun else r for r in records]
+    theirs = next(r for r in own if r.event == "trial" and r["trial"] == "t000")
+    first = next(r for r in own if r.event == "rung" and r["trial"] == best.trial)
+    soon = [changed(r, values={"accuracy": theirs["values"]["accuracy"]}) if r is first else r for r in own]
+    found = summary.from_records(soon)
+    said = sooner_sentence(found)
+    usual = next(samples for samples, value in found.curves["t000"] if value >= theirs["values"]["accuracy"])
+    assert f"within {first['samples']:,} samples" in said
+    assert f"before within {usual:,} (" in said
+    times = usual / found.named["before"].samples_per_s / (first["samples"] / best.samples_per_s)
+    assert f"{times:.1f} times sooner" in said
+    late = [changed(r, values={"accuracy": 0.01}) if r.event == "rung" and r["trial"] == best.trial else r for r in own]
+    assert sooner_sentence(summary.from_records(late)) == "", "as many samples as before: the gain says it"
+    assert sooner_sentence(summary.from_records(records)) == "", "before was not trained"
+
+
+@pytest.mark.parametrize(("name", "ends"), [("val_acc", True), ("mIoU", True), ("accuracy", True), ("gap", False)])
+def test_an_interval_of_a_share_ends_at_its_bound(records, name, ends):
+    values = iter((0.95, 0.99, 0.998))
+    own = [
+        changed(r, values={name: next(values)}) if r.event == "confirmed" and r["name"] == "best" else r
+        for r in (changed(r, objectives={name: "max"}) if r.event == "study" else r for r in records)
+    ]
+    high = summary.from_records(own).best.quality[name].high
+    assert high == 1.0 if ends else high > 1.0
 
 
 def test_a_pick_that_did_not_repeat_is_said_to_with_what_to_raise_and_its_file_too(records, tmp_path):

@@ -173,6 +173,10 @@ def test_what_is_trained_today_stays_where_no_system_knobs_beat_it(
     picked = fastest_probed(journal.records, SPACE, guard, before, is_before=True)
     assert picked is not None
     assert picked["num_workers"] == workers
+    unmeasured = [r for r in journal.records if r.get("name") != "before"]
+    stays = fastest_probed(unmeasured, SPACE, guard, before, is_before=True)
+    assert stays is not None
+    assert stays["num_workers"] == 4, "time was over before it was probed itself"
     plain = fastest_probed(journal.records, SPACE, guard, before)
     assert plain is not None
     assert plain["num_workers"] == 2, "of a packaged workload `before` is nobody's"

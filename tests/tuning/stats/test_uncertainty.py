@@ -59,8 +59,9 @@ def test_one_seed_of_an_error_has_no_interval():
 
 
 def test_a_share_stays_between_0_and_1():
-    found = uncertainty.quality({1: 0.99, 2: 0.90}, proportion_of=50)
+    found = uncertainty.quality({1: 0.99, 2: 0.90}, most=1.0)
     assert (found.low, found.high) == (0.0, 1.0)
+    assert uncertainty.quality({1: 99.0, 2: 90.0}, most=1.0).high > 100, "in percent"
 
 
 def test_quality_needs_a_value():

@@ -1,0 +1,41 @@
+"""How much sooner the pick is as good as the reference at its end: a learning rate may buy more than speed does.
+
+Known from the rungs of trainings of the search's one seed, so samples are those of the first rung that was as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuning.report.format import duration, plain
+from tuning.report.sentences import called
+from tuning.report.summary import Summary
+
+
+def sooner_sentence(found: Summary) -> str:
+    """Returns in what time the pick comes to the reference's quality, "" where it takes as many samples, or is unknown.
+
+    Seconds are samples over the speed that is shown of each; evaluations are in none.
+    """
+    best, reference = found.best, found.reference
+    if best is None or reference is None or not best.samples_per_s or not reference.samples_per_s:
+        return ""
+    theirs = next((t for t in found.trials if t.named == reference.name and t.outcome == "ok"), None)
+    aim = None if theirs is None else theirs.values.get(found.objective)
+    if theirs is None or aim is None or theirs.trial == best.trial:
+        return ""
+    ours, usual = _reached(found, best.trial, aim), _reached(found, theirs.trial, aim)
+    if ours is None or usual is None or ours >= usual:
+        return ""
+    ours_s, usual_s = ours / best.samples_per_s, usual / reference.samples_per_s
+    who = called(reference.name)
+    aimed = f"{plain(found.objective)} {aim:.3f}, to which {who} came in the search,"
+    took = f"within {ours:,} samples ({duration(ours_s)}), {who} within {usual:,} ({duration(usual_s)})"
+    return f"It comes to {aimed} {took}: {usual_s / ours_s:.1f} times sooner, by the rungs of one seed"
+
+
+def _reached(found: Summary, trial: str, aim: float) -> int | None:
+    """Returns the samples at the first rung, or the end, at which a trial was as good as `aim`."""
+    sign = 1.0 if found.objectives[found.objective] == "max" else -1.0
+    curve: Sequence[tuple[int, float]] = found.curves.get(trial, ())
+    return next((samples for samples, value in curve if sign * value >= sign * aim), None)
