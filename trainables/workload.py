@@ -7,7 +7,6 @@ checkpoints and OOM are the loop's.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -436,12 +435,3 @@ def baselines(workload: Workload, config: Config) -> dict[str, dict[str, float]]
         said = f'returned {found!r}: it must return names with objectives, such as {{"majority": {{"{wanted}": 0.5}}}}'
         raise HookFailed("baselines", said)
     return cast("dict[str, dict[str, float]]", found)
-
-
-def source_hash(workload: Workload | OwnLoop) -> str:
-    """Returns a sha256 of the source file that defines the workload, or "" where there is none to read."""
-    try:
-        path = workload.path if isinstance(workload, OwnLoop) else inspect.getsourcefile(type(workload))
-    except TypeError:
-        return ""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""

@@ -27,8 +27,9 @@ from trainables.files import SHARED, write_whole
 from trainables.knobs import table, use
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
+from trainables.source import source_hash
 from trainables.stopwatch import Window
-from trainables.workload import WorkloadError, source_hash
+from trainables.workload import WorkloadError
 from tuning.cli.live import TrainingBar
 from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line
@@ -128,7 +129,10 @@ def main(argv: Sequence[str]) -> int:
                 line(messages, f"warning: {said}")
             then, here = best.provenance.get("workload_sha256"), source_hash(session.resident.workload)
             if then and here and then != here:
-                line(messages, f"warning: {best.ref} has changed since {best.path.name} was measured")
+                line(
+                    messages,
+                    f"warning: {best.ref}, or what it imports, has changed since {best.path.name} was measured",
+                )
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
                 best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, session.setting.threads, again

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from trainables import own_loop, workload
+from trainables import own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
 from trainables.own_count import OwnState
 from trainables.own_loop import OwnResident
 from trainables.own_run import ASKED_BY
 from trainables.plan import Plan
+from trainables.source import source_hash
 from trainables.state import LOSS, Diverged
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
@@ -68,7 +69,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "train_samples": state.pass_samples,
         "val_samples": None,
         "baselines": {name: dict(values) for name, values in resident.workload.plain_rules.items()},
-        "workload_sha256": workload.source_hash(resident.workload),
+        "workload_sha256": source_hash(resident.workload),
         **fingerprint.of_data([state.dataset]),
         "asked": sorted(state.asked),
         "reseeds": state.reseeds,

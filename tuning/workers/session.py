@@ -23,6 +23,7 @@ from trainables.plan import Plan
 from trainables.ram_cache import CacheLimits
 from trainables.ranks import LOST, Group, part_size
 from trainables.resident import Resident
+from trainables.source import source_hash
 from trainables.stopwatch import Window
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
@@ -113,7 +114,7 @@ class Session:
             "train_samples": size_of(self.resident.dataset(config, "train")),
             "val_samples": size_of(self.resident.dataset(config, "val")),
             "baselines": workload.baselines(self.resident.workload, config),
-            "workload_sha256": workload.source_hash(self.resident.workload),
+            "workload_sha256": source_hash(self.resident.workload),
             **fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
         }
 
