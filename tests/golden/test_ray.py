@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,16 +20,16 @@ from tests.golden.outputs import BESIDE, check_files, journal, of, tiny
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
-def status(url: str, token: str | None) -> int:
-    """Returns the code that a dashboard answers with."""
+def answered(url: str, token: str | None) -> tuple[int, str]:
+    """Returns the code and the text that a dashboard answers with."""
     request = urllib.request.Request(url)  # noqa: S310  (our own dashboard on loopback)
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
-            return int(answer.status)
+            return int(answer.status), answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code
+        return error.code, ""
 
 
 def listening(process: psutil.Process) -> set[str]:
@@ -70,11 +71,24 @@ def test_a_flat_search_with_a_dashboard_that_asks_for_its_token_on_loopback(tmp_
     url, token = told[1], Path(told[2])
     assert re.match(r"http://(127\.0\.0\.1|localhost):\d+$", url)
     assert token.stat().st_mode & 0o777 == 0o600
-    assert [status(f"{url}/api/jobs/", t) for t in (None, token.read_text())] == [401, 200]
+    assert [answered(f"{url}/api/jobs/", t)[0] for t in (None, token.read_text())] == [401, 200]
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     addresses = {address.removeprefix("::ffff:") for p in family for address in listening(p)}
     assert addresses
     assert addresses <= {"127.0.0.1", "::1"}
+
+    listed = f"{url}/api/v0/tasks?limit=1000"
+
+    def tasks() -> list[tuple[str, str]]:
+        found = json.loads(answered(listed, token.read_text())[1])
+        return [(task["name"], task["state"]) for task in found["data"]["result"]["result"]]
+
+    assert wait_for(lambda: any(name.startswith("trial  ") for name, _ in tasks()), process), "trials are listed"
+    named = tasks()
+    (shown,) = {name for name, _ in named if name.startswith("trial  t000")}
+    assert re.match(r"trial  t000  ok  accuracy 0\.\d{3}  [\d,.]+/s  ", shown), "identity, state, quality, configuration"
+    assert {state for name, state in named if name.startswith("t000 runs  ")} == {"FINISHED"}
+    assert ("stage search", "RUNNING") in named
 
     assert process.wait(120) == 0, err.read_text()[-2000:]
     (made,) = (tmp_path / "runs").glob("*/one")

@@ -14,7 +14,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +46,8 @@ class Journal:
         self._end = os.fstat(self._file).st_size
         self._opened = time.monotonic()
         self._turn = threading.Lock()
+        self.heard: Callable[[Record], None] = lambda record: None
+        """Hears of each record that is on disk."""
         self.kind = ""
         """The kind of device that measurements are of, in a cluster: their records say so, unless they name another."""
 
@@ -98,7 +100,9 @@ class Journal:
         if self.kind and event in MEASURED:
             fields.setdefault("kind", self.kind)
         with self._turn:  # several kinds of device are measured at once
-            return self._appended(event, fields)
+            record = self._appended(event, fields)
+        self.heard(record)
+        return record
 
     def _appended(self, event: str, fields: Mapping[str, Any]) -> Record:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

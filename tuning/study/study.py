@@ -69,6 +69,7 @@ from tuning.study.setup import (
     study_fields,
     switched_on,
 )
+from tuning.study.shown import show
 from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -133,6 +134,9 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
         with Journal.open(folder / JOURNAL, create=True) as journal:
             for text in journal.warnings:
                 terminal.warning(text)
+            if board := executors.board(config, folder.name):
+                objective = next(iter(facts["objectives"]), "")
+                journal.heard = lambda record: show(board, record, objective)
             study = _Study(config, terminal, journal, folder, started, users, target, place)
             study.open(facts, setting, free_bytes)
             study.measure_kinds(profiler)

@@ -19,6 +19,7 @@ from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from tuning.workers.nodes import KindShare, ToldNode
+    from tuning.workers.ray_board import RayBoard
     from tuning.workers.ray_cluster import RayCluster
     from tuning.workers.ray_join import JoinedCluster
 
@@ -63,6 +64,14 @@ def joined(config: StudyConfig) -> JoinedCluster:
     """Returns the user's cluster, not joined yet; `prepare` comes first."""
     ref, runs = config.workload.ref, Path(config.runs_dir)
     found: JoinedCluster = _ray().JoinedCluster(str(config.cluster), ref, runs, insecure=config.insecure_cluster)
+    return found
+
+
+def board(config: StudyConfig, run: str) -> RayBoard | None:
+    """Returns who shows the study in Ray's dashboard, where Ray runs for the whole of it; else None."""
+    if not config.dashboard and not config.cluster:
+        return None
+    found: RayBoard = _ray().RayBoard(f"{config.workload.name} {run}")
     return found
 
 

@@ -28,12 +28,13 @@ from tuning.config.errors import StoppedEarly, TuningError
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
 from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, as_ran_there
+from tuning.workers.ray_board import RayBoard
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
 from tuning.workers.ray_worker import REPORT, TrialActor
 from tuning.workers.worker_config import WorkerConfig
 
-__all__ = ["JoinedCluster", "RayCluster", "RayExecutor"]
+__all__ = ["JoinedCluster", "RayBoard", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
 LOOK_S, GONE_S = 2.0, 60.0
 """How often the nodes of a cluster are looked at, and how long one is waited for whose actor was lost.

@@ -1,0 +1,43 @@
+"""What a study writes, as Ray's dashboard shows it: each trial and stage as a task, with the words of the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Protocol
+
+from tuning.config.lenient import finite, mapping
+from tuning.journal.records import Record
+from tuning.report import text
+from tuning.report.format import plain, unlike
+from tuning.report.trial_views import SPEED
+
+
+class Board(Protocol):
+    """Who shows tasks by their names (`workers.ray_board.RayBoard`)."""
+
+    def runs(self, key: str, name: str) -> None:
+        """Shows one that runs until it is ended by its key."""
+        ...
+
+    def says(self, name: str, ends: str = "", values: Mapping[str, float] | None = None) -> None:
+        """Shows one that has ended, ends that of a key, and shows a trial's values."""
+        ...
+
+
+def show(board: Board, record: Record, objective: str) -> None:
+    """Shows a record as it is written."""
+    trial = plain(record.get("trial") or "")
+    told = text.event(record, {}, objective)
+    if record.event == "stage" and record["state"] == "start":
+        board.runs("stage", f"stage {record['stage']}")
+    elif record.event == "stage":
+        board.says(f"stage {record['stage']} has ended", "stage")
+    elif record.event == "trial_start":
+        board.runs(trial, f"{trial} runs  {' '.join(unlike(record.get('config') or {}, {}))}")
+    elif told is not None and record.event == "trial":
+        values = {**mapping(record.get("values")), SPEED: record.get(SPEED)}
+        known = {re.sub(r"\W", "_", k): v for k, value in values.items() if (v := finite(value)) is not None}
+        board.says("  ".join(told), trial, known)
+    elif told is not None:
+        board.says("  ".join(told))
