@@ -1,15 +1,15 @@
 """What many workers cost: eight that train here against one at equal work, and a hundred that only pretend to.
 
-    python -m benchmarks.many_workers --trials 48 --fake-trials 200 1000
+    python -m benchmarks.many_workers --trials 96 --fake-trials 200 1000
 
 **Overhead.** One study with `concurrency=1`, then one with 8 (by Ray), of the same seed, with random proposals in one
 flat space and no pruner, so that both train the same configurations on as many samples. A step waits, as for a card:
-eight that compute would wait for the cores of a small machine, and that would be measured. A slot is what one trial
-leaves to the next: the n-th that ends leaves it to the n-th that begins after the first ones. The overhead of a trial
-is the time from the end of the one before it in its slot (`returned_at`) to its own, less its `train_s` and
-`evaluate_s`: to decide, write, propose, hand over, set up, and report at rungs. The first trial of a slot, which loads
-torch and data, has none. `at best` is what was trained and evaluated, over the slots; `took` is from the first step of
-any trial to the last end.
+eight that compute would wait for the cores of a small machine, and that would be measured. Where there are fewer cores
+than slots the study is told that there are as many. A slot is a worker's process. The overhead of a trial is the time
+from the end of the one before it in its slot (`returned_at`) to its own, less its `train_s` and `evaluate_s`: to
+decide, write, propose, hand over, set up, and report at rungs. The first trial of a slot, which loads torch and data,
+has none. `at best` is what was trained and evaluated, over the slots; `took` is from the first step of any trial to the
+last end, slots that still load included.
 
 **Decisions.** Scheduler, dispatcher, sampler, pruner and journal (on disk) as shipped, with 100 slots whose trials are
 formulas. A loop without a pause takes trials until the slots are full, then has the next one report. A decision is a
@@ -21,6 +21,7 @@ Memory is the peak resident memory of the process that decides. Rows are appende
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -59,6 +60,19 @@ STUDY = [
     *("budget.train_epochs=1", "search.max_time=30m", "budget.confirm.window_s=0.05", "budget.confirm.seeds=1"),
 ]
 
+LEADING = """
+import sys
+from tuning.search import endings
+from tuning.workers import machine
+
+endings._KEPT = (*endings._KEPT, "pid")
+own = machine.cores
+machine.cores = lambda *root: max({slots}, own(*root))
+from tuning.run import main
+
+sys.exit(main())
+"""
+"""`python -m tuning.run`, whose records name the process too, and which takes more slots than there are cores."""
 FAKE = """
 import cProfile, json, pstats, sys
 from tuning.config.environment import algebra_on_one_thread
@@ -93,9 +107,9 @@ def study(slots: int, trials: int, seed: int) -> dict[str, Any]:
         with (
             (folder / "said").open("w") as said,
             subprocess.Popen(
-                [sys.executable, "-m", "tuning.run", *asked],
+                [sys.executable, "-c", LEADING.format(slots=slots), *asked],
                 cwd=folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": temporary},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": temporary},
                 stdout=said,
                 stderr=said,
             ) as process,
@@ -110,7 +124,7 @@ def study(slots: int, trials: int, seed: int) -> dict[str, Any]:
     ended = [r for r in map(json.loads, lines) if r["event"] == "trial"]
     took_s = [r["train_s"] + r["evaluate_s"] for r in ended]
     spans = (max(r["returned_at"] for r in ended) - min(r["first_step_at"] for r in ended), sum(took_s) / slots)
-    found = sorted(overheads_ms(ended, slots))
+    found = sorted(overheads_ms(ended))
     return {
         **{"slots": slots, "trials": len(ended), "outcomes": dict(Counter(r["outcome"] for r in ended))},
         **{"samples": sum(r["samples"] for r in ended), "rates": sorted(r["config"]["learning_rate"] for r in ended)},
@@ -121,19 +135,18 @@ def study(slots: int, trials: int, seed: int) -> dict[str, Any]:
     }
 
 
-def overheads_ms(ended: list[dict[str, Any]], slots: int) -> list[float]:
+def overheads_ms(ended: list[dict[str, Any]]) -> list[float]:
     """Returns the overhead of each trial but the first of each slot."""
-    begun = sorted(ended, key=lambda r: float(r["first_step_at"]))[slots:]
-    before = sorted(float(r["returned_at"]) for r in ended)
-    pairs = zip(begun, before, strict=False)
-    return [1e3 * (r["returned_at"] - left - r["train_s"] - r["evaluate_s"]) for r, left in pairs]
+    slots = [[r for r in ended if r["pid"] == pid] for pid in {r["pid"] for r in ended}]
+    pairs = [pair for own in slots for pair in itertools.pairwise(sorted(own, key=lambda r: float(r["returned_at"])))]
+    return [1e3 * (b["returned_at"] - a["returned_at"] - b["train_s"] - b["evaluate_s"]) for a, b in pairs]
 
 
 def main() -> int:
     """Measures what is asked for; returns 1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, nargs="*", default=[1, 8], metavar="N", help="of trained trials  [1 8]")
-    parser.add_argument("--trials", type=int, default=48, metavar="N", help="trained with each  [48]")
+    parser.add_argument("--trials", type=int, default=96, metavar="N", help="trained with each  [96]")
     parser.add_argument("--fake-trials", type=int, nargs="*", default=[200, 1000], metavar="N", help="[200 1000]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--profile", action="store_true", help="says where the time of the decisions goes")
