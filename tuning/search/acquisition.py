@@ -11,6 +11,7 @@ that two proposals made beside each other differ.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -73,19 +74,28 @@ class Qualities:
         A stopped one is expected to gain as much after its last rung as the whole ones did in the median; where none
         passed that rung it is left out.
         """
-        guessed = {t: self.whole[t] if end == "whole" else self.guess(t) for t, end in self._ends.items()}
+        gain = functools.cache(self._gain)  # else 22 ms a call of 1,000 trials
+        guessed = {t: self.whole[t] if end == "whole" else self._guess(t, gain) for t, end in self._ends.items()}
         worst = min((quality for quality in guessed.values() if quality is not None), default=None)
         found = {t: worst if self._ends[t] == "failed" else quality for t, quality in guessed.items()}
         return {trial: quality for trial, quality in found.items() if quality is not None}
 
     def guess(self, trial: str) -> float | None:
         """Returns what a stopped trial would have come to, None where nothing says."""
+        return self._guess(trial, self._gain)
+
+    def _guess(self, trial: str, gain: Callable[[int], float | None]) -> float | None:
         own = self._at_rungs.get(trial)
         if not own or self._ends.get(trial) == "failed":
             return None
-        last = max(own)
-        gains = [end - self._at_rungs[t][last] for t, end in self.whole.items() if last in self._at_rungs.get(t, {})]
-        return own[last] + statistics.median(gains) if gains else None
+        gained = gain(max(own))
+        return None if gained is None else own[max(own)] + gained
+
+    def _gain(self, samples: int) -> float | None:
+        """Returns what the whole ones gained after a rung, in the median; None where none passed it."""
+        rungs = self._at_rungs
+        gains = [end - rungs[t][samples] for t, end in self.whole.items() if samples in rungs.get(t, {})]
+        return statistics.median(gains) if gains else None
 
     def value(self, quality: float) -> float:
         """Returns the objective of a quality."""

@@ -360,9 +360,11 @@ class TrialScheduler:
 
     def _present(self) -> TrialRequest | None:
         """Returns the trial of a `before` that the space lacks, where it has not begun yet and fits."""
+        if self._before is None or self._before.is_inside:
+            return None
         has_begun = any(r.event == "trial_start" and r.get("named") == BEFORE for r in self._journal.records)
         has_begun = has_begun or any(pending.trial in self._beside for pending in self._again)
-        if self._before is None or self._before.is_inside or has_begun or self._is_over():
+        if has_begun or self._is_over():
             return None
         knobs = self._knobs(self._before.knobs)
         verdict = self._judged(knobs)
@@ -407,11 +409,12 @@ class TrialScheduler:
             is_again = bool(other)
         else:
             is_again = record["outcome"] == Outcome.REFUSED and self._judged(config).fits
+        if not is_again or record["trial"] in self._beside:
+            return
         values = self._searched(config)
-        is_again = is_again and record["trial"] not in self._beside
         starts = [r for r in self._journal.records if r.event == "trial_start"]
         others = [r for r in starts if r["trial"] != record["trial"] and self._searched(r["config"]) == values]
-        if is_again and not others and values not in self._retries:
+        if not others and values not in self._retries:
             self._retries.append(values)
 
     # -- what was learned ----------------------------------------------------------------------------------------------
