@@ -86,7 +86,7 @@ def test_a_flat_search_with_a_dashboard_that_asks_for_its_token_on_loopback(tmp_
     assert wait_for(lambda: any(name.startswith("trial  ") for name, _ in tasks()), process), "trials are listed"
     named = tasks()
     (shown,) = {name for name, _ in named if name.startswith("trial  t000")}
-    assert re.match(r"trial  t000  ok  accuracy 0\.\d{3}  [\d,.]+/s  ", shown), "identity, state, quality, configuration"
+    assert re.match(r"trial  t000  ok  accuracy 0\.\d{3}  [\d,.]+/s  ", shown), "with quality and configuration"
     assert {state for name, state in named if name.startswith("t000 runs  ")} == {"FINISHED"}
     assert ("stage search", "RUNNING") in named
 
