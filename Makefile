@@ -16,7 +16,7 @@ CONSTRAIN := $$($(PY) -c 'import sys; print("-c $(CONSTRAINTS)" * (sys.version_i
 # Tiers after the default one. gpu and slow are asked for by hand: pytest -m gpu
 CHROMIUM := $(shell for p in chromium chromium-browser google-chrome; do command -v $$p || true; done)
 TIERS    := workload or ray or fault$(if $(CHROMIUM), or browser)
-# Processes of tests; on two cores two run the Ray, fault and browser tiers in 389 s, one in 553.
+# Processes of tests and of mypy; on two cores two run the Ray, fault and browser tiers in 389 s, one in 553.
 JOBS ?= 2
 
 .PHONY: help tune test check memory-check bench-samplers trace-check gpu-check clean
@@ -37,7 +37,7 @@ test: check ## check, then every test that needs no GPU
 check: $(VENV)/.installed-dev ## lint, format, types and import layers
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --num-workers $(JOBS)
 	$(VENV)/bin/lint-imports --no-logo
 
 memory-check: $(VENV)/.installed-dev ## predicted peaks of twelve kinds of model against real ones: 3 minutes
