@@ -135,6 +135,7 @@ def test_the_page_of_the_api_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(300)
 def test_two_studies_of_two_slots_in_one_process_leave_nothing_of_ray() -> None:
     before = set(psutil.Process().children(recursive=True))
     for trials, ended in ((2, 3), (1, 2)):  # and `before`
