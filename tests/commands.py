@@ -38,13 +38,16 @@ def heard_interrupts() -> Iterator[None]:
 
 
 def start(module: str, arguments: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    """Returns the running command, its output in `folder`/out and /err, in a process group of its own."""
+    """Returns the running command, its output in `folder`/out and /err, in a process group of its own.
+
+    `module` may be the path of a script.
+    """
     # A cache of its own: what one test's run learns about memory is not to be known to another's.
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "XDG_CACHE_HOME": str(folder / "cache")}
     if module == "pytest":  # a session of its own, which does not end what is left of ours
         del environment["CARDTUNE_TEST_SESSION"]
     with heard_interrupts(), (folder / "out").open("a") as out, (folder / "err").open("a") as err:
-        command = [sys.executable, "-m", module, *arguments]
+        command = [sys.executable, *([module] if os.sep in module else ["-m", module]), *arguments]
         return subprocess.Popen(
             command, cwd=folder, env=environment, stdout=out, stderr=err, text=True, start_new_session=True
         )

@@ -52,6 +52,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("workload_ref", [asked] if asked else BUILT_IN, scope="module")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Has files whose tests may take longest, by their limits, begin first: what is left for the end is short.
+
+    Each process of xdist begins with a share of those files; tests of a file stay together, for its fixtures.
+    """
+    limits: dict[Path, float] = {}
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits.get(item.path, 0.0), float(limit.args[0]) if limit and limit.args else 0.0)
+    jobs = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    longest = sorted(limits, key=lambda path: -limits[path])
+    turn = {path: (place % jobs, place) for place, path in enumerate(longest)}
+    items.sort(key=lambda item: turn[item.path])
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leaves the modules and tests that are now loaded to no garbage collection: they stay until the end.
 

@@ -19,7 +19,7 @@ TINY = {
     "budget.train_epochs": "1",
     "budget.probe.max_time_s": "2",
     "budget.probe.probe_time_s": "0.2",
-    "budget.confirm.window_s": "0.05",
+    "budget.confirm.window_s": "0.01",
     "budget.confirm.seeds": "2",
 }
 """A study that goes through every stage; of `mine` it takes about 12 s with one slot."""

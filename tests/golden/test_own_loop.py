@@ -52,6 +52,7 @@ def test_a_kill_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
         return path.read_bytes().count(b'"event":"trial",') if path.exists() else 0
 
     slow = ["concurrency=1", "search.trials=4", "budget.train_epochs=12"]
+    slow += ["budget.confirm.seeds=1", "budget.confirm.top=1"]  # of which this is not
     process = start("tuning.run", tiny(f"workload={LOOP}", *slow), tmp_path)
     assert wait_for(lambda: ends() >= 1, process), (tmp_path / "err").read_text()[-2000:]
     process.send_signal(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -27,9 +28,18 @@ WORKLOAD = Hungry()
 """
 
 
-def test_a_study_in_one_process_and_every_verb_on_what_it_left(tmp_path: Path) -> None:
-    (tmp_path / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
-    records = study(tmp_path, "concurrency=1")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of a study that has ended, which ran in one process without Ray; a test works on a copy."""
+    folder = tmp_path_factory.mktemp("ended")
+    (folder / "ray.py").write_text("raise RuntimeError('Ray was imported')")  # the working folder comes first
+    study(folder, "concurrency=1")
+    return folder
+
+
+def test_a_study_in_one_process_and_every_verb_on_what_it_left(ended: Path, tmp_path: Path) -> None:
+    shutil.copytree(ended, tmp_path, dirs_exist_ok=True)
+    records = journal(tmp_path / "runs" / "mine" / "one")
     assert {"study", "footprint", "probe", "trial_start", "trial", "confirmed", "window", "pick"} <= {
         r["event"] for r in records
     }
@@ -61,8 +71,9 @@ def test_a_study_in_one_process_and_every_verb_on_what_it_left(tmp_path: Path) -
     assert "Traceback" not in (tmp_path / "err").read_text()
 
 
-def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(tmp_path: Path) -> None:
-    before = len(study(tmp_path, "concurrency=1"))
+def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(ended: Path, tmp_path: Path) -> None:
+    shutil.copytree(ended, tmp_path, dirs_exist_ok=True)
+    before = len(journal(tmp_path / "runs" / "mine" / "one"))
     assert run("tuning.run", ["resume=one", "search.trials=5"], tmp_path) == 0, (tmp_path / "err").read_text()[-2000:]
     made = tmp_path / "runs" / "mine" / "one"
     records = journal(made)
@@ -122,9 +133,10 @@ def test_bad_input_is_one_error_with_code_2_and_writes_nothing(tmp_path: Path, a
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("concurrency", "kills"), [(1, 2), (2, 1)])
 def test_a_study_killed_loses_nothing_and_repeats_nothing(tmp_path: Path, concurrency: int, kills: int) -> None:
-    folder, count = tmp_path / "runs" / "mine" / "one", 6
+    folder, count = tmp_path / "runs" / "mine" / "one", 4
     fixed = ["batch_size=16", "micro_batch_size=8", "amp_dtype=fp32", "num_workers=0"]
     slow = [f"concurrency={concurrency}", f"search.trials={count}", "budget.train_epochs=8", "search.max_time=20m"]
+    slow += ["budget.confirm.seeds=1", "budget.confirm.top=1"]  # of which this is not
 
     def ends() -> int:
         path = folder / "trials.jsonl"

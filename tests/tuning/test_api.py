@@ -15,13 +15,14 @@ import pytest
 
 import tuning
 from tests.commands import MINE, ROOT
+from tests.golden.outputs import check_files, journal, of
 from tuning import load_best, read_run, tune
 from tuning.config.errors import ConfigError, UserCodeError
 
 FAST = {
     "search": {"trials": 3, "max_time": "3m"},
     "budget": {"train_epochs": 1.0, "probe": {"max_time_s": 1, "probe_time_s": 0.2}, "confirm": {"seeds": 1}},
-    "budget.confirm.window_s": 0.1,
+    "budget.confirm.window_s": 0.01,
     "knobs": {"learning_rate": [0.01, 1e-5], "batch_size": 16, "micro_batch_size": [8, 16], "num_workers": 0},
     "knobs.amp_dtype": "fp32",
     "named.small.batch_size": 4,
@@ -135,12 +136,20 @@ def test_the_page_of_the_api_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(300)
 def test_two_studies_of_two_slots_in_one_process_leave_nothing_of_ray() -> None:
     before = set(psutil.Process().children(recursive=True))
-    for _ in range(2):
-        assert tune("mine.py", FAST, concurrency=2).is_finished
+    for trials, ended in ((2, 3), (1, 2)):  # and `before`
+        search = {"trials": trials, "max_time": "3m", "pruner": "none"}
+        result = tune("mine.py", {**FAST, "search": search}, concurrency=2)
+        assert result.is_finished
         _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)
         assert not left
+        check_files(result.folder)
+        records = journal(result.folder)
+        assert of(records, "study")[0]["concurrency"] == 2
+        assert of(records, "probe")
+        assert len({r["trial"] for r in of(records, "trial")}) == ended
 
 
 def test_a_best_file_of_an_earlier_version_gives_a_configuration_without_knobs_of_other_workloads() -> None:

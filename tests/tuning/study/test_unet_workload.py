@@ -20,7 +20,7 @@ def test_a_unet_is_tuned_with_its_own_knobs_and_its_batch_norm_is_named(tmp_path
     settings = ["search.trials=4", "search.max_time=4m", "budget.train_epochs=2", "budget.probe.max_time_s=8"]
     settings += [
         "budget.probe.probe_time_s=0.3",
-        "budget.confirm.window_s=0.05",
+        "budget.confirm.window_s=0.01",
         "budget.confirm.seeds=1",
         "budget.confirm.top=1",
     ]

@@ -88,7 +88,7 @@ class Slot:
         return os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-@pytest.mark.parametrize(("slots", "each"), [(2, 1), (4, 2), (3, 2)])
+@pytest.mark.parametrize(("slots", "each"), [(2, 1), (3, 2)])
 def test_the_slots_of_two_cards_have_one_of_them_each_by_uuid(slots: int, each: int) -> None:
     import ray  # here: it is to find the environment that ours is set to
 

@@ -68,16 +68,6 @@ def test_trials_share_a_card_and_one_that_needs_more_than_its_slot_runs_alone() 
     assert len({f["pid"] for f in scheduler.found.values()}) == 2
 
 
-def test_a_process_that_holds_what_its_trial_left_is_given_up_and_no_trial_is_lost() -> None:
-    scheduler = Queue([("nowhere", None)] * 2)
-    setting = WorkerConfig(str(GREEDY), {"leak": 8 * 2**20}, cap_bytes=2**30)
-    RayExecutor(setting, "greedy_trials").run(scheduler, orders(1))
-    assert [scheduler.found[f"t{n}"]["outcome"] for n in range(2)] == ["ok"] * 2
-    assert len({f["pid"] for f in scheduler.found.values()}) == 2
-    assert [(e, t) for e, t, _ in scheduler.decisions] == [("retired", "t1")]
-    assert "MiB were still held after the trial" in scheduler.decisions[0][2]
-
-
 def test_a_trial_whose_process_or_actor_was_killed_is_run_in_another_and_the_worker_of_the_actor_ends() -> None:
     class Beheading(Killing):
         """A scheduler that kills the process of its first trial once it has ended, and its second's actor at a rung."""
