@@ -84,6 +84,8 @@ class Counted:
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = self._has_left = False
+        self._reported: Mapping[str, float] = {}
+        """The last report, whether or not it was due."""
         self.ends_with_pass = False
         """Whether the end of a pass ends a batch, too."""
         self._optimizers: dict[torch.optim.Optimizer, bool] = {}
@@ -224,7 +226,10 @@ class Counted:
         return self._is_due
 
     def report(self, **values: float) -> None:
-        """Takes the objectives on validation data; what is not due is left alone. May end the run here."""
+        """Takes the objectives on validation data; what is not due counts where the loop ends by itself then.
+
+        May end the run here.
+        """
         found = {name: float(value) for name, value in values.items()}
         missing = [name for name in self._state.workload.objectives if name not in found]
         if missing:
@@ -232,6 +237,7 @@ class Counted:
         for name, value in found.items():
             if not math.isfinite(value):
                 raise Diverged(f"{name} is {value} after {self._state.samples} samples")
+        self._reported = found
         if self._is_due:
             self._is_due = False
             self._unwatch()
@@ -257,17 +263,24 @@ class Counted:
         self._kept.enter_context(context)
 
     def finished(self) -> None:
-        """Takes that their function has returned; raises WorkloadError where it has trained or reported too little."""
+        """Takes that their function has returned; raises WorkloadError where it has trained or reported too little.
+
+        A training that ends before its horizon has come to what it reported last.
+        """
         state = self._state
+        names = ", ".join(f"{name}=..." for name in state.workload.objectives)
         if not state.first_step_at:
             raise LoopError("train(run) returned without asking for run.batches(loader)")
-        if not self.is_over:
-            said = f"train(run) returned after {state.samples} of {self.samples} samples"
-            raise LoopError(f"{said}: run.batches(loader) ends the loop by itself")
         if self._is_due:
-            names = ", ".join(f"{name}=..." for name in state.workload.objectives)
             said = "train(run) returned without a report at its end"
             raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
+        if self.is_over:
+            return
+        if not self._reported or not state.steps:
+            said = f"train(run) returned after {state.samples} of {self.samples} samples, without a report"
+            raise LoopError(f"{said}: run.batches(loader) ends the loop; what stops early calls run.report({names})")
+        state.has_ended = True
+        self._give(Evaluation(state.samples, self._reported, 0.0))
 
     def let_go(self) -> None:
         """Takes back what it did to their model, in the thread that did it."""

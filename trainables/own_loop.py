@@ -32,7 +32,7 @@ from trainables.live_bytes import LiveBytes
 from trainables.openmp import release_threads
 from trainables.own_count import READY, Ended, Event, OwnState
 from trainables.own_run import Run
-from trainables.plan import Plan
+from trainables.plan import Plan, evenly
 from trainables.state import counted
 from trainables.stopwatch import Window
 from trainables.workload import Config, OwnLoop, WorkloadError, load_own_loop, table_of
@@ -222,6 +222,7 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
     workload = load_own_loop(str(getattr(module, "__file__", "this script")), module)
     fixed = {name: value for name, value in workload.default_space.items() if not isinstance(value, Mapping | list)}
     given = {**fixed, **getattr(module, "BEFORE", {}), **knobs}
+    given.setdefault("micro_batch_size", given.get("batch_size", Knobs().batch_size))  # in one pass, as in a study
     on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = Config(Knobs.of(given, table_of(workload)), dict(workload.options), seed, on)
     tenths = tuple(math.ceil(samples * tenth / 10) for tenth in range(1, 11))
@@ -236,7 +237,9 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
 def _shown(state: OwnState, event: Event) -> None:
     if event == READY and state.is_misled:
         said = f"run.steps said {state.steps_told} before the data were known, and there are others"
-        print(f"{said}: read it behind run.loader(), and give alone(..., pass_samples={state.pass_samples})")
+        _, micro = evenly(state.config.knobs.batch_size, state.config.knobs.micro_batch_size)
+        seen = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
+        print(f"{said}: read it behind run.loader(), and give alone(..., pass_samples={seen})")
     if isinstance(event, Evaluation):
         values = ", ".join(f"{name} {value:.5g}" for name, value in event.values.items())
         print(f"{event.samples} samples: {values}")

@@ -72,6 +72,8 @@ class RunState:
     first_step_at: float = 0.0
     """Unix seconds at which the first micro-batch was asked for; 0 before."""
     last_step_at: float = 0.0
+    has_ended: bool = False
+    """Whether a loop of one's own ended it before its horizon with a report, as early stopping does."""
     meter: LiveBytes | None = field(default=None, repr=False)
     sparse: Sparse = field(default_factory=Sparse, repr=False)
     counts: bool = True

@@ -292,6 +292,32 @@ def test_a_script_on_its_own_says_what_a_pass_has(
     assert ("alone(..., pass_samples=60)" in capsys.readouterr().out) is says
 
 
+DROPS = """
+def train(run):
+    loader = DataLoader(DATA, drop_last=True, **run.loader())
+    net, optimizer = made(run)
+    SEEN.extend([run.loader()["batch_size"], run.steps])
+    for batch in run.batches(loader):
+        run.backward(loss_of(net, batch), optimizer)
+    SEEN.append(run.steps)
+"""
+
+
+@pytest.mark.parametrize(("given", "says"), [(64, True), (48, False)])
+def test_a_script_on_its_own_takes_a_batch_in_one_pass_and_says_what_one_without_its_rest_has(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: int, says: bool
+) -> None:
+    workload = script(DROPS)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[workload.train.__module__])
+    run = own_loop.alone(24 * 40, pass_samples=given, device="cpu", batch_size=24)
+    workload.train(run)
+    run.let_go()
+    size, told, there_are = workload.train.__globals__["SEEN"]
+    assert size == 24
+    assert (told != there_are) is says
+    assert ("alone(..., pass_samples=48)" in capsys.readouterr().out) is says
+
+
 # -- the end ---------------------------------------------------------------------------
 
 OWN_STEPS = """

@@ -364,7 +364,11 @@ BACK = BATCHES + "        run.backward(loss_of(net, batch), optimizer)\n"
     [
         (STEPLESS, WorkloadError, "without an optimiser step: run.backward"),
         (BACK, WorkloadError, r"without a report at its end: if run.evaluate_now: run.report\(error=...\)"),
-        (BACK + "        break\n", WorkloadError, "returned after 8 of 64 samples"),
+        (
+            BACK + "        break\n",
+            WorkloadError,
+            r"returned after 8 of 64 samples, without a report: .* run.report\(error=",
+        ),
         (BACK + "        run.report(accuracy=1.0)\n", WorkloadError, r"\['accuracy'\], without error of OBJECTIVES"),
         (BACK + "        run.report(error=float('nan'))\n", Diverged, "error is nan after 8 samples"),
         (BATCHES + "        run.backward(loss_of(net, batch) * float('nan'))\n", Diverged, "loss is nan"),
@@ -376,6 +380,20 @@ BACK = BATCHES + "        run.backward(loss_of(net, batch), optimizer)\n"
 def test_what_a_loop_gets_wrong_is_said(script: Any, body: str, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         events(script("\ndef train(run):\n" + body), Plan(64, (64,)))
+    assert not threads()
+
+
+PATIENT = PASSES.replace(
+    "        run.report(error=1.0)\n",
+    "        run.report(error=9.0 - epoch)\n        if epoch == 2:\n            break\n",
+)
+
+
+def test_a_loop_that_stops_early_came_to_what_it_reported_last(script: Any) -> None:
+    found = events(script(PATIENT), Plan(64 * 8, (64, 256, 512)))
+    reported = [(e.samples, e.values["error"]) for e in found if isinstance(e, Evaluation)]
+    assert reported == [(64, 9.0), (192, 7.0)], "at the rung, and where it ended"
+    assert sum(e.samples for e in found if isinstance(e, Window)) <= 192
     assert not threads()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 import shlex
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from tuning.config.cards import HERE, lacking
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.yaml_files import available
-from tuning.report.format import duration, percent, plain, quality, rate, ratio, size
+from tuning.report.format import duration, outcome, percent, plain, quality, rate, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
+from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
+from tuning.search.endings import OVER_MEMORY
 from tuning.stats.uncertainty import Gain
 
 
@@ -45,6 +48,8 @@ STEEP_FRAC = 0.6
 UNSTEADY = 2.0
 """Times by which two speeds of a configuration differ before that is said; within an hour 1.2 to 1.4 (two_cores.md)."""
 SEARCHED = "Trials, each with the speed that the search went by: its probe's. Confirmed speeds are windows in turns."
+FAILURES = 3
+"""So many reasons of failures are told."""
 LEAST_ALIKE = 3
 """So many trainings of exactly one quality are said to be suspicious."""
 
@@ -81,7 +86,20 @@ def beside_sentence(found: Summary) -> str:
         return ""
     mine, theirs = best.quality[objective], reference.quality[objective]
     once = "" if len(theirs.by_seed) > 1 else " by one seed"
-    return f"{plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}"
+    horizon, samples = found.horizon_samples, whole(found.study.get("train_samples"))
+    passes = f"{horizon / samples:.2g}" if horizon and samples else ""
+    after = f", each after {passes} pass{'es' * (passes != '1')} over the data" if passes else ""
+    return f"{plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}{after}"
+
+
+def failed(views: Sequence[TrialView]) -> list[str]:
+    """Returns of what trials or probes failed, the most frequent reasons first; what did not fit is no failure."""
+    usual = {"ok", "stopped", "refused", "cut", *OVER_MEMORY}
+    told = [(one.outcome, one.message) for one in views if one.message and one.outcome not in usual]
+    return [
+        f"{count} {outcome(kind)}: {plain(why)}"
+        for (kind, why), count in collections.Counter(told).most_common(FAILURES)
+    ]
 
 
 def present(found: Summary) -> Mapping[str, Scalar] | None:

@@ -95,16 +95,19 @@ def event(
     # Of a trial that failed the speed is only what was expected.
     trained = fast.replace(" samples", "") if values else ""
     peak = size(record.get("peak_allocated_bytes")) if record.get("peak_allocated_bytes") else ""
+    if not knobs and reference is not None and record.get("config"):
+        knobs = "as the best so far"
+    failed = plain(record.get("message") or "") if outcome not in ("ok", "stopped", "refused", "cut") else ""
     told = {
-        "probe": [name, fast or outcome, peak, knobs],
-        "trial": [name, ended, values, trained, knobs],
+        "probe": [name, fast or outcome, peak, knobs, failed],
+        "trial": [name, ended, values, trained, knobs, failed],
         "rated": [name, fast, knobs],
         "rung": [name, f"{record.get('samples')} samples", values],
         "refused": [reason, knobs],
         **{key: [name, reason] for key in ("retired", "widened", "lost")},
         "rival": [name, sentences.challenger_sentence(record.fields)],
         "window": [name, fast or outcome],
-        "confirmed": [name, f"seed {record.get('seed')}", values or outcome, fast],
+        "confirmed": [name, f"seed {record.get('seed')}", values or outcome, fast, failed],
     }
     if record.event not in told:
         return None
@@ -148,8 +151,10 @@ def summary(found: Summary) -> list[RenderableType]:
     rows.append(
         ("trials", fmt.counts(found.trial_counts) + (f" ({found.trials_asked} were asked for)" if short else ""))
     )
+    rows += [("", said) for said in sentences.failed(found.trials)]
     if found.probes:
         rows.append(("probes", fmt.counts(found.probe_counts)))
+        rows += [("", said) for said in sentences.failed(found.probes)]
     parts = ", ".join(f"{name} {percent(seconds / times.wall_s)}" for name, seconds in sentences.shares(found))
     rows.append(("time", f"{duration(times.wall_s)}{': ' if parts else ''}{parts}"))
     if found.stop_reason and found.stop_reason != "finished":

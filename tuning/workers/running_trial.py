@@ -110,7 +110,8 @@ class RunningTrial:
         for name, is_oom in (("ooms", True), ("restarts", False)):
             found[name] = [one for one in self._restarts if (one["outcome"] == Outcome.OOM) == is_oom]
         found.update(self._facts())
-        found["done"] = found["outcome"] != Outcome.OK or found["samples"] >= self._plan.samples
+        has_ended = self._state is not None and self._state.has_ended
+        found["done"] = found["outcome"] != Outcome.OK or found["samples"] >= self._plan.samples or has_ended
         if found["done"]:
             found.update({} if found.get("poisoned") else self.end())
         return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainables.test_own_loop import BACK, HEAD, PLAIN
+from tests.trainables.test_own_loop import BACK, HEAD, PATIENT, PLAIN
 from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.workload import WorkloadError
@@ -69,6 +69,16 @@ def test_a_rung_stops_it_and_the_next_trial_finds_nothing_left(session: Any) -> 
     whole = own.train(KNOBS, Plan(128, (32, 128)), 0)
     assert (whole["samples"], whole["outcome"]) == (128, "ok")
     assert whole["values"] == own.train(KNOBS, Plan(128, (128,)), 0)["values"]
+
+
+def test_a_trial_that_stops_itself_early_ends_well_and_so_does_a_probe(session: Any) -> None:
+    own = session(PATIENT)
+    found = own.train(KNOBS, Plan(64 * 8, (64, 512)), 0)
+    assert (found["outcome"], found["samples"], found["done"]) == ("ok", 192, True)
+    assert found["values"] == {"error": 7.0}
+    probed = own.probe(KNOBS, time_s=5.0)
+    assert (probed["outcome"], probed["samples_per_s"] > 0) == ("ok", True)
+    assert no_thread()
 
 
 def test_a_probe_keeps_to_its_time_and_windows_span_passes(session: Any) -> None:
