@@ -28,6 +28,8 @@ from trainables.workload import LoopError, OwnLoop
 READY = "ready"
 Event = Window | Evaluation | str
 ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps by lines of its own"
+MOST_REPORTS = 256
+"""So many are kept of a training; a loop may report behind each step."""
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which a loop is told that it lacks one."""
 
@@ -61,6 +63,10 @@ class OwnState(RunState):
     """The models that `run.prepare` was shown."""
     averages: bool = False
     """Whether its steps are those of `run.backward`, which averages gradients over several processes."""
+    reports: deque[tuple[int, Mapping[str, float]]] = field(
+        default_factory=lambda: deque(maxlen=MOST_REPORTS), repr=False
+    )
+    """Samples and objectives of the last reports, whether or not they were due."""
     ranks: Ranks = field(default=ALONE, repr=False)
     """The processes that train it, of which this is one."""
     model: nn.Module | None = field(default=None, repr=False)
@@ -84,8 +90,6 @@ class Counted:
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = self._has_left = False
-        self._reported: Mapping[str, float] = {}
-        """The last report, whether or not it was due."""
         self.ends_with_pass = False
         """Whether the end of a pass ends a batch, too."""
         self._optimizers: dict[torch.optim.Optimizer, bool] = {}
@@ -237,7 +241,7 @@ class Counted:
         for name, value in found.items():
             if not math.isfinite(value):
                 raise Diverged(f"{name} is {value} after {self._state.samples} samples")
-        self._reported = found
+        self._state.reports.append((self._state.samples, found))
         if self._is_due:
             self._is_due = False
             self._unwatch()
@@ -276,11 +280,11 @@ class Counted:
             raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
         if self.is_over:
             return
-        if not self._reported or not state.steps:
+        if not state.reports or not state.steps:
             said = f"train(run) returned after {state.samples} of {self.samples} samples, without a report"
             raise LoopError(f"{said}: run.batches(loader) ends the loop; what stops early calls run.report({names})")
         state.has_ended = True
-        self._give(Evaluation(state.samples, self._reported, 0.0))
+        self._give(Evaluation(state.samples, state.reports[-1][1], 0.0))
 
     def let_go(self) -> None:
         """Takes back what it did to their model, in the thread that did it."""

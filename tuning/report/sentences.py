@@ -16,7 +16,7 @@ from tuning.config.cards import HERE, lacking
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.yaml_files import available
-from tuning.report.format import duration, outcome, percent, plain, quality, rate, ratio, size
+from tuning.report.format import complete, duration, outcome, percent, plain, quality, rate, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
@@ -64,7 +64,7 @@ def answer(found: Summary) -> str:
     name = "The best so far, unconfirmed," if found.provisional else "The pick"
     if not gains:
         return f"{name} is of {found_by(best)}; nothing was measured beside it."
-    told = list(map(gain_sentence, gains))
+    told = [alike_sentence(found, gain) or gain_sentence(gain) for gain in gains]
     quality = beside_sentence(found)
     who = f"{name} has {quality}; it" if quality else name
     said = f"{who} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
@@ -224,6 +224,19 @@ def gain_sentence(gain: Gain) -> str:
     if gain.ratio < 1:
         return f"{ratio(gain.inverse())} times slower than {over}"
     return f"{ratio(gain)} times as fast as {over}"
+
+
+def alike_sentence(found: Summary, gain: Gain) -> str:
+    """Returns that two configurations differ in what leaves speed as it is alone, "" where in more.
+
+    That are learning knobs but the batch size: a probe answers for all of them (`search.throughput`).
+    """
+    ours, theirs = (complete(found.named[name].config) for name in (gain.of, gain.over))
+    apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    if any(kind_of(name) != "learning" or name == "batch_size" for name in apart):
+        return ""
+    knobs = f"but for {', '.join(sorted(apart))}, which leaves speed alone" if apart else "in all"
+    return f"like {called(gain.over)} {knobs}"
 
 
 def _slower(gain: Gain) -> bool:

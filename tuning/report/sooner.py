@@ -1,11 +1,10 @@
 """How much sooner the pick is as good as the reference at its end: a learning rate may buy more than speed does.
 
-Known from the rungs of trainings of the search's one seed, so samples are those of the first rung that was as good.
+Known from the rungs of trainings of the search's one seed, and from what loops of one's own reported between them, so
+samples are those of the first report that was as good.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from tuning.report.format import duration, plain
 from tuning.report.sentences import called
@@ -31,11 +30,15 @@ def sooner_sentence(found: Summary) -> str:
     who = called(reference.name)
     aimed = f"{plain(found.objective)} {aim:.3f}, to which {who} came in the search,"
     took = f"within {ours:,} samples ({duration(ours_s)}), {who} within {usual:,} ({duration(usual_s)})"
-    return f"It comes to {aimed} {took}: {usual_s / ours_s:.1f} times sooner, by the rungs of one seed"
+    return f"It comes to {aimed} {took}: {usual_s / ours_s:.1f} times sooner, by one seed"
 
 
 def _reached(found: Summary, trial: str, aim: float) -> int | None:
-    """Returns the samples at the first rung, or the end, at which a trial was as good as `aim`."""
+    """Returns the samples at the first report at which a trial was as good as `aim`."""
     sign = 1.0 if found.objectives[found.objective] == "max" else -1.0
-    curve: Sequence[tuple[int, float]] = found.curves.get(trial, ())
-    return next((samples for samples, value in curve if sign * value >= sign * aim), None)
+    own = next((t for t in found.trials if t.trial == trial), None)
+    curve = list(found.curves.get(trial, ()))
+    for samples, values in own.reports if own is not None else ():
+        value = values.get(found.objective)
+        curve += [] if value is None else [(samples, value)]
+    return min((samples for samples, value in curve if sign * value >= sign * aim), default=None)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainables import training
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
+from trainables.own_count import OwnState
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.ranks import RankFailed
@@ -170,6 +171,7 @@ class RunningTrial:
             "cap_bytes": self._plan.cap_bytes,
             "pid": os.getpid(),
             "active": dict(state.active) if state else {},
+            **({"reports": list(state.reports)} if isinstance(state, OwnState) else {}),
             "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
             "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
             "train_s": sum(w.wall_s for w in windows),

@@ -221,6 +221,24 @@ def test_a_before_that_was_trained_has_its_quality_and_the_answer_says_both(reco
     assert "where before has" not in sentences.answer(summary.from_records(records))
 
 
+def test_what_differs_in_nothing_that_speed_depends_on_is_called_alike(records):
+    found = summary.from_records(records)
+    best = found.best.config
+
+    def told(**knobs):
+        before = dataclasses.replace(found.named["before"], config={**best, **knobs})
+        return sentences.answer(dataclasses.replace(found, named={**found.named, "before": before}))
+
+    assert "it is like before but for learning_rate, which leaves speed alone and 1.22" in told(learning_rate=0.5)
+    assert "it is like before in all and 1.22" in told()
+    for knobs in ({"batch_size": 4}, {"amp_dtype": "fp16"}, {"num_workers": 7}):
+        assert "times as fast as before" in told(**knobs)
+
+
+def is_end(record, trial):
+    return record.event == "trial" and record["trial"] == trial
+
+
 def test_how_much_sooner_the_pick_is_as_good_as_before(records):
     best = summary.from_records(records).best
     begun = next(r for r in records if r.event == "trial_start" and r["trial"] == "t000")
@@ -235,6 +253,9 @@ def test_how_much_sooner_the_pick_is_as_good_as_before(records):
     assert f"before within {usual:,} (" in said
     times = usual / found.named["before"].samples_per_s / (first["samples"] / best.samples_per_s)
     assert f"{times:.1f} times sooner" in said
+    early = [(5, {"accuracy": 0.0}), (7, theirs["values"]), (9, theirs["values"])]
+    passes = [changed(r, reports=[list(one) for one in early]) if is_end(r, best.trial) else r for r in soon]
+    assert "within 7 samples" in sooner_sentence(summary.from_records(passes)), "as a loop reported after a pass"
     late = [changed(r, values={"accuracy": 0.01}) if r.event == "rung" and r["trial"] == best.trial else r for r in own]
     assert sooner_sentence(summary.from_records(late)) == "", "as many samples as before: the gain says it"
     assert sooner_sentence(summary.from_records(records)) == "", "before was not trained"
