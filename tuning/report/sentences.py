@@ -235,8 +235,8 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
     apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if any(kind_of(name) != "learning" or name == "batch_size" for name in apart):
         return ""
-    knobs = f"but for {', '.join(sorted(apart))}, which leaves speed alone" if apart else "in all"
-    return f"like {called(gain.over)} {knobs}"
+    only = f"only {', '.join(sorted(apart))} differ{'s' * (len(apart) == 1)}" if apart else "the same configuration"
+    return f"as fast as {called(gain.over)} ({only})"
 
 
 def _slower(gain: Gain) -> bool:

@@ -229,8 +229,8 @@ def test_what_differs_in_nothing_that_speed_depends_on_is_called_alike(records):
         before = dataclasses.replace(found.named["before"], config={**best, **knobs})
         return sentences.answer(dataclasses.replace(found, named={**found.named, "before": before}))
 
-    assert "it is like before but for learning_rate, which leaves speed alone and 1.22" in told(learning_rate=0.5)
-    assert "it is like before in all and 1.22" in told()
+    assert "it is as fast as before (only learning_rate differs) and 1.22" in told(learning_rate=0.5)
+    assert "it is as fast as before (the same configuration) and 1.22" in told()
     for knobs in ({"batch_size": 4}, {"amp_dtype": "fp16"}, {"num_workers": 7}):
         assert "times as fast as before" in told(**knobs)
 
