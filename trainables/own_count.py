@@ -28,8 +28,6 @@ from trainables.workload import LoopError, OwnLoop
 READY = "ready"
 Event = Window | Evaluation | str
 ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps by lines of its own"
-MOST_REPORTS = 256
-"""So many are kept of a training; a loop may report behind each step."""
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which a loop is told that it lacks one."""
 
@@ -63,10 +61,9 @@ class OwnState(RunState):
     """The models that `run.prepare` was shown."""
     averages: bool = False
     """Whether its steps are those of `run.backward`, which averages gradients over several processes."""
-    reports: deque[tuple[int, Mapping[str, float]]] = field(
-        default_factory=lambda: deque(maxlen=MOST_REPORTS), repr=False
-    )
-    """Samples and objectives of the last reports, whether or not they were due."""
+    reports: list[tuple[int, Mapping[str, float]]] = field(default_factory=list, repr=False)
+    """Samples and objectives of the first report, and of each that was better than all before, due or not."""
+    last_report: Mapping[str, float] = field(default_factory=dict, repr=False)
     ranks: Ranks = field(default=ALONE, repr=False)
     """The processes that train it, of which this is one."""
     model: nn.Module | None = field(default=None, repr=False)
@@ -241,7 +238,7 @@ class Counted:
         for name, value in found.items():
             if not math.isfinite(value):
                 raise Diverged(f"{name} is {value} after {self._state.samples} samples")
-        self._state.reports.append((self._state.samples, found))
+        self._keep(found)
         if self._is_due:
             self._is_due = False
             self._unwatch()
@@ -280,11 +277,15 @@ class Counted:
             raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
         if self.is_over:
             return
+        state.has_ended = True
+        if state.ranks.rank:  # which reports nothing
+            return
         if not state.reports or not state.steps:
             said = f"train(run) returned after {state.samples} of {self.samples} samples, without a report"
             raise LoopError(f"{said}: run.batches(loader) ends the loop; what stops early calls run.report({names})")
-        state.has_ended = True
-        self._give(Evaluation(state.samples, state.reports[-1][1], 0.0))
+        if self._watch.steps and not self._is_closed:
+            self._close()
+        self._give(Evaluation(state.samples, dict(state.last_report), 0.0))
 
     def let_go(self) -> None:
         """Takes back what it did to their model, in the thread that did it."""
@@ -395,6 +396,7 @@ class Counted:
         """Their loop breaks off a pass: the window waits. Nothing is handed over: what that raises would be lost."""
         self._unwatch()
         if not self._is_closed:
+            self.before_step()  # a micro-step has its mark, whatever came of its batch
             if self._has_stepped:
                 self._watch.lap("optimizer")
             self._watch.pause()
@@ -402,6 +404,15 @@ class Counted:
         if self._one_pass:
             self._state.epoch += 1
             self._state.micro_batches_done = 0
+
+    def _keep(self, found: Mapping[str, float]) -> None:
+        """Keeps a report: the last, the first, and each that is better than all before it."""
+        state = self._state
+        state.last_report = found
+        objective, mode = next(iter(state.workload.objectives.items()))
+        sign = 1.0 if mode == "max" else -1.0
+        if not state.reports or sign * found[objective] > sign * state.reports[-1][1][objective]:
+            state.reports.append((state.samples, found))
 
     def _see(self) -> None:
         """Keeps what the first step was seen to run."""

@@ -221,8 +221,10 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
         raise WorkloadError(f"alone(...) is for the file of train(run), run as a script: {where} has no SPACE")
     workload = load_own_loop(str(getattr(module, "__file__", "this script")), module)
     fixed = {name: value for name, value in workload.default_space.items() if not isinstance(value, Mapping | list)}
-    given = {**fixed, **getattr(module, "BEFORE", {}), **knobs}
-    given.setdefault("micro_batch_size", given.get("batch_size", Knobs().batch_size))  # in one pass, as in a study
+    typed = {**getattr(module, "BEFORE", {}), **knobs}
+    given, micro = {**fixed, **typed}, "micro_batch_size"
+    if micro not in typed and (micro not in fixed or micro not in module.SPACE):
+        given[micro] = given.get("batch_size", Knobs().batch_size)  # in one pass, as `before` in a study
     on = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = Config(Knobs.of(given, table_of(workload)), dict(workload.options), seed, on)
     tenths = tuple(math.ceil(samples * tenth / 10) for tenth in range(1, 11))

@@ -73,3 +73,21 @@ def test_a_file_that_cannot_be_parsed_and_a_module_that_is_not_there_are_passed_
     (tmp_path / "beside.py").write_text("def broken(")
     assert source_hash(written(tmp_path, "beside"))
     assert source_hash(written(tmp_path, "nowhere.at_all"))
+
+
+def test_a_package_of_the_users_counts_what_lies_above_the_file_and_what_is_installed_elsewhere_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "pack" / "inner"
+    inner.mkdir(parents=True)
+    for folder in (tmp_path / "pack", inner):
+        (folder / "__init__.py").write_text("")
+    (tmp_path / "pack" / "common.py").write_text("N = 1")
+    (tmp_path / "yaml.py").write_text("N = 1")  # called as what is installed
+    own = written(inner, "json")
+    (inner / "script.py").write_text("from ..common import N\nimport yaml\n")
+    before = source_hash(own)
+    (tmp_path / "yaml.py").write_text("N = 2")
+    assert source_hash(own) == before
+    (tmp_path / "pack" / "common.py").write_text("N = 2")
+    assert source_hash(own) != before

@@ -142,8 +142,10 @@ class Terminal:
         if record.event == "note":
             self.note(record["text"])
         elif self._verbosity > 0 or (record.event not in ("rung", "window") and not self._drawn):
-            found = self._progress(self._records())
-            best = found.best if found else None
+            records = self._records()
+            found = self._progress(records)
+            earlier = self._progress([r for r in records if r.seq < record.seq])
+            best = earlier.best if earlier else None
             said = text.event(record, best.config if best else None, found.objective if found else "", _count(found))
             self._say(labelled([said])) if said else None
 

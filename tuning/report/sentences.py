@@ -47,7 +47,9 @@ STEEP_FRAC = 0.6
 
 UNSTEADY = 2.0
 """Times by which two speeds of a configuration differ before that is said; within an hour 1.2 to 1.4 (two_cores.md)."""
-SEARCHED = "Trials, each with the speed that the search went by: its probe's. Confirmed speeds are windows in turns."
+SEARCHED = (
+    "Trials, each with the speed that the search went by, mostly its probe's; confirmed ones are of windows in turns."
+)
 FAILURES = 3
 """So many reasons of failures are told."""
 LEAST_ALIKE = 3
@@ -64,12 +66,13 @@ def answer(found: Summary) -> str:
     name = "The best so far, unconfirmed," if found.provisional else "The pick"
     if not gains:
         return f"{name} is of {found_by(best)}; nothing was measured beside it."
-    told = [alike_sentence(found, gain) or gain_sentence(gain) for gain in gains]
+    alike = [alike_sentence(found, gain) for gain in gains]
+    told = [same or gain_sentence(gain) for same, gain in zip(alike, gains, strict=True)]
     quality = beside_sentence(found)
     who = f"{name} has {quality}; it" if quality else name
     said = f"{who} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
     rounds = max(g.rounds for g in gains)
-    if rounds > 1:
+    if rounds > 1 and not all(alike):
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
     slower = [g.over for g in gains if _slower(g)]
     known = [name for name in slower if found.objective in found.named[name].quality] or slower
@@ -87,8 +90,10 @@ def beside_sentence(found: Summary) -> str:
     mine, theirs = best.quality[objective], reference.quality[objective]
     once = "" if len(theirs.by_seed) > 1 else " by one seed"
     horizon, samples = found.horizon_samples, whole(found.study.get("train_samples"))
-    passes = f"{horizon / samples:.2g}" if horizon and samples else ""
-    after = f", each after {passes} pass{'es' * (passes != '1')} over the data" if passes else ""
+    shorter = [t for t in found.trials if t.has_ended and (t.trial == best.trial or t.named == reference.name)]
+    passes = horizon / samples if horizon and samples and not shorter else 0.0
+    count = f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
+    after = f", each after {count} pass{'es' * (count != '1')} over the data" if passes else ""
     return f"{plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}{after}"
 
 
@@ -231,6 +236,8 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
 
     That are learning knobs but the batch size: a probe answers for all of them (`search.throughput`).
     """
+    if gain.rounds > 1 and gain.is_told:  # what a knob of the user's own does is not known, and windows are
+        return ""
     ours, theirs = (complete(found.named[name].config) for name in (gain.of, gain.over))
     apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if any(kind_of(name) != "learning" or name == "batch_size" for name in apart):

@@ -23,6 +23,10 @@ def sooner_sentence(found: Summary) -> str:
     aim = None if theirs is None else theirs.values.get(found.objective)
     if theirs is None or aim is None or theirs.trial == best.trial:
         return ""
+    curve = found.curves.get(best.trial, ())
+    sign = 1.0 if found.objectives[found.objective] == "max" else -1.0
+    if not found.repeats or not curve or sign * curve[-1][1] < sign * aim:
+        return ""  # a lucky report on the way is no answer
     ours, usual = _reached(found, best.trial, aim), _reached(found, theirs.trial, aim)
     if ours is None or usual is None or ours >= usual:
         return ""

@@ -112,7 +112,7 @@ def trials(found: Summary) -> Grid | None:
     for trial in sorted(found.trials, key=lambda t: t.trial):
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
         trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
-        ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
+        ended = _ended(trial)
         figures = [rate(trial.samples_per_s if trained else None), size(trial.peak_allocated_bytes)]
         mark = picks.get(trial.trial, "front" if trial.on_front else f"learns as {trial.named}" if trial.named else "")
         rows.append([trial.trial, ended, *values, *figures, *(plain(trial.config.get(k, "-")) for k in keys), mark])
@@ -120,12 +120,17 @@ def trials(found: Summary) -> Grid | None:
     return Grid(head, rows) if rows else None
 
 
+def _ended(trial: TrialView) -> str:
+    at = trial.stopped_at or (trial.samples if trial.has_ended else None)
+    return outcome(trial.outcome) + (f" at {at}" if at else "")
+
+
 def trial_list(found: Summary) -> Grid | None:
     """Returns every trial as `show` lists it: how it ended, quality, speed, the knobs in which the trials differ."""
     keys, rows = _varied(found.trials), []
     best = found.best.trial if found.best else ""
     for trial in sorted(found.trials, key=lambda t: t.trial):
-        ended = outcome(trial.outcome) + (f" at {trial.stopped_at}" if trial.stopped_at else "")
+        ended = _ended(trial)
         values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
         fast = rate(trial.samples_per_s if trial.outcome in ("ok", "stopped") else None)
         own = assignments({key: trial.config[key] for key in keys if key in trial.config})

@@ -92,10 +92,12 @@ def event(
     shown = {objective: measured[objective]} if objective in measured else measured
     values = " ".join(f"{plain(k)} {v:.3f}" for k, v in shown.items() if v is not None)
     ended = f"stopped at {record.get('stopped_at')}" if record.get("stopped_at") else outcome
+    if record.get("has_ended"):
+        ended += f", ended by itself at {record.get('samples')}"
     # Of a trial that failed the speed is only what was expected.
     trained = fast.replace(" samples", "") if values else ""
     peak = size(record.get("peak_allocated_bytes")) if record.get("peak_allocated_bytes") else ""
-    if not knobs and reference is not None and record.get("config"):
+    if not knobs and reference:
         knobs = "as the best so far"
     failed = plain(record.get("message") or "") if outcome not in ("ok", "stopped", "refused", "cut") else ""
     told = {
@@ -226,7 +228,10 @@ def trained(result: Mapping[str, Any], measured: Mapping[str, Any], samples: int
     now, said = result[SPEED], measured[SPEED]["median"]
     if now:  # None where a resumed run had nothing left to train
         yield f"{now:.1f} samples/s" + (f"  (best.yaml: {said:.1f}, {now / said - 1:+.1%})" if said else "")
-    after = "" if samples in (None, result["samples"]) else f" after {samples} samples"
+    ended = bool(result.get("has_ended"))
+    if ended:
+        yield f"ended by itself after {result['samples']} samples"
+    after = "" if ended or samples in (None, result["samples"]) else f" after {samples} samples"
     for name, value in result["values"].items():
         known = measured["quality"].get(name)
         interval = f", {known['interval'][0]:.4f} .. {known['interval'][1]:.4f}" if known and known["interval"] else ""

@@ -38,6 +38,8 @@ class TrialView:
     """The configuration given by hand, such as `before`, whose training it was."""
     reports: tuple[tuple[int, Mapping[str, float | None]], ...] = ()
     """Samples and values that a loop of one's own reported on its way, as after each pass."""
+    has_ended: bool = False
+    """A loop of one's own ended it before its horizon."""
     is_overtaken: bool = False
     """It trained with other system knobs than `config` has, which are faster by what was probed and tried."""
 
@@ -82,6 +84,7 @@ def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:
         message=str(record.get("message") or ""),
         active=mapping(record.get("active")),
         reports=tuple(_reports(record.get("reports"), objectives)),
+        has_ended=bool(record.get("has_ended")),
     )
 
 

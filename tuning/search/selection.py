@@ -90,13 +90,15 @@ def fastest_probed(
 ) -> dict[str, Scalar] | None:
     """Returns `start` with the fastest system knobs that were probed and fit, None where nothing was.
 
-    Where `start` is `before` it stays as it is unless a probe of it was slower: what was never compared is no gain.
+    Where `start` is `before` it stays as it is, unless a probe of it was slower, or failed: what was never compared is
+    no gain.
     """
     choice = fastest(Speeds([p for p in probed(records) if inside(space, p)]), guard, start)
-    own = [r for r in records if r.event == "probe" and r.get("name") == BEFORE and r.get("outcome") == Outcome.OK]
+    asked = [r for r in records if r.event == "probe" and r.get("name") == BEFORE and r["outcome"] != Outcome.CUT]
+    own = [r["samples_per_s"] for r in asked if r["outcome"] == Outcome.OK and r["samples_per_s"]]
     if choice is None:
         return space.complete(start) if is_before and own else None
-    stays = is_before and not (own and own[-1]["samples_per_s"] <= choice.samples_per_s)
+    stays = is_before and (own[-1] > choice.samples_per_s if own else not asked)
     return space.complete(start if stays else {**start, **choice.system})
 
 

@@ -178,7 +178,7 @@ def probed(records: Sequence[Record]) -> list[Probed]:
     return [
         Probed(r["config"], r["micro_step_s"], r["optimizer_step_s"], r["samples_per_s"])
         for r in records
-        if r.event == "probe" and r["outcome"] == "ok"
+        if r.event == "probe" and r["outcome"] == "ok" and r.get("samples_per_s")
     ]
 
 

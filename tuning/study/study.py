@@ -69,7 +69,7 @@ from tuning.study.setup import (
     study_fields,
     switched_on,
 )
-from tuning.study.shown import show
+from tuning.study.shown import Board, show
 from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -136,7 +136,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
                 terminal.warning(text)
             if board := executors.board(config, folder.name):
                 objective = next(iter(facts["objectives"]), "")
-                journal.heard = lambda record: show(board, record, objective)
+                journal.heard = lambda record: _shown(board, record, objective)
             study = _Study(config, terminal, journal, folder, started, users, target, place)
             study.open(facts, setting, free_bytes)
             study.measure_kinds(profiler)
@@ -149,6 +149,11 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
                 study.leave()
                 raise
     return folder
+
+
+def _shown(board: Board, record: Record, objective: str) -> None:
+    with contextlib.suppress(Exception):  # what is shown of a study never ends it
+        show(board, record, objective)
 
 
 class _Study:

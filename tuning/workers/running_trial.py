@@ -172,6 +172,7 @@ class RunningTrial:
             "pid": os.getpid(),
             "active": dict(state.active) if state else {},
             **({"reports": list(state.reports)} if isinstance(state, OwnState) else {}),
+            **({"has_ended": True} if state and state.has_ended else {}),
             "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
             "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
             "train_s": sum(w.wall_s for w in windows),

@@ -231,6 +231,7 @@ class Session:
             works = works_of(state)
             windows: list[Window] = []
             steps: list[timing.MicroStep] = []
+            end = ""
             for window in read_windows(state, self.sampler):
                 windows.append(window)
                 steps += micro_steps(window, works.before(state, window.micro_steps))
@@ -240,8 +241,12 @@ class Session:
                 rate = known.samples_per_s(min(own.batch_size, works.samples), own.micro_batch_size)
                 spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
                 if end := timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s):
-                    found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=end)
                     break
+            if not steps:  # a loop of one's own ended by itself
+                found.update(outcome=str(Outcome.NO_RESULT), message="train(run) ended before its speed was known")
+            else:
+                own_end = end or "the loop ended"
+                found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=own_end)
             found.update(peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
             found["telemetry"] = self.sampler.summary()
         found["wall_s"] = time.perf_counter() - start

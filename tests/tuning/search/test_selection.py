@@ -177,6 +177,11 @@ def test_what_is_trained_today_stays_where_no_system_knobs_beat_it(
     stays = fastest_probed(unmeasured, SPACE, guard, before, is_before=True)
     assert stays is not None
     assert stays["num_workers"] == 4, "time was over before it was probed itself"
+    journal.append("probe", name="before", config=before, outcome="oom", samples_per_s=None)
+    failed = [r for r in journal.records if r.get("name") != "before" or r["outcome"] == "oom"]
+    runs = fastest_probed(failed, SPACE, guard, before, is_before=True)
+    assert runs is not None
+    assert runs["num_workers"] == 2, "what does not run is no pick"
     plain = fastest_probed(journal.records, SPACE, guard, before)
     assert plain is not None
     assert plain["num_workers"] == 2, "of a packaged workload `before` is nobody's"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainables.test_own_loop import BACK, HEAD, PATIENT, PLAIN
+from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
 from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.workload import WorkloadError
@@ -80,6 +80,17 @@ def test_a_trial_that_stops_itself_early_ends_well_and_so_does_a_probe(session: 
     probed = own.probe(KNOBS, time_s=5.0)
     assert (probed["outcome"], probed["samples_per_s"] > 0) == ("ok", True)
     assert no_thread()
+
+
+@pytest.mark.parametrize("leaves", ["if len(SEEN) % 3 == 2:", "if not run.ends_batch and run.progress > 1e-12:"])
+def test_a_probe_of_passes_that_are_broken_off_before_a_step_is_timed(session: Any, leaves: str) -> None:
+    body = PASSES.replace(
+        "            run.backward(",
+        f"            SEEN.append(0)\n            {leaves}\n                break\n            run.backward(",
+    )
+    found = session(body).probe(KNOBS, time_s=1.0)
+    assert (found["outcome"], found["message"]) == ("ok", "")
+    assert found["samples_per_s"] > 0
 
 
 def test_a_probe_keeps_to_its_time_and_windows_span_passes(session: Any) -> None:
