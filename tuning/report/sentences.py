@@ -16,12 +16,12 @@ from tuning.config.cards import HERE, lacking
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.yaml_files import available
+from tuning.memory.oom import Outcome
 from tuning.report.format import complete, duration, outcome, percent, plain, quality, rate, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
-from tuning.search.endings import OVER_MEMORY
 from tuning.stats.uncertainty import Gain
 
 
@@ -99,7 +99,7 @@ def beside_sentence(found: Summary) -> str:
 
 def failed(views: Sequence[TrialView]) -> list[str]:
     """Returns of what trials or probes failed, the most frequent reasons first; what did not fit is no failure."""
-    usual = {"ok", "stopped", "refused", "cut", *OVER_MEMORY}
+    usual = {Outcome.OK, Outcome.STOPPED, Outcome.CUT, Outcome.REFUSED, Outcome.OOM, Outcome.HOST_OOM}
     told = [(one.outcome, one.message) for one in views if one.message and one.outcome not in usual]
     return [
         f"{count} {outcome(kind)}: {plain(why)}"
