@@ -159,7 +159,7 @@ def parts_sentence(found: Summary) -> str:
     reference = found.reference or next(iter(found.given()), None)
     gain = found.gain("best", reference.name) if reference else None
     own = found.parts.get(gain.over) if gain else None
-    if gain is None or own is None or (gain.is_told and gain.ratio < 1):
+    if gain is None or own is None or gain.ratio < 1:
         return ""
     over, model = called(gain.over), "a smaller model" if own.is_smaller else "another model"
     if not own.model:
