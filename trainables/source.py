@@ -14,8 +14,9 @@ from pathlib import Path
 
 from trainables.workload import OwnLoop, Workload
 
-_OURS = frozenset({"trainables", "tuning", "search_spaces"})
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
+OWN_PACKAGES = ("tuning", "trainables", "search_spaces")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+"""Where installers put what is imported."""
 MOST_FILES = 1000
 """So many are read; more are a library's, wherever it lies."""
 
@@ -83,11 +84,15 @@ def _installed() -> frozenset[str]:
 def _files(name: str, places: list[str]) -> Iterator[tuple[str, Path]]:
     """Yields the modules of a dotted name that are the user's, its packages first; a last part may be no module."""
     parts = name.split(".")
-    if parts[0] in sys.stdlib_module_names or parts[0] in _OURS:
+    if parts[0] in sys.stdlib_module_names or parts[0] in OWN_PACKAGES:
         return
     for count in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(parts[count - 1], places)
-        if spec is None or spec.origin == "frozen" or (spec.origin and _INSTALLED & set(Path(spec.origin).parts)):
+        if (
+            spec is None
+            or spec.origin == "frozen"
+            or (spec.origin and set(PACKAGE_FOLDERS) & set(Path(spec.origin).parts))
+        ):
             return
         if count == 1 and parts[0] in _installed():
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,8 +136,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
             for text in journal.warnings:
                 terminal.warning(text)
             if board := executors.board(config, folder.name):
-                objective = next(iter(facts["objectives"]), "")
-                journal.heard = lambda record: _shown(board, record, objective)
+                journal.heard = functools.partial(_shown, board, next(iter(facts["objectives"]), ""))
             study = _Study(config, terminal, journal, folder, started, users, target, place)
             study.open(facts, setting, free_bytes)
             study.measure_kinds(profiler)
@@ -151,7 +151,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     return folder
 
 
-def _shown(board: Board, record: Record, objective: str) -> None:
+def _shown(board: Board, objective: str, record: Record) -> None:
     with contextlib.suppress(Exception):  # what is shown of a study never ends it
         show(board, record, objective)
 

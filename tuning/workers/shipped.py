@@ -11,15 +11,14 @@ from pathlib import Path
 
 import tuning
 from trainables.our_knobs import OURS
+from trainables.source import OWN_PACKAGES, PACKAGE_FOLDERS
 from tuning.config.errors import ConfigError
 from tuning.workers.worker_config import WorkerConfig
 
-OWN_PACKAGES = ("tuning", "trainables", "search_spaces")
 BESIDE = "shipped_workload"
 """The folder that a workload's file travels in, with all that lies beside it."""
 MOST_BYTES = 100 * 2**20
 """More than that is data, which belongs on the nodes; Ray itself takes 512 MiB."""
-_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
 
 def stage(ref: str, folder: Path, leave_out: Path) -> str:
@@ -38,7 +37,7 @@ def stage(ref: str, folder: Path, leave_out: Path) -> str:
         return f"{BESIDE}/{path.name}"
     top = ref.partition(".")[0]
     home = _home(top)
-    if top not in OWN_PACKAGES and not any(part in _PACKAGE_FOLDERS for part in home.parts):
+    if top not in OWN_PACKAGES and not any(part in PACKAGE_FOLDERS for part in home.parts):
         _copy(home, folder / (top if home.is_dir() else home.name), leave_out)
     return ref
 
