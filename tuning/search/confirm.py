@@ -115,8 +115,8 @@ def confirm(
 def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTerms, told: Told) -> Selection | None:
     """Returns the selection over those that were trained again, None where none of them came to its end.
 
-    Where the best of them does not come to its end, or to much less than in the search, the next is trained as long as
-    there is time, and one left that may take its place.
+    Where the best of them does not come to its end, to much less than in the search, or to no more than the baseline,
+    the next is trained as long as there is time, and one left that may take its place.
     """
     tried: list[str] = []
     while True:
@@ -129,12 +129,16 @@ def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTe
             text = f"{tried[-1]} did not come to its end when it was trained again, and is no longer the pick"
             told(journal.append("note", text=text))
         elif tried and selection is not None:
-            text = f"{selection.best} came to much less on fresh seeds than in the search: {picked} is next"
+            text = f"{tried[-1]} came to less on fresh seeds than in the search, by too much: {picked} is next"
             told(journal.append("note", text=text))
         tried.append(picked)
         _train(profiler, journal, picked, named, terms, told)
         found, selection = _settled(journal.records, terms)
-        if selection is not None and found[selection.best].repeats(terms.rule):
+        if (
+            selection is not None
+            and found[selection.best].repeats(terms.rule)
+            and selection.means[selection.best] < terms.rule.baseline_cost
+        ):
             return selection
 
 
@@ -368,7 +372,7 @@ def _train_again(
         journal.append(
             "confirmed",
             name=name,
-            config=dict(knobs),
+            config=dict(found.get("knobs", knobs)),
             seed=seed,
             outcome=found["outcome"],
             message=found["message"],

@@ -145,9 +145,12 @@ class Worker:
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
     ) -> dict[str, Any]:
-        """Returns the result of a whole training, with everything the device has, or that `left_s` was over: `cut`."""
+        """Returns the result of a whole training, with everything the device has, or that `left_s` was over: `cut`.
+
+        An OOM is its outcome, since what is confirmed is exported as it stands: nothing is halved.
+        """
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self.config.cap_bytes)
-        order = TrialOrder("", knobs, seed, plan, self.config.threads, "all")
+        order = TrialOrder("", knobs, seed, plan, self.config.threads, "")
         until = time.monotonic() + left_s
         return self._twice(_TRAINED, lambda: self._trained(order, until))
 

@@ -14,7 +14,7 @@ from trainables.knobs import Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.journal.records import Journal
 from tuning.search.confirm import Confirmed, ConfirmTerms, affordable, confirm, expected_s, measure_windows, median_rate
-from tuning.search.rule import Rule
+from tuning.search.rule import Baseline, Rule
 from tuning.search.selection import choose
 
 BUDGET = ConfirmSection(windows=5, window_s=0.1, seeds=3, top=3)
@@ -232,6 +232,17 @@ def test_who_collapsed_takes_no_turns_while_a_steady_one_is_admitted(
     assert found.selection is not None
     assert found.selection.best == best
     assert settled(journal, Turned({})) == found
+
+
+def test_a_challenger_below_the_baseline_is_no_pick_while_one_above_it_is_left_to_train(tmp_path: Path) -> None:
+    # As in temporal: by one seed `a` is a little better than the baseline, and on fresh seeds neither it nor `b` is.
+    trials = {"a": (0.1, 0.224, 69.0), "b": (0.2, 0.235, 103.0), "c": (0.3, 0.216, 18.0)}
+    journal, profiler = searched(tmp_path, trials), SeededBench({0.1: 0.236, 0.2: 0.234, 0.3: 0.215})
+    rule = Rule("error", "min", 0.03, Baseline("last label", 0.225))
+    budget = BUDGET.model_copy(update={"top": 2})
+    terms = ConfirmTerms(rule, (1, 2, 3), budget, samples=100, left_s=lambda: 1000.0)
+    found = confirm(profiler, journal, {"before": NAMED["before"]}, terms, ignore)
+    assert (found.first, found.best, found.repeats) == ("a", "c", True)
 
 
 def test_a_collapse_with_no_time_left_stays_the_pick_and_says_so(tmp_path: Path) -> None:

@@ -74,6 +74,15 @@ def test_a_process_measures_and_a_fresh_one_follows_when_it_was_ended() -> None:
     assert first["values"] == again["values"]
 
 
+def test_a_training_that_confirms_halves_nothing() -> None:
+    wide = {"batch_size": 64, "micro_batch_size": 64}
+    with Worker(WorkerConfig(str(MINE))) as worker:
+        need = worker.train(wide, 64, (64,), seed=1)["peak_allocated_bytes"]
+    with Worker(WorkerConfig(str(MINE), cap_bytes=need - 1)) as worker:
+        found = worker.train(wide, 64, (64,), seed=1)
+    assert (found["outcome"], found["knobs"]["micro_batch_size"], found["ooms"]) == ("oom", 64, [])
+
+
 READS = """
 import argparse
 from tests.data.mine import Moons
