@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -36,6 +37,14 @@ def test_every_row_has_every_column(name: str) -> None:
     assert set(row.remedies) <= set(get_args(Bound))
     assert row.domain.check(row.default) == getattr(Knobs(), name)
     assert row.seen is not None or name in ("learning_rate", "schedule", "warmup_frac", "empty_cache")
+
+
+@pytest.mark.parametrize("module", ["knobs", "our_knobs"])
+def test_no_row_of_ours_leaves_a_column_to_its_default(module: str) -> None:
+    calls = (n for n in ast.walk(ast.parse((ROOT / f"trainables/{module}.py").read_text(encoding="utf-8"))))
+    rows = [n for n in calls if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Knob"]
+    assert rows
+    assert all({"memory", "span", "claimed"} <= {k.arg for k in row.keywords} for row in rows)
 
 
 @names

@@ -33,6 +33,8 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload headpose needs: pip install 'cardtune[headpose]' ({error})") from None
 
+KNOBS = ("hidden_size", "dropout", "augmentation", "inplace_augmentation")
+"""Rows of `our_knobs.py` that this workload has."""
 BIN_DEG, BINS = 3.0, 66
 """From -99 to 99 degrees."""
 SQUARED_ERROR = 0.02

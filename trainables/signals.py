@@ -38,6 +38,8 @@ from trainables.knob_columns import Domain, Knob
 from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
+KNOBS = ("hidden_size", "sequence_packing", "encoder_frac", "dropout", "augmentation", "inplace_augmentation")
+"""Rows of `our_knobs.py` that this workload has."""
 TEMPERATURE = 0.2
 NOISE, SPANS, SPAN_FRAC, CHANNEL_FRAC = 0.3, 2, 0.25, 0.2
 """Of a view at augmentation=1: deviation of the noise in the channels' own, masked spans, longest of them as a share of

@@ -35,6 +35,8 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload temporal needs: pip install 'cardtune[temporal]' ({error})") from None
 
+KNOBS = ("architecture", "hidden_size", "dropout")
+"""Rows of `our_knobs.py` that this workload has."""
 STOCKS_FILE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
 INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
 HEAD_SIZE = 16

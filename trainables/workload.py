@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtim
 from trainables import near_names
 from trainables.knob_columns import Domain, Kind, Knob
 from trainables.knobs import Knobs, KnobTable, Scalar
+from trainables.our_knobs import BUILT_IN as BUILT_IN
 
 if TYPE_CHECKING:  # who only looks a workload up does not wait for torch
     from torch import Tensor, nn
@@ -153,12 +154,6 @@ class HookFailed(Exception):
     def __init__(self, hook: str, said: str) -> None:
         super().__init__(said)
         self.hook = hook
-
-
-BUILT_IN = tuple(
-    sorted(p.stem for p in Path(__file__).parent.glob("*.py") if "\nWORKLOAD = " in p.read_text(encoding="utf-8"))
-)
-"""The modules beside this one that hold a workload, read without importing them."""
 
 
 _FILE_PREFIX = "cardtune_workload_"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from tuning.config.choices import PRUNERS
 from tuning.config.environment import algebra_on_one_thread
 from tuning.config.errors import ConfigError, TuningError, reader_has_gone, require_platform
 from tuning.config.shareable import masked_items
@@ -56,8 +57,8 @@ settings (key=value, in any order), with what they are without you in brackets
                           [staged]
   search.sampler=NAME     model: a Gaussian process of the quality over known
                           speeds; tpe, gp (Optuna's), random [model]
-  search.pruner=rungs     stops trials at the budget's rungs; none: no trial
-                          is stopped [rungs]
+  search.pruner=NAME      who stops at the budget's rungs [rungs]
+PRUNERS
   search.seed=N           seed of everything [0]
   concurrency=auto|N      search trials at once, on each node [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
@@ -91,7 +92,10 @@ exit codes
   130 interrupted   143 terminated
 
 other commands: python -m tuning --help
-"""
+""".replace(
+    "PRUNERS\n",
+    "".join(textwrap.indent(f"{name}: {said}\n", " " * 26) for name, said in PRUNERS.items()),
+)
 
 
 def main(argv: list[str] | None = None) -> int:

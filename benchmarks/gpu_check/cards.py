@@ -36,7 +36,7 @@ def free_bytes(place: Place) -> int:
 def claim_of(workload: str) -> str:
     """Returns what the workload's file says that `after` gains over `before`, "" where it says nothing."""
     tree = next(raw for source, raw in yaml_files.of_groups({"workload": workload}) if f"/{workload}." in source)
-    return str(tree["named"].get("claims", ""))
+    return str(tree.get("named", {}).get("claims", ""))
 
 
 def factor_of(claims: str) -> float | None:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from trainables.knobs import Scalar
 from tuning.config.cards import GIB_BYTES, Card, DeviceType
+from tuning.config.choices import PrunerName, SamplerName, Strategy
 from tuning.config.errors import ConfigError, allowed_by
 from tuning.config.space import Space, shown
 
@@ -221,7 +222,7 @@ class SearchSection(Section):
 
     `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
     joint, every knob. `sampler` proposes: model (a Gaussian process of the quality over known speeds; TPE in a joint
-    search), tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs, or none does.
+    search), tpe, gp (Optuna's) or random. `pruner` says which trials stop at the budget's rungs (`choices.PRUNERS`).
     """
 
     trials: Annotated[int | Literal["auto"], BeforeValidator(_trials)]
@@ -229,10 +230,10 @@ class SearchSection(Section):
         alias="max_time"
     )
     hang_time_s: Annotated[float, Field(gt=0, le=_DAY_S), BeforeValidator(duration_s)] = Field(60.0, alias="hang_time")
-    strategy: Literal["staged", "joint"]
+    strategy: Strategy
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
-    sampler: Literal["model", "tpe", "gp", "random"] = "model"  # runs of earlier versions did not record these two
-    pruner: Literal["rungs", "none"] = "rungs"
+    sampler: SamplerName = "model"  # runs of earlier versions did not record these two
+    pruner: PrunerName = "rungs"
 
     @property
     def most_trials(self) -> int:

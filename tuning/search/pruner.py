@@ -1,14 +1,12 @@
-"""Who goes on at a rung: asynchronous successive halving on the quality (Li et al. 2020), sparing whoever is fastest.
-
-A trial stops where its quality is outside the best 1/eta of those seen at the rung, and a trial at least as fast was
-better there. What is on the front of speed and quality therefore always goes on.
-"""
+"""Who goes on at a rung, by the rule that `search.pruner` names. Whose quality is not finite stops by every rule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from tuning.config.choices import PrunerName
 
 SAME_SPEED = 0.03
 """Two speeds closer than this are equal: one probe tells them apart no better."""
@@ -37,11 +35,53 @@ def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Pruner:
-    """The rungs of one search, by samples seen; `milestones` may be none, and then nobody is stopped."""
+@dataclass(frozen=True)
+class Rung:
+    """What a rule knows: samples/s and quality (the larger the better) of each trial seen so far, the one judged too.
 
-    def __init__(self, milestones: Sequence[int], eta: int) -> None:
-        self._eta = eta
+    `eta` is `budget.rungs.eta`. A speed of 0 is unknown.
+    """
+
+    milestone: int
+    eta: int
+    seen: Sequence[tuple[float, float]]
+
+
+Rule = Callable[[Rung, float, float], Decision]
+"""Says whether a trial of that speed and quality goes on from a rung."""
+
+
+def by_rungs(rung: Rung, samples_per_s: float, quality: float) -> Decision:
+    """Asynchronous successive halving on the quality (Li et al. 2020), sparing whoever is fastest.
+
+    A trial stops where its quality is outside the best 1/eta of those seen, and a trial at least as fast was better.
+    What is on the front of speed and quality therefore always goes on. Among fewer than eta trials everyone does.
+    """
+    if len(rung.seen) < rung.eta:
+        return Decision(True, f"{len(rung.seen)} of the {rung.eta} that are compared at {rung.milestone} samples")
+    place = 1 + sum(other > quality for _, other in rung.seen)
+    places = math.ceil(len(rung.seen) / rung.eta)
+    said = f"place {place} of {len(rung.seen)} at {rung.milestone} samples, {places} go on"
+    as_fast = samples_per_s * (1 - SAME_SPEED)
+    is_beaten = any(speed >= as_fast and other > quality for speed, other in rung.seen)
+    if place <= places or not is_beaten:
+        return Decision(True, said if place <= places else f"{said}; nothing as fast is better")
+    return Decision(False, said)
+
+
+def nobody(rung: Rung, samples_per_s: float, quality: float) -> Decision:
+    """Everyone goes on."""
+    return Decision(True, "search.pruner=none")
+
+
+RULES: Mapping[PrunerName, Rule] = {"rungs": by_rungs, "none": nobody}
+
+
+class Pruner:
+    """The rungs of one search, by samples seen, and the rule by which trials stop there; none are needed."""
+
+    def __init__(self, milestones: Sequence[int], eta: int, name: PrunerName = "rungs") -> None:
+        self._eta, self._rule = eta, RULES[name]
         self._seen: dict[int, dict[str, tuple[float, float]]] = {m: {} for m in milestones}
 
     def remember(self, trial: str, milestone: int, samples_per_s: float, quality: float) -> None:
@@ -50,18 +90,9 @@ class Pruner:
             self._seen[milestone][trial] = samples_per_s, quality
 
     def decide(self, trial: str, milestone: int, samples_per_s: float, quality: float) -> Decision:
-        """Returns whether the trial goes on from this rung; among fewer than eta trials everyone does."""
+        """Returns whether the trial goes on from this rung, which is remembered first."""
         if not math.isfinite(quality):
             return Decision(False, f"its quality is {quality} at {milestone} samples")
         self.remember(trial, milestone, samples_per_s, quality)
-        rung = self._seen.get(milestone, {})
-        if len(rung) < self._eta:
-            return Decision(True, f"{len(rung)} of the {self._eta} that are compared at {milestone} samples")
-        place = 1 + sum(other > quality for _, other in rung.values())
-        places = math.ceil(len(rung) / self._eta)
-        said = f"place {place} of {len(rung)} at {milestone} samples, {places} go on"
-        as_fast = samples_per_s * (1 - SAME_SPEED)
-        is_beaten = any(speed >= as_fast and other > quality for speed, other in rung.values())
-        if place <= places or not is_beaten:
-            return Decision(True, said if place <= places else f"{said}; nothing as fast is better")
-        return Decision(False, said)
+        rung = Rung(milestone, self._eta, list(self._seen.get(milestone, {}).values()))
+        return self._rule(rung, samples_per_s, quality)

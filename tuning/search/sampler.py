@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import optuna
@@ -21,11 +21,11 @@ from optuna.trial import TrialState
 
 from trainables.knobs import Scalar, is_active, table
 from tuning.config.cards import GIB_BYTES
+from tuning.config.choices import SamplerName
 from tuning.config.space import Choice, Parameter, Range, Space
 from tuning.search.throughput import SAMPLES_PER_S
 from tuning.stats.pareto import Mode
 
-SamplerName = Literal["model", "tpe", "gp", "random"]
 Chooser = Callable[[Sequence[Mapping[str, Scalar]]], int]
 """Returns the index of one of some configurations; the first is TPE's."""
 Key = tuple[tuple[str, Scalar], ...]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainables.knobs import Scalar, table
+from tuning.config.choices import PrunerName, SamplerName, Strategy
 from tuning.config.schema import BEFORE
 from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
@@ -26,7 +27,7 @@ from tuning.search.present import present
 from tuning.search.protocols import Told, TrialPlan, TrialRequest
 from tuning.search.pruner import Decision, Pruner
 from tuning.search.rule import Baseline
-from tuning.search.sampler import Observation, Proposal, Sampler, SamplerName
+from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
 
 OUT_OF_TIME = "the search's share of search.max_time is spent"
@@ -40,14 +41,14 @@ class SearchTerms:
     one, is trained first and to its end, in the place of the plain start.
     """
 
-    strategy: Literal["staged", "joint"]
+    strategy: Strategy
     trials: int
     deadline: float | None
     seed: int
     eta: int
     objectives: Mapping[str, Literal["min", "max"]]
     sampler: SamplerName = "model"
-    pruner: Literal["rungs", "none"] = "rungs"
+    pruner: PrunerName = "rungs"
     tolerance: float | str = 0.0
     baseline: Baseline | None = None
     before: Mapping[str, Scalar] | None = None
@@ -102,8 +103,7 @@ class TrialScheduler:
         self._sampler = Sampler(searched, objectives, terms.seed, name=name, initial=first)
         ends = (plan.samples, terms.seed, terms.tolerance, terms.baseline)
         self._model = Model(space, self._names, self._qualities, self._speed, *ends)
-        rungs = plan.milestones[:-1] if terms.pruner == "rungs" else ()
-        self._pruner = Pruner(rungs, terms.eta)
+        self._pruner = Pruner(plan.milestones[:-1], terms.eta, terms.pruner)
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
         self._beside = trained_beside(journal.records)

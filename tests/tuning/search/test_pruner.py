@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.search.pruner import Decision, Pruner, milestones
+from tuning import run as run_command
+from tuning.config.choices import PRUNERS, PrunerName
+from tuning.search.pruner import RULES, Decision, Pruner, milestones
 from tuning.stats.pareto import front
 
 Point = tuple[float, float]
 points = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=25)
 
 
-def run(rows: Sequence[Point], eta: int = 3) -> list[Decision]:
+def run(rows: Sequence[Point], eta: int = 3, name: PrunerName = "rungs") -> list[Decision]:
     """Decides for each (speed, quality) in turn."""
-    pruner = Pruner((100,), eta)
+    pruner = Pruner((100,), eta, name)
     return [pruner.decide(f"t{n}", 100, *map(float, row)) for n, row in enumerate(rows)]
 
 
@@ -70,10 +73,22 @@ def test_a_speed_within_what_a_probe_errs_by_is_no_reason_to_go_on() -> None:
     )
 
 
+def test_every_name_has_a_rule_and_a_line_of_the_help() -> None:
+    assert set(RULES) == set(PRUNERS) == set(get_args(PrunerName))
+    for name, said in PRUNERS.items():
+        assert f"{' ' * 26}{name}: {said}\n" in run_command.HELP
+    assert max(map(len, run_command.HELP.splitlines())) <= 80
+
+
+def test_by_none_nobody_stops() -> None:
+    assert all(one.go_on for one in run([(9, 9), (8, 8), (7, 7), (1, 1)], name="none"))
+
+
+@pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_what_is_not_finite_stops_and_is_not_compared(bad: float) -> None:
+def test_what_is_not_finite_stops_and_is_not_compared(bad: float, name: PrunerName) -> None:
+    assert [one.go_on for one in run([(1, bad), (1, bad), (1, bad), (1, 1)], name=name)] == [False, False, False, True]
     decided = run([(1, bad), (1, bad), (1, bad), (1, 1)])
-    assert [one.go_on for one in decided] == [False, False, False, True]
     assert decided[3].reason == "1 of the 3 that are compared at 100 samples"
 
 
