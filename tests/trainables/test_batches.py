@@ -24,7 +24,6 @@ from trainables.batches import (
     fork_workers,
     plan_epoch,
     sample_lengths,
-    tensors_of,
     to_device,
 )
 from trainables.knobs import Knobs
@@ -86,13 +85,6 @@ def test_epochs_differ_and_repeat() -> None:
     one, two = (plan_epoch(50, Knobs(), 0, e, None) for e in (0, 1))
     assert one != two
     assert one == plan_epoch(50, Knobs(), 0, 0, None)
-
-
-def test_batches_of_any_nesting_reach_the_device() -> None:
-    batch = {"a": torch.zeros(2), "b": (torch.ones(1), [torch.ones(3), "text"])}
-    moved = to_device(batch, torch.device("meta"))
-    assert {t.device.type for t in tensors_of(moved)} == {"meta"}
-    assert moved["b"][1][1] == "text"
 
 
 class Encoding(UserDict[str, Any]):

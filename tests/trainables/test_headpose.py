@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-import pickle
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,12 +14,12 @@ from torch import Tensor, nn
 from trainables import headpose
 from trainables.data import rendered_heads
 from trainables.data.head_mesh import rotation
-from trainables.headpose import BIN_DEG, BINS, FaceSample, HeadPose, PoseNet, between_deg, expected_deg, rotations
+from trainables.headpose import BINS, FaceSample, HeadPose, PoseNet, between_deg, expected_deg, rotations
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Config, WorkloadError, blocks
+from trainables.workload import Config, blocks
 
 pytestmark = pytest.mark.workload
 
@@ -153,10 +149,6 @@ def recoloured(images: Tensor, **change: float) -> Tensor:
     return headpose._recolour(images.clone(), [torch.full((len(images),), change.get(name, 0.0)) for name in names])
 
 
-def test_no_change_of_colour_is_the_same_image() -> None:
-    assert torch.equal(recoloured(noise().image), noise().image)
-
-
 def test_brightness_scales_every_channel() -> None:
     images = noise().image
     assert torch.equal(recoloured(images, brightness=-0.5), (images * 0.5).round().byte())
@@ -170,7 +162,7 @@ def test_without_contrast_an_image_is_its_mean_brightness() -> None:
     torch.testing.assert_close(flat.double(), means[:, None, None, None].expand_as(flat), rtol=0, atol=0.51)
 
 
-@pytest.mark.parametrize("change", [{"saturation": -1.0}, {"saturation": 0.4}, {"hue": 0.25}, {"hue": -0.4}], ids=str)
+@pytest.mark.parametrize("change", [{"saturation": 0.4}, {"hue": -0.4}], ids=str)
 def test_saturation_and_hue_leave_the_brightness(change: dict[str, float]) -> None:
     images = (110 + noise().image // 8).byte()  # pale: nothing is clipped
     found = recoloured(images, **change)
@@ -178,19 +170,10 @@ def test_saturation_and_hue_leave_the_brightness(change: dict[str, float]) -> No
     assert not torch.equal(found, images)
 
 
-def test_grey_has_no_hue_and_two_half_turns_are_none() -> None:
-    images = (110 + noise().image // 8).byte()
-    grey = recoloured(images, saturation=-1.0)
-    assert torch.equal(grey.amin(dim=1), grey.amax(dim=1))
-    assert torch.equal(recoloured(grey, hue=0.3), grey)
-    twice = recoloured(recoloured(images, hue=0.5), hue=0.5)
-    torch.testing.assert_close(twice.int(), images.int(), rtol=0, atol=2)
-
-
 # -- network and loss -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "width"), [(16, 8), (32, 8), (64, 128), (100, 64), (224, 16)])
+@pytest.mark.parametrize(("size", "width"), [(16, 8), (100, 64)])
 def test_the_network_is_made_for_any_size_and_gives_one_face_what_it_gives_a_batch(size: int, width: int) -> None:
     torch.manual_seed(0)
     model = PoseNet(width, size, 0.5).eval()
@@ -204,21 +187,6 @@ def test_the_network_is_made_for_any_size_and_gives_one_face_what_it_gives_a_bat
 def test_hidden_size_is_the_width_of_the_network() -> None:
     counts = [sum(p.numel() for p in HeadPose().model(config(hidden_size=n)).parameters()) for n in (64, 128)]
     assert 2 < counts[1] / counts[0] < 4
-
-
-def test_loss_is_least_where_the_right_bin_is_certain(resident: Resident) -> None:
-    class Sure(nn.Module):
-        def __init__(self, moved: int) -> None:
-            super().__init__()
-            self.moved = moved
-
-        def forward(self, images: Tensor) -> Tensor:
-            return 50.0 * nn.functional.one_hot(torch.full((len(images), 3), 40 + self.moved), BINS).float()
-
-    batch = FaceSample(noise().image, torch.full((6, 3), 40 * BIN_DEG - 97.5))
-    losses = [resident.workload.loss(Sure(moved), batch).item() for moved in (0, 1, 5)]
-    assert losses[0] == pytest.approx(0.0, abs=1e-3)
-    assert losses == sorted(losses)
 
 
 def test_loss_of_an_angle_at_the_limit_is_finite(resident: Resident) -> None:
@@ -250,12 +218,16 @@ def test_splits_share_no_face_and_are_the_same_for_every_seed(resident: Resident
     assert 10 < baseline < 35
 
 
-def test_samples_are_bytes_until_they_are_on_the_device_and_survive_a_worker(resident: Resident) -> None:
-    data = resident.dataset(config(), "val")
-    sample, again = data[0], pickle.loads(pickle.dumps(data))[0]  # noqa: S301
-    assert all(torch.equal(a, b) for a, b in zip(sample, again, strict=True))
-    batch = HeadPose.collate([sample, again])
-    assert [(t.dtype, tuple(t.shape)) for t in batch] == [(torch.uint8, (2, 3, 32, 32)), (torch.float32, (2, 3))]
+def trained(resident: Resident, **knobs: Any) -> tuple[Tensor, Mapping[str, float]]:
+    """Returns every weight, in one vector, and what the network scores, after three epochs."""
+    state = prepare(resident, config(**knobs), Plan(samples=48, milestones=(48,)))
+    values = next(e.values for e in list(train(state)) if isinstance(e, Evaluation))
+    return torch.cat([p.detach().flatten() for p in state.model.parameters()]), values
+
+
+@pytest.fixture(scope="module")
+def plainly_trained(resident: Resident) -> tuple[Tensor, Mapping[str, float]]:
+    return trained(resident)
 
 
 @pytest.mark.parametrize(
@@ -263,24 +235,17 @@ def test_samples_are_bytes_until_they_are_on_the_device_and_survive_a_worker(res
     [
         {"micro_batch_size": 3},
         {"ram_cache": True, "inplace_augmentation": True},
-        {"device_augmentation": True},
-        {"num_workers": 2, "persistent_workers": True},
-        {"channels_last": True},
-        {"activation_checkpointing": True},
+        {"device_augmentation": True, "channels_last": True, "activation_checkpointing": True},
     ],
     ids=str,
 )
-def test_system_knobs_do_not_change_what_is_learned(resident: Resident, change: dict[str, Any]) -> None:
-    plan = Plan(samples=48, milestones=(48,))  # three epochs
-    found = []
-    for asked in (config(), config(**change)):
-        state = prepare(resident, asked, plan)
-        events = list(train(state))
-        values = next(e.values for e in events if isinstance(e, Evaluation))
-        found.append((torch.cat([p.detach().flatten() for p in state.model.parameters()]), values))
+def test_system_knobs_do_not_change_what_is_learned(
+    resident: Resident, plainly_trained: tuple[Tensor, Mapping[str, float]], change: dict[str, Any]
+) -> None:
+    (before, values), (after, changed) = plainly_trained, trained(resident, **change)
     # AdamW divides by the gradient's own size, so what differs in the last bits of a gradient near 0 moves a weight.
-    assert (found[0][0] - found[1][0]).abs().max() < 1e-4
-    assert found[0][1] == pytest.approx(found[1][1], rel=1e-3)
+    assert (before - after).abs().max() < 1e-4
+    assert values == pytest.approx(changed, rel=1e-3)
 
 
 def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
@@ -294,46 +259,8 @@ def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
     assert error < 10 < resident.workload.baselines(asked)["mean pose"]["mae"]  # type: ignore[attr-defined]
 
 
-def test_the_layout_of_biwi_splits_by_person() -> None:
-    faces = HeadPose().faces(Config(options={**SMALL, "layout": "biwi", "heads": 48}))
-    assert not {f.group for f in faces["train"]} & {f.group for f in faces["val"]}
-    assert len(faces["train"]) + len(faces["val"]) == 48
-
-
 def test_a_folder_of_one_s_own_and_another_to_validate_on() -> None:
     one, other = (str(rendered_heads.folder(n, layout)) for n, layout in ((6, "300w_lp"), (4, "biwi")))
     faces = HeadPose().faces(Config(options={"data": one, "val_data": other, "max_train_samples": 5}))
     assert [len(faces["train"]), len(faces["val"])] == [5, 4]
     assert {f.image.suffix for f in faces["val"]} == {".png"}
-
-
-@pytest.mark.parametrize(
-    ("option", "allowed"),
-    [
-        ({"image_size": 8}, r"image_size=8: expected a whole number >= 16"),
-        ({"heads": "many"}, r"heads=many: expected a whole number >= 2"),
-        ({"max_val_samples": 0}, r"max_val_samples=0: expected a whole number >= 1"),
-        ({"layout": "aflw"}, r"layout=aflw: expected one of 300w_lp, biwi"),
-        ({"val_frac": 1.0}, r"val_frac=1\.0: expected a number > 0 and <= 0.9"),
-    ],
-)
-def test_refuses_options_that_mean_nothing(option: dict[str, Any], allowed: str) -> None:
-    with pytest.raises(WorkloadError, match=rf"workload\.{allowed}"):
-        HeadPose().faces(Config(options=option))
-
-
-def test_says_which_folder_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: found no such folder"):
-        HeadPose().faces(Config(options={"data": str(tmp_path / "nowhere")}))
-
-
-@pytest.mark.parametrize("package", ["scipy", "PIL"])
-def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    for name in list(sys.modules):
-        if name.startswith(("trainables.headpose", "trainables.data", package)):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        WorkloadError, match=rf"workload headpose needs: pip install 'cardtune\[headpose\]' \(.*{package}"
-    ):
-        importlib.import_module("trainables.headpose")

@@ -1,20 +1,20 @@
-"""Lightning's own Trainer under `run`: counted, timed, reported and ended; the real package, no stand-in."""
+"""Lightning's own Trainer under `run`: its horizon, its schedules, its data; the real package, no stand-in."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainables.test_framework_loops import knobs_of, session_of
 from trainables import own_loop
 from trainables.plan import Plan
 from trainables.workload import WorkloadError
-from tuning.workers.session import Session
-from tuning.workers.worker_config import WorkerConfig
 
 pytest.importorskip("pytorch_lightning")
-LOOP = Path(__file__).parents[1] / "data" / "lightning_loop.py"
+KNOBS = knobs_of("lightning")
 ENDLESS = """class Endless(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter(TRAIN)
@@ -24,66 +24,11 @@ class Data("""
 OWN_FIT = """net = Net(run["learning_rate"])
     net.loader = run.loader()
     trainer.fit(net)"""
-KNOBS = {"learning_rate": 1e-2, "batch_size": 32, "micro_batch_size": 16}
-
-
-@pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    monkeypatch.chdir(tmp_path)
-    return Session(WorkerConfig(str(LOOP), {}))
 
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Any:
-    def write(*changes: tuple[str, str]) -> Session:
-        text = LOOP.read_text()
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        path = tmp_path / f"changed_{abs(hash(changes))}.py"
-        path.write_text(text)
-        return Session(WorkerConfig(str(path), {}))
-
-    return write
-
-
-def test_it_tells_what_it_asks_for(session: Session) -> None:
-    facts = session.describe(KNOBS)
-    assert (facts["train_samples"], facts["objectives"]) == (1024, {"accuracy": "max"})
-    assert facts["seen"] == {"batch_size": 32, "micro_batch_size": 16}
-    assert {"learning_rate", "batch_size", "num_workers", "amp_dtype", "compile", "sdpa_backend"} <= set(facts["asked"])
-    assert facts["parameters"]["total"] == 2 * 32 + 32 + 32 * 2 + 2
-
-
-def test_rungs_and_horizon_are_those_of_the_plan_and_nothing_is_written(session: Session, tmp_path: Path) -> None:
-    trial = session.trial(KNOBS, Plan(3072, (512, 3072)), 0)
-    first, second = trial.advance(), trial.advance()
-    assert (first["samples"], first["done"], first["outcome"]) == (512, False, "ok"), first["message"]
-    assert (second["samples"], second["done"], second["outcome"]) == (3072, True, "ok"), second["message"]
-    assert second["values"]["accuracy"] > 0.9
-    assert second["spans"]["micro_steps"] == 2 * second["spans"]["steps"]
-    assert second["active"]["optimizer"] == "AdamW"
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_probe_and_an_early_end(session: Session) -> None:
-    found = session.probe({**KNOBS, "amp_dtype": "bf16", "num_workers": 1}, time_s=0.5)
-    assert (found["outcome"], found["end"]) == ("ok", "time"), found["message"]
-    assert "bfloat16" in found["active"]["matmul_dtypes"]
-    trial = session.trial(KNOBS, Plan(2048, (512, 2048)), 0)
-    trial.advance()
-    assert trial.end()["retire"] == ""
-
-
-def test_the_micro_batch_is_halved_where_it_does_not_fit(changed: Any) -> None:
-    session = changed(("moons(256, 2)", "moons(16, 2)"))  # else validation needs most
-    small, large = (
-        session.train({**KNOBS, "micro_batch_size": m}, Plan(64, (64,)), 0)["peak_allocated_bytes"] for m in (8, 32)
-    )
-    assert small < large
-    found = session.train({**KNOBS, "micro_batch_size": 32}, Plan(64, (64,), cap_bytes=(small + large) // 2), 0)
-    assert (found["outcome"], found["knobs"]["batch_size"]) == ("ok", 32), found["message"]
-    assert found["knobs"]["micro_batch_size"] < 32
+    return functools.partial(session_of, "lightning", tmp_path)
 
 
 def test_what_the_micro_batch_changes_is_seen(changed: Any) -> None:
@@ -117,16 +62,15 @@ def test_a_batch_has_the_samples_that_were_drawn(changed: Any) -> None:
     assert (found["active"]["batch_size"], found["spans"]["steps"]) == (32, 31)
 
 
-@pytest.mark.parametrize("samples", [1024, 100])
-def test_a_schedule_ends_with_the_run(changed: Any, samples: int) -> None:
+def test_a_schedule_ends_with_the_run(changed: Any) -> None:
     cosine = ("OneCycleLR(optimizer, self.learning_rate, total_steps=steps)", "CosineAnnealingLR(optimizer, steps)")
-    session = changed(("moons(1024, 1)", f"moons({samples}, 1)"), cosine)
-    resident, horizon = session.resident, 3 * samples
+    session = changed(("moons(1024, 1)", "moons(100, 1)"), cosine)
+    resident = session.resident
     assert isinstance(resident, own_loop.OwnResident)
-    state = own_loop.prepare(resident, session.config(KNOBS), Plan(horizon, (horizon,)))
+    state = own_loop.prepare(resident, session.config(KNOBS), Plan(300, (300,)))
     list(own_loop.train(state))
     assert state.optimizer is not None
-    assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (horizon, pytest.approx(0.0, abs=1e-9))
+    assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (300, pytest.approx(0.0, abs=1e-9))
 
 
 NOTED = """class Noted(torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -218,18 +162,8 @@ OWN_DATA = """class Net(LightningModule):
 """
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        (("Data(**run.loader())", LOADERS),),
-        (
-            ("class Net(LightningModule):\n", OWN_DATA),
-            ('trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))', OWN_FIT),
-        ),
-    ],
-)
-def test_data_of_the_module_itself_or_given_to_fit(changed: Any, changes: Any) -> None:
-    found = changed(*changes).train(KNOBS, Plan(1536, (512, 1536)), 0)
+def test_data_that_are_given_to_fit(changed: Any) -> None:
+    found = changed(("Data(**run.loader())", LOADERS)).train(KNOBS, Plan(1536, (512, 1536)), 0)
     assert (found["outcome"], found["samples"]) == ("ok", 1536), found["message"]
 
 
@@ -258,8 +192,3 @@ def test_what_is_ones_own_stays(changed: Any, tmp_path: Path) -> None:
     assert isinstance(resident, own_loop.OwnResident)
     list(own_loop.train(own_loop.prepare(resident, session.config(KNOBS), Plan(1024, (1024,)))))  # as `train --from`
     assert (tmp_path / "kept" / "last.ckpt").exists()
-
-
-def test_a_loss_that_is_not_finite_ends_the_trial(changed: Any) -> None:
-    session = changed(("self(points), labels)\n\n    def val", "self(points), labels) * float('nan')\n\n    def val"))
-    assert session.train(KNOBS, Plan(1024, (1024,)), 0)["outcome"] == "diverged"

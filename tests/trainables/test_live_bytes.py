@@ -151,8 +151,3 @@ def test_bytes_that_rise_twice_are_a_leak_and_everything_is_counted_from_then_on
         sparse.stepped(10 * number, level)
         sparse.stepped(10 * number + 5, 100 * level)  # not counted whole: tells nothing
     assert sparse.always is sparse.whole(7) is leaks
-
-
-def test_evaluations_of_a_run_are_alike() -> None:
-    sparse = Sparse()
-    assert [sparse.evaluation() for _ in range(3)] == [True, False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Iterator
@@ -83,26 +84,22 @@ def test_steps_that_fp16_skips_until_it_has_its_scale_are_in_the_first_window() 
 @pytest.mark.parametrize(
     "change",
     [
-        {"micro_batch_size": 16},
         {"micro_batch_size": 5},
-        {"length_bucketing": True},
-        {"ram_cache": True},
-        {"num_workers": 1},
-        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
         {"fused_optimizer": True},
         {"set_to_none": False},
         {"sync_every_step": True},
         {"activation_checkpointing": True},
-        {"sdpa_backend": "math"},
     ],
     ids=str,
 )
 def test_system_knobs_do_not_change_what_is_learned(change: dict[str, object]) -> None:
-    plan = Plan(samples=256)
-    plain, _ = run(plan)
-    changed, _ = run(plan, **change)
     # Sums of the same gradients in another order: equal to the last few bits of a float32.
-    assert weights(changed) == pytest.approx(weights(plain), rel=2e-5)
+    assert weights(run(Plan(samples=256), **change)[0]) == pytest.approx(plainly_learned(), rel=2e-5)
+
+
+@functools.cache
+def plainly_learned() -> list[float]:
+    return weights(run(Plan(samples=256))[0])
 
 
 def noisy(plan: Plan, **knobs: object) -> tuple[loop.State, list[Window | Evaluation]]:
@@ -115,21 +112,24 @@ def noisy(plan: Plan, **knobs: object) -> tuple[loop.State, list[Window | Evalua
 @pytest.mark.parametrize(
     "change",
     [
-        {"num_workers": 2},
         {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
         {"micro_batch_size": 16},
         {"length_bucketing": True},
         {"ram_cache": True},
-        {"device_augmentation": True},
         {"device_augmentation": True, "num_workers": 1},
-        {"inplace_augmentation": True},
+        {"device_augmentation": True},
         {"inplace_augmentation": True, "ram_cache": True},
     ],
     ids=str,
 )
 def test_an_augmented_sample_is_the_same_wherever_it_is_augmented(change: dict[str, object]) -> None:
     plan = Plan(samples=192)  # three epochs
-    assert weights(noisy(plan, **change)[0]) == pytest.approx(weights(noisy(plan)[0]), rel=2e-5)
+    assert weights(noisy(plan, **change)[0]) == pytest.approx(plainly_noisy(), rel=2e-5)
+
+
+@functools.cache
+def plainly_noisy() -> list[float]:
+    return weights(noisy(Plan(samples=192))[0])
 
 
 def test_an_augmentation_changes_what_is_learned_and_0_is_none() -> None:
@@ -193,16 +193,6 @@ def test_the_last_batch_of_an_epoch_may_be_smaller_and_counts_fully() -> None:
     assert state.samples == 64
 
 
-def test_a_loss_that_is_not_finite_ends_the_run() -> None:
-    class Poisoned(Sums):
-        def loss(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            return super().loss(model, batch) * math.nan
-
-    state = prepare(Resident(Poisoned()), Config(), Plan(samples=64))
-    with pytest.raises(loop.Diverged, match="mean training loss is nan after 32 samples"):
-        list(train(state))
-
-
 def test_an_objective_that_is_not_returned_is_named() -> None:
     class Silent(Sums):
         def evaluate(self, model: torch.nn.Module, batches: Iterator[object]) -> dict[str, float]:  # type: ignore[override]
@@ -226,13 +216,6 @@ def test_a_cap_raises_the_type_a_card_raises_and_the_next_run_is_unharmed() -> N
     again = prepare(resident, config, Plan(samples=64, cap_bytes=2 * peak))
     assert list(train(again))
     assert weights(again) == weights(free)
-
-
-def test_peak_grows_with_the_micro_batch() -> None:
-    resident, config = Resident(Sums()), Config()
-    peaks = [loop.peaks(resident, config, m)[0] for m in (2, 8, 32)]
-    assert peaks == sorted(peaks)
-    assert peaks[0] < peaks[-1]
 
 
 def test_checkpointed_blocks_get_their_own_forward_back() -> None:

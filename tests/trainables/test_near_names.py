@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trainables.workload import BUILT_IN, WorkloadError, load
+from trainables.workload import WorkloadError, load
 
 FILE = """
 from tests.data.mine import Moons
@@ -95,8 +95,3 @@ def test_what_stands_beside_a_class_and_is_ignored_is_refused(tmp_path: Path, be
 )
 def test_what_the_class_itself_reads_may_stand_beside_it(tmp_path: Path, beside: str) -> None:
     assert _load(tmp_path, beside=beside)
-
-
-@pytest.mark.parametrize("ref", BUILT_IN)
-def test_ours_are_loaded(ref: str) -> None:
-    assert load(ref)

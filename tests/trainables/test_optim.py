@@ -45,10 +45,6 @@ def test_eight_bit_moments_take_a_quarter_of_the_bytes_and_descend_as_far() -> N
     assert packed[-1] == pytest.approx(plain[-1], abs=0.01)
 
 
-def test_fused_and_unfused_take_the_same_steps() -> None:
-    assert descend(fused_optimizer=True)[1] == pytest.approx(descend()[1], rel=1e-5)
-
-
 def test_sgd_takes_the_steps_of_the_textbook() -> None:
     plain, heavy = descend(optimizer="sgd", momentum=0.0)[1], descend(optimizer="sgd", nesterov=True)[1]
     assert plain == pytest.approx([(1 - 0.03) ** (2 * n) for n in range(1, 61)], rel=1e-4)

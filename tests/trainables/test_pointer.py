@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
-from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +16,6 @@ from trainables.knobs import Knobs
 from trainables.loop import prepare, train
 from trainables.plan import Plan
 from trainables.pointer import (
-    NODE_FEATURES,
     Instances,
     Pointer,
     PointerNet,
@@ -33,15 +29,6 @@ from trainables.resident import Resident
 from trainables.workload import Config, WorkloadError
 
 pytestmark = pytest.mark.workload
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """One torch thread: two fight over cores that something else is using."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def instances(*sizes: int, seed: int = 0) -> Instances:
@@ -78,22 +65,6 @@ def length_of(distances: Tensor, order: list[int]) -> float:
     return sum(float(distances[a, b]) for a, b in zip(order, order[1:] + order[:1], strict=True))
 
 
-def test_features_are_those_named() -> None:
-    batch = batch_of(6)
-    order = order_of(batch["rank"])[0]
-    found = features(batch, batch["rank"], torch.tensor([1, 3]))
-    assert found.shape == (1, 2, 6, len(NODE_FEATURES) == 8 and 8)
-    for node in range(6):
-        row = dict(zip(NODE_FEATURES, found[0, 1, node].tolist(), strict=True))
-        x, y = batch["points"][0, node].tolist()
-        assert (row["x"], row["y"], row["step_frac"]) == (x, y, 0.5)
-        assert row["is_visited"] == float(node in order[:3])
-        assert row["is_current"] == float(node == order[2])
-        assert row["is_start"] == float(node == order[0])
-        assert row["distance_to_current"] == batch["distances"][0, node, order[2]]
-        assert row["distance_to_start"] == batch["distances"][0, node, order[0]]
-
-
 def test_visited_nodes_cannot_be_pointed_at_and_all_others_can() -> None:
     batch = batch_of(7, 7)
     found = scores(network(), batch, batch["rank"], [1, 2, 3, 4, 5])
@@ -128,13 +99,6 @@ def test_nodes_have_no_order() -> None:
     assert torch.equal(decode(network(), moved), decode(network(), batch)[:, shuffle])
 
 
-def test_all_steps_at_once_are_the_steps_one_by_one() -> None:
-    batch, steps = batch_of(8, 8), [1, 2, 3, 4, 5, 6]
-    together = scores(network(), batch, batch["rank"], steps)
-    alone = torch.cat([scores(network(), batch, batch["rank"], [step]) for step in steps], dim=1)
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-
-
 def test_padding_changes_nothing() -> None:
     data, workload, model = instances(5, 9, 7), PointerNet(), network()
     together = PointerNet.collate([data[i] for i in range(3)])
@@ -146,12 +110,6 @@ def test_padding_changes_nothing() -> None:
     assert lengths == [tour_lengths(one["distances"], one["rank"]).item() for one in alone]
     gap = workload.evaluate(model, [together])["gap"]
     assert gap == pytest.approx(sum(workload.evaluate(model, [one])["gap"] for one in alone) / 3)
-
-
-def test_padded_steps_give_no_gradient_that_is_not_a_number() -> None:
-    model = network().train()
-    PointerNet().loss(model, batch_of(3, 12)).backward()
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -176,7 +134,7 @@ def test_decoding_is_the_best_open_node_at_every_step() -> None:
     assert order_of(decode(model, batch)) == [order]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_decoded_tour_is_shorter_than_the_shortest_of_all(seed: int) -> None:
     batch = batch_of(3, 4, 5, 6, 7, 7, seed=seed)
     rank = decode(network(seed), batch)
@@ -189,18 +147,6 @@ def test_no_decoded_tour_is_shorter_than_the_shortest_of_all(seed: int) -> None:
         assert teacher[i].item() == pytest.approx(best, rel=1e-4)
         assert decoded[i].item() == pytest.approx(length_of(distances, order), rel=1e-5)
         assert decoded[i].item() >= best * (1 - 1e-6)
-
-
-def test_following_the_teacher_has_no_gap() -> None:
-    batch = batch_of(5, 8, 8)
-
-    class Oracle(nn.Module):
-        def forward(self, seen: Tensor, distances: Tensor) -> Tensor:
-            wanted = batch["rank"] == seen[..., 2].sum(dim=2, dtype=torch.long) - (batch["rank"] < 0).sum(1, True)
-            return wanted[:, None].float() - 1e9 * seen[..., 2]
-
-    assert torch.equal(decode(Oracle(), batch), batch["rank"])
-    assert PointerNet().evaluate(Oracle(), [batch]) == {"gap": 0.0}
 
 
 def test_the_target_is_the_next_of_the_teachers_tour_that_is_open() -> None:
@@ -283,17 +229,6 @@ def test_augmentation_depends_on_the_keys_alone() -> None:
             assert torch.equal(together[name][i, :count], alone[name][0])
 
 
-def test_in_place_or_not_the_numbers_are_equal() -> None:
-    batch, keys = batch_of(6, 9, 9, 9), torch.arange(4)
-    copies = {name: part.clone() for name, part in batch.items()}
-    new = PointerNet().augment(batch, keys, Config(Knobs(augmentation=2.0)), "")
-    assert all(torch.equal(batch[name], copies[name]) for name in batch)
-    written = PointerNet().augment(batch, keys, Config(Knobs(augmentation=2.0, inplace_augmentation=True)), "")
-    assert all(torch.equal(new[name], written[name]) for name in new)
-    assert written["points"].data_ptr() == batch["points"].data_ptr() != new["points"].data_ptr()
-    assert not torch.equal(batch["rank"], copies["rank"])
-
-
 def test_forced_steps_are_as_many_as_the_option_says() -> None:
     batch = batch_of(*[9] * 100)
     assert "forced" not in augmented(batch)
@@ -302,9 +237,9 @@ def test_forced_steps_are_as_many_as_the_option_says() -> None:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Instances of 5 to 9 nodes in files, with dropout off and some steps that are not forced."""
+    """Instances of 5 to 7 nodes in files, with dropout off and some steps that are not forced."""
     folder = tmp_path_factory.mktemp("tsp")
-    for number, (points, _, _) in enumerate(instances(*[5, 6, 7, 8, 9] * 8)._instances):
+    for number, (points, _, _) in enumerate(instances(*[5, 6, 7, 7] * 10)._instances):
         rows = "".join(f"{i} {1000 * x!r} {1000 * y!r}\n" for i, (x, y) in enumerate(points.tolist(), 1))
         head = f"TYPE: TSP\nDIMENSION: {len(points)}\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n"
         (folder / f"{number}.tsp").write_text(f"{head}{rows}EOF\n")
@@ -328,13 +263,10 @@ def plainly_trained(mixed: Config) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"micro_batch_size": 3},
         {"micro_batch_size": 3, "length_bucketing": True},
         {"ram_cache": True, "inplace_augmentation": True},
         {"device_augmentation": True},
-        {"activation_checkpointing": True},
-        {"sdpa_backend": "math"},
-        {"fused_optimizer": True},
+        {"activation_checkpointing": True, "sdpa_backend": "math"},
     ],
     ids=str,
 )
@@ -361,13 +293,10 @@ def test_it_learns_shortest_tours_by_heart() -> None:
 
 def test_baselines_are_the_nearest_node_and_the_mean_over_all_tours(mixed: Config) -> None:
     workload = PointerNet()
-    found = workload.baselines(mixed)
     nearest, chance = [], []
     data = workload.dataset(mixed, "val")
     for i in range(len(data)):
         distances, rank = data[i].distances, data[i].rank
-        if len(rank) > 7:
-            continue
         shortest = length_of(distances, order_of(rank[None])[0])
         lengths = [length_of(distances, [0, *rest]) for rest in itertools.permutations(range(1, len(rank)))]
         chance.append(sum(lengths) / len(lengths) / shortest - 1)
@@ -375,41 +304,11 @@ def test_baselines_are_the_nearest_node_and_the_mean_over_all_tours(mixed: Confi
         while len(order) < len(rank):
             order.append(min(set(range(len(rank))) - {*order}, key=lambda j: float(distances[order[-1], j])))
         nearest.append(length_of(distances, order) / shortest - 1)
-    few = PointerNet()
-    few.dataset(mixed, "val")
-    for key, splits in few._splits.items():
-        few._splits[key] = splits._replace(val=[v for v in splits.val if len(v.order) <= 7])
-    found = few.baselines(mixed)
+    found = workload.baselines(mixed)
     assert found["nearest neighbour"]["gap"] == pytest.approx(sum(nearest) / len(nearest), rel=1e-4)
     assert found["random tour"]["gap"] == pytest.approx(sum(chance) / len(chance), rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"nodes": 21}, r"workload\.nodes=21: expected a whole number >= 5 and <= 20"),
-        ({"nodes": 15.5}, r"workload\.nodes=15\.5: expected a whole number >= 5 and <= 20"),
-        ({"train_samples": 0}, r"workload\.train_samples=0: expected a whole number >= 1"),
-        ({"layers": True}, r"workload\.layers=True: expected a whole number >= 1 and <= 100"),
-        ({"teacher_forcing": 1.5}, r"workload\.teacher_forcing=1\.5: expected a number >= 0 and <= 1"),
-        ({"teacher_forcing": None}, r"workload\.teacher_forcing=None: expected a number >= 0 and <= 1"),
-    ],
-)
-def test_refuses_options_that_mean_nothing(option: dict[str, Any], message: str) -> None:
-    with pytest.raises(WorkloadError, match=message):
-        PointerNet().dataset(Config(options=option), "val")
 
 
 def test_refuses_a_width_that_the_heads_do_not_divide() -> None:
     with pytest.raises(WorkloadError, match=r"knobs\.hidden_size=50: expected a multiple of 4, the attention heads"):
         PointerNet().model(Config(Knobs(hidden_size=50)))
-
-
-def test_says_which_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fast_tsp", None)
-    for name in ("trainables.pointer", "trainables.data.tsp_instances"):
-        monkeypatch.delitem(sys.modules, name)
-    for name in ("tsp_sources", "tsp_maps"):
-        monkeypatch.delitem(sys.modules, f"trainables.data.{name}", raising=False)
-    with pytest.raises(WorkloadError, match=r"workload pointer needs: pip install 'cardtune\[pointer\]' \(.*fast_tsp"):
-        importlib.import_module("trainables.pointer")

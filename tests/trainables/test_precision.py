@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,19 +54,6 @@ def test_a_file_that_sets_tf32_the_newer_way_is_left_as_it_was(on: bool, newer_w
         assert matmul.fp32_precision == ("tf32" if on else "ieee")
         assert convolution.fp32_precision == ("tf32" if on else "ieee")
     assert (matmul.fp32_precision, convolution.fp32_precision) == ("tf32", "ieee")
-
-
-def test_inductors_advice_on_tf32_is_no_failure_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a card, tests that compile on one would be the first to meet it, and warnings are errors in tests."""
-    from torch._inductor import compile_fx
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
-    with warnings.catch_warnings(record=True) as advice:
-        warnings.simplefilter("always")
-        compile_fx._warn_tf32_disabled.__wrapped__()
-    assert len(advice) == 1, "torch gives it no more: the exception in pyproject.toml can go"
-    compile_fx._warn_tf32_disabled.__wrapped__()
 
 
 @pytest.mark.parametrize(

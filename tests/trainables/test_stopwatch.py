@@ -35,29 +35,3 @@ def test_on_cuda_a_step_is_what_the_device_took_since_the_step_before(monkeypatc
     assert window.micro_steps_s == pytest.approx((2.0, 1.0))
     assert window.optimizer_steps_s == pytest.approx((0.5,))
     assert window.forward_backward_s == pytest.approx(1.4 + 0.9)
-
-
-def test_a_pause_is_in_no_span_and_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [10.0]
-    monkeypatch.setattr("trainables.stopwatch.time.perf_counter", lambda: now[0])
-    watch = Stopwatch(torch.device("cpu"), each_step=True)
-
-    def step() -> None:
-        for span, took in (("data_wait", 1.0), ("forward_backward", 2.0), ("optimizer", 0.5)):
-            now[0] += took
-            watch.lap(span)  # type: ignore[arg-type]  # a name of its own
-        watch.samples += 8
-
-    step()
-    watch.pause()
-    now[0] += 100.0
-    assert watch.elapsed_s() == pytest.approx(3.5)
-    watch.go_on()
-    step()
-    window = watch.window(0.0)
-    assert (window.samples, window.wall_s) == (16, pytest.approx(7.0))
-    assert (window.data_wait_s, window.forward_backward_s) == (pytest.approx(2.0), pytest.approx(4.0))
-    assert window.optimizer_steps_s == pytest.approx((0.5, 0.5))
-    watch.restart()
-    watch.go_on()
-    assert watch.elapsed_s() == 0.0

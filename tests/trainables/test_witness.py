@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.fakes import Lines, Noisy, Sums
-from trainables import batches, loop, precision
+from trainables import loop, precision
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
 from trainables.plan import Plan
-from trainables.precision import compiled_graphs
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.witness import Witness
@@ -134,28 +133,29 @@ def test_the_attention_kernel_is_the_one_that_ran(asked: str, seen: str) -> None
     assert list(active(Pictures(), sdpa_backend=asked)["attention"]) == [seen]
 
 
-def test_the_optimisers_kernel_and_moments_are_seen() -> None:
-    assert plain()["optimizer_ops"] == ["aten.addcdiv_"]
-    assert plain()["optimizer_state_dtypes"] == ["float32"]
-    assert active(Pictures(), fused_optimizer=True)["optimizer_ops"] == ["aten._fused_adamw_"]
+@pytest.mark.parametrize(
+    ("asked", "fact", "plainly", "then"),
+    [
+        ({"fused_optimizer": True}, "optimizer_ops", ["aten.addcdiv_"], ["aten._fused_adamw_"]),
+        ({"set_to_none": False}, "grads_after_step", "none", "zero"),
+        ({"channels_last": True}, "conv_weights", ["contiguous"], ["channels_last"]),
+        ({"dropout": 0.3}, "dropouts", [], [0.3]),
+        ({"sync_every_step": True}, "loss_reads", 0, 2),  # once a micro-batch
+        ({"sequence_packing": True}, "packed", False, True),
+    ],
+    ids=str,
+)
+def test_a_knob_shows_in_what_the_first_step_ran(asked: dict[str, object], fact: str, plainly: Any, then: Any) -> None:
+    assert (plain()[fact], active(Pictures(), **asked)[fact]) == (plainly, then)
 
 
 def test_eight_bit_moments_are_seen_where_a_tensor_is_large_enough_for_them() -> None:
     pytest.importorskip("bitsandbytes")
     large, small = (active(Pictures(), optimizer="adamw8bit", hidden_size=width) for width in (64, 8))
+    assert plain()["optimizer_state_dtypes"] == ["float32"]
     assert "uint8" in large["optimizer_state_dtypes"]
     assert "uint8" not in small["optimizer_state_dtypes"]
     assert large["optimizer_ops"][0].startswith("bitsandbytes.optimizer_update")
-
-
-def test_gradients_are_dropped_or_zeroed() -> None:
-    assert plain()["grads_after_step"] == "none"
-    assert active(Pictures(), set_to_none=False)["grads_after_step"] == "zero"
-
-
-def test_images_lie_in_the_order_that_was_asked_for() -> None:
-    assert plain()["conv_weights"] == ["contiguous"]
-    assert active(Pictures(), channels_last=True)["conv_weights"] == ["channels_last"]
 
 
 def test_a_checkpointed_block_is_computed_twice() -> None:
@@ -165,10 +165,8 @@ def test_a_checkpointed_block_is_computed_twice() -> None:
     assert active(Sums(), activation_checkpointing=True)["recomputed_frac"] == 0
 
 
-def test_packed_sequences_are_told_from_padded_ones() -> None:
+def test_recurrent_layers_are_counted_and_what_has_none_is_neither_packed_nor_padded() -> None:
     assert plain()["recurrent"] == {"lstm": 2}  # one a micro-batch
-    assert plain()["packed"] is False
-    assert active(Pictures(), sequence_packing=True)["packed"] is True
     assert "packed" not in active(Sums())
 
 
@@ -181,16 +179,6 @@ def test_rows_that_share_one_in_attention_are_packed() -> None:
             states = torch.randn(rows, 6, 8)
             model(states, states, states, need_weights=False)
         assert seen.facts()["packed"] is packed
-
-
-def test_dropout_is_that_of_the_layers_that_ran() -> None:
-    assert plain()["dropouts"] == []
-    assert active(Pictures(), dropout=0.3)["dropouts"] == [0.3]
-
-
-def test_reading_the_loss_on_the_host_is_seen_once_a_micro_batch() -> None:
-    assert plain()["loss_reads"] == 0
-    assert active(Pictures(), sync_every_step=True)["loss_reads"] == 2
 
 
 def test_workers_live_and_last() -> None:
@@ -276,13 +264,6 @@ def test_phases_and_widths_are_those_of_the_run() -> None:
     assert active(Pictures(), weight_decay=0.25)["weight_decays"] == [0.25]
 
 
-def test_a_compiled_graph_is_one_node_of_the_backward_graph() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-    assert compiled_graphs(model(torch.ones(2, 4)).sum()) == 0
-    once = torch.compile(model, backend="aot_eager")
-    assert compiled_graphs(once(torch.ones(2, 4)).sum()) == 1
-
-
 @pytest.mark.slow
 def test_a_compiled_run_is_warm_after_its_second_step_and_was_compiled() -> None:
     state = prepare(Resident(Sums()), Config(Knobs.of({**SMALL, "compile": "default"})), Plan(samples=64, window_s=0.0))
@@ -316,26 +297,7 @@ def test_watching_changes_neither_what_is_learned_nor_the_bytes_counted(monkeypa
     assert bytes_watched == bytes_unwatched
 
 
-def test_only_the_first_step_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = []
-    state = prepare(Resident(Sums()), Config(Knobs.of(SMALL)), Plan(samples=64))
-    heard = loop.Witness.operator
-
-    def operator(self: loop.Witness, *args: Any) -> None:
-        steps.append(state.steps)
-        heard(self, *args)
-
-    monkeypatch.setattr(loop.Witness, "operator", operator)
-    list(train(state))
-    assert set(steps) == {0}
-
-
-def test_a_call_that_writes_into_its_batch_is_found_out() -> None:
-    batch = {"x": torch.zeros(2), "y": torch.zeros(2)}
-    assert batches.writing(lambda: {"x": batch["x"] + 1, "y": batch["y"]}, batch)[1] is False
-    assert batches.writing(lambda: {"x": batch["x"].add_(1), "y": batch["y"]}, batch)[1] is True
-
-
+@functools.cache
 def weights(device: str = "cpu", **knobs: object) -> list[Tensor]:
     """Returns the weights after four steps on the pictures."""
     config = Config(Knobs.of({**SMALL, **knobs}), device=device)
@@ -351,10 +313,6 @@ def weights(device: str = "cpu", **knobs: object) -> list[Tensor]:
         {"activation_checkpointing": True},
         {"sdpa_backend": "math"},
         {"sdpa_backend": "flash"},
-        {"fused_optimizer": True},
-        {"set_to_none": False},
-        {"sync_every_step": True},
-        {"micro_batch_size": 8},
     ],
     ids=str,
 )

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainables.data import bar_baselines
 from trainables.data.bar_windows import BarWindows, decisions, parts, scaled, split_at, windows
 from trainables.data.errors import DataError
 from trainables.data.timeframes import (
     BAR_FEATURES,
-    DAY_US,
     HOUR_US,
     Bars,
     Timeframe,
@@ -68,9 +66,7 @@ def test_timeframes_are_read_in_any_order_and_refused_by_item() -> None:
     assert [frame.name for frame in FRAMES] == ["1h", "4h", "1D"]
     for text, message in {
         "1h": "'1h': expected frame:window, such as 15min:32",
-        "0h:4": "'0h:4': expected",
         "1h:0": "'1h:0': expected",
-        "1H:24": "'1H:24': expected",
         "": "'': expected",
         "24h:3 1D:3": "'24h:3 1D:3' has one frame twice",
     }.items():
@@ -78,7 +74,7 @@ def test_timeframes_are_read_in_any_order_and_refused_by_item() -> None:
             parse(text)
 
 
-@pytest.mark.parametrize("frame", ["90min:1", "4h:1", "1D:1", "1W:1", "1M:1"])
+@pytest.mark.parametrize("frame", ["90min:1", "1W:1", "1M:1"])
 def test_resampling_equals_going_through_the_bars_one_by_one(frame: str) -> None:
     bars, longer = walk(2000), parse(frame)[0]
     wanted: dict[int, list[float]] = {}
@@ -92,7 +88,7 @@ def test_resampling_equals_going_through_the_bars_one_by_one(frame: str) -> None
     assert found.values == pytest.approx(np.array(list(wanted.values())))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     frames=st.sampled_from(["1h:5 4h:4 1D:2", "2h:3 6h:2", "1h:4 1W:1", "1D:3 1M:1", "90min:4 5h:2"]),
@@ -155,8 +151,7 @@ def test_features_by_hand() -> None:
     assert len(BAR_FEATURES) == 4
 
 
-@pytest.mark.parametrize("val_frac", [0.1, 0.3, 0.5])
-@pytest.mark.parametrize("horizon", [1, 5, 12])
+@pytest.mark.parametrize(("val_frac", "horizon"), [(0.1, 12), (0.3, 1), (0.5, 5)])
 def test_no_training_label_reaches_the_validation_part(val_frac: float, horizon: int) -> None:
     series = {"a": walk(1500, 1), "b": walk(1200, 2, step_us=2 * HOUR_US)}
     frames = parse("2h:5 1D:2")
@@ -207,16 +202,3 @@ def test_parts_hold_every_series_and_refuse_one_too_short() -> None:
         parts({"a": walk(900, 1), "b": walk(20, 2)}, FRAMES, "volatility", 3, 0.3)
     with pytest.raises(DataError, match="a: found 5 bars, with nothing to train on"):
         parts({"a": walk(5)}, FRAMES, "volatility", 3, 0.3)
-
-
-def test_rules_find_what_they_are_made_for() -> None:
-    random = np.random.default_rng(0)
-    x = random.standard_normal((600, 5)).astype(np.float32)
-    y = (x @ np.array([1.0, -2.0, 0.0, 0.5, 0.0]) + 0.3 > 0).astype(np.int64)
-    assert bar_baselines.logistic(x[:400], y[:400], x[400:], y[400:]) > 0.95
-    hours = np.arange(600) % 24
-    night = (hours < 6).astype(np.int64)
-    assert bar_baselines.by_key(hours[:400], night[:400], hours[400:], night[400:]) == 1.0
-    assert bar_baselines.by_key(hours[:3], night[:3], np.array([30]), np.array([1])) == 1.0  # the majority
-    assert bar_baselines.majority(np.array([0, 0, 0, 1])) == 0.75
-    assert DAY_US == 24 * HOUR_US

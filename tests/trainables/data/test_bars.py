@@ -99,8 +99,15 @@ def assert_bars(bars: pd.DataFrame, wanted: list[Bar]) -> None:
     assert all(dtype == np.float64 for dtype in bars.dtypes)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("how", ["plain", "gz", "crlf", "blank lines"])
+@pytest.mark.parametrize(
+    ("layout", "how"),
+    [
+        *((name, "plain") for name in LAYOUTS),
+        ("binance", "gz"),
+        ("yfinance download", "crlf"),
+        ("twice", "blank lines"),
+    ],
+)
 def test_every_layout_gives_the_same_bars(tmp_path: Path, layout: str, how: str) -> None:
     path, text = tmp_path / "EURUSD.csv", LAYOUTS[layout]
     if how == "gz":
@@ -165,61 +172,22 @@ def test_a_volume_may_be_missing_and_rounding_is_put_right(tmp_path: Path) -> No
 GOOD = LAYOUTS["ISO 8601"]
 LINE = "2024-01-02T03:00:00Z;1;2;1;2;3\n"
 REFUSED: dict[str, tuple[str, str | bytes, str]] = {
-    "text price": (
-        "x.csv",
-        GOOD + LINE.replace(";2;1", ";two;1"),
-        r"x\.csv:7: high: found 'two'; allowed: a number > 0",
-    ),
-    "no price": ("x.csv", GOOD + LINE.replace(";2;1", ";;1"), r"x\.csv:7: high: found ''; allowed: a number > 0"),
-    "zero": ("x.csv", GOOD + "\n" + LINE.replace("Z;1", "Z;0"), r"x\.csv:8: open: found '0'; allowed: a number > 0"),
-    "infinite": ("x.csv", GOOD + LINE.replace("Z;1", "Z;inf"), r"x\.csv:7: open: found 'inf'"),
+    "text price": ("x.csv", GOOD + LINE.replace(";2;1", ";two;1"), r"x\.csv:7: high: found 'two'; allowed: a number"),
     "volume": ("x.csv", GOOD + LINE.replace(";3", ";-3"), r"x\.csv:7: volume: found '-3'; allowed: a number >= 0"),
-    "high": (
-        "x.csv",
-        GOOD + LINE.replace(";2;1;2", ";1.5;1;2"),
-        r"x\.csv:7: high: found 1\.5, below open or close \(2\); allowed: low <= open, close <= high",
-    ),
-    "low": (
-        "x.csv",
-        GOOD + LINE.replace(";2;1;2", ";2;1.5;2"),
-        r"x\.csv:7: low: found 1\.5, above open or close \(1\)",
-    ),
-    "time": (
-        "x.csv",
-        GOOD + LINE.replace("2024-01-02T", "02/01/2024 "),
-        r"x\.csv:7: time: found '02/01/2024 .*'; allowed: a time written as the first one, '2024-01-02T00:00:00Z'",
-    ),
-    "no such day": ("x.csv", GOOD + LINE.replace("01-02", "02-30"), r"x\.csv:7: time: found '2024-02-30T"),
-    "time layout": (
-        "x.csv",
-        "time,open,high,low,close\n1/2/2024,1,1,1,1\n",
-        r"x\.csv:2: time: found '1/2/2024'; .*ISO",
-    ),
-    "another bar of a time": (
-        "x.csv",
-        GOOD + LINE.replace("T03", "T02"),
-        r"x\.csv:7: time: found a second, different bar of 2024-01-02 02:00:00\+00:00; allowed: one bar at a time",
-    ),
-    "more fields": (
-        "x.csv",
-        GOOD + LINE.replace(";3", ";3;4"),
-        r"x\.csv:7: found 7 columns; allowed: 6, as the first bar has",
-    ),
-    "fewer fields": ("x.csv", GOOD + "2024-01-02T03:00:00Z;1;2\n", r"x\.csv:7: low: found (''|nan); allowed"),
+    "high": ("x.csv", GOOD + LINE.replace(";2;1;2", ";1.5;1;2"), r"x\.csv:7: high: found 1\.5, below open or close"),
+    "low": ("x.csv", GOOD + LINE.replace(";2;1;2", ";2;1.5;2"), r"x\.csv:7: low: found 1\.5, above open or close"),
+    "time": ("x.csv", GOOD + "\n" + LINE.replace("2024-01-02T", "02/01/2024 "), r"x\.csv:8: time: found '02/01/2024 "),
+    "time layout": ("x.csv", "time,open,high,low,close\n1/2/2024,1,1,1,1\n", r"x\.csv:2: time: found .*ISO"),
+    "another bar": ("x.csv", GOOD + LINE.replace("T03", "T02"), r"x\.csv:7: time: found a second, different bar"),
+    "more fields": ("x.csv", GOOD + LINE.replace(";3", ";3;4"), r"x\.csv:7: found 7 columns; allowed: 6"),
     "short header": ("x.csv", "Date,b\n1,2,3\n", r"x\.csv:2: found 3 columns under a header of 2"),
     "no close": ("x.csv", "date,open,high,low\n", r"x\.csv: found no bar after the header"),
     "no column": ("x.csv", "date,open,high,low\n1,2,3,4\n", r"x\.csv: found columns date, open, high, low; .* close"),
-    "no time": ("x.csv", "open,high,low,close\n1,2,3,4\n", r"x\.csv: found columns .*; allowed: a column gmt time or "),
-    "unknown layout": (
-        "x.csv",
-        "1,2,3\n",
-        r"x\.csv:1: found 3 columns without a header, the first '1'; .* Binance's 12",
-    ),
+    "unknown layout": ("x.csv", "1,2,3\n", r"x\.csv:1: found 3 columns without a header, the first '1'; .* Binance's"),
     "two tickers": ("x.csv", YFINANCE.replace("X,X\n", "X,Y\n") + "a", r"x\.csv:2: found tickers X, Y; allowed: one"),
     "empty": ("x.csv", "", r"x\.csv: found an empty first line; allowed: a header or a bar"),
     "not text": ("x.csv", GOOD.encode() + b"\xe9", r"x\.csv:7: found byte 0xe9; allowed: UTF-8 or UTF-16 text"),
     "torn gz": ("x.csv.gz", gzip.compress(GOOD.encode())[:-9], r"x\.csv\.gz: found .*end-of-stream"),
-    "no zip": ("x.zip", b"PK", r"x\.zip: found File is not a zip file"),
     "parquet": ("x.parquet", b"PAR1", r"x\.parquet: found .*; allowed: a whole parquet file"),
     "suffix": ("x.xlsx", b"", r"x\.xlsx: found suffix '\.xlsx'; allowed: \.csv, "),
 }

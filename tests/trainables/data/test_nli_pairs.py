@@ -12,13 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainables.data.nli_pairs import (
-    ENTAILMENT_FILE,
     MAX_LINE_BYTES,
     DataError,
     TextPair,
     balanced,
     hypothesis_only_accuracy,
-    majority_accuracy,
     read,
     read_splits,
 )
@@ -70,36 +68,25 @@ def snli(pairs: list[TextPair]) -> str:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("zipped", [False, True])
-def test_every_layout_gives_the_same_pairs(tmp_path: Path, name: str, zipped: bool) -> None:
+def test_every_layout_gives_the_same_pairs_also_zipped(tmp_path: Path, name: str) -> None:
     content = LAYOUTS[name].encode()
-    path = written(tmp_path / (name + ".gz" * zipped), gzip.compress(content) if zipped else content)
-    assert read(path) == [YES, NO]
+    assert read(written(tmp_path / name, content)) == [YES, NO]
+    assert read(written(tmp_path / f"{name}.gz", gzip.compress(content))) == [YES, NO]
 
 
 GOOD = SNLI.splitlines()[0] + "\n"
 REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "torn": (
-        SNLI[:-9],
-        r"x\.jsonl:3: found .*\(Unterminated string.*, column 77\); allowed: one whole JSON object a line",
-    ),
-    "not JSON": (GOOD + "entailment\n", r"x\.jsonl:2: found 'entailment' \(Expecting value.*JSON object a line"),
+    "torn": (SNLI[:-9], r"x\.jsonl:3: found .*, column 77\); allowed: one whole JSON object a line"),
     "a list": (GOOD + "[1]\n", r"x\.jsonl:2: found '\[1\]'; allowed: one whole JSON object"),
     "deep": (GOOD + "[" * 200_000, r"x\.jsonl:2: found .*(recursion|nest)"),
     "no premise": ('{"label": "entailment", "passage": "p"}\n', r"x\.jsonl:1: found fields label, passage; .*premise"),
-    "null": ('{"label": "entailment", "premise": null}\n', r"x\.jsonl:1: premise: found None; allowed: text"),
     "number label": (SUPERGLUE.replace('"entailment"', "1"), r"x\.jsonl:1: label: found 1; allowed: text"),
     "unknown label": (SNLI.replace('"-"', '"maybe"'), r"x\.jsonl:2: gold_label: found 'maybe'; allowed: entailment, "),
     "empty": ("", r"x\.jsonl: found an empty file; allowed: at least one pair of each class"),
-    "blank": ("\n \n", r"x\.jsonl: found an empty file"),
     "one class": (GOOD * 2, r"x\.jsonl: found 2 labelled pairs, all of one class"),
     "no label": ('{"premise": "p", "hypothesis": "h"}\n', r"x\.jsonl: found no labelled pair; allowed: pairs that"),
-    "long line": (
-        GOOD + " " * (MAX_LINE_BYTES + 1),
-        r"x\.jsonl:2: found a longer line; allowed: at most 1000000 bytes",
-    ),
+    "long line": (GOOD + " " * (MAX_LINE_BYTES + 1), r"x\.jsonl:2: found a longer line; allowed: at most 1000000 b"),
     "not UTF-8": (GOOD.encode() + b'{"x": "\xe9"}\n', r"x\.jsonl:2: found byte 0xe9; allowed: UTF-8 text"),
-    "UTF-16": (SNLI.encode("utf-16"), r"x\.jsonl:1: found byte 0xff; allowed: UTF-8 text"),
 }
 
 
@@ -183,27 +170,10 @@ def test_balanced_is_half_and_half_in_order(labels: list[bool], limit: int | Non
     assert len(kept) == (most if limit is None else min(most, limit // 2 * 2))
 
 
-def test_embedded_sample_has_the_sizes_stated() -> None:
-    splits = read_splits(ENTAILMENT_FILE, 0.2, 0)
-    train, val = (balanced(part, generator()) for part in splits)
-    assert [len(part) for part in (*splits, train, val)] == [1600, 400, 1184, 298]
-    assert majority_accuracy(val) == 0.5
-    assert 0.5 < hypothesis_only_accuracy(train, val) < 0.6
-
-
-def test_naive_bayes_is_right_where_a_word_gives_the_label_away() -> None:
-    train = [
-        TextPair("p", "nobody sleeps", False),
-        TextPair("p", "nobody eats", False),
-        TextPair("p", "somebody sleeps", True),
-    ]
-    val = [TextPair("q", "nobody runs", False), TextPair("q", "somebody runs", True), TextPair("q", "unseen", False)]
-    assert hypothesis_only_accuracy(train, val) == 1.0
-    assert hypothesis_only_accuracy(train, [TextPair("q", "unseen", True)]) == 0.0  # nothing known: the larger class
-
-
 def test_naive_bayes_is_the_formula() -> None:
     # Terms a, b, "a b" | b: (2 of 3+3) / (1 of 1+3) against the prior 1/1, for the hypothesis "b" alone.
     train = [TextPair("p", "a b", True), TextPair("p", "b", False)]
     assert hypothesis_only_accuracy(train, [TextPair("q", "b", False)]) == 1.0  # 2/6 < 2/4
     assert hypothesis_only_accuracy(train, [TextPair("q", "a b", True)]) == 1.0  # 8/216 > 2/64
+    more = [*train, TextPair("p", "b", True)]
+    assert hypothesis_only_accuracy(more, [TextPair("q", "unseen", True)]) == 1.0  # nothing known: the larger class

@@ -53,12 +53,10 @@ def test_files_of_the_system_are_passed_over(tmp_path: Path) -> None:
     assert len(read_splits(root, None, 0)[0]) == 2
 
 
-@pytest.mark.parametrize(
-    ("descr", "code"), [("<f8", "<d"), (">f4", ">f"), ("<f2", "<e"), ("<i2", "<h"), ("|u1", "B"), (">i8", ">q")]
-)
+@pytest.mark.parametrize(("descr", "code"), [(">f4", ">f"), ("<f2", "<e"), ("|u1", "B")])
 def test_real_numbers_of_any_type_become_float32(tmp_path: Path, descr: str, code: str) -> None:
     root = folders(tmp_path)
-    rows = [[int(v) for v in row] for row in ONE] if code[-1] in "hBq" else ONE
+    rows = [[int(v) for v in row] for row in ONE] if code == "B" else ONE
     (root / "train" / "a" / "traina.npy").write_bytes(npy(rows, descr, code))  # type: ignore[arg-type]
     assert load(read_splits(root, None, 0)[0][0]).tolist() == ONE
 
@@ -67,29 +65,13 @@ def saved(array: object) -> Callable[[Path], None]:
     return lambda path: np.save(path, array)  # type: ignore[arg-type]
 
 
-def archive(path: Path) -> None:
-    with path.open("wb") as stream:
-        np.savez(stream, x=1)
-
-
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty file": (
-        lambda p: p.write_bytes(b""),
-        r"found EOF: reading magic string.*; allowed: an array \(time, channel\)",
-    ),
-    "text": (lambda p: p.write_text("1,2\n3,4\n"), r"found the magic string is not correct.*; allowed: an array"),
-    "pickle": (lambda p: p.write_bytes(pickle.dumps([1.0] * 9)), r"found the magic string is not correct"),
-    "cut": (lambda p: p.write_bytes(npy(ONE)[:-4]), r"found mmap length is greater than file size"),
-    "cut in the header": (lambda p: p.write_bytes(npy(ONE)[:40]), r"found EOF: reading array header"),
-    "objects": (saved(np.array([{}])), r"found Array can't be memory-mapped: Python objects"),
-    "archive": (archive, r"found the magic string is not correct"),
+    "empty file": (lambda p: p.write_bytes(b""), r"found .*; allowed: an array \(time, channel\)"),
+    "pickle": (lambda p: p.write_bytes(pickle.dumps([1.0] * 9)), r"found .*; allowed: an array"),
+    "cut": (lambda p: p.write_bytes(npy(ONE)[:-4]), r"found .*; allowed: an array"),
+    "objects": (saved(np.array([{}])), r"found .*; allowed: an array"),
     "complex": (saved(np.ones((2, 2), "c8")), r"found numbers of type complex64; allowed: .*real numbers"),
-    "flags": (saved(np.ones((2, 2), bool)), r"found numbers of type bool"),
-    "one axis": (
-        saved(np.ones(5, "f4")),
-        r"found shape \(5,\); allowed: \(time, channel\), .*channel it is \(time, 1\)",
-    ),
-    "three axes": (saved(np.ones((2, 2, 2), "f4")), r"found shape \(2, 2, 2\); allowed: \(time, channel\), each"),
+    "one axis": (saved(np.ones(5, "f4")), r"found shape \(5,\); allowed: \(time, channel\), .* it is \(time, 1\)"),
     "no step": (saved(np.ones((0, 2), "f4")), r"found shape \(0, 2\); allowed: .*each at least 1"),
     "turned": (saved(np.ones((2, 9), "f4")), r"found 9 channels; allowed: 2, as .* has; is it \(channel, time\)\?"),
 }

@@ -107,24 +107,14 @@ def test_reads_what_is_written_in_other_ways(tmp_path: Path) -> None:
 HEAD = "NAME : x\nTYPE : TSP\nDIMENSION : 3\nEDGE_WEIGHT_TYPE : EUC_2D\n"
 NODES = "NODE_COORD_SECTION\n1 0 0\n2 1 0\n3 0 1\nEOF\n"
 REFUSED = {
-    r"x\.tsp: DIMENSION: found nothing; allowed: a whole number >= 3": HEAD.replace("DIMENSION : 3\n", "") + NODES,
     r"x\.tsp: DIMENSION: found 2; allowed: a whole number >= 3": HEAD.replace("3", "2") + NODES,
-    r"x\.tsp: TYPE: found 'ATSP'; allowed: TSP": HEAD.replace("TSP", "ATSP") + NODES,
-    r"x\.tsp: EDGE_WEIGHT_TYPE: found 'EXPLICIT'; allowed: EUC_2D, CEIL_2D, .*GEO": HEAD.replace("EUC_2D", "EXPLICIT")
-    + NODES,
-    r"x\.tsp: EDGE_WEIGHT_TYPE: found 'nothing'": HEAD.rsplit("\n", 2)[0] + "\n" + NODES,
+    r"x\.tsp: EDGE_WEIGHT_TYPE: found 'EXPLICIT'; allowed: EUC_2D": HEAD.replace("EUC_2D", "EXPLICIT") + NODES,
     r"x\.tsp: found no NODE_COORD_SECTION; allowed: one with a row": HEAD,
     r"x\.tsp:7: NODE_COORD_SECTION: found '2 1'; allowed: id, x and y": HEAD + NODES.replace("2 1 0", "2 1"),
-    r"x\.tsp:7: NODE_COORD_SECTION: found node 1 a second time; allowed: each of 1 to 3 once": HEAD
-    + NODES.replace("2 1 0", "1 1 0"),
-    r"x\.tsp:8: NODE_COORD_SECTION: found node 4; allowed: each of 1 to 3 once": HEAD + NODES.replace("3 0", "4 0"),
+    r"x\.tsp:7: NODE_COORD_SECTION: found node 1 a second time": HEAD + NODES.replace("2 1 0", "1 1 0"),
     r"x\.tsp:8: NODE_COORD_SECTION: found '3 0 1e999'; allowed: numbers": HEAD + NODES.replace("3 0 1", "3 0 1e999"),
-    r"x\.tsp:7: NODE_COORD_SECTION: found '2 1 0,5'; allowed: numbers": HEAD + NODES.replace("2 1 0", "2 1 0,5"),
-    r"x\.tsp:7: NODE_COORD_SECTION: found 2 nodes; allowed: 3, as DIMENSION has it": HEAD
-    + NODES.replace("3 0 1\n", ""),
-    r"x\.tsp:5: found 'FIXED_EDGES_SECTION'; allowed: KEYWORD : value, .*TOUR_SECTION": HEAD
-    + "FIXED_EDGES_SECTION\n1 2\n-1\n",
-    r"x\.tsp:5: found '1 0 0'; allowed: KEYWORD": HEAD + NODES.removeprefix("NODE_COORD_SECTION\n"),
+    r"x\.tsp:7: NODE_COORD_SECTION: found 2 nodes; allowed: 3": HEAD + NODES.replace("3 0 1\n", ""),
+    r"x\.tsp:5: found 'FIXED_EDGES_SECTION'; allowed: KEYWORD": HEAD + "FIXED_EDGES_SECTION\n1 2\n-1\n",
     r"x\.tsp:5: found DIMENSION a second time; allowed: once": HEAD + "DIMENSION : 4\n" + NODES,
 }
 """Message -> file."""

@@ -1,0 +1,120 @@
+"""The loops of three frameworks under `run`: counted, timed, reported and ended; the real packages, no stand-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from trainables.plan import Plan, steps_to
+from trainables.workload import WorkloadError
+from tuning.workers.session import Session
+from tuning.workers.worker_config import WorkerConfig
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+class Framework(NamedTuple):
+    """Its package, a knob that its example asks for beside others, samples of a pass and of a batch, and a plan."""
+
+    package: str
+    asked: str
+    samples: int
+    batch: int
+    plan: Plan
+
+
+FRAMEWORKS = {
+    "trainer": Framework("transformers", "micro_batch_size", 256, 16, Plan(512, (128, 512))),
+    "lightning": Framework("pytorch_lightning", "sdpa_backend", 1024, 32, Plan(3072, (512, 3072))),
+    "accelerate": Framework("accelerate", "non_blocking", 1024, 32, Plan(3072, (1024, 3072))),
+}
+frameworks = pytest.mark.parametrize("name", FRAMEWORKS)
+
+
+def session_of(name: str, folder: Path, *changes: tuple[str, str]) -> Session:
+    """Returns a session with the example of a framework, its text changed and written into the folder."""
+    pytest.importorskip(FRAMEWORKS[name].package)
+    text = (DATA / f"{name}_loop.py").read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / f"changed_{abs(hash(changes))}.py"
+    path.write_text(text)
+    return Session(WorkerConfig(str(path), {}))
+
+
+def knobs_of(name: str) -> dict[str, Any]:
+    batch = FRAMEWORKS[name].batch
+    return {"learning_rate": 1e-2, "batch_size": batch, "micro_batch_size": batch // 2}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@frameworks
+def test_it_tells_what_it_asks_for(name: str, tmp_path: Path) -> None:
+    its = FRAMEWORKS[name]
+    facts = session_of(name, tmp_path).describe(knobs_of(name))
+    assert (facts["train_samples"], facts["objectives"]) == (its.samples, {"accuracy": "max"})
+    assert facts["seen"] == {"batch_size": its.batch, "micro_batch_size": its.batch // 2}
+    assert {"learning_rate", "batch_size", "num_workers", "amp_dtype", "compile", its.asked} <= set(facts["asked"])
+    assert facts["parameters"]["total"] > 100
+
+
+@frameworks
+def test_rungs_and_horizon_are_those_of_the_plan_and_nothing_is_written(name: str, tmp_path: Path, here: Path) -> None:
+    plan = FRAMEWORKS[name].plan
+    trial = session_of(name, tmp_path).trial(knobs_of(name), plan, 0)
+    first, second = trial.advance(), trial.advance()
+    assert (first["samples"], first["done"], first["outcome"]) == (plan.milestones[0], False, "ok"), first["message"]
+    assert (second["samples"], second["done"], second["outcome"]) == (plan.samples, True, "ok"), second["message"]
+    assert second["values"]["accuracy"] > 0.9
+    assert second["spans"]["micro_steps"] == 2 * second["spans"]["steps"]
+    assert second["active"]["optimizer"] == "AdamW"
+    assert name != "lightning" or not list(here.iterdir())
+
+
+@frameworks
+def test_a_probe_and_an_early_end(name: str, tmp_path: Path) -> None:
+    session, workers = session_of(name, tmp_path), int(name == "lightning")
+    found = session.probe({**knobs_of(name), "amp_dtype": "bf16", "num_workers": workers}, time_s=0.5)
+    assert (found["outcome"], found["end"]) == ("ok", "time"), found["message"]
+    assert "bfloat16" in found["active"]["matmul_dtypes"]
+    trial = session.trial(knobs_of(name), FRAMEWORKS[name].plan, 0)
+    trial.advance()
+    assert trial.end()["retire"] == ""
+
+
+@frameworks
+def test_the_micro_batch_is_halved_where_it_does_not_fit(name: str, tmp_path: Path) -> None:
+    changes = () if name == "trainer" else (("moons(256, 2)", "moons(16, 2)"),)  # else evaluating needs most
+    session, knobs, batch = session_of(name, tmp_path, *changes), knobs_of(name), FRAMEWORKS[name].batch
+    small, large = (
+        session.train({**knobs, "micro_batch_size": m}, Plan(64, (64,)), 0)["peak_allocated_bytes"] for m in (8, batch)
+    )
+    assert small < large
+    found = session.train({**knobs, "micro_batch_size": batch}, Plan(64, (64,), cap_bytes=(small + large) // 2), 0)
+    assert (found["outcome"], found["knobs"]["batch_size"]) == ("ok", batch), found["message"]
+    assert found["knobs"]["micro_batch_size"] < batch
+
+
+@pytest.mark.parametrize(
+    ("samples", "a_pass", "micro", "accumulation", "steps"),
+    [(256, 256, 8, 2, 16), (512, 256, 8, 2, 32), (100, 96, 8, 4, 4), (60, 256, 8, 2, 4), (200, 100, 8, 4, 8)],
+)
+def test_the_steps_reach_the_samples(samples: int, a_pass: int, micro: int, accumulation: int, steps: int) -> None:
+    assert steps_to(samples, a_pass, micro, accumulation) == steps
+
+
+def test_what_run_sets_of_a_trainer_is_not_set_twice(tmp_path: Path) -> None:
+    twice = ('output_dir="trained"', 'output_dir="trained", per_device_train_batch_size=4')
+    with pytest.raises(WorkloadError, match=r"per_device_train_batch_size=4\): run sets it"):
+        session_of("trainer", tmp_path, twice).describe(knobs_of("trainer"))

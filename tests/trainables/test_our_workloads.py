@@ -1,0 +1,41 @@
+"""What our workloads refuse: options that mean nothing, and to run without the packages they need."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+
+from trainables.workload import Config, WorkloadError, load
+
+
+@pytest.mark.parametrize(
+    ("ref", "option", "allowed"),
+    [
+        ("nli", {"layers": 0}, "layers=0: expected a whole number >= "),
+        ("nli", {"max_length": 7}, "max_length=7: expected a whole number >= "),
+        ("pointer", {"nodes": 21}, "nodes=21: expected a whole number >= 5 and <= 20"),
+        ("pointer", {"teacher_forcing": None}, "teacher_forcing=None: expected a number >= 0 and <= 1"),
+        ("headpose", {"image_size": 8}, "image_size=8: expected a whole number >= 16"),
+        ("headpose", {"layout": "aflw"}, "layout=aflw: expected one of 300w_lp, biwi"),
+        ("temporal", {"label": "up"}, "label=up: expected one of volatility, direction"),
+        ("signals", {"val_frac": 0.0}, r"val_frac=0\.0: expected a number > 0 and <= 0\.9"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(ref: str, option: dict[str, Any], allowed: str) -> None:
+    workload: Any = load(ref)
+    with pytest.raises(WorkloadError, match=rf"workload\.{allowed}"):
+        workload.dataset(Config(options=option), "val")
+
+
+@pytest.mark.parametrize(("ref", "package"), [("nli", "peft"), ("pointer", "fast_tsp"), ("headpose", "scipy")])
+def test_the_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, ref: str, package: str) -> None:
+    load(ref)  # with all that it imports, which is put back behind the test
+    for name in list(sys.modules):
+        if name.startswith((f"trainables.{ref}", "trainables.data", f"{package}.")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(WorkloadError, match=rf"workload {ref} needs: pip install 'cardtune\[{ref}\]' \(.*{package}"):
+        importlib.import_module(f"trainables.{ref}")
