@@ -32,7 +32,6 @@ def edited(path, change):
     ("change", "message"),
     [
         (lambda b: b.update(schema=2), r"schema=2 is not read here\n  allowed: schema: 1\n  try: export"),
-        (lambda b: b.update(schema="1"), "schema='1' is not read here"),
         (lambda b: b.pop("schema"), "schema is missing"),
         (lambda b: b.update(extra=7), r"there is no key extra \(its value is 7\)"),
         (lambda b: b["train"].update(epochs=3), r"there is no key train.epochs"),
@@ -45,11 +44,9 @@ def edited(path, change):
         (lambda b: b["measured"].update(virtual="no"), "measured.virtual='no' is not allowed"),
         (lambda b: b["measured"]["samples_per_s"].update(median=float("nan")), "median=nan is not allowed"),
         (lambda b: b["knobs"].update(learning_rate="fast"), "knob learning_rate: expected a number .*'fast'"),
-        (lambda b: b["knobs"].update(learning_rate=-1.0), "knob learning_rate: .*got -1.0"),
         (lambda b: b["knobs"].update(lerning_rate=1e-3), "did you mean learning_rate"),
         (lambda b: b["knobs"].update(batch_size=[1]), "knobs.batch_size"),
         (lambda b: b.update(knobs=None), "knobs=None is not allowed"),
-        (lambda b: b["workload"].update(ref="${oc.env:HOME}"), "interpolation is refused"),
         (lambda b: b["workload"]["options"].update(_target_="os.system"), "_target_ is refused"),
     ],
 )
@@ -79,10 +76,6 @@ def test_layout_and_comments_are_no_edit(best):
         (None, "cannot be read: No such file"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"- 1\n", "expected a mapping"),
-        (
-            b"a: !!python/object/apply:os.system [ls]",
-            "os.system is refused",
-        ),
         (b"x" * (yaml_files.MAX_BYTES + 1), "at most 65536"),
     ],
 )

@@ -82,23 +82,15 @@ def test_the_device_can_do_all_that_is_searched(
 
 
 @everywhere
-def test_what_was_tuned_by_hand_for_a_card_lies_inside_its_space(
-    monkeypatch: pytest.MonkeyPatch, workload: str, card: str, cores: int
+def test_what_was_tuned_by_hand_for_a_card_lies_inside_its_space_and_validate_prints_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], workload: str, card: str, cores: int
 ) -> None:
     config = on(monkeypatch, card, cores, f"workload={workload}")
     if card == "cpu":
         assert "after" not in config.named, "on a processor half of it does nothing"
-        return
     for after in [config.named["after"]] if "after" in config.named else []:
         assert not holds(config.space, after)
         assert after["num_workers"] <= cores
-
-
-@everywhere
-def test_validate_prints_the_space(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], workload: str, card: str, cores: int
-) -> None:
-    config = on(monkeypatch, card, cores, f"workload={workload}")
     assert run.main([f"card={card}", f"workload={workload}", "--validate"]) == 0
     out = capsys.readouterr().out.replace("'", "").splitlines()
     assert [line.partition("=")[0] for line in out] == [f"knobs.{name}" for name in config.space.as_raw()]

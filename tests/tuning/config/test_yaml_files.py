@@ -43,20 +43,13 @@ def test_numbers_with_an_exponent_are_numbers():
     ("text", "message"),
     [
         ("a: 1\nb: {c: 1,\n c: 2}\n", "line 3: c was given in line 2 already"),
-        ("knobs: {_target_: os.system}", "_target_ is refused"),
-        ("a: ['${oc.env:HOME}']", "interpolation is refused"),
         ("a: &x [1]\nb: *x\n", r"line 2: the alias \*x is refused"),
-        (
-            "a: !!python/object/apply:os.system [ls]",
-            "os.system is refused",
-        ),
         ("a: [1, 2\nb: 3", "line 2:"),
         ("a: \x00", "special characters"),
         ("1: 2", "the key 1 is not text"),
         ("? [a]\n: 1", "a key must be one word"),
         ("- a\n- b", "expected a mapping at the top, got list"),
         ("", "expected a mapping at the top, got NoneType"),
-        ("a: " + "[" * 30 + "]" * 30, "nested deeper than 20"),
         ("a: " + "x" * 70_000, "70003 bytes"),
     ],
 )

@@ -126,27 +126,5 @@ def test_the_minimal_capacity_suffices_and_a_step_less_does_not(events: list[Eve
     assert smallest <= roughly <= smallest + 0.1 * free.peak_reserved_bytes + STEP_BYTES
 
 
-@settings(max_examples=40, deadline=None)
-@given(logs(), st.integers(1, 8))
-def test_births_twice_as_large_never_need_less(events: list[Event], times: int) -> None:
-    larger = [(ident, size * times if size > 0 else size) for ident, size in events]
-    plain, grown = replay(events), replay(larger)
-    most = max_live(events)
-    assert plain.peak_allocated_bytes >= most
-    assert grown.peak_allocated_bytes >= times * most
-
-
-def max_live(events: list[Event]) -> int:
-    sizes: dict[int, int] = {}
-    most = 0
-    for ident, size in events:
-        if size < 0:
-            sizes.pop(ident)
-        else:
-            sizes[ident] = size
-        most = max(most, sum(sizes.values()))
-    return most
-
-
 def test_deaths_of_what_was_never_born_have_no_effect() -> None:
     assert replay([(7, -1), (1, 0), (1, -1), (7, -1)]) == Replay(0, 0, 0)

@@ -1,18 +1,14 @@
 """Constants measured on a card: the file they are kept in, who finds them, and what a prediction makes of them."""
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import share_library
-from trainables.knobs import using
-from trainables.workload import load, table_of
 from tuning.memory import predictor
 from tuning.memory.calibration import Calibration, context_bytes, folder, known, of_card, write
-from tuning.memory.predictor import Request, fingerprint, predict_all
+from tuning.memory.predictor import Request, fingerprint
 
 H100 = Calibration("NVIDIA H100", "2.11.0", (9, 0), {"cublas_bytes": 1024.0, "lstm_reserve": 8.0}, "2026-11-21")
 
@@ -20,7 +16,6 @@ H100 = Calibration("NVIDIA H100", "2.11.0", (9, 0), {"cublas_bytes": 1024.0, "ls
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's own folder of calibrations, empty."""
-    share_library(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = folder()
     assert found == tmp_path / "cache" / "cardtune" / "calibrations"
@@ -83,28 +78,3 @@ def test_answers_kept_before_do_not_hold_after(cache: Path) -> None:
     before = fingerprint("nli", {})
     write(H100, cache)
     assert fingerprint("nli", {}) != before
-
-
-@pytest.mark.workload
-@pytest.mark.timeout(300)
-def test_a_traced_step_takes_what_was_measured_and_says_so(cache: Path) -> None:
-    asked = [Request("temporal", {}, {"architecture": "lstm", "hidden_size": 64}, "cuda")]
-    torch = version("torch")
-    peaks = []
-    for reserve in (6.0, 12.0):
-        write(Calibration("a card", torch, (8, 6), {"lstm_reserve": reserve, "cublas_bytes": 2.0**20}), cache)
-        with using(table_of(load("temporal"))):
-            (found,) = predict_all(asked, timeout_s=240.0, cache=None)
-        assert f"workspaces as measured on a card with torch {torch}" in found.notes
-        sizes = {
-            size for (_, size), op in zip(_births(found.traces[0]), found.traces[0].ops, strict=True) if "mm" in op
-        }
-        assert 2**20 in sizes, "the workspace of cuBLAS"
-        peaks.append(found.peak(64))
-    assert peaks[0] is not None
-    assert peaks[1] is not None
-    assert peaks[1].live_bytes > peaks[0].live_bytes
-
-
-def _births(trace: Any) -> list[tuple[int, int]]:
-    return [event for event in trace.events if event[1] >= 0]

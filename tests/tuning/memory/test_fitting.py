@@ -17,18 +17,18 @@ from tuning.memory.profile import MemoryProfile
 
 GIB = 2**30
 SIZES = (1, 4, 16, 64, 128)
+PEAKS = [peak_of(step(m)) for m in SIZES]
 kernels = pytest.mark.parametrize("kernels", ["cuda", "cpu"])
 confidences = st.sampled_from(["traced", "workspaces unseen", "fallback"])
 
 
 @kernels
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(5 * MIB, GIB), confidences)
 def test_a_study_says_the_same_of_every_size(kernels: Kernels, usable_bytes: int, confidence: Confidence) -> None:
     """What `estimate` calls no is what the guard of a study refuses, whose profile is of the same prediction."""
     known = replace(prediction(), confidence=confidence)
-    peaks = [peak_of(step(m)) for m in SIZES]
-    guard = MemoryGuard(usable_bytes, {(): MemoryProfile.from_peaks(peaks, confidence, cuda=kernels == "cuda")})
+    guard = MemoryGuard(usable_bytes, {(): MemoryProfile.from_peaks(PEAKS, confidence, cuda=kernels == "cuda")})
     found = fit({}, known, SIZES, usable_bytes, kernels)
     assert [(c.verdict != "no", c.p_oom) for c in found.cells] == [
         (guard.judge((), m).fits, guard.p_oom((), m)) for m in SIZES

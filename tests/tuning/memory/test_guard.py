@@ -34,7 +34,7 @@ caps = st.none() | st.integers(0, 600 * MB)
 def learned(cap_bytes: int | None, history: list[tuple[str, MemoryGroup, int, int]]) -> MemoryGuard:
     guard = MemoryGuard(cap_bytes, {FP32: PLAIN})
     for kind, group, micro_batch, peak_bytes in history:
-        for m in range(1, 50):
+        for m in range(1, 50, 6):
             guard.fitting(group, m)  # what was asked before something is observed is not kept after it
         if kind == "oom":
             guard.observe_oom(group, micro_batch)
@@ -124,17 +124,6 @@ def test_a_bolder_threshold_launches_more() -> None:
     assert cautious < 10 <= bold
 
 
-def test_reasons_hold_the_figures() -> None:
-    verdict = MemoryGuard(2**30, {FP32: PLAIN}).judge(FP32, 200)
-    assert verdict.action == "refuse"
-    assert verdict.p_oom is not None
-    assert verdict.p_oom > 0.95
-    assert verdict.reason.endswith("> 0.50 at a cap of 1 GiB")
-    halved = MemoryGuard(2**30, {FP32: PLAIN}).judge(FP32, 200, shrink=True)
-    assert (halved.action, halved.micro_batch) == ("halve", 50)
-    assert halved.reason.startswith("micro-batch 50 in the place of 200, for which predicted peak ")
-
-
 def test_overshoot_is_what_is_expected_over_the_cap() -> None:
     guard = MemoryGuard(200 * MB, {FP32: PLAIN})
     assert guard.overshoot_bytes(guard.judge(FP32, 20)) == pytest.approx(100 * MB, rel=0.15)
@@ -189,14 +178,6 @@ def test_a_width_between_two_others_is_judged_between_them() -> None:
     assert [guard.judge(at(w), 8).fits for w in (100, 128, 160)] == [True, True, False]
     assert guard.predicted_bytes(at(300), 8) is None
     assert guard.predicted_bytes((("amp_dtype", "bf16"), ("hidden_size", 128)), 8) is None
-
-
-@pytest.mark.parametrize(("cap_bytes", "reason"), [(None, "there is no cap"), (10**12, "at a cap of 931 GiB")])
-def test_reasons_of_what_fits(cap_bytes: int | None, reason: str) -> None:
-    guard = MemoryGuard(cap_bytes, {FP32: PLAIN})
-    assert guard.judge(FP32, 1).reason.endswith(reason)
-    guard.observe_fit(BF16, 8, 0, whole=True)
-    assert guard.judge(BF16, 4).reason == "micro-batch 8 fitted before"
 
 
 HELD: MemoryGroup = (("amp_dtype", "fp32"), (GRADIENTS_HELD, True))

@@ -179,8 +179,10 @@ def test_where_only_one_sample_fits_that_is_measured_and_not_guessed(journal: Jo
     assert not learned.judge(FP32, 2).fits
 
 
-@pytest.mark.parametrize("outcome", ["timeout", "cut"])
-@pytest.mark.parametrize(("fitting", "hangs_at"), [((2, 8), (64,)), ((), (2, 8)), ((), (1,))])
+@pytest.mark.parametrize(
+    ("outcome", "fitting", "hangs_at"),
+    [("timeout", (2, 8), (64,)), ("timeout", (), (2, 8)), ("timeout", (), (1,)), ("cut", (), (2, 8))],
+)
 def test_a_footprint_that_hung_or_had_no_time_says_nothing_of_the_memory(
     journal: Journal, outcome: str, fitting: tuple[int, ...], hangs_at: tuple[int, ...]
 ) -> None:

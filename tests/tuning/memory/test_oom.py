@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainables.ram_cache import CacheTooLarge
 from tuning.memory import oom
-from tuning.memory.oom import Outcome, classify, fault, halve, poisoned, requested_bytes, retreat
+from tuning.memory.oom import Outcome, classify, fault, poisoned, requested_bytes, retreat
 
 # Messages as they were seen: torch 2.11 to 2.13, Ray 2.60, Linux. Addresses, ids and paths are shortened.
 CUDA_OOM = (
@@ -290,10 +290,6 @@ def test_poisoned(error: BaseException, lost: bool) -> None:
 )
 def test_requested_bytes(text: str, size: int | None) -> None:
     assert requested_bytes(text) == size
-
-
-def test_halving_ends_at_one() -> None:
-    assert [halve(n) for n in (96, 7, 2, 1)] == [48, 3, 1, None]
 
 
 def test_outcomes_are_the_words_of_the_records() -> None:

@@ -118,14 +118,3 @@ def test_between_two_widths_bytes_are_a_power_of_the_width() -> None:
 def test_between_a_value_of_0_or_less_and_another_the_middle_is_between(low_value: float) -> None:
     low, high = (MemoryProfile.from_measured(Sizes(0, 0, 0), [(1, bytes_)]) for bytes_ in (1000, 4000))
     assert between((low_value, low), (64.0, high), (low_value + 64.0) / 2).peak(1) == 2000
-
-
-@pytest.mark.parametrize("measured", [[], [(0, 5)], [(1, -5)]])
-def test_measurements_are_checked(measured: list[tuple[int, int]]) -> None:
-    with pytest.raises(ValueError, match=r"micro-batch >= 1 and peak bytes >= 0, at least one, got"):
-        MemoryProfile.from_measured(Sizes(1, 1, 1), measured)
-
-
-def test_a_source_is_a_prior() -> None:
-    with pytest.raises(ValueError, match=r"expected a source of traced, .*, got 'guessed'"):
-        MemoryProfile(PARTS, (Point(1, 1, 1),), "guessed")

@@ -54,16 +54,6 @@ def test_logs_that_differ_are_no_case_of_each_other() -> None:
         between(one, one)
 
 
-@pytest.mark.parametrize("micro_batch", [0, -3])
-def test_there_is_no_micro_batch_below_one(micro_batch: int) -> None:
-    symbolic = between(step(2), step(3))
-    assert symbolic is not None
-    with pytest.raises(ValueError, match=f"1 sample or more, got {micro_batch}"):
-        symbolic.at(micro_batch)
-    with pytest.raises(ValueError, match=f"1 sample or more, got {micro_batch}"):
-        prediction().peak(micro_batch)
-
-
 def test_the_peak_moves_from_the_optimizer_to_the_backward_pass() -> None:
     small, large = peak_of(step(1, sample_bytes=64 * KIB)), peak_of(step(64))
     assert (small.phase, small.operator) == ("optimizer", "aten::_foreach_sqrt")
@@ -84,17 +74,6 @@ def test_what_a_peak_holds_together(micro_batch: int, layers: int) -> None:
     peak = peak_of(step(micro_batch, layers))
     assert sum(peak.breakdown.values()) == peak.live_bytes <= peak.allocated_bytes <= peak.reserved_bytes
     assert peak.allocated_bytes <= peak.capacity_bytes <= peak.reserved_bytes
-
-
-def test_a_trace_without_events_has_no_peak() -> None:
-    peak = peak_of(Trace(1, (), {}, (), ()))
-    assert (peak.live_bytes, peak.reserved_bytes, peak.capacity_bytes, peak.phase, peak.operator) == (
-        0,
-        0,
-        0,
-        "setup",
-        "",
-    )
 
 
 def test_a_prediction_answers_from_one_trace_only_for_its_size() -> None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -132,16 +131,19 @@ def bf16_lstm_runs() -> bool:
     return True
 
 
-@pytest.mark.parametrize("net", [Perceptron, Recurrent, Convolution])
 @pytest.mark.parametrize(
-    "knobs", [{}, {"amp_dtype": "bf16"}, {"activation_checkpointing": True}, {"fused_optimizer": True}, *SGD]
+    ("net", "knobs"),
+    [
+        *((net, knobs) for net in (Perceptron, Recurrent, Convolution) for knobs in ({}, {"amp_dtype": "bf16"})),
+        *((Perceptron, knobs) for knobs in ({"activation_checkpointing": True}, {"fused_optimizer": True}, *SGD)),
+    ],
 )
 def test_the_peak_is_that_of_a_real_run_also_at_sizes_not_traced(net: type[nn.Module], knobs: dict[str, Any]) -> None:
     if net is Recurrent and knobs.get("amp_dtype") == "bf16" and not bf16_lstm_runs():
         pytest.skip("this processor has no bf16 LSTM")
     prediction = traced(net, **knobs)
     assert prediction.confidence == "traced", prediction.notes
-    for micro_batch in (4, 16, 27, 32):
+    for micro_batch in (4, 27, 32):
         trace = prediction.trace(micro_batch)
         assert trace is not None
         # oneDNN's workspace is of whole pages, so beside the sizes traced it is a straight line but for a few of them.
@@ -166,14 +168,6 @@ def test_both_traces_have_the_same_births_and_their_storages_are_named() -> None
     assert set(total) == {"parameter", "gradient", "optimizer", "activation", "temporary", "batch"}
     phases = ["setup", "forward", "backward", "forward", "optimizer", "forward", "backward"]
     assert [phase for _, phase in one.marks][: len(phases)] == phases
-
-
-def test_recomputed_blocks_keep_fewer_activations_and_belong_to_the_backward_pass() -> None:
-    def kept(**knobs: Any) -> int:
-        (trace,) = traced(Perceptron, (8,), **knobs).traces
-        return sum(size for ident, size in trace.events if size >= 0 and trace.categories[ident] == "activation")
-
-    assert kept(activation_checkpointing=True) < kept()
 
 
 def test_what_oneDNN_hides_is_added_on_request() -> None:
@@ -218,14 +212,6 @@ def test_eight_bit_moments_take_a_byte_a_number_and_a_scale_a_block() -> None:
     sizes = {name: t.nbytes for name, t in optimizer.state[large].items()}
     assert sizes == {"state1": 5000, "state2": 5000, "absmax1": 80, "absmax2": 80, "qmap1": 1024, "qmap2": 1024}
     assert {name: t.nbytes for name, t in optimizer.state[small].items()} == {"state1": 40, "state2": 40}
-
-
-def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(shim.NoShim, match=r"no C\+\+ compiler"):
-        shim.library()
 
 
 def test_the_library_is_not_loaded_into_a_process_that_has_torch(tmp_path: Any) -> None:

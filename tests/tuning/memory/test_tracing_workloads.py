@@ -1,18 +1,22 @@
 """Our five workloads and a decoder without weights, traced: on fake CUDA tensors in a process, and against the CPU."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import share_library
 from trainables import loop
 from trainables.knobs import Knobs, Scalar, using
 from trainables.resident import Resident
 from trainables.workload import Config, load, table_of
+from tuning.memory import calibration
 from tuning.memory.peaks import alone_bytes, highest
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
+from tuning.memory.tracing import workspaces
 from tuning.memory.tracing.step import Job, predict
 
 pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
@@ -28,13 +32,12 @@ KNOBS: dict[str, list[dict[str, Scalar]]] = {
     "nli": [
         {},
         {"amp_dtype": "bf16", "activation_checkpointing": True},
-        {"adapter": "none", "fused_optimizer": True},
         {"base_dtype": "int8"},
         {"base_dtype": "nf4"},
     ],
-    "pointer": [{}, {"amp_dtype": "bf16", "device_augmentation": True}],
-    "headpose": [{}, {"channels_last": True, "device_augmentation": True}],
-    "temporal": [{}, {"architecture": "transformer", "amp_dtype": "bf16"}, {"architecture": "mlp"}],
+    "pointer": [{"amp_dtype": "bf16", "device_augmentation": True}],
+    "headpose": [{"channels_last": True, "device_augmentation": True}],
+    "temporal": [{}, {"architecture": "transformer", "amp_dtype": "bf16"}],
     "signals": [{"encoder_frac": 0.5}, {"sequence_packing": True}],
 }
 DECODER = {
@@ -126,27 +129,44 @@ def test_the_optimisers_kernels_differ_in_their_temporaries() -> None:
     assert state[1] < 0.4 * state[0]
 
 
-def test_a_decoder_without_weights_and_tokenizer_is_traced_with_dora(tmp_path: Path) -> None:
+def test_a_decoder_without_weights_and_tokenizer_is_traced_with_doras_norm_of_each_forward_pass(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DECODER))
-    plain, checkpointed = cuda("nli", [{}, {"activation_checkpointing": True}], model=str(tmp_path))
-    for found in (plain, checkpointed):
-        assert found.confidence == "traced", found.notes
-        assert any("no tokenizer" in note for note in found.notes)
-    large = [found.peak(64) for found in (plain, checkpointed)]
+    asked: list[dict[str, Scalar]] = [{"adapter": "dora"}, {"activation_checkpointing": True}, {"adapter": "lora"}]
+    found = cuda("nli", asked, model=str(tmp_path))
+    for one in found:
+        assert one.confidence == "traced", one.notes
+        assert any("no tokenizer" in note for note in one.notes)
+    large = [one.peak(64) for one in found[:2]]
     assert large[0] is not None
     assert large[1] is not None
     assert large[1].live_bytes < large[0].live_bytes
-
-
-def test_doras_norm_of_each_forward_pass_is_in_the_trace(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(DECODER))
-    found = cuda("nli", [{"adapter": adapter} for adapter in ("dora", "lora")], model=str(tmp_path))
     norms = [sum("vector_norm" in op for op in one.traces[0].ops) for one in found]
-    assert norms[0] > norms[1]
-    dora, lora = (one.peak(1) for one in found)
+    assert norms[0] > norms[2]
+    dora, lora = found[0].peak(1), found[2].peak(1)
     assert dora is not None
     assert lora is not None
     assert dora.live_bytes > lora.live_bytes
+
+
+def test_a_traced_step_takes_what_was_measured_on_a_card_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, predictions: dict[str, list[Prediction]]
+) -> None:
+    share_library(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    where, torch = calibration.folder(), version("torch")
+    assert where is not None
+    cublas = workspaces.CUBLAS_BYTES + 512
+    constants = {"lstm_reserve": 12.0, "cublas_bytes": float(cublas)}  # a reserve twice as large as is guessed
+    calibration.write(calibration.Calibration("a card", torch, (8, 6), constants), where)
+    (found,) = cuda("temporal", KNOBS["temporal"][:1])
+    assert f"workspaces as measured on a card with torch {torch}" in found.notes
+    births = [size for _, size in found.traces[0].events if size >= 0]
+    sizes = {size for size, op in zip(births, found.traces[0].ops, strict=True) if "mm" in op}
+    assert cublas in sizes, "the workspace of cuBLAS"
+    measured, guessed = found.peak(64), predictions["temporal"][0].peak(64)
+    assert measured is not None
+    assert guessed is not None
+    assert measured.live_bytes - guessed.live_bytes > 2**16
 
 
 def test_without_a_compiler_the_cpus_kernels_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.queues import Choosy, Queue
+from tests.queues import Queue
 from tuning.config.errors import StoppedEarly
 from tuning.search.protocols import TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
@@ -132,21 +132,6 @@ def test_a_trial_whose_executor_was_lost_is_run_once_more_and_then_is_killed() -
     dispatcher.ended(again, None)
     assert (scheduler.found["t0"]["outcome"], scheduler.found["t0"]["fault"]) == ("killed", "process lost")
     assert scheduler.decisions == [("lost", "t0", "the process was lost; it is run once more")]
-
-
-def test_a_trial_that_the_scheduler_wants_no_more_does_not_begin() -> None:
-    scheduler = Choosy([("nowhere", None)] * 3)
-    dispatcher = Dispatcher(scheduler, SHARED, None)
-    assert [taken(dispatcher).request.trial for _ in range(2)] == ["t0", "t2"]
-    assert scheduler.found["t1"]["outcome"] == "refused"
-
-
-def test_where_no_process_can_load_the_search_ends_and_the_trial_is_left_for_a_resume() -> None:
-    scheduler = Queue([("nowhere", None)])
-    dispatcher = Dispatcher(scheduler, SHARED, None)
-    with pytest.raises(StoppedEarly, match=r"(?s)the data is gone.*go on with resume="):
-        dispatcher.ended(taken(dispatcher), {**OK, "outcome": "crash", "fatal": "the data is gone"})
-    assert scheduler.found == {}
 
 
 @pytest.mark.parametrize("error", [RecursionError("a fault of ours"), StoppedEarly("the disk is full")])

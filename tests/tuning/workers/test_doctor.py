@@ -90,30 +90,13 @@ def test_what_others_hold_is_told_apart_from_what_the_driver_keeps(monkeypatch: 
     assert found(monkeypatch, 3 * GIB, old=True).held_bytes == 0  # not known
 
 
-@pytest.mark.parametrize(
-    ("built", "capability", "says"),
-    [
-        (("2.13.0", "12.8"), (8, 6), ""),
-        (("2.13.0", "13.0"), (8, 6), "the driver can run CUDA 12.8 at most"),
-        (("2.13.0+cpu", None), (8, 6), "built without CUDA, and the driver has 1 card"),
-        (None, (8, 6), "not installed"),
-        (("2.13.0", "12.8"), (6, 0), ""),
-    ],
-)
-def test_a_study_on_a_card_asks_first_whether_torch_can_use_it(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    built: tuple[str, str | None] | None,
-    capability: tuple[int, int],
-    says: str,
-) -> None:
+def test_a_study_on_a_card_asks_first_whether_torch_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, 0)
-    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", "12.8", 1, 0, capability))
-    monkeypatch.setattr(doctor, "built_for", lambda: built)
+    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", "12.8", 1, 0, (8, 6)))
+    monkeypatch.setattr(doctor, "built_for", lambda: None)
     config = load(["workload=signals", f"runs_dir={tmp_path}"])
-    checks = {check.name: check for check in doctor.preflight(config, "cuda")}
-    assert (checks["torch"].state == "FAIL") == bool(says)
-    assert says in checks["torch"].detail
+    (check,) = (check for check in doctor.preflight(config, "cuda") if check.name == "torch")
+    assert (check.state, check.detail) == ("FAIL", "not installed")
     assert "torch" not in {check.name for check in doctor.preflight(config, "cpu")}
 
 
@@ -123,27 +106,14 @@ def test_a_card_older_than_turing_has_no_code_in_a_build_for_cuda_13(monkeypatch
         assert doctor.torch_check(nvml.Driver("580.1", "13.0", 1, 0, capability)).state == state
 
 
-@pytest.mark.parametrize(
-    ("held_gib", "state", "says"),
-    [
-        (0.1, None, ""),
-        (2.0, "WARN", "other processes hold 2.0 GiB of NVIDIA Test, so that 21.4 GiB are left of 23.2 asked for"),
-        (22.9, "FAIL", "0.5 GiB are left"),
-    ],
-)
-def test_a_card_that_others_hold_memory_of_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held_gib: float, state: str | None, says: str
+def test_a_card_that_others_hold_memory_of_is_told_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found(monkeypatch, round(held_gib * GIB))
+    found(monkeypatch, 2 * GIB)
     checks = doctor.preflight(load(["workload=signals", "card=rtx3090", f"runs_dir={tmp_path}"]), "cuda")
-    dirty = {check.state: check.detail for check in checks if check.name == "card memory"}
-    assert list(dirty) == ([state] if state else [])
-    assert all(says in detail for detail in dirty.values())
-
-
-def test_what_is_free_leaves_room_for_a_context_and_is_never_negative() -> None:
-    assert doctor.free_bytes(Gpu("a", 24 * GIB, 4 * GIB)) == 20 * GIB - doctor.CONTEXT_BYTES
-    assert doctor.free_bytes(Gpu("a", 24 * GIB, 24 * GIB)) == 0
+    (dirty,) = (check for check in checks if check.name == "card memory")
+    said = "other processes hold 2.0 GiB of NVIDIA Test, so that 21.4 GiB are left of 23.2 asked for"
+    assert (dirty.state, dirty.detail) == ("WARN", said)
 
 
 class Two(Driver):

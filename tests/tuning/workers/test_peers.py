@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from tests.commands import ROOT
 from trainables.knobs import Scalar
 from trainables.plan import Plan
+from tuning.config.errors import ConfigError
+from tuning.config.load import load
+from tuning.study.setup import of_own_loop
 from tuning.workers.peers import cards_of
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
@@ -53,31 +57,40 @@ def train(run):
 """
 
 
-def session(ranks: int, how: str = "raise", cap_bytes: int | None = None, workload: str = RANKED) -> Session:
+def made(ranks: int, how: str = "raise", cap_bytes: int | None = None, workload: str = RANKED) -> Session:
     """Returns a session of so many processes, in which a rank is to fail as `how` says."""
     options = {"how": how} if workload == RANKED else {}
     setting = WorkerConfig(workload, options, threads=1, cap_bytes=cap_bytes, ranks=ranks, folder=str(ROOT))
-    made = Session(setting)
-    _made.append(made)
-    made.warm({})
-    return made
+    found = Session(setting)
+    found.warm({})
+    return found
 
 
-_made: list[Session] = []
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Session]:
+    """Two processes, one of which raises where it is told to; none is left once all tests are over."""
     before = set(psutil.Process().children(recursive=True))
-    yield
-    while _made:
-        _made.pop().peers.end()
-    assert set(psutil.Process().children(recursive=True)) == before
+    found = made(2)
+    yield found
+    found.peers.end()
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def trained(ranks: int, **changes: Scalar) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Returns the result of a training of so many processes, and the weights it ends with."""
-    own = session(ranks)
+@pytest.fixture
+def session() -> Iterator[Callable[..., Session]]:
+    """Makes sessions whose processes end with the test."""
+    with ExitStack() as ends:
+
+        def start(*setting: Any, **more: Any) -> Session:
+            found = made(*setting, **more)
+            ends.callback(found.peers.end)
+            return found
+
+        yield start
+
+
+def trained(own: Session, **changes: Scalar) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """Returns the result of a training, and the weights it ends with."""
     trial = own.trial({**KNOBS, **changes}, PLAN, 0)
     while not (found := trial.advance())["done"] and found["samples"] < PLAN.samples:
         pass
@@ -86,8 +99,8 @@ def trained(ranks: int, **changes: Scalar) -> tuple[dict[str, Any], list[torch.T
 
 
 @pytest.mark.parametrize("changes", [{}, {"batch_size": 2, "micro_batch_size": 1, "max_grad_norm": 0.1}], ids=str)
-def test_two_processes_learn_what_one_learns(changes: dict[str, Scalar]) -> None:
-    (alone, first), (both, second) = trained(1, **changes), trained(2, **changes)
+def test_two_processes_learn_what_one_learns(pair: Session, changes: dict[str, Scalar]) -> None:
+    (alone, first), (both, second) = trained(made(1), **changes), trained(pair, **changes)
     assert both["outcome"] == alone["outcome"] == "ok"
     assert both["values"] == pytest.approx(alone["values"], abs=1e-3)
     assert both["samples"] == alone["samples"]
@@ -95,71 +108,65 @@ def test_two_processes_learn_what_one_learns(changes: dict[str, Scalar]) -> None
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("batch", "micro", "clip"), [(24, 5, 0.5), (2, 1, 0.0)], ids=str)
 def test_two_processes_of_a_loop_of_its_own_learn_what_one_learns(
-    tmp_path: Path, batch: int, micro: int, clip: float
+    tmp_path: Path, session: Callable[..., Session]
 ) -> None:
     path = tmp_path / "loop.py"
     path.write_text("OWN_STEPS = False\n" + LOOP)
-    knobs = {"learning_rate": 0.01, "batch_size": batch, "micro_batch_size": micro, "clip": clip}
-    found = []
-    for ranks in (1, 2):
-        own = session(ranks, workload=str(path))
-        trial = own.trial(knobs, Plan(600, (216, 600)), 0)
-        half = trial.advance()
-        assert half["samples"] == math.ceil(216 / (25 if batch == 24 else 2)) * (25 if batch == 24 else 2)
-        found.append(trial.advance())
-        assert found[-1]["done"]
-        assert own.probe(knobs, 0.5)["samples_per_s"] > 0
-    alone, both = found
-    assert (both["outcome"], both["message"], both["samples"]) == ("ok", "", alone["samples"])
-    del both["values"]["error"], alone["values"]["error"]  # of a part
-    assert both["values"] == pytest.approx(alone["values"], abs=1e-4)
+    sessions = [session(ranks, workload=str(path)) for ranks in (1, 2)]
+    for batch, micro, clip in ((24, 5, 0.5), (2, 1, 0.0)):
+        knobs = {"learning_rate": 0.01, "batch_size": batch, "micro_batch_size": micro, "clip": clip}
+        found = []
+        for own in sessions:
+            trial = own.trial(knobs, Plan(600, (216, 600)), 0)
+            half = trial.advance()
+            assert half["samples"] == math.ceil(216 / (25 if batch == 24 else 2)) * (25 if batch == 24 else 2)
+            found.append(trial.advance())
+            assert found[-1]["done"]
+        alone, both = found
+        assert (both["outcome"], both["message"], both["samples"]) == ("ok", "", alone["samples"])
+        del both["values"]["error"], alone["values"]["error"]  # of a part
+        assert both["values"] == pytest.approx(alone["values"], abs=1e-4)
+    assert sessions[1].probe(knobs, 0.5)["samples_per_s"] > 0
 
 
 def test_a_loop_that_steps_by_itself_is_not_trained_by_several(tmp_path: Path) -> None:
     path = tmp_path / "loop.py"
     path.write_text("OWN_STEPS = True\n" + LOOP)
-    own = session(2, workload=str(path))
-    found = own.train({"learning_rate": 0.01, "clip": 0.0}, Plan(64, (64,)), 0)
-    assert found["outcome"] == "crash"
-    assert "gradients are averaged by run.backward" in found["message"]
-    assert not own.describe({})["averages"]
+    facts = made(1, workload=str(path)).describe({})
+    config = load([f"workload={path}", "devices_per_trial=2"])
+    with pytest.raises(ConfigError, match="each process would train a model of its own"):
+        of_own_loop(config, facts)
 
 
 @pytest.mark.parametrize(
-    ("how", "ranks", "outcome"),
-    [("oom", (0, 1), "oom"), ("raise", (1,), "crash"), ("kill", (1,), "killed")],  # `Worker` sees to rank 0's process
+    ("how", "rank", "outcome"),
+    [("oom", 0, "oom"), ("raise", 1, "crash"), ("kill", 1, "killed")],  # `Worker` sees to rank 0's process
     ids=["oom", "raise", "kill"],
 )
 def test_a_failure_of_one_rank_ends_the_trial_and_the_next_one_runs(
-    how: str, ranks: Sequence[int], outcome: str
+    pair: Session, session: Callable[..., Session], how: str, rank: int, outcome: str
 ) -> None:
-    own = session(2, how, 16 * 2**20 if how == "oom" else None)
+    own = pair if how == "raise" else session(2, how, 16 * 2**20 if how == "oom" else None)
     plan = Plan(1024, (1024,), cap_bytes=own.setting.cap_bytes)
-    for rank in ranks:
-        found = own.trial({**KNOBS, "rank": float(rank)}, plan, 0, shrink="").advance()
-        assert (found["outcome"], found["done"]) == (outcome, True), found["message"]
-        assert found["message"].startswith("rank 1: ") == (rank == 1)
-        assert how != "raise" or "so it goes" in found["message"]
-        assert own.train(KNOBS, PLAN, 0)["outcome"] == "ok"
+    found = own.trial({**KNOBS, "rank": float(rank)}, plan, 0, shrink="").advance()
+    assert (found["outcome"], found["done"]) == (outcome, True), found["message"]
+    assert found["message"].startswith("rank 1: ") == (rank == 1)
+    assert how != "raise" or "so it goes" in found["message"]
+    assert own.train(KNOBS, PLAN, 0)["outcome"] == "ok"
+    if how == "oom":  # begun again with half the micro-batch, it fails at every size
+        found = own.train({**KNOBS, "micro_batch_size": 2, "rank": 1.0}, plan, 0)
+        assert ([one["knobs"]["micro_batch_size"] for one in found["ooms"]], found["outcome"]) == ([2], "oom")
+        assert found["message"].startswith("rank 1: ")
 
 
-def test_a_trial_that_runs_out_of_memory_in_one_rank_begins_again_with_half_the_micro_batch() -> None:
-    own = session(2, "oom", 16 * 2**20)
-    found = own.train({**KNOBS, "rank": 1.0}, Plan(512, (512,), cap_bytes=16 * 2**20), 0)
-    assert [one["knobs"]["micro_batch_size"] for one in found["ooms"]] == [5, 2]
-    assert found["outcome"] == "oom", "it fails at every size"
-
-
-def test_a_trial_is_ended_between_two_batches_and_speeds_are_measured() -> None:
-    own = session(2)
-    trial = own.trial(KNOBS, PLAN, 0)
+def test_a_trial_is_ended_between_two_batches_and_speeds_are_measured(pair: Session) -> None:
+    trial = pair.trial(KNOBS, PLAN, 0)
     assert trial.advance()["samples"] == PLAN.milestones[0]
     trial.end()
-    assert own.probe(KNOBS, 0.5)["samples_per_s"] > 0
-    assert own.window(KNOBS, 0.2, 1)["samples_per_s"] > 0
-    assert own.train(KNOBS, PLAN, 0)["outcome"] == "ok"
+    assert pair.probe(KNOBS, 0.5)["samples_per_s"] > 0
+    assert pair.window(KNOBS, 0.2, 1)["samples_per_s"] > 0
+    assert pair.train(KNOBS, PLAN, 0)["outcome"] == "ok"
 
 
 @pytest.mark.parametrize(

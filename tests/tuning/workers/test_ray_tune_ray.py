@@ -1,52 +1,71 @@
-"""Ray's side of memory: one process through OOMs of every kind, shares of a card, processes given up, and why."""
+"""Ray's side of trials: shares of a card, several cards, and trials whose process or actor was killed."""
 
 from __future__ import annotations
 
+import math
+import os
 import stat
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from tests.data.greedy import CAP_BYTES
-from tests.queues import GREEDY, Killing, Queue
+from tests.queues import GREEDY, KNOBS, Killing, Queue
 from tuning.config.errors import StoppedEarly
-from tuning.search.protocols import TrialPlan
+from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.workers import nvml
 from tuning.workers.dispatch import Dispatcher
-from tuning.workers.nodes import Node, Slots
-from tuning.workers.ray_tune import RayCluster, RayExecutor, _Asking
+from tuning.workers.nodes import KindShare, Node, Slots
+from tuning.workers.ray_tune import RayCluster, RayExecutor, _Asking, requested
+from tuning.workers.slots import share_bytes
 from tuning.workers.worker_config import WorkerConfig
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+UUIDS = ("GPU-a000", "GPU-b000")
+MEETING = '''
+import os
+from pathlib import Path
+
+import torch
+from tests.fakes import Sums
+
+
+class Meeting(Sums):
+    """Sums whose training goes on once the processes of two trials have come to their first step."""
+
+    options = {**Sums.options, "place": ""}
+
+    def dataset(self, config, split):
+        self.place = Path(config.options["place"])
+        return super().dataset(config, split)
+
+    def loss(self, model, batch):
+        (self.place / str(os.getpid())).touch()
+        while len(list(self.place.iterdir())) < 2:
+            os.sched_yield()
+        return super().loss(model, batch)
+
+
+WORKLOAD = Meeting()
+'''
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[RayCluster]:
-    """One Ray for the tests of this file."""
-    with RayCluster(cores=2, gpus=0, dashboard=False) as running:
-        yield running
+    """One Ray for the tests of this file: two cores and two cards, which are named by UUID; no card is here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(nvml.VISIBLE, ",".join(UUIDS))
+        with RayCluster(cores=2, gpus=2, dashboard=False) as running:
+            yield running
 
 
 def orders(count: int, **more: Any) -> TrialPlan:
     return TrialPlan(64, (64,), False, count, 1, **more)
-
-
-def test_the_same_actor_trains_the_next_trial_within_half_a_second_of_any_oom() -> None:
-    places = [
-        "nowhere",
-        *(p for w in ("forward", "backward", "optimizer", "evaluation", "loader") for p in (w, "nowhere")),
-    ]
-    scheduler = Queue([(p, None) for p in places])
-    RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=CAP_BYTES), "greedy_trials").run(scheduler, orders(1))
-    found = [scheduler.found[f"t{n}"] for n in range(len(places))]
-    expected = {"nowhere": "ok", "loader": "host_oom"}
-    assert [f["outcome"] for f in found] == [expected.get(p, "oom") for p in places]
-    assert len({f["pid"] for f in found}) == 1
-    assert {f["held_bytes"] - f["own_bytes"] for f in found} == {0}
-    gaps = [b["first_step_at"] - a["failed_at"] for a, b in zip(found[1::2], found[2::2], strict=True)]
-    assert max(gaps) <= 0.5
-    assert scheduler.decisions == []
 
 
 def test_trials_share_a_card_and_one_that_needs_more_than_its_slot_runs_alone() -> None:
@@ -129,3 +148,43 @@ def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
 def test_the_token_lies_in_a_folder_of_its_users_own(cluster: RayCluster) -> None:
     assert stat.S_IMODE(cluster.token_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(cluster.token_path.parent.stat().st_mode) == 0o700, "Ray opens its own folder to everybody"
+
+
+class Plain(Queue):
+    """A scheduler whose trials have no knob of a workload's own."""
+
+    def next_trial(self, kind: str = "") -> TrialRequest | None:
+        """Returns the next one."""
+        request = super().next_trial()
+        return None if request is None else replace(request, knobs=KNOBS)
+
+
+def test_two_trials_of_one_core_each_run_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "meeting.py").write_text(MEETING)
+    (tmp_path / "place").mkdir()
+    scheduler = Plain([("nowhere", None)] * 2)
+    config = WorkerConfig(str(tmp_path / "meeting.py"), {"place": str(tmp_path / "place")}, threads=1)
+    RayExecutor(config, "meeting_trials").run(scheduler, TrialPlan(64, (64,), False, 2, 1))
+    found = [scheduler.found[f"t{n}"] for n in range(2)]
+    assert {f["outcome"] for f in found} == {"ok"}, found
+    assert {str(f["pid"]) for f in found} == {path.name for path in (tmp_path / "place").iterdir()}
+    assert max(f["first_step_at"] for f in found) < min(f["returned_at"] for f in found)
+
+
+@pytest.mark.parametrize(("slots", "each"), [(2, 1), (3, 2)])
+def test_the_slots_of_two_cards_have_one_of_them_each_by_uuid(slots: int, each: int) -> None:
+    import ray  # here: it is to find the environment that ours is set to
+
+    class Slot:  # here: its process need not import this module
+        """What has a slot's share of a card, as the actor of a trial does."""
+
+        def visible(self) -> str:
+            """Returns the cards that CUDA would show."""
+            return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    plan = TrialPlan(64, (64,), False, slots, 1, devices=2, cap_bytes=share_bytes(24 * 2**30, math.ceil(slots / 2)))
+    resources: dict[str, Any] = requested(KindShare("", plan, WorkerConfig("mine.py", device="cuda")), None)
+    actors = [ray.remote(num_cpus=0, num_gpus=resources["GPU"])(Slot).remote() for _ in range(slots)]
+    seen = Counter(ray.get([actor.visible.remote() for actor in actors]))
+    assert set(seen) == set(UUIDS), "both are used"
+    assert max(seen.values()) <= each

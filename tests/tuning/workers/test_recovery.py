@@ -162,14 +162,6 @@ def test_a_process_that_keeps_what_its_trials_made_runs_no_other(leaking: Sessio
     assert re.match(r"\d\d\.\d MiB were still held after the trial, 20\.5 MiB are allowed", found["retire"])
 
 
-@pytest.mark.parametrize(
-    ("left_bytes", "limit_bytes", "retires"),
-    [(0, 0, False), (2**24, 0, False), (2**24 + 1, 0, True), (2**30, 50 * 2**30, False), (2**30 + 1, 50 * 2**30, True)],
-)
-def test_a_process_may_keep_16_mib_or_a_fiftieth_of_its_limit(left_bytes: int, limit_bytes: int, retires: bool) -> None:
-    assert bool(device_memory.left_behind(2**20, 2**20 + left_bytes, limit_bytes)) == retires
-
-
 def test_the_workspaces_of_cublas_are_no_bytes_of_a_trial(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     held = {"model": 2**20, "workspaces": 2 * 32 * 2**20}
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: held.pop("workspaces", 0), raising=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import psutil
 import pytest
@@ -82,7 +81,7 @@ def test_without_nvml_every_figure_of_the_card_is_none(broken: str) -> None:
     assert found["rss_bytes"] > 0
 
 
-def test_what_is_not_supported_is_none_and_not_asked_again() -> None:
+def test_what_is_not_supported_is_none() -> None:
     nvml = Nvml(broken=("nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"))
     sampler = TelemetryReader("cuda", nvml=nvml)
     for _ in range(3):
@@ -90,7 +89,6 @@ def test_what_is_not_supported_is_none_and_not_asked_again() -> None:
     found = sampler.summary()
     assert found["power_w"] is found["energy_j"] is None
     assert found["gpu_sm_frac"] is not None
-    assert nvml.calls["nvmlDeviceGetPowerUsage"] == nvml.calls["nvmlDeviceGetTotalEnergyConsumption"] == 1
 
 
 @pytest.mark.parametrize(("known", "asked"), [("GPU-ab", ["GPU-ab"]), ("MIG-ab", ["GPU-ab", "MIG-ab"])])
@@ -99,15 +97,6 @@ def test_the_card_is_found_by_its_uuid(known: str, asked: list[str]) -> None:
     sampler = TelemetryReader("cuda", uuid="ab", nvml=nvml)
     assert nvml.asked == asked
     assert sampler.read().figures["gpu_sm_frac"] is not None
-
-
-def test_a_fault_of_ours_is_raised() -> None:
-    class Wrong(Nvml):
-        def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        TelemetryReader("cuda", nvml=Wrong()).read()
 
 
 def test_counters_of_others_are_differences_too() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 from trainables.plan import Plan
-from tuning.config.errors import PreflightError
 from tuning.memory.oom import PROCESS_LOST
 from tuning.workers.trial_runner import TrialRunner
 from tuning.workers.worker import HUNG, Worker, WorkerLost
@@ -18,10 +17,10 @@ LOST = WorkerLost(PROCESS_LOST, "signal 11 (SIGSEGV)")
 
 
 class Scripted:
-    """A worker whose process answers what it is told to, an exception by raising it; `begin` is answered by itself."""
+    """A worker whose process answers what it is told to, an exception by raising it."""
 
-    def __init__(self, *answers: Any, begins: list[Exception | None] | None = None) -> None:
-        self._answers, self._begins = list(answers), begins or []
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
         self.started = 0
         self.is_running, self.deadline = False, cast(float | None, None)
 
@@ -29,10 +28,6 @@ class Scripted:
         """Takes any order."""
         self.started += not self.is_running
         self.is_running = True
-        failure = self._begins.pop(0) if self._begins else None
-        if failure is not None:
-            self.is_running = False
-            raise failure
 
     def advance(self) -> dict[str, Any]:
         """Returns the next answer."""
@@ -51,8 +46,8 @@ class Scripted:
         self.is_running = False
 
 
-def runner_of(*answers: Any, begins: list[Exception | None] | None = None) -> tuple[TrialRunner, Scripted]:
-    scripted = Scripted(*answers, begins=begins)
+def runner_of(*answers: Any) -> tuple[TrialRunner, Scripted]:
+    scripted = Scripted(*answers)
     return TrialRunner(cast(Worker, scripted)), scripted
 
 
@@ -79,15 +74,6 @@ def test_lost_twice_it_is_killed_or_timed_out_with_the_last_words() -> None:
     assert (hung["outcome"], hung["message"]) == ("timeout", "process hung: no answer for 60 s")
 
 
-def test_a_process_that_was_lost_between_two_trials_costs_the_next_one_nothing() -> None:
-    runner, worker = runner_of(DONE, LOST, DONE, begins=[None, LOST, None, None])
-    run(runner)
-    found = run(runner)
-    assert (found["outcome"], worker.started) == ("ok", 3)
-    events = [("lost", "the trial runs in a new process"), ("lost", "it is run once more")]
-    assert [(event, reason.rpartition("; ")[2]) for event, reason in found["events"]] == events
-
-
 def test_what_was_judged_stands_though_its_process_is_lost_while_it_ends() -> None:
     runner, _ = runner_of(RUNG, LOST, DONE)
     runner.take(ORDER)
@@ -109,8 +95,3 @@ def test_a_stopped_trial_is_finished_before_the_next_and_may_retire_its_process(
     runner.take(ORDER)
     runner.step()
     assert run(runner)["events"] == [("retired", "80 MiB; the trial runs in a new process")]
-
-
-def test_a_process_that_cannot_load_the_workload_is_fatal() -> None:
-    found = run(runner_of(begins=[PreflightError("the data is gone", remedy="put it back")])[0])
-    assert (found["fatal"], found["done"], found["samples"]) == ("the data is gone", True, 0)

@@ -105,11 +105,6 @@ def test_a_probe_waits_for_a_whole_batch(session: Session, monkeypatch: pytest.M
     assert found["samples_per_s"] == pytest.approx(61 / (found["micro_step_s"] + found["optimizer_step_s"]))
 
 
-def test_windows_have_no_steps_where_none_are_asked_for(session: Session) -> None:
-    state = loop.prepare(session.resident, session.config(KNOBS), loop.Plan(64))
-    assert all(event.micro_steps_s == () for event in loop.train(state) if isinstance(event, Window))
-
-
 COMPILING = '''
 import time
 import torch

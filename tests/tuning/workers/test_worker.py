@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands import MINE, wait_for
-from tuning.config.errors import UserCodeError
+from tests.commands import wait_for
 from tuning.workers import worker as worker_module
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -24,15 +20,7 @@ KNOBS = {"batch_size": 8, "micro_batch_size": 8}
 BROKEN = """
 from tests.data.mine import Moons
 
-class Odd(Exception):
-    pass
-
 class Broken(Moons):
-    def dataset(self, config, split):
-        if config.options.get("fail"):
-            raise Odd("no such place")
-        return super().dataset(config, split)
-
     def loss(self, model, batch):
         import os, signal
         os.kill(os.getpid(), signal.SIGKILL)
@@ -42,6 +30,8 @@ WORKLOAD = Broken()
 
 
 BESIDE = """
+import argparse
+
 import net  # beside this file
 
 class Mine(net.Moons):
@@ -50,11 +40,17 @@ class Mine(net.Moons):
         assert fractions.Fraction
         return super().dataset(config, split)
 
+    def model(self, config):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--width", type=int, default=8)
+        self.width = parser.parse_args().width  # a command line that is read while it trains is empty
+        return super().model(config)
+
 WORKLOAD = Mine()
 """
 
 
-def test_a_file_imports_what_lies_beside_it_in_every_process(tmp_path: Path) -> None:
+def test_a_file_imports_what_lies_beside_it_in_every_process_and_finds_an_empty_command_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BESIDE, encoding="utf-8")
     (tmp_path / "net.py").write_text("from tests.data.mine import Moons\n", encoding="utf-8")
     (tmp_path / "fractions.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
@@ -65,15 +61,6 @@ def test_a_file_imports_what_lies_beside_it_in_every_process(tmp_path: Path) -> 
         assert worker.train({**KNOBS, "num_workers": 1}, 16, (16,), seed=1)["outcome"] == "ok"
 
 
-def test_a_process_measures_and_a_fresh_one_follows_when_it_was_ended() -> None:
-    with Worker(WorkerConfig(str(MINE))) as worker:
-        first = worker.train(KNOBS, 32, (32,), seed=1)
-        worker.end()
-        again = worker.train(KNOBS, 32, (32,), seed=1)
-    assert first["outcome"] == again["outcome"] == "ok"
-    assert first["values"] == again["values"]
-
-
 def test_a_training_that_confirms_halves_nothing() -> None:
     wide = {"batch_size": 64, "micro_batch_size": 64}
     with Worker(WorkerConfig(str(MINE))) as worker:
@@ -81,37 +68,6 @@ def test_a_training_that_confirms_halves_nothing() -> None:
     with Worker(WorkerConfig(str(MINE), cap_bytes=need - 1)) as worker:
         found = worker.train(wide, 64, (64,), seed=1)
     assert (found["outcome"], found["knobs"]["micro_batch_size"], found["ooms"]) == ("oom", 64, [])
-
-
-READS = """
-import argparse
-from tests.data.mine import Moons
-
-class Reads(Moons):
-    def model(self, config):
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--width", type=int, default=8)
-        self.width = parser.parse_args().width
-        return super().model(config)
-
-WORKLOAD = Reads()
-"""
-
-
-def test_code_that_reads_a_command_line_while_it_trains_finds_an_empty_one(tmp_path: Path) -> None:
-    (tmp_path / "reads.py").write_text(READS, encoding="utf-8")
-    with Worker(WorkerConfig(str(tmp_path / "reads.py"))) as worker:
-        assert worker.train(KNOBS, 16, (16,), seed=1)["outcome"] == "ok"
-
-
-def test_what_a_workload_raises_comes_back_in_words_whatever_its_class(tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
-    with (
-        Worker(WorkerConfig(str(tmp_path / "broken.py"), {"fail": True})) as worker,
-        pytest.raises(UserCodeError, match=r"broken\.py raised Odd: no such place") as raised,
-    ):
-        worker.describe({})
-    assert "broken.py" in raised.value.traceback  # for -v
 
 
 def test_a_measurement_that_kills_its_process_is_made_once_more_and_then_an_outcome(tmp_path: Path) -> None:
@@ -162,21 +118,6 @@ def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path
     assert "hanging.py" in found["message"]
     assert "search.hang_time gives it more time" in found["message"]
     assert len(said) == 2
-
-
-def test_nothing_is_waited_for_or_tried_again_long_past_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "LAST_S", 0.5)
-    (tmp_path / "hanging.py").write_text(HANGING, encoding="utf-8")
-    said: list[str] = []
-    with Worker(WorkerConfig(str(tmp_path / "hanging.py"), {"until": str(tmp_path / "hung")}), said.append) as worker:
-        worker.describe({})
-        worker.deadline = time.monotonic() + 0.5
-        found = worker.train(KNOBS, 64, (64,), seed=0)
-        took_s = time.monotonic() - worker.deadline
-    assert (found["outcome"], found["fault"], said) == ("cut", "search.max_time was over", [])
-    assert 0.5 <= took_s < 5.0
 
 
 COMPUTING = """
@@ -240,18 +181,25 @@ WORKLOAD = Waiting()
 """
 
 
-def test_loader_processes_end_with_the_process_that_hung(tmp_path: Path) -> None:
+def test_what_hangs_past_the_deadline_is_not_waited_for_or_tried_again_and_its_loader_processes_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "LAST_S", 0.5)
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
-    pids = tmp_path / "pids"
-    with Worker(WorkerConfig(str(tmp_path / "stuck.py"), {"pids": str(pids)}, hang_s=2.0)) as worker:
+    pids, said = tmp_path / "pids", list[str]()
+    with Worker(WorkerConfig(str(tmp_path / "stuck.py"), {"pids": str(pids)}), said.append) as worker:
+        worker.load()
+        worker.deadline = time.monotonic() + 3.0
         found = worker.train({**KNOBS, "num_workers": 1}, 64, (64,), seed=0)
-    assert found["outcome"] == "timeout"
+        took_s = time.monotonic() - worker.deadline
+    assert (found["outcome"], found["fault"], said) == ("cut", "search.max_time was over", [])
+    assert 0.5 <= took_s < 5.0
     left = [psutil.Process(pid) for pid in set(map(int, pids.read_text().split())) if psutil.pid_exists(pid)]
     assert not psutil.wait_procs(left, timeout=5)[1]
 
 
 @pytest.mark.fault
-def test_loader_processes_end_when_the_process_that_started_the_worker_is_killed(tmp_path: Path) -> None:
+def test_its_process_and_its_loaders_end_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
     pids, knobs = tmp_path / "pids", {**KNOBS, "num_workers": 1}
     code = (
@@ -262,20 +210,7 @@ def test_loader_processes_end_when_the_process_that_started_the_worker_is_killed
     with subprocess.Popen([sys.executable, "-c", code], text=True) as study:
         assert wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"), study)
         loader = psutil.Process(int(pids.read_text()))
+        process = loader.parent()
         study.kill()
-    assert not psutil.wait_procs([loader], timeout=20)[1]
-
-
-@pytest.mark.fault
-def test_it_ends_when_the_process_that_started_it_is_killed() -> None:
-    code = (
-        "from tuning.workers.worker import Worker; from tuning.workers.session import WorkerConfig;"
-        f"b = Worker(WorkerConfig({str(MINE)!r})); b.describe({{}}); print(b._process.pid, flush=True); input()"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as study:
-        assert study.stdout is not None
-        pid = int(study.stdout.readline())
-        os.kill(study.pid, signal.SIGKILL)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(timeout=20)
+    assert process is not None
+    assert not psutil.wait_procs([loader, process], timeout=20)[1]
