@@ -101,19 +101,6 @@ def tree_paths(readme: str) -> list[str]:
     return paths
 
 
-def test_tree_paths_follow_indentation() -> None:
-    text = "```\nMakefile\ntrainables/   the loop\n  a.py b.py  two\n  data/\n    c.py\ntuning/\n```"
-    assert tree_paths(text) == [
-        "Makefile",
-        "trainables/",
-        "trainables/a.py",
-        "trainables/b.py",
-        "trainables/data/",
-        "trainables/data/c.py",
-        "tuning/",
-    ]
-
-
 def test_readme_tree_names_only_what_exists() -> None:
     paths = tree_paths((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(paths) > 10, "README.md has no file tree"
@@ -165,21 +152,6 @@ def test_public_names_are_documented() -> None:
         nodes = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
         bare += [f"{name}:{node.lineno} {node.name}" for node in nodes if not ast.get_docstring(node)]
     assert not bare
-
-
-def test_no_class_or_public_constant_has_the_name_of_another() -> None:
-    found: dict[str, list[str]] = {}
-    for module, tree in sources():
-        if module.startswith("tuning/examples/"):  # a user's files, imported nowhere
-            continue
-        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-        targets = [t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets]
-        targets += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
-        constants = [t.id for t in targets if isinstance(t, ast.Name) and t.id.isupper()]
-        for name in (*classes, *constants):
-            if not name.startswith("_") and name != "WORKLOAD":  # by which a workload is found
-                found.setdefault(name, []).append(module)
-    assert not {name: where for name, where in found.items() if len(where) > 1}
 
 
 def test_own_packages_are_imported_at_the_top() -> None:
