@@ -234,17 +234,16 @@ class SpanBench(FormulaProfiler):
     `load_s` is what one micro-batch takes to load: workers share it between them, a cache in RAM leaves a tenth.
     """
 
-    def __init__(self, load_s: float, transfer_s: float = 0.0, optimizer_s: float = 0.001) -> None:
+    def __init__(self, load_s: float) -> None:
         super().__init__()
-        self._load_s, self._transfer_s, self._optimizer_s = load_s, transfer_s, optimizer_s
+        self._load_s = load_s
 
     def spans(self, knobs: Mapping[str, Scalar]) -> tuple[float, float, float, float]:
         """Returns the formula's spans; a batch is one micro-step."""
         own = Knobs.of(knobs)
         wait = self._load_s / (1 + own.num_workers) * (0.1 if own.ram_cache else 1.0)
         compute = (0.010 + 0.001 * own.micro_batch_size) * (2 / 3 if own.amp_dtype == "bf16" else 1.0)
-        move = self._transfer_s * (0.5 if own.pin_memory else 1.0)
-        return wait, move, compute, self._optimizer_s * (0.5 if own.fused_optimizer else 1.0)
+        return wait, 0.0, compute, 0.001 * (0.5 if own.fused_optimizer else 1.0)
 
     def speed(self, knobs: Mapping[str, Scalar]) -> float:
         """Returns samples a second."""

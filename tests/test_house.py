@@ -101,19 +101,6 @@ def tree_paths(readme: str) -> list[str]:
     return paths
 
 
-def test_tree_paths_follow_indentation() -> None:
-    text = "```\nMakefile\ntrainables/   the loop\n  a.py b.py  two\n  data/\n    c.py\ntuning/\n```"
-    assert tree_paths(text) == [
-        "Makefile",
-        "trainables/",
-        "trainables/a.py",
-        "trainables/b.py",
-        "trainables/data/",
-        "trainables/data/c.py",
-        "tuning/",
-    ]
-
-
 def test_readme_tree_names_only_what_exists() -> None:
     paths = tree_paths((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(paths) > 10, "README.md has no file tree"

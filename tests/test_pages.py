@@ -107,16 +107,6 @@ def test_the_studies_of_an_answer_have_settings_that_there_are(folder: Path) -> 
         assert study.main([argument.replace("first/", "") for argument in arguments] + ["--validate"]) == 0, arguments
 
 
-def test_an_answer_has_six_lines_at_most_and_a_command() -> None:
-    text = (DOCS / "faq.md").read_text(encoding="utf-8")
-    answers = re.findall(r"^## .*?\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
-    assert len(answers) >= 8
-    for found in answers:
-        words, _, code = found.partition("```\n")
-        assert len(words.split("\n\n")[0].strip().splitlines()) <= 6
-        assert code.startswith("python ")
-
-
 def test_the_tutorial_is_of_the_files_that_init_writes() -> None:
     script, space = blocks("tutorial", "python")
     (diff,) = blocks("tutorial", "diff")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.exported import compared, figures, measured_at, said
+from benchmarks import frameworks
+from benchmarks.exported import compared, measured_at
 from tuning.journal.records import read
-from tuning.report import summary
 
 RUN = Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl"
 
@@ -31,16 +31,6 @@ def test_the_median_of_the_trainings_is_held_to_the_bound() -> None:
     assert not compared(100.0, [{"trained": 96.0, "confirmed": 100.0}])["within_bound"]
 
 
-def test_the_figures_of_a_run_add_up_and_are_those_of_its_summary() -> None:
-    records, _ = read(RUN)
-    found = summary.from_records(records)
-    own = figures(found)
-    assert sum(own["shares"].values()) == pytest.approx(1.0)
-    assert own["wall_s"] == found.times.wall_s
-    assert own["samples_per_s"]["best"] == found.best.samples_per_s if found.best else None
-    assert [g["over"] for g in own["gains"] if g["of"] == "best"] == ["before", "after"]
-
-
 def test_the_time_since_the_study_counts_from_its_last_confirm_training() -> None:
     records, _ = read(RUN)
     last = [r for r in records if r.event == "confirmed"][-1]
@@ -49,8 +39,10 @@ def test_the_time_since_the_study_counts_from_its_last_confirm_training() -> Non
         measured_at([])
 
 
-def test_a_line_says_all_three_ratios() -> None:
-    one = {"workload": "nli", **compared(100.0, [{"trained": 90.0, "confirmed": 120.0}])}
-    assert said(one).endswith(
-        "trainings 0.900 of it (0.900 to 0.900), the confirm measurement beside them 1.200; a training over it 0.750"
-    )
+def test_the_bound_of_a_framework_is_on_the_pairs_and_drift_stands_beside_it() -> None:
+    rows = [{"there": 98.0, "trained": 100.0}, {"there": 51.0, "trained": 50.0}, {"there": 99.0, "trained": 100.0}]
+    found = frameworks.compared(200.0, rows)
+    assert found["within_bound"]
+    assert found["over_trained"] == {"median": 0.99, "least": 0.98, "largest": 1.02}
+    assert found["over_said"] == pytest.approx(0.49)
+    assert not frameworks.compared(100.0, [{"there": 90.0, "trained": 100.0}] * 2)["within_bound"]

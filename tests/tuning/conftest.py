@@ -13,7 +13,7 @@ from tuning.report.summary import Summary
 
 @pytest.fixture(scope="session")
 def records() -> list[Record]:
-    """Every record of tests/data/sample_run, which is undamaged."""
+    """Every record of tests/data/sample_run, which was made up and is undamaged."""
     whole, warnings = read(Path(__file__).parents[1] / "data" / "sample_run" / "trials.jsonl")
     assert not warnings
     return whole

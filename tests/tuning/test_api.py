@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import tuning
 from tests.commands import MINE, ROOT
 from tests.golden.outputs import check_files, journal, of
-from tuning import load_best, read_run, tune
+from tuning import Result, load_best, read_run, tune
 from tuning.config.errors import ConfigError, UserCodeError
 
 FAST = {
@@ -36,9 +37,27 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(MINE.read_text())
 
 
+def beside_an_event_loop(**settings: Any) -> Result:
+    """Returns what a study in a thread found, which has an event loop, as a notebook has."""
+    found = []
+
+    async def program() -> None:
+        found.append(tune("mine.py", FAST, concurrency=1, **settings))
+
+    thread = threading.Thread(target=lambda: asyncio.run(program()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text(MINE.read_text().replace('{"accuracy": right.item() / seen}', '{"acc": 0.5}'))
+    with pytest.raises(UserCodeError, match="returned acc, without accuracy"):
+        tune("mine.py", FAST, concurrency=1)
+    assert not Path("runs").exists()
+    Path("mine.py").write_text(MINE.read_text())  # a second study reads a file that was written anew
     before = set(psutil.Process().children(recursive=True))
-    result = tune("mine.py", FAST, concurrency=1, name="one")
+    result = beside_an_event_loop(name="one")
     assert set(psutil.Process().children(recursive=True)) <= before
     assert capsys.readouterr().out == ""
     assert result.folder == Path("runs/mine/one")
@@ -70,27 +89,9 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
 
 
 @pytest.mark.workload
-def test_a_second_study_reads_a_file_written_anew_and_runs_in_a_thread_beside_an_event_loop() -> None:
-    wrong = MINE.read_text().replace('{"accuracy": right.item() / seen}', '{"acc": 0.5}')
-    Path("mine.py").write_text(wrong)
-    with pytest.raises(UserCodeError, match="returned acc, without accuracy"):
-        tune("mine.py", FAST, concurrency=1)
-    assert not Path("runs").exists()
-    Path("mine.py").write_text(MINE.read_text())
-    found = []
-
-    async def program() -> None:
-        found.append(tune("mine.py", FAST, concurrency=1).is_finished)
-
-    thread = threading.Thread(target=lambda: asyncio.run(program()))
-    thread.start()
-    thread.join()
-    assert found == [True]
-
-
-@pytest.mark.workload
 def test_a_script_without_a_main_guard_runs_once_though_it_is_the_workload_itself() -> None:
-    call = f"\nfrom tuning import tune\nprint('RAN')\nprint(tune(__file__, {FAST!r}, concurrency=1).is_finished)\n"
+    probes = {**FAST, "search": {"trials": 0, "max_time": "3m"}}
+    call = f"\nfrom tuning import tune\nprint('RAN')\nprint(tune(__file__, {probes!r}, concurrency=1).is_finished)\n"
     Path("script.py").write_text(MINE.read_text() + call)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

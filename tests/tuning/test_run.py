@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import commands
 from tests.commands import MINE, ROOT
-from tuning import __main__, run
+from tuning import run
 
 
 def test_help_answers_at_once_and_imports_neither_torch_nor_ray() -> None:
@@ -39,8 +40,6 @@ def test_help_names_every_exit_code() -> None:
     [
         (["workloda=nli"], "workload"),
         (["--frobnicate"], "--frobnicate is no option"),
-        (["knobs.batch_size=inf"], "knobs.batch_size"),
-        (["knobs.adapter_rank={low: 4, high: 64}"], "adapter_rank"),
         (["resume=none-such"], "none-such"),
     ],
 )
@@ -84,14 +83,6 @@ def test_a_file_with_a_command_line_of_its_own_finds_an_empty_one(
     (tmp_path / "required.py").write_text(reads.format("required=True") + rest)
     assert run.main(["workload=required.py", "--validate"]) == 2
     assert "required.py calls sys.exit when it is imported; what is run belongs behind" in capsys.readouterr().err
-
-
-def test_other_verbs_list_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["list", "--runs-dir", str(tmp_path)]) == 0
-    assert __main__.main(["show", "nothing", "--runs-dir", str(tmp_path)]) == 2
-    assert __main__.main(["frobnicate"]) == 2
-    assert __main__.main([]) == 0
-    assert "python -m tuning train --from" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -139,8 +130,7 @@ sys.exit(run.main(["workload=signals"]))
 """
 
 
-@pytest.mark.parametrize("times", ["once", "twice"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code", "times"), [(signal.SIGTERM, 143, "once"), (signal.SIGINT, 130, "twice")])
 def test_a_run_in_a_shells_background_obeys_signals_and_a_second_ends_all_its_processes(
     tmp_path: Path, number: signal.Signals, code: int, times: str
 ) -> None:
@@ -173,38 +163,34 @@ def test_alone_it_prints_help_and_starts_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", ["tuning", "tuning.run"])
+NAMES_OF_PYTHON = ("argparse", "logging", "random")
+
+
+@pytest.mark.parametrize("command", [["tuning", "list"], ["tuning.run", "workload=mine.py", "--validate"]])
 def test_a_file_with_a_name_of_pythons_own_in_the_working_folder_is_not_taken_for_it(
-    module: str, tmp_path: Path
+    command: list[str], tmp_path: Path
 ) -> None:
-    for name in ("argparse", "logging", "random"):
+    for name in NAMES_OF_PYTHON:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
     (tmp_path / "mine.py").write_text(MINE.read_text())
-    arguments = (
-        ["estimate", "workload=mine.py", "card=cpu"] if module == "tuning" else ["workload=mine.py", "--validate"]
-    )
-    command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "took" not in done.stdout + done.stderr
+    assert commands.run(command[0], command[1:], tmp_path) == 0, (tmp_path / "err").read_text()
 
 
-def test_the_console_script_works_beside_a_folder_called_tuning(tmp_path: Path) -> None:
-    (tmp_path / "tuning").mkdir()
+def test_the_console_script_works_beside_a_folder_called_tuning_and_such_files(tmp_path: Path) -> None:
+    for name in NAMES_OF_PYTHON:
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('took {name}.py')")
+    for folder in ("tuning", "bin", "own"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "tuning" / "__init__.py").write_text("raise RuntimeError('took their tuning')")
-    (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "cardtune"
     script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
-    (tmp_path / "own").mkdir()
     (tmp_path / "own" / "__init__.py").touch()
     (tmp_path / "own" / "moons.py").write_text(MINE.read_text())
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, str(script), "estimate", "workload=own.moons", "card=cpu"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "took" not in done.stdout + done.stderr
-    assert "cannot be predicted" not in done.stdout
+    code = commands.run(str(script), ["estimate", "workload=own.moons", "card=cpu"], tmp_path)
+    said = (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
+    assert code == 0, said
+    assert "took" not in said
+    assert "cannot be predicted" not in said
 
 
 def test_the_first_line_of_a_run_needs_none_of_the_libraries_that_take_long_to_load() -> None:

@@ -1,18 +1,13 @@
-"""python -m tuning init: what it writes runs as it stands, comes from the wheel alone, and overwrites nothing."""
+"""python -m tuning init: what it writes, which tests/test_pages.py runs as it stands; it overwrites nothing."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
-from hatchling.build import build_wheel
 
-from tests.commands import ROOT, run, start, wait_for
+from tests.commands import ROOT
 from tuning import __main__
 from tuning.cli.init import FILES
 
@@ -55,22 +50,3 @@ def test_a_file_in_the_place_of_the_folder_is_one_error(tmp_path: Path, capsys: 
 def test_a_name_that_no_folder_can_have_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["init", str(tmp_path / ("x" * 300))]) == 2
     assert "cannot be written: File name too long" in capsys.readouterr().err
-
-
-def test_an_installed_wheel_has_all_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    with zipfile.ZipFile(tmp_path / build_wheel(str(tmp_path))) as wheel:
-        wheel.extractall(tmp_path / "installed")
-    command = [sys.executable, "-P", "-m", "tuning", "init", "made"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    for name in FILES:
-        assert (tmp_path / "made" / name).read_text() == (EXAMPLES / name).read_text()
-
-
-def test_the_loop_trains_on_its_own(tmp_path: Path) -> None:
-    assert run("tuning", ["init"], tmp_path) == 0
-    process = start("my_loop", [], tmp_path)
-    assert wait_for(lambda: "samples: accuracy" in (tmp_path / "out").read_text(), process)
-    process.kill()
-    process.wait()

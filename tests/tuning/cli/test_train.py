@@ -93,8 +93,7 @@ def test_knobs_at_their_defaults_are_not_said_to_be_dishonoured(best: Path, caps
     assert [note.split("=")[0] for note in notes] == ["knobs.channels_last"]
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("step", [7, STEPS])
+@pytest.mark.parametrize(("signum", "code", "step"), [(signal.SIGINT, 130, 7), (signal.SIGTERM, 143, STEPS)])
 def test_a_signal_saves_a_checkpoint_and_the_printed_command_goes_on(
     best: Path,
     signum: signal.Signals,
@@ -154,21 +153,15 @@ def test_a_signal_before_the_first_step_leaves_no_folder(
 @pytest.mark.parametrize(
     ("arguments", "says", "remedy"),
     [
-        (["--seed", "9" * 30], "--seed 999", "--seed 0"),
         (["--seed", "4294967296"], "--seed 4294967296", "--seed 0"),
         (["--seed", "-1"], "--seed -1", "--seed 0"),
-        (["--seed", "1_0"], "--seed 1_0", "--seed 0"),
-        (["--samples", "0"], "--samples 0", "--samples 10000"),
         (["--samples", "1" + "0" * 5000], "--samples 1000", "--samples 10000"),
         (["--samples", "٣"], "--samples ٣", "--samples 10000"),
-        (["--epochs", "1e99"], "--epochs 1e99", "--epochs 3"),
         (["--epochs", "inf"], "--epochs inf", "--epochs 3"),
         (["--epochs", "1e-6"], "--epochs 1e-06 is not one of 1024 samples", "--epochs 1"),
         (["--checkpoint-every", "nan"], "--checkpoint-every nan", "--checkpoint-every 60"),
-        (["--checkpoint-every", "0"], "--checkpoint-every 0", "--checkpoint-every 60"),
         (["--device", "cuda"], "there is no CUDA device here", "--device cpu"),
         (["--out", "file"], "--out file is a file", "--out FOLDER"),
-        (["--out", "file/below"], "--out file/below cannot be written", "--out FOLDER"),
         (["--out", "/proc/nowhere/out"], "--out /proc/nowhere/out cannot be written", "--out FOLDER"),
         (["--out", "new/out", "--resume"], "holds no checkpoint", "leave out --resume"),
     ],

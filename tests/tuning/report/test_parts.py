@@ -5,21 +5,11 @@ import dataclasses
 import pytest
 
 from tests.tuning.report.test_summary import changed
-from trainables.knobs import using
-from trainables.our_knobs import EVERY
 from tuning.journal.records import Record
 from tuning.report import export, sentences, summary
 from tuning.report.ablation_results import AblationResult
-from tuning.report.parts import Parts, parts, shapes_model
+from tuning.report.parts import Parts, parts
 from tuning.stats.uncertainty import Gain
-
-
-@pytest.fixture(autouse=True)
-def every_knob():
-    """The knobs of every workload of ours are in use."""
-    with using(EVERY):
-        yield
-
 
 BEFORE = {"hidden_size": 128, "batch_size": 32, "micro_batch_size": 32, "num_workers": 0}
 BEST = {"hidden_size": 64, "batch_size": 32, "micro_batch_size": 32, "num_workers": 2}
@@ -44,11 +34,6 @@ def ablated(knobs, value, instead_of, ratio):
     """Returns the result of an ablation at the best."""
     gain = Gain("with", "without", ratio, ratio - 0.1, ratio + 0.1, 5)
     return AblationResult("best", knobs, value, instead_of, gain, None, "", "")
-
-
-def test_which_knobs_make_another_model():
-    assert all(map(shapes_model, ("hidden_size", "architecture", "adapter", "adapter_rank")))
-    assert not any(map(shapes_model, ("batch_size", "amp_dtype", "dropout", "sequence_packing", "num_workers", "?")))
 
 
 def test_probes_tell_the_model_and_the_system_knobs_apart():

@@ -6,13 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 
 import pytest
 
 from tests.tuning import hostile
-from tuning.config.errors import ConfigError
 from tuning.report import plots, report, sentences, summary, tables
 
 VOID = {"meta", "br", "link", "img", "hr"}
@@ -94,13 +92,6 @@ def test_it_says_what_was_claimed_and_what_was_measured_on_what(page):
     assert "1.85 (1.83 to 1.86) times as fast as before" in text
 
 
-def test_a_real_card_has_no_such_sentence(found):
-    real = dataclasses.replace(found, place=dataclasses.replace(found.place, virtual=False))
-    text = report.render(real)
-    assert "Measured on Example CPU, 2 cores." in text
-    assert "emulated" not in text
-
-
 def test_hostile_text_stays_text(records):
     text = report.render(summary.from_records(hostile.run(records)))
     assert "<script" not in text
@@ -109,12 +100,13 @@ def test_hostile_text_stays_text(records):
     assert Page(text).crossed == []
 
 
-def test_a_run_cut_off_anywhere_has_a_report(records):
-    for end in (0, 1, 5, 20, 45, len(records) - 4):
+def test_a_run_cut_off_anywhere_has_a_report_that_reads_itself_again(records):
+    for end in (0, 5, 45, len(records) - 4):
         text = report.render(summary.from_records(records[:end]))
         known = any(r.event == "probe" for r in records[:end])
         assert ("unconfirmed" if known else "No configuration was picked") in text
         assert Page(text).open == []
+        assert not known or '<meta http-equiv="refresh" content="10">' in text
 
 
 def test_without_matplotlib_the_tables_remain(found, monkeypatch):
@@ -128,21 +120,9 @@ def test_without_matplotlib_the_tables_remain(found, monkeypatch):
     assert "Named by hand, and found" in text
 
 
-def test_it_is_not_written_through_a_link(found, tmp_path):
-    (tmp_path / "report.html").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="symbolic link"):
-        report.write_report(found, tmp_path / "report.html")
-
-
-def test_importing_the_report_does_not_load_matplotlib():
-    code = "import sys, tuning.report; sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.browser
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [500, 800, 1400])
-def test_chromium_shows_it_without_a_complaint(found, tmp_path, width):
+def test_chromium_shows_it_without_a_complaint(found, tmp_path):
     path = report.write_report(found, tmp_path / "report.html")
     flags = [
         "--headless",
@@ -150,7 +130,7 @@ def test_chromium_shows_it_without_a_complaint(found, tmp_path, width):
         "--disable-gpu",
         "--disable-background-networking",
         "--enable-logging=stderr",
-        f"--window-size={width},900",
+        "--window-size=500,900",
     ]
     profile, shot = f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={tmp_path / 'shot.png'}"
     done = subprocess.run(
@@ -161,14 +141,14 @@ def test_chromium_shows_it_without_a_complaint(found, tmp_path, width):
     assert "CONSOLE" not in done.stderr
 
 
-def test_it_says_what_was_active_and_what_was_not_as_asked(found):
+def test_it_says_what_was_active_and_what_was_not_as_asked(found, page):
     active = {"batch_size": 12, "micro_batch_size": 12, "workers": 0, "adapter": "dora", "adapter_ranks": [16]}
     seen = dataclasses.replace(found.best, config={"num_workers": 4, "adapter": "dora"}, active=active)
     text = report.render(dataclasses.replace(found, named={**found.named, "best": seen}))
     assert "knobs of the best, as its first step was seen to run them" in text
     assert re.search(r"<th scope=.row.>num_workers</th>\s*<td>4</td>\s*<td>with 0 live workers</td>\s*<td>not as", text)
     assert re.search(r"<td>adapter dora</td>\s*<td>as asked</td>", text)
-    assert "as its first step was seen" not in report.render(found)
+    assert "as its first step was seen" not in page
 
 
 def test_challengers_that_were_trained_again_stand_beside_the_best(found, page):
@@ -180,7 +160,7 @@ def test_challengers_that_were_trained_again_stand_beside_the_best(found, page):
     assert Page(page).open == []
 
 
-@pytest.mark.parametrize(("value", "drawn"), [(0.85, True), (0.99, True), (0.3, False), (3.0, True)])
+@pytest.mark.parametrize(("value", "drawn"), [(0.85, True), (0.3, False), (3.0, True)])
 def test_a_baseline_is_in_the_figure_where_it_is_near_or_not_beaten(found, value, drawn):
     own = dataclasses.replace(found, baselines={"copying": {"accuracy": value}})
     figure = plots.front(own)
@@ -197,12 +177,9 @@ def test_names_of_configurations_that_are_as_fast_stand_on_rows_of_their_own(fou
     assert len({height for height, _ in places}) == len(places) == 2
 
 
-def test_only_the_page_of_an_open_run_reads_itself_again(records, page):
+def test_the_page_of_a_run_that_has_ended_does_not_read_itself_again(records, page):
     assert 'http-equiv="refresh"' not in page
-    for end in (20, 45, len(records) - 3):
-        text = report.render(summary.from_records(records[:end]))
-        assert '<meta http-equiv="refresh" content="10">' in text
-        assert "<script" not in text
+    assert 'http-equiv="refresh"' in report.render(summary.from_records(records[:-3])), "picked, and not yet exported"
 
 
 def test_the_answer_comes_first_with_what_to_set_and_the_command(found, page):

@@ -1,8 +1,6 @@
 """What a run found, from its records, whole or cut off."""
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,25 +10,9 @@ from tuning.journal.records import Record
 from tuning.report import export, report, sentences, summary, text
 from tuning.report.sooner import sooner_sentence
 
-DATA = Path(__file__).parents[2] / "data"
-RUN = DATA / "sample_run" / "trials.jsonl"
-
 
 def changed(record, **fields):
     return dataclasses.replace(record, fields={**record.fields, **fields})
-
-
-def test_the_sample_run_is_what_its_program_writes(records):
-    spec = importlib.util.spec_from_file_location("make_sample_run", DATA / "make_sample_run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    script = module.Script()
-    for part in (module.study, module.probes, module.search, module.confirm):
-        part(script)
-    assert "".join(module.line(fields) + "\n" for fields in script.lines) == RUN.read_text(encoding="utf-8")
-    assert "synthetic" in summary.from_records(records).notes[0]
 
 
 def test_the_best_has_its_windows_and_its_seeds(records):
@@ -72,14 +54,6 @@ def test_every_trial_is_counted_once(records):
     assert sum(found.trial_counts.values()) == 12
 
 
-def test_a_trial_that_was_tried_again_counts_as_it_ended(records):
-    first = next(r for r in records if r.event == "trial" and r["trial"] == "t000")
-    killed = changed(first, outcome="killed", values={})
-    found = summary.from_records([*records[: records.index(first)], killed, *records[records.index(first) :]])
-    assert found.trial_counts["ok"] == 5
-    assert "killed" not in found.trial_counts
-
-
 def test_a_trial_without_an_end_is_lost_once_the_run_is_over(records):
     left = [r for r in records if not (r.event == "trial" and r["trial"] == "t001")]
     assert summary.from_records(left).trial_counts["lost"] == 1
@@ -91,12 +65,6 @@ def test_the_most_accurate_is_spoken_of_where_it_is_another_one(records):
     pick = next(r for r in records if r.event == "pick")
     same = [changed(r, most_accurate="t007") if r is pick else r for r in records]
     assert summary.from_records(same).most_accurate() is None
-
-
-def test_a_value_of_the_search_is_not_called_confirmed(records):
-    found = summary.from_records(records).most_accurate()
-    assert found.throughput is None
-    assert not found.quality["accuracy"].confirmed
 
 
 def test_a_run_sums_up_wherever_it_is_cut_off(records):
@@ -167,7 +135,6 @@ def test_how_the_card_was_doing_stands_beside_what_holds_it_back(records):
             console.print(part)
     assert f"card      {found.best.card}" in captured.get()
     assert "60 C" in report.render(found)
-    assert "throttled" not in report.render(summary.from_records(records))
 
 
 def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(records):

@@ -117,14 +117,6 @@ def test_who_waits_for_data_is_told_what_for_and_what_may_help_even_where_it_com
     all_tried = judge(waiting, {"machine_cpu_frac": 1.0}, {"ram_cache": True}, tried={"inplace_augmentation=true"})
     assert all_tried is not None
     assert verdict_sentence(all_tried).endswith("; tried already: inplace_augmentation=true")
-    little = judge({**spans(wait=0.04, passes=0.96), "collate_s": 0.08}, {}, {})
-    assert little is not None
-    assert not little.held
-    assert (
-        verdict_sentence(little)
-        == little.sentence
-        == "compute-bound: 96 % in forward and backward, data-wait 4.0 % (good)"
-    )
 
 
 def test_a_disturbed_measurement_is_called_so() -> None:

@@ -39,12 +39,6 @@ def test_the_fastest_that_a_lucky_seed_may_have_shut_out_and_the_most_accurate_a
     assert challengers(found, "accurate", RULE, 2) == ["accurate", "near"]
 
 
-def test_what_learned_no_more_than_a_baseline_when_confirmed_is_not_admitted() -> None:
-    rule = Rule("accuracy", "max", 0.05, Baseline("majority", 0.9))
-    found = settled(entrant("a", 10, 0.92, 0.91), entrant("b", 90, 0.92, 0.89), entrant("c", 50, 0.9, 0.905), rule=rule)
-    assert found.admitted == ("c", "a")
-
-
 def test_a_mean_that_is_better_than_the_baseline_by_less_than_its_error_is_not_admitted() -> None:
     rule = Rule("accuracy", "max", 0.05, Baseline("last label", 0.9))
     close, clear = entrant("close", 90, 0.92, 0.897, 0.901, 0.904), entrant("clear", 10, 0.92, 0.915, 0.92, 0.925)

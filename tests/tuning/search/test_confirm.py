@@ -13,7 +13,7 @@ from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar
 from tuning.config.schema import ConfirmSection
 from tuning.journal.records import Journal
-from tuning.search.confirm import Confirmed, ConfirmTerms, affordable, confirm, expected_s, measure_windows, median_rate
+from tuning.search.confirm import Confirmed, ConfirmTerms, affordable, confirm, measure_windows, median_rate
 from tuning.search.rule import Baseline, Rule
 from tuning.search.selection import choose
 
@@ -70,13 +70,6 @@ def test_the_pick_is_among_trials_that_ran_to_their_end(tmp_path: Path) -> None:
     assert picked is not None
     assert (picked.best, picked.most_accurate) == ("c", "a")
     assert choose(journal.records[1:2], RULE) is None
-
-
-def test_the_reserve_grows_with_every_part_of_the_stage() -> None:
-    one = expected_s(BUDGET, 1, 1000, 100.0)
-    assert one < expected_s(BUDGET, 3, 1000, 100.0)
-    assert one < expected_s(BUDGET, 1, 2000, 100.0)
-    assert one < expected_s(BUDGET, 1, 1000, 50.0)
 
 
 class SeededBench(FormulaProfiler):
@@ -138,13 +131,15 @@ def test_the_challenger_that_one_seed_shut_out_is_trained_on_the_same_seeds_in_t
     assert again.trained == []
 
 
+class Turned(SeededBench):
+    """By windows `a` is the fastest, whatever was measured minutes ago."""
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns a speed that falls with the learning rate."""
+        return {**super().window(knobs, window_s, seed), "samples_per_s": 1 / float(knobs.get("learning_rate", 1))}
+
+
 def test_who_is_fastest_among_those_admitted_is_told_by_windows_in_the_same_rounds(tmp_path: Path) -> None:
-    class Turned(SeededBench):
-        """By windows `a` is faster than `b`, whatever was measured minutes ago."""
-
-        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-            return {**super().window(knobs, window_s, seed), "samples_per_s": 1 / float(knobs.get("learning_rate", 1))}
-
     journal = searched(tmp_path)
     found = settled(journal, Turned({0.1: 0.215, 0.2: 0.221}))
     assert found.best == "a"
@@ -220,12 +215,6 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
 def test_who_collapsed_takes_no_turns_while_a_steady_one_is_admitted(
     tmp_path: Path, trials: dict[str, tuple[float, float, float]], errors: dict[float, float], best: str
 ) -> None:
-    class Turned(SeededBench):
-        """By windows `a` is the fastest."""
-
-        def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-            return {**super().window(knobs, window_s, seed), "samples_per_s": 1 / float(knobs.get("learning_rate", 1))}
-
     journal = searched(tmp_path, trials)
     found = settled(journal, Turned(errors))
     assert (found.best, found.repeats) == (best, best != "a")
@@ -374,11 +363,3 @@ def test_a_new_pick_of_a_study_with_more_time_takes_turns_with_the_others_again(
     later = journal.records[16:]
     assert [(r["round"], r["name"]) for r in later] == [(r["round"], r["name"]) for r in journal.records[:15]]
     assert median_rate(journal.records, "best") == later[2]["samples_per_s"]
-
-
-def test_windows_of_an_earlier_pick_are_not_those_of_the_later(tmp_path: Path) -> None:
-    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), FormulaProfiler()
-    measure_windows(profiler, journal, {"best": {"micro_batch_size": 4}}, BUDGET, ignore)
-    measure_windows(profiler, journal, {"best": {"micro_batch_size": 8}}, BUDGET, ignore)
-    configs = [r["config"]["micro_batch_size"] for r in journal.records if r.event == "window"]
-    assert configs == [4] * 5 + [8] * 5

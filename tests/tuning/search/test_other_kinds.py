@@ -14,14 +14,12 @@ from tuning.config.cards import Card
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.kinds import OfKind
-from tuning.journal.records import Journal, read, trials
+from tuning.journal.records import Journal, trials
 from tuning.memory.groups import guard, need_of
 from tuning.memory.measure import MemoryStage
 from tuning.search.other_kinds import PATIENCE, OtherKind
 from tuning.search.probe import ProbeStage
-from tuning.search.protocols import TrialRequest
 from tuning.search.scheduler import TrialScheduler
-from tuning.search.throughput import probed
 
 SMALL_BYTES = 300_000_000
 
@@ -47,25 +45,9 @@ class Two(Office):
         learned = guard(self.journal.records, None)
         self.scheduler = TrialScheduler(self.journal, SPACE, learned, told, ORDERS, lambda r: None, [self.other])
 
-    def next(self, kind: str) -> TrialRequest:
-        """Returns the next trial of a kind."""
-        request = self.scheduler.next_trial(kind)
-        assert request is not None
-        return request
-
     def of(self, event: str) -> list[Any]:
         """Returns the records of an event."""
         return [r for r in self.journal.records if r.event == event]
-
-
-def test_what_is_measured_on_another_kind_is_no_probe_of_the_target(tmp_path: Path) -> None:
-    office = Two(tmp_path)
-    own = office.other.journal.records
-    assert probed(own)
-    assert len(probed(office.journal.records)) == len(office.of("probe")) > 0
-    assert {r["kind"] for r in office.of("elsewhere")} == {"small"}
-    assert {r["of"] for r in office.of("elsewhere")} >= {"footprint", "probe"}
-    assert [r.event for r in read(office.journal.path)[0]] == [r.event for r in office.journal.records]
 
 
 def test_a_trial_there_has_the_target_s_speed_and_its_own_micro_batch_and_bytes_stand_apart(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tuning.journal.records import Journal
 from tuning.memory.groups import guard, key_of, memory_groups
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
 from tuning.memory.measure import MemoryStage
-from tuning.search.probe import ProbeStage, speed_groups
+from tuning.search.probe import ProbeStage
 from tuning.search.throughput import Speeds, fastest, probed
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0)
@@ -42,23 +42,18 @@ def run(tmp_path: Path, cap_bytes: int | None = None, **named: dict[str, Scalar]
     return profiler, journal
 
 
-def test_finds_the_fastest_system_knobs_of_each_coupling(tmp_path: Path) -> None:
-    _, journal = run(tmp_path)
+def test_finds_the_fastest_system_knobs_of_each_coupling_with_all_its_neighbours_and_probes_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    profiler, journal = run(tmp_path)
+    asked = [tuple(sorted(k.items(), key=str)) for k in profiler.probed]
+    assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
+    system = {n: p.values for n, p in SPACE.subset({"system"}).parameters.items() if isinstance(p, Choice)}
     for dtype in ("fp32", "bf16"):
         mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
         best = max(mine, key=lambda p: p.samples_per_s).knobs
         assert (best["micro_batch_size"], best["num_workers"]) == (64, 2)
         assert best["activation_checkpointing"] is False
-
-
-def test_nothing_is_probed_twice_and_every_neighbour_of_the_best_is_tried(tmp_path: Path) -> None:
-    profiler, journal = run(tmp_path)
-    asked = [tuple(sorted(k.items(), key=str)) for k in profiler.probed]
-    assert len(asked) == len(set(asked)) < 2 * 3 * 2 * 2
-    for dtype in ("fp32", "bf16"):
-        mine = [p for p in probed(journal.records) if p.knobs["amp_dtype"] == dtype]
-        best = max(mine, key=lambda p: p.samples_per_s).knobs
-        system = {n: p.values for n, p in SPACE.subset({"system"}).parameters.items() if isinstance(p, Choice)}
         for name, values in system.items():
             assert all({**best, name: value} in [p.knobs for p in mine] for value in values)
 
@@ -102,14 +97,6 @@ def test_what_the_time_cut_is_probed_once_there_is_more(tmp_path: Path) -> None:
     assert [r["config"] for r in ended if r["name"] == "before"] == [before]
 
 
-def test_speed_groups_are_the_product_of_the_searched_both_knobs_the_defaults_first() -> None:
-    assert speed_groups(SPACE) == [{"amp_dtype": "fp32"}, {"amp_dtype": "bf16"}]
-    wide = Space.of({"amp_dtype": ["bf16", "fp32"], "hidden_size": [64, 128, 256], "batch_size": 8})
-    found = speed_groups(wide)
-    assert len(found) == 6
-    assert found[0] == {"amp_dtype": "fp32", "hidden_size": 128}
-
-
 @pytest.mark.parametrize("cap_bytes", [None, 10**12])
 def test_footprints_are_measured_once_per_memory_coupling(tmp_path: Path, cap_bytes: int | None) -> None:
     _, journal = run(tmp_path, cap_bytes)
@@ -142,46 +129,17 @@ def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
     assert sorted(float(c["encoder_frac"]) > 0 for c in ranged) == [False, True]
 
 
-LOADING = Space.of(
-    {
-        "batch_size": 16,
-        "micro_batch_size": [4, 16],
-        "ram_cache": [False, True],
-        "num_workers": [0, 2],
-        "prefetch_factor": [2, 4],
-        "pin_memory": [False, True],
-        "fused_optimizer": [False, True],
-        "amp_dtype": ["fp32", "bf16"],
-        "learning_rate": {"low": 1e-3, "high": 1e-1, "log": True},
-    }
-)
-
-
-def sweep(profiler: SpanBench, tmp_path: Path, space: Space = LOADING) -> Journal:
-    path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-    journal = Journal.open(path, create=True)
-    stage = ProbeStage(profiler, space, journal, guard([], None), BUDGET, clock=no_time)
-    stage.run({}, lambda r: None)
-    return journal
-
-
-def test_where_loading_waits_its_knobs_are_searched_until_it_does_not(tmp_path: Path) -> None:
-    profiler = SpanBench(load_s=0.02)
-    sweep(profiler, tmp_path)
-    assert {k["ram_cache"] for k in profiler.probed} == {False, True}
-    best = max(profiler.probed, key=profiler.speed)
-    assert best["ram_cache"] is True
-
-
 def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(tmp_path: Path) -> None:
     space = Space.of(
         {"batch_size": 64, "micro_batch_size": [4, 8, 16], "fused_optimizer": [False, True], "ram_cache": [False, True]}
     )
     waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.001)
-    for profiler in (waiting, busy):
-        sweep(profiler, tmp_path, space)
+    for name, profiler in (("waiting", waiting), ("busy", busy)):
+        journal = Journal.open(tmp_path / f"{name}.jsonl", create=True)
+        ProbeStage(profiler, space, journal, guard([], None), BUDGET, clock=no_time).run({}, lambda r: None)
     assert waiting.probed[0]["ram_cache"] is False
     assert waiting.probed[1] == {**waiting.probed[0], "ram_cache": True}
+    assert max(waiting.probed, key=waiting.speed)["ram_cache"] is True
     assert busy.probed[1] == {**busy.probed[0], "micro_batch_size": busy.probed[1]["micro_batch_size"]}
 
 
@@ -297,13 +255,6 @@ def test_after_an_oom_beside_gradients_it_is_probed_without_them(tmp_path: Path)
     _, journal, _ = alone(tmp_path, cap_bytes, Optimist(cap_bytes))
     outcomes = [r["outcome"] for r in journal.records if r.event == "probe"]
     assert list(zip(sizes(journal), outcomes, strict=True)) == [((64, 8), "ok"), ((64, 32), "oom"), ((32, 32), "ok")]
-
-
-@pytest.mark.parametrize("batch_size", [64, {"low": 16, "high": 64, "log": True}])
-def test_a_whole_batch_is_probed_where_the_space_has_it(tmp_path: Path, batch_size: Any) -> None:
-    cap_bytes = 415_000_000
-    _, journal, _ = alone(tmp_path, cap_bytes, Bare(cap_bytes), batch_size=batch_size)
-    assert ((32, 32) in sizes(journal)) == isinstance(batch_size, dict)
 
 
 def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: Path) -> None:

@@ -48,13 +48,10 @@ def measured(values: Mapping[str, Scalar]) -> Observation:
     return Observation({"samples_per_s": 100 * micro / (micro + 8), "accuracy": accuracy})
 
 
-@pytest.mark.parametrize(("name", "objectives"), [("tpe", BOTH), ("tpe", ONE)])
-def test_the_region_that_does_not_fit_is_entered_less_than_by_chance(
-    name: SamplerName, objectives: dict[str, Mode]
-) -> None:
+def test_the_region_that_does_not_fit_is_entered_less_than_by_chance() -> None:
     entered = by_chance = 0
     for seed in range(2):
-        sampler, draw = Sampler(CARD, objectives, seed, name=name), np.random.default_rng(seed)
+        sampler, draw = Sampler(CARD, BOTH, seed, name="tpe"), np.random.default_rng(seed)
         for _ in range(30):
             proposal = proposed(sampler)
             seen = measured(proposal.values)
@@ -153,12 +150,6 @@ def test_optuna_stays_as_it_was_and_says_nothing(capfd: pytest.CaptureFixture[st
     finally:
         optuna.logging.set_verbosity(optuna.logging.INFO)
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_seed_decides() -> None:
-    a, b, c = (proposed(Sampler(CARD, BOTH, seed)) for seed in (4, 4, 5))
-    assert a == b
-    assert a != c
 
 
 def test_a_chooser_is_shown_tpes_proposal_first_and_changes_of_the_better_half() -> None:

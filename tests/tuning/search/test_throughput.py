@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainables.knobs import Scalar
 from tuning.config.space import Space
-from tuning.search.throughput import Probed, Speeds, inside, place_of, suits
+from tuning.search.throughput import Probed, Speeds, inside, suits
 
 positive = st.floats(1e-4, 1.0)
 
@@ -20,10 +20,7 @@ def probe(micro_s: float = 0.01, optimizer_s: float = 0.002, **knobs: Scalar) ->
 def test_a_batch_of_one_micro_batch_takes_one_micro_step_and_one_optimizer_step() -> None:
     assert probe().at_batch_size(8) == pytest.approx(8 / 0.012)
     assert probe().at_batch_size(20) == pytest.approx(20 / 0.032)  # three micro-steps, the last half empty
-
-
-def test_nothing_is_said_of_batches_smaller_than_what_was_measured() -> None:
-    assert probe().at_batch_size(7) is None
+    assert probe().at_batch_size(7) is None, "smaller than what was measured"
 
 
 @given(micro=positive, optimizer=positive, times=st.integers(1, 20))
@@ -79,12 +76,6 @@ def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
 def test_a_trials_own_speed_as_a_probe_is_that_speed(batch: int, micro: int, rate: float) -> None:
     found = Probed.of_trial({"batch_size": batch, "micro_batch_size": micro}, rate)
     assert found.at_batch_size(batch) == pytest.approx(rate)
-
-
-def test_what_has_no_effect_and_what_is_left_out_tell_no_two_places_apart() -> None:
-    assert place_of({"num_workers": 0, "prefetch_factor": 4}) == place_of({})
-    assert place_of({"num_workers": 2, "prefetch_factor": 4}) != place_of({"num_workers": 2})
-    assert place_of({"batch_size": 4, "micro_batch_size": 8}) == place_of({"batch_size": 4, "micro_batch_size": 4})
 
 
 def test_a_configuration_named_beside_the_space_is_not_of_it() -> None:
