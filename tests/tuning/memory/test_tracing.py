@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -212,6 +213,14 @@ def test_eight_bit_moments_take_a_byte_a_number_and_a_scale_a_block() -> None:
     sizes = {name: t.nbytes for name, t in optimizer.state[large].items()}
     assert sizes == {"state1": 5000, "state2": 5000, "absmax1": 80, "absmax2": 80, "qmap1": 1024, "qmap2": 1024}
     assert {name: t.nbytes for name, t in optimizer.state[small].items()} == {"state1": 40, "state2": 40}
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(shim.NoShim, match=r"no C\+\+ compiler"):
+        shim.library()
 
 
 def test_the_library_is_not_loaded_into_a_process_that_has_torch(tmp_path: Any) -> None:

@@ -69,13 +69,16 @@ def test_a_ctrl_c_that_reaches_the_loaders_workers_too_still_saves_a_checkpoint(
     assert not left
 
 
-def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("concurrency", "number", "code"), [(2, signal.SIGINT, 130), (1, signal.SIGTERM, 143)])
+def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(
+    tmp_path: Path, concurrency: int, number: signal.Signals, code: int
+) -> None:
     journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
+    process = start("tuning.run", [*STUDY, f"concurrency={concurrency}"], tmp_path)
     assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    process.send_signal(number)
+    assert process.wait(timeout=20) == code
     assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left

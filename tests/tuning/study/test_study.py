@@ -851,3 +851,16 @@ def test_what_a_start_that_was_too_short_left_out_is_measured_once_there_is_more
     assert {r["outcome"] for r in journal.records if r.event == "probe"} == {"cut", "ok"}
     assert last(journal.records, "study")["horizon_samples"] > FACTS["train_samples"]  # type: ignore[index]
     journal.close()
+
+
+def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "pick.tolerance=10%", started=time.monotonic())
+    for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
+        values = {"error": error}
+        journal.append("trial", trial=trial, config={}, outcome="ok", values=values, samples_per_s=rate)
+    picked = made._pick()
+    journal.close()
+    assert picked is not None
+    assert picked.best == "t1"
+    assert picked.rule.startswith("of 3 the fastest whose error is within 0.2 of the best seen: 2.15 against 2")
+    assert picked.rule.endswith("the tolerance is 10% of that best")

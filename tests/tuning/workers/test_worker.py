@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.commands import wait_for
+from tests.commands import MINE, wait_for
 from tuning.workers import worker as worker_module
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
