@@ -86,8 +86,15 @@ def _declared() -> dict[str, tuple[str, ...]]:
     for path in sorted(Path(__file__).parent.glob("*.py")):
         text = path.read_text(encoding="utf-8")
         if "\nWORKLOAD = " in text:
-            named = re.search(r"^KNOBS = (\(.*?\))$", text, re.MULTILINE | re.DOTALL)
-            found[path.stem] = tuple(ast.literal_eval(named[1])) if named else ()
+            names: object = ()
+            if "\nKNOBS" in text:
+                named = re.search(r"^KNOBS = (\([^()]*\))", text, re.MULTILINE)
+                names = ast.literal_eval(named[1]) if named else None
+            if not isinstance(names, tuple) or not ROWS.keys() >= set(names):
+                raise TypeError(
+                    f'{path.name}: KNOBS must be a tuple of names of our_knobs.ROWS, as in KNOBS = ("dropout",)'
+                )
+            found[path.stem] = names
     return found
 
 

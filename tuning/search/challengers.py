@@ -99,13 +99,19 @@ def challengers(found: Sequence[Entrant], first: str, rule: Rule, top: int) -> l
 def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     """Returns the selection over those trained on the most seeds, None where nothing was confirmed.
 
-    Where the best of them came to much less than in the search, it is over those that did not, as long as the rule
-    admits one of them beside it; these may have been trained later, on fewer seeds.
+    Where the best of them came to much less than in the search, or is no better than the baseline and another is, it is
+    over those that hold, as long as the rule admits one of them beside it; these may have been trained later, on fewer
+    seeds.
     """
     whole = _settled(found, rule)
-    if whole is None or next(one for one in found if one.id == whole.best).repeats(rule):
+    if whole is None:
+        return None
+    steadily = [one for one in found if one.repeats(rule)]
+    better = [one for one in steadily if one.by_seed and statistics.fmean(one.by_seed.values()) < rule.baseline_cost]
+    is_steady = any(one.id == whole.best for one in steadily)
+    if is_steady and (whole.means[whole.best] < rule.baseline_cost or not better):
         return whole
-    steady = _settled([one for one in found if one.repeats(rule)], rule)
+    steady = _settled(better or steadily, rule)
     return steady if steady is not None and rule.admits(steady.means[steady.best], whole.bar) else whole
 
 

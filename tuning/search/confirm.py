@@ -115,8 +115,8 @@ def confirm(
 def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTerms, told: Told) -> Selection | None:
     """Returns the selection over those that were trained again, None where none of them came to its end.
 
-    Where the best of them does not come to its end, to much less than in the search, or to no more than the baseline,
-    the next is trained as long as there is time, and one left that may take its place.
+    Where the best of them fails, comes to much less than in the search, or is no better than the baseline, the next is
+    trained as long as there is time, and one left that may take its place.
     """
     tried: list[str] = []
     while True:
@@ -125,12 +125,14 @@ def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTe
         own = found[picked]
         if picked in tried or not (selection is None or own.by_seed or terms.rule.admits(own.searched, selection.bar)):
             return selection
+        is_steady = selection is not None and found[selection.best].repeats(terms.rule)
+        if tried and is_steady and own.searched >= terms.rule.baseline_cost:  # no better than the baseline, either
+            return selection
         if tried and selection is None:
             text = f"{tried[-1]} did not come to its end when it was trained again, and is no longer the pick"
             told(journal.append("note", text=text))
-        elif tried and selection is not None:
-            text = f"{tried[-1]} came to less on fresh seeds than in the search, by too much: {picked} is next"
-            told(journal.append("note", text=text))
+        elif tried:
+            told(journal.append("note", text=f"{tried[-1]} does not hold on fresh seeds: {picked} is next"))
         tried.append(picked)
         _train(profiler, journal, picked, named, terms, told)
         found, selection = _settled(journal.records, terms)

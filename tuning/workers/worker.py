@@ -147,10 +147,10 @@ class Worker:
     ) -> dict[str, Any]:
         """Returns the result of a whole training, with everything the device has, or that `left_s` was over: `cut`.
 
-        An OOM is its outcome, since what is confirmed is exported as it stands: nothing is halved.
+        An OOM of the device is its outcome, since what is confirmed is exported as it stands: no micro-batch is halved.
         """
         plan = Plan(samples=samples, milestones=tuple(milestones), cap_bytes=self.config.cap_bytes)
-        order = TrialOrder("", knobs, seed, plan, self.config.threads, "")
+        order = TrialOrder("", knobs, seed, plan, self.config.threads, "loader")
         until = time.monotonic() + left_s
         return self._twice(_TRAINED, lambda: self._trained(order, until))
 
