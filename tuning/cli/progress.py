@@ -11,7 +11,7 @@ from tuning.cli import eta
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Record, last, trained_beside
+from tuning.journal.records import Record, Trial, last, trained_beside, trials
 from tuning.report.format import outcome
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
@@ -85,7 +85,7 @@ def progress(
     `asked` is what the measuring process is at; `doing` what goes on where the records do not tell.
     """
     study, stage, names = _fields(records, "study"), stage_of(records), stages(config)
-    objective = next((name for name in mapping(study.get("objectives")) if name != SPEED), "")
+    objective = _objective(records)
     rows = tuple(_rows(records, config, stage, objective, asked or Asked()))
     done, planned = counted(records, config, stage)
     reference = next((n for n in (BEFORE, PLAIN) if n in {r.get("name") for r in records if r.event == "probe"}), "")
@@ -106,6 +106,34 @@ def progress(
         reference=reference,
         card=next((said for r in reversed(records) if (said := card_words(mapping(r.get("telemetry"))))), ""),
     )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a line about a record is told beside: the knobs of the best so far in its stage, and how many are done."""
+
+    stage: str = STARTING
+    objective: str = ""
+    best: Mapping[str, Any] | None = None
+    done: int = 0
+    planned: int | None = None
+
+
+def standing(records: Sequence[Record], config: StudyConfig) -> Standing:
+    """Returns how a study stands; of a search of hundreds of trials that takes a tenth of `progress`."""
+    stage, objective = stage_of(records), _objective(records)
+    if stage == "search":
+        ended = trials(records)
+        name = _best(records, config, ended)
+        best = next((one.config for one in ended if one.id == name), None)
+    else:
+        rows = _rows(records, config, stage, objective, Asked())
+        best = next((row.config for row in rows if row.is_best), None)
+    return Standing(stage, objective, best, *counted(records, config, stage))
+
+
+def _objective(records: Sequence[Record]) -> str:
+    return next((name for name in mapping(_fields(records, "study").get("objectives")) if name != SPEED), "")
 
 
 def _speed_of(name: str, rows: Sequence[StageRow], records: Sequence[Record], stage: str) -> float | None:
@@ -209,10 +237,10 @@ def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> StageRow:
     )
 
 
-def _best(records: Sequence[Record], config: StudyConfig) -> str:
-    """Returns the trial that would be picked now, "" where there is none."""
-    rule = rule_of(records, config.pick.tolerance)
-    picked = None if rule is None else choose(records, rule)
+def _best(records: Sequence[Record], config: StudyConfig, ended: Sequence[Trial] | None = None) -> str:
+    """Returns the trial that would be picked now, "" where there is none; `ended` are the trials, where known."""
+    rule = rule_of(records, config.pick.tolerance, ended)
+    picked = None if rule is None else choose(records, rule, ended=ended)
     return "" if picked is None else picked.best
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuning.cli import live
-from tuning.cli.progress import STARTING, Progress, progress
+from tuning.cli.progress import STARTING, Progress, Standing, progress, standing
 from tuning.config.errors import PreflightError, StoppedEarly, UserCodeError, reader_has_gone
 from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
@@ -56,6 +56,7 @@ class Terminal:
         self._live: Live | None = None
         self._warned: set[str] = set()
         self._config: StudyConfig | None = None
+        self._standing = Standing()
         self._records: Callable[[], Sequence[Record]] = list
         self._asked: Callable[[], Asked] = Asked
         self._began, self._doing, self._resume = clock(), "", ""
@@ -142,11 +143,11 @@ class Terminal:
         if record.event == "note":
             self.note(record["text"])
         elif self._verbosity > 0 or (record.event not in ("rung", "window") and not self._drawn):
-            records = self._records()
-            found = self._progress(records)
-            earlier = self._progress([r for r in records if r.seq < record.seq])
-            best = earlier.best if earlier else None
-            said = text.event(record, best.config if best else None, found.objective if found else "", _count(found))
+            records, earlier = self._records(), self._standing
+            self._standing = found = self._stands(records)
+            if earlier.stage != found.stage:
+                earlier = self._stands([r for r in records if r.seq < record.seq])
+            said = text.event(record, earlier.best, found.objective, _count(found))
             self._say(labelled([said])) if said else None
 
     def space(self, config: StudyConfig) -> None:
@@ -232,6 +233,12 @@ class Terminal:
         except Exception:  # what is shown of a study must never end it
             return None
 
+    def _stands(self, records: Sequence[Record]) -> Standing:
+        try:
+            return Standing() if self._config is None else standing(records, self._config)
+        except Exception:  # likewise
+            return Standing()
+
     def _view(self) -> RenderableType:
         found = self._progress(self._records()) or Progress(
             STARTING, 0, 0, self._clock() - self._began, doing=self._doing
@@ -277,9 +284,9 @@ def console(stream: TextIO, env: Mapping[str, str]) -> Console:
     return made
 
 
-def _count(found: Progress | None) -> str:
+def _count(found: Standing) -> str:
     """Returns "3/12", "3" where nobody knows of how many, "" where nothing is counted."""
-    if found is None or not found.done:
+    if not found.done:
         return ""
     return f"{found.done}/{found.planned}" if found.planned is not None else str(found.done)
 

@@ -270,8 +270,10 @@ class Trial:
     @classmethod
     def of(cls, record: Record) -> Trial:
         """Returns the trial of a `trial` record; what the record lacks, or has as null, keeps its default."""
-        named = (f.name for f in fields(cls) if f.name != "id")
-        return cls(id=record["trial"], **{n: record[n] for n in named if record.get(n) is not None})
+        return cls(id=record["trial"], **{n: v for n in _OF_TRIAL if (v := record.fields.get(n)) is not None})
+
+
+_OF_TRIAL = tuple(f.name for f in fields(Trial) if f.name != "id")
 
 
 def last(records: Sequence[Record], event: str) -> Record | None:

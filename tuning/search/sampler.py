@@ -89,7 +89,7 @@ class Sampler:
         self._params_of: list[dict[str, Any]] = []
         both = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
         directions = [both[mode] for mode in self._objectives.values()]
-        with _quiet():
+        with _quiet(), _unannounced():
             self._study = optuna.create_study(directions=directions, sampler=self._optuna())
 
     def propose(self, choose: Chooser | None = None) -> Proposal | None:
@@ -253,12 +253,18 @@ def _suggest(trial: optuna.Trial, name: str, parameter: Parameter) -> Scalar:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Optuna from announcing the study, and from warning that `group` and the GPSampler are experimental."""
+    """Keeps Optuna from warning that `group` and the GPSampler are experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield
+
+
+@contextmanager
+def _unannounced() -> Iterator[None]:
+    """Keeps Optuna from announcing a study; not for every proposal: a change of level takes a millisecond."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
+        yield
     finally:
         optuna.logging.set_verbosity(level)

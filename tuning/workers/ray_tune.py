@@ -9,11 +9,13 @@ study's scheduler ends the search by having no next trial.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import logging
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -31,8 +33,8 @@ from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, as_ran_there
 from tuning.workers.ray_board import RayBoard
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
-from tuning.workers.ray_worker import REPORT, TrialActor
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers.ray_worker import GIVEN, REPORT, Given, TrialActor
+from tuning.workers.worker_config import TrialOrder, WorkerConfig
 
 __all__ = ["JoinedCluster", "RayBoard", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
@@ -72,7 +74,7 @@ class RayExecutor:
         plans = {kind: share.plan if members is None else members.plan(kind) for kind, share in shares.items()}
         asking = _Asking(
             {kind: Dispatcher(scheduler, plans[kind], share.config.cap_bytes, kind) for kind, share in shares.items()},
-            {kind: {"worker": share.config, "resources": resources[kind]} for kind, share in shares.items()},
+            {kind: functools.partial(Given, share.config, resources[kind]) for kind, share in shares.items()},
             members,
         )
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
@@ -98,12 +100,17 @@ class RayExecutor:
             # Tune would say of each trial that its own log files, which we switch off, are not there, and at the end
             # which were lost, though they were run once more.
             logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+            # What is there by now stays: to look through all of it stopped decisions for up to 0.3 s, again and again.
+            gc.collect()
+            gc.freeze()
             try:
                 tuner.fit()
             except (ray.exceptions.RayError, RuntimeError, StoppedEarly) as error:
                 if asking.failed is not None:
                     raise asking.failed from None
                 raise StoppedEarly(f"Ray ended the search: {error}"[:400], remedy="go on with resume=") from error
+            finally:
+                gc.unfreeze()
         if asking.failed is not None:
             raise asking.failed
 
@@ -186,15 +193,18 @@ class _Doubt:
 class _Asking(Searcher):
     """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended.
 
-    `dispatchers` and what is told to the actors are by kind of device, "" for the target's, which is asked first.
+    `dispatchers`, and what makes what an actor is `given`, are by kind of device, "" for the target's, asked first.
     `members` are the nodes of a user's cluster, None in a Ray of our own.
     """
 
     def __init__(
-        self, dispatchers: Mapping[str, Dispatcher], told: Mapping[str, dict[str, Any]], members: _Members | None
+        self,
+        dispatchers: Mapping[str, Dispatcher],
+        given: Mapping[str, Callable[[TrialOrder, Placed, str], Given]],
+        members: _Members | None,
     ) -> None:
         super().__init__(metric="samples", mode="max")
-        self._dispatchers, self._told, self._members = dispatchers, told, members
+        self._dispatchers, self._given, self._members = dispatchers, given, members
         self._placed: dict[str, Placed] = {}
         self._doubts: dict[str, _Doubt] = {}
         self.failed: TuningError | None = None
@@ -212,7 +222,7 @@ class _Asking(Searcher):
                     if (placed := dispatcher.take()) is not None:
                         self._placed[trial_id] = placed
                         node = self._members.take(trial_id, kind) if self._members is not None else ""
-                        return {**self._told[kind], "order": dispatcher.order(placed), "placed": placed, "node": node}
+                        return {GIVEN: self._given[kind](dispatcher.order(placed), placed, node)}
                 is_empty = self._members is not None and self._members.slots.is_empty
             except TuningError as error:
                 self.failed = error
@@ -357,8 +367,9 @@ def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
     """
 
     def request(cls: type[TrialActor], config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        on: Any = {"bundle_label_selector": [{"ray.io/node-id": config["node"]}]} if config.get("node") else {}
-        return tune.PlacementGroupFactory([config.get("resources", resources)], **on)
+        given: Given | None = config.get(GIVEN)
+        on: Any = {"bundle_label_selector": [{"ray.io/node-id": given.node}]} if given and given.node else {}
+        return tune.PlacementGroupFactory([dict(given.resources) if given else resources], **on)
 
     members = {"default_resource_request": classmethod(request)}
     return cast(type[TrialActor], type(name, (TrialActor,), members))
@@ -366,18 +377,19 @@ def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
 
 def _trial_folder(trial: TuneTrial) -> str:
     """Returns a folder of its own for each time that a trial is run."""
-    placed: Placed | None = trial.config.get("placed")
-    if placed is None:
+    given: Given | None = trial.config.get(GIVEN)
+    if given is None:
         return _trial_name(trial)
+    placed = given.placed
     return _trial_name(trial) + "-again" * (placed.attempt - 1) + "-moved" * placed.moved + "-alone" * placed.alone
 
 
 def _trial_name(trial: TuneTrial) -> str:
     """Returns the study's own name of the trial with the knobs most looked for."""
-    order = trial.config.get("order")
-    if order is None:
+    given: Given | None = trial.config.get(GIVEN)
+    if given is None:
         return str(trial.trial_id)
-    knobs = order.knobs
+    knobs = given.order.knobs
     parts = [f"bs{knobs['batch_size']}"] if "batch_size" in knobs else []
     parts += [f"lr{knobs['learning_rate']:.1e}"] if "learning_rate" in knobs else []
-    return "-".join([str(order.trial), *parts])
+    return "-".join([given.order.trial, *parts])
