@@ -7,6 +7,7 @@ checked before the modules are imported, which takes seconds.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,9 +88,10 @@ def _declared() -> dict[str, tuple[str, ...]]:
         text = path.read_text(encoding="utf-8")
         if "\nWORKLOAD = " in text:
             names: object = ()
-            if "\nKNOBS" in text:
-                named = re.search(r"^KNOBS = (\([^()]*\))", text, re.MULTILINE)
-                names = ast.literal_eval(named[1]) if named else None
+            if re.search(r"^KNOBS\b", text, re.MULTILINE):
+                named = re.search(r"^KNOBS = (\([^()]*\))[ \t]*(?:#.*)?$", text, re.MULTILINE)
+                with contextlib.suppress(ValueError):
+                    names = ast.literal_eval(named[1]) if named else None
             if not isinstance(names, tuple) or not ROWS.keys() >= set(names):
                 raise TypeError(
                     f'{path.name}: KNOBS must be a tuple of names of our_knobs.ROWS, as in KNOBS = ("dropout",)'

@@ -107,7 +107,8 @@ def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     if whole is None:
         return None
     steadily = [one for one in found if one.repeats(rule)]
-    better = [one for one in steadily if one.by_seed and statistics.fmean(one.by_seed.values()) < rule.baseline_cost]
+    trained = [one for one in steadily if one.by_seed and not one.failed]
+    better = [one for one in trained if statistics.fmean(one.by_seed.values()) < rule.baseline_cost]
     is_steady = any(one.id == whole.best for one in steadily)
     if is_steady and (whole.means[whole.best] < rule.baseline_cost or not better):
         return whole

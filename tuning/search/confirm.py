@@ -119,6 +119,7 @@ def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTe
     trained as long as there is time, and one left that may take its place.
     """
     tried: list[str] = []
+    first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
     while True:
         picked = _picked(journal.records, terms, _collapsed(journal.records, terms))
         found, selection = _settled(journal.records, terms)
@@ -126,7 +127,7 @@ def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTe
         if picked in tried or not (selection is None or own.by_seed or terms.rule.admits(own.searched, selection.bar)):
             return selection
         is_steady = selection is not None and found[selection.best].repeats(terms.rule)
-        if tried and is_steady and own.searched >= terms.rule.baseline_cost:  # no better than the baseline, either
+        if picked != first and is_steady and own.searched >= terms.rule.baseline_cost:  # no better than it, either
             return selection
         if tried and selection is None:
             text = f"{tried[-1]} did not come to its end when it was trained again, and is no longer the pick"

@@ -417,11 +417,14 @@ class _Study:
             self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
             return
         sentence = selection.sentence(found.first, rule)
+        if len(selection.means) == 1:
+            begin = picked.rule if found.best == picked.best else f"{picked.best} did not hold on fresh seeds"
+            sentence = f"{begin}; {sentence}"
         self._journal.append(
             "pick",
             best=found.best,
             most_accurate=selection.bar_of,
-            rule=f"{picked.rule}; {sentence}" if len(selection.means) == 1 else sentence,
+            rule=sentence,
             confirmed={trial: rule.sign * mean for trial, mean in selection.means.items()},
             bar=rule.sign * selection.bar,
             bar_of=selection.bar_of,

@@ -15,7 +15,6 @@ _RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     # Ray's own loggers double the wall time of a short trial; trials.jsonl is the record.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_GLOBAL_CHECKPOINT_S": "1e9",  # what Tune would save of itself, in up to 0.4 s, is never read
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "RAY_AIR_NEW_OUTPUT": "0",

@@ -13,9 +13,10 @@ import functools
 import gc
 import logging
 import math
+import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from tuning.workers.worker_config import TrialOrder, WorkerConfig
 
 __all__ = ["JoinedCluster", "RayBoard", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
+SAVING = "TUNE_GLOBAL_CHECKPOINT_S"
 LOOK_S, GONE_S = 2.0, 60.0
 """How often the nodes of a cluster are looked at, and how long one is waited for whose actor was lost.
 
@@ -100,17 +102,13 @@ class RayExecutor:
             # Tune would say of each trial that its own log files, which we switch off, are not there, and at the end
             # which were lost, though they were run once more.
             logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-            # What is there by now stays: to look through all of it stopped decisions for up to 0.3 s, again and again.
-            gc.collect()
-            gc.freeze()
             try:
-                tuner.fit()
+                with _undisturbed():
+                    tuner.fit()
             except (ray.exceptions.RayError, RuntimeError, StoppedEarly) as error:
                 if asking.failed is not None:
                     raise asking.failed from None
                 raise StoppedEarly(f"Ray ended the search: {error}"[:400], remedy="go on with resume=") from error
-            finally:
-                gc.unfreeze()
         if asking.failed is not None:
             raise asking.failed
 
@@ -356,6 +354,24 @@ def _answers(doubt: _Doubt) -> bool:
             return True
         doubt.asked = _ask(doubt.node)
     return False
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps from the process that decides what stopped it for 0.1 to 0.4 s again and again, as long as trials run.
+
+    Those are Python's looks through all objects that were there before, and Tune's writing down of its state.
+    """
+    is_ours = SAVING not in os.environ
+    os.environ.setdefault(SAVING, "1e9")  # seconds between two; nobody reads it
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if is_ours:
+            del os.environ[SAVING]
 
 
 def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:

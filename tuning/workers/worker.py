@@ -44,9 +44,9 @@ COMPUTES_FRAC = 0.1
 
 Ten busy processes on two cores leave each a fifth of one.
 """
-COUNTED_AFTER_S = 5.0
-"""A process's computing is counted from here on: that takes 8 ms where there are 100 processes, and most answers are
-there before."""
+COUNTED_AFTER_S = 8.0
+"""A process's computing is counted from here on: that takes 8 ms where there are 100 processes, and most answers, a
+beat among them, are there before."""
 LAST_S = 5.0
 """What an answer may take after the deadline: `search.max_time` is passed by little more."""
 _ENDED_S = 10.0
@@ -309,7 +309,7 @@ class Worker:
         most_s = HANG_TIMES * max(self.config.hang_s, self._longest_s)
         late_at = math.inf if self.deadline is None else self.deadline + LAST_S
         try:
-            if not self._pipe.poll(max(0.0, min(COUNTED_AFTER_S, idle_s / 10, late_at - begun))):
+            if not self._pipe.poll(max(0.0, min(COUNTED_AFTER_S, idle_s / 5, late_at - begun))):
                 counted, spent_s = time.monotonic(), self._spent_s()
                 while not self._pipe.poll(max(0.0, min(looked + idle_s, begun + most_s, late_at) - time.monotonic())):
                     now, own_s = time.monotonic(), self._spent_s()

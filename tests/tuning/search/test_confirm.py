@@ -256,6 +256,17 @@ def test_nothing_more_is_trained_where_no_other_was_better_than_the_baseline(tmp
     assert (found.first, found.best) == ("a", "b")
 
 
+def test_a_resumed_study_trains_no_more_than_one_that_was_not_cut_off(tmp_path: Path) -> None:
+    trials = {**{trial: BELOW[trial] for trial in "ab"}, "e": (0.5, 0.226, 60.0)}
+    rule, budget = Rule("error", "min", 0.03, Baseline("last label", 0.225)), BUDGET.model_copy(update={"top": 2})
+    terms = ConfirmTerms(rule, (1, 2, 3), budget, samples=100, left_s=lambda: 1000.0)
+    journal, profiler = searched(tmp_path, trials), SeededBench({0.1: 0.236, 0.2: 0.234, 0.5: 0.215})
+    found = confirm(profiler, journal, {"before": NAMED["before"]}, terms, ignore)
+    count = len(profiler.trained)
+    assert confirm(profiler, journal, {"before": NAMED["before"]}, terms, ignore) == found
+    assert len(profiler.trained) == count
+
+
 def test_a_collapse_with_no_time_left_stays_the_pick_and_says_so(tmp_path: Path) -> None:
     journal, profiler = searched(tmp_path), SeededBench({0.1: 0.60, 0.2: 0.21})
     budget, seeds = BUDGET.model_copy(update={"top": 1, "seeds": 1}), (1,)
