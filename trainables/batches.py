@@ -141,17 +141,29 @@ class _Planned(Sampler[MicroBatch]):
         return len(self.micro_batches)
 
 
+LOADING_KNOBS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+"""Those that `loading` reads."""
+
+
+def loading(knobs: Knobs, device: str) -> dict[str, Any]:
+    """Returns the arguments of a DataLoader that knobs set, for training on a device such as "cpu" or "cuda:0"."""
+    found = {"num_workers": knobs.num_workers, "pin_memory": knobs.pin_memory and device.startswith("cuda")}
+    if knobs.num_workers:
+        found |= {"prefetch_factor": knobs.prefetch_factor, "persistent_workers": knobs.persistent_workers}
+    return found
+
+
 class Loader:
     """Planned micro-batches, with the loader knobs applied: workers of a DataLoader, or none and no DataLoader."""
 
     def __init__(
         self, dataset: Dataset[Any], config: Config, collate: Callable[[list[Any]], Batch], augment: Augment | None
     ) -> None:
-        knobs = config.knobs
+        knobs, arguments = config.knobs, loading(config.knobs, config.device)
         self._plan, self._cached = _Planned(), getattr(dataset, "is_in_ram", False)
         self._made = _Made(dataset, config, collate, augment)
         self._augments = augment is not None and not knobs.device_augmentation
-        self._pins = knobs.pin_memory and config.device.startswith("cuda")
+        self._pins = arguments["pin_memory"]
         self._loader: DataLoader[Any] | None = None
         if not knobs.num_workers:
             return
@@ -160,10 +172,7 @@ class Loader:
             batch_size=None,
             sampler=self._plan,
             collate_fn=as_it_is,
-            num_workers=knobs.num_workers,
-            prefetch_factor=knobs.prefetch_factor,
-            persistent_workers=knobs.persistent_workers,
-            pin_memory=self._pins,
+            **arguments,
             timeout=config.loader_timeout_s,
             multiprocessing_context=FORKS,
             # Its own, since every epoch draws the workers' seeds from it: the process's generator is dropout's, and a

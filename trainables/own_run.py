@@ -30,7 +30,7 @@ from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted, Ended
 from trainables.workload import LoopError
 
-_LOADER = ("micro_batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+_LOADER = ("micro_batch_size", *batches.LOADING_KNOBS)
 _PREPARE = ("channels_last", "compile", "activation_checkpointing")
 _BATCHES = ("non_blocking", "device_prefetch", "tf32", "cudnn_benchmark", "sdpa_backend", "empty_cache")
 _DECLARE = "give it a value or values in SPACE"
@@ -103,11 +103,7 @@ class Run(Counted):
     def loader(self) -> dict[str, Any]:
         """Returns the arguments of a DataLoader that knobs set; a batch is cut into equal micro-batches."""
         knobs = self._ask(*_LOADER)
-        found: dict[str, Any] = {"batch_size": self._micro(), "num_workers": knobs.num_workers}
-        found["pin_memory"] = knobs.pin_memory and self.device.type == "cuda"
-        if knobs.num_workers:
-            found |= {"prefetch_factor": knobs.prefetch_factor, "persistent_workers": knobs.persistent_workers}
-        return found
+        return {"batch_size": self._micro(), **batches.loading(knobs, self.device.type)}
 
     def prepare(self, model: nn.Module, *others: torch.optim.Optimizer | LRScheduler) -> Any:
         """Returns the model on the device as knobs say, and all else as it came; the model alone where it comes alone.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from trainables.batches import FORKS, as_it_is, at_once, batch_of, size_of
+from trainables.batches import FORKS, as_it_is, at_once, batch_of, loading, size_of
 from trainables.workload import Batch, Config
 
 VALIDATION_SAMPLES = 2000
@@ -54,9 +54,7 @@ def validation_loader(
         _Parts(dataset, collate, parts),
         batch_size=None,
         collate_fn=as_it_is,
-        num_workers=knobs.num_workers,
-        prefetch_factor=knobs.prefetch_factor,
-        pin_memory=knobs.pin_memory and config.device.startswith("cuda"),
+        **{**loading(knobs, config.device), "persistent_workers": False},
         timeout=config.loader_timeout_s,
         multiprocessing_context=FORKS,
         generator=torch.Generator(),  # for the reason that `Loader` gives

@@ -36,16 +36,15 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
     """
     knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
     loader, accumulation = run.loader(), run.accumulation
-    micro = int(loader["batch_size"])
+    micro = int(loader.pop("batch_size"))
     if len(train_set) < micro:
         raise WorkloadError(f"a micro-batch of {micro} is more than the {len(train_set)} training samples")
     found: dict[str, Any] = {
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": accumulation,
-        "dataloader_num_workers": loader["num_workers"],
-        "dataloader_pin_memory": loader["pin_memory"],
-        "dataloader_prefetch_factor": loader.get("prefetch_factor"),
-        "dataloader_persistent_workers": loader.get("persistent_workers", False),
+        "dataloader_prefetch_factor": None,
+        "dataloader_persistent_workers": False,
+        **{f"dataloader_{name}": value for name, value in loader.items()},
         "dataloader_drop_last": True,
         "bf16": knobs["amp_dtype"] == "bf16",
         "fp16": knobs["amp_dtype"] == "fp16",

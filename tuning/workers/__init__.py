@@ -1,7 +1,7 @@
 """Backends run trials. Only `ray_*` modules may import Ray, and they find its environment set by this package.
 
-Ray reads these at import and passes them to every process it starts. What each is for, and what was measured, is in
-docs/design.md section 6; a value that the user has set stays.
+Ray reads these at import and passes them to every process it starts. What was measured is in
+docs/log/workers_ray.md; a value that the user has set stays.
 """
 
 import os
