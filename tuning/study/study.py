@@ -418,7 +418,7 @@ class _Study:
             return
         sentence = selection.sentence(found.first, rule)
         if len(selection.means) == 1:
-            begin = picked.rule if found.best == picked.best else f"{picked.best} did not hold on fresh seeds"
+            begin = picked.rule if found.best == picked.best else f"{found.best}, as {picked.best} did not hold"
             sentence = f"{begin}; {sentence}"
         self._journal.append(
             "pick",
