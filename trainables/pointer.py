@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from trainables import draws
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import OURS
+from trainables.our_knobs import our_knobs
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
@@ -30,8 +30,6 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload pointer needs: pip install 'cardtune[pointer]' ({error})") from None
 
-KNOBS = ("hidden_size", "dropout", "augmentation", "inplace_augmentation")
-"""Rows of `our_knobs.py` that this workload has."""
 HEADS = 4
 SLOPES = (0.0, 2.0, 4.0, 6.0)
 """Of the heads: what attention loses for each side of the instance's square that a node is away."""
@@ -184,7 +182,7 @@ class PointerNet:
     """Tours judged by their gap, the mean of length over shortest length, minus 1. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
-    knobs: ClassVar[Mapping[str, Knob]] = OURS["pointer"].own
+    knobs: ClassVar[Mapping[str, Knob]] = our_knobs("hidden_size", "dropout", "augmentation", "inplace_augmentation")
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 1e-3, "high": 5e-3, "log": True},
         "batch_size": [16, 32, 64],

@@ -35,11 +35,9 @@ from trainables import draws
 from trainables.data import npy_sequences, sequence_sets
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import OURS
+from trainables.our_knobs import our_knobs
 from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
-KNOBS = ("hidden_size", "sequence_packing", "encoder_frac", "dropout", "augmentation", "inplace_augmentation")
-"""Rows of `our_knobs.py` that this workload has."""
 TEMPERATURE = 0.2
 NOISE, SPANS, SPAN_FRAC, CHANNEL_FRAC = 0.3, 2, 0.25, 0.2
 """Of a view at augmentation=1: deviation of the noise in the channels' own, masked spans, longest of them as a share of
@@ -221,7 +219,9 @@ class Signals:
     """Classes of sequences, judged by accuracy. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
+    knobs: ClassVar[Mapping[str, Knob]] = our_knobs(
+        "hidden_size", "sequence_packing", "encoder_frac", "dropout", "augmentation", "inplace_augmentation"
+    )
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 5e-4, "high": 1e-2, "log": True},
         "batch_size": [16, 32, 64],

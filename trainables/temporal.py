@@ -27,7 +27,7 @@ from trainables.data import bar_baselines, timeframes
 from trainables.data.bar_windows import BarWindows, parts
 from trainables.data.timeframes import BAR_FEATURES, DAY_US, HOUR_US, Timeframe
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import OURS
+from trainables.our_knobs import our_knobs
 from trainables.workload import Config, Split, WorkloadError, options_of
 
 try:
@@ -35,8 +35,6 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload temporal needs: pip install 'cardtune[temporal]' ({error})") from None
 
-KNOBS = ("architecture", "hidden_size", "dropout")
-"""Rows of `our_knobs.py` that this workload has."""
 STOCKS_FILE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
 INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
 HEAD_SIZE = 16
@@ -150,7 +148,7 @@ class Temporal:
     """One of two futures, judged by accuracy; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = OURS["temporal"].own
+    knobs: ClassVar[Mapping[str, Knob]] = our_knobs("architecture", "hidden_size", "dropout")
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 7e-4, "high": 5e-3, "log": True},
         "batch_size": [32, 64, 128],

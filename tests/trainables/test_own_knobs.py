@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fakes import Sums
 from trainables import Knob
 from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, is_active, table, using
-from trainables.our_knobs import OURS
+from trainables.our_knobs import OURS, _declared
 from trainables.workload import BUILT_IN, Config, WorkloadError, load, table_of
 from tuning.config import yaml_files
 from tuning.config.load import load as load_config
@@ -64,6 +65,18 @@ def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
     assert set(OURS) == set(yaml_files.available("workload"))
     for ref, rows in OURS.items():
         assert dict(table_of(load(ref))) == dict(rows)
+
+
+@pytest.mark.parametrize("names", ["'dropout'", '"dropuot"', '"dropout", *COMMON', "DROPOUT"])
+def test_names_that_cannot_be_read_from_the_text_of_a_module_are_an_error_and_not_left_out(
+    tmp_path: Path, names: str
+) -> None:
+    text = "class Moons:\n    knobs: ClassVar[Mapping[str, Knob]] = our_knobs({})\n\n\nWORKLOAD = Moons()\n"
+    (tmp_path / "moons.py").write_text(text.format('\n        "dropout",\n        "hidden_size",\n    '))
+    assert _declared(tmp_path) == {"moons": ("dropout", "hidden_size")}
+    (tmp_path / "moons.py").write_text(text.format(names))
+    with pytest.raises(TypeError, match=r"moons\.py: expected"):
+        _declared(tmp_path)
 
 
 def test_what_a_workload_does_not_declare_is_no_knob_of_it() -> None:

@@ -26,7 +26,7 @@ if "lightning.pytorch" in sys.modules:
 else:
     from pytorch_lightning import Callback, LightningModule
 
-_STILL = {
+_TRAINER_OFF = {
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
@@ -66,7 +66,7 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
         )
     callbacks = own.pop("callbacks", None) or []
     callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    return {**_STILL, **own, **found, "callbacks": [*callbacks, _Study(run, pass_samples)]}
+    return {**_TRAINER_OFF, **own, **found, "callbacks": [*callbacks, _Study(run, pass_samples)]}
 
 
 class _Study(Callback):  # type: ignore[misc]  # what a check may lack

@@ -20,7 +20,7 @@ from trainables.own_run import Run
 from trainables.plan import steps_to
 from trainables.workload import WorkloadError
 
-_STILL = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}
+_ARGUMENTS_OFF = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}
 """What `run` does in their place: a Trainer's own reports and checkpoints would be in every probe."""
 
 _FIELDS = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -62,7 +62,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
         raise WorkloadError(
             f"training_arguments(run, {twice[0]}={own[twice[0]]!r}): run sets it; put it in SPACE or BEFORE"
         )
-    return TrainingArguments(**{**_STILL, **own, **found})
+    return TrainingArguments(**{**_ARGUMENTS_OFF, **own, **found})
 
 
 class StudyCallback(TrainerCallback):
