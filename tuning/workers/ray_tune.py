@@ -9,14 +9,13 @@ study's scheduler ends the search by having no next trial.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import logging
 import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -34,12 +33,12 @@ from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, as_ran_there
 from tuning.workers.ray_board import RayBoard
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
-from tuning.workers.ray_worker import GIVEN, REPORT, Given, TrialActor
-from tuning.workers.worker_config import TrialOrder, WorkerConfig
+from tuning.workers.ray_worker import REPORT, TrialActor
+from tuning.workers.worker_config import WorkerConfig
 
 __all__ = ["JoinedCluster", "RayBoard", "RayCluster", "RayExecutor"]
 NO_LIMIT = 1_000_000_000
-SAVING = "TUNE_GLOBAL_CHECKPOINT_S"
+SNAPSHOT_PERIOD = "TUNE_GLOBAL_CHECKPOINT_S"
 LOOK_S, GONE_S = 2.0, 60.0
 """How often the nodes of a cluster are looked at, and how long one is waited for whose actor was lost.
 
@@ -76,7 +75,7 @@ class RayExecutor:
         plans = {kind: share.plan if members is None else members.plan(kind) for kind, share in shares.items()}
         asking = _Asking(
             {kind: Dispatcher(scheduler, plans[kind], share.config.cap_bytes, kind) for kind, share in shares.items()},
-            {kind: functools.partial(Given, share.config, resources[kind]) for kind, share in shares.items()},
+            {kind: {"worker": share.config, "resources": resources[kind]} for kind, share in shares.items()},
             members,
         )
         with tempfile.TemporaryDirectory(prefix="ct-", ignore_cleanup_errors=True) as folder:
@@ -103,7 +102,7 @@ class RayExecutor:
             # which were lost, though they were run once more.
             logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
             try:
-                with _undisturbed():
+                with _without_pauses():
                     tuner.fit()
             except (ray.exceptions.RayError, RuntimeError, StoppedEarly) as error:
                 if asking.failed is not None:
@@ -191,18 +190,15 @@ class _Doubt:
 class _Asking(Searcher):
     """A Tune searcher that passes on the scheduler's trials where there is room, and tells it how they ended.
 
-    `dispatchers`, and what makes what an actor is `given`, are by kind of device, "" for the target's, asked first.
+    `dispatchers` and what is told to the actors are by kind of device, "" for the target's, which is asked first.
     `members` are the nodes of a user's cluster, None in a Ray of our own.
     """
 
     def __init__(
-        self,
-        dispatchers: Mapping[str, Dispatcher],
-        given: Mapping[str, Callable[[TrialOrder, Placed, str], Given]],
-        members: _Members | None,
+        self, dispatchers: Mapping[str, Dispatcher], told: Mapping[str, dict[str, Any]], members: _Members | None
     ) -> None:
         super().__init__(metric="samples", mode="max")
-        self._dispatchers, self._given, self._members = dispatchers, given, members
+        self._dispatchers, self._told, self._members = dispatchers, told, members
         self._placed: dict[str, Placed] = {}
         self._doubts: dict[str, _Doubt] = {}
         self.failed: TuningError | None = None
@@ -220,7 +216,7 @@ class _Asking(Searcher):
                     if (placed := dispatcher.take()) is not None:
                         self._placed[trial_id] = placed
                         node = self._members.take(trial_id, kind) if self._members is not None else ""
-                        return {GIVEN: self._given[kind](dispatcher.order(placed), placed, node)}
+                        return {**self._told[kind], "order": dispatcher.order(placed), "placed": placed, "node": node}
                 is_empty = self._members is not None and self._members.slots.is_empty
             except TuningError as error:
                 self.failed = error
@@ -357,13 +353,13 @@ def _answers(doubt: _Doubt) -> bool:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keeps from the process that decides what stopped it for 0.1 to 0.4 s again and again, as long as trials run.
+def _without_pauses() -> Iterator[None]:
+    """Turns off Tune's experiment snapshots, and excludes existing objects from garbage collection, while trials run.
 
-    Those are Python's looks through all objects that were there before, and Tune's writing down of its state.
+    Both paused every decision of the driver (docs/log/workers_ray.md).
     """
-    is_ours = SAVING not in os.environ
-    os.environ.setdefault(SAVING, "1e9")  # seconds between two; nobody reads it
+    is_ours = SNAPSHOT_PERIOD not in os.environ
+    os.environ.setdefault(SNAPSHOT_PERIOD, "1e9")  # seconds; a study is resumed from its own journal
     gc.collect()
     gc.freeze()
     try:
@@ -371,7 +367,7 @@ def _undisturbed() -> Iterator[None]:
     finally:
         gc.unfreeze()
         if is_ours:
-            del os.environ[SAVING]
+            del os.environ[SNAPSHOT_PERIOD]
 
 
 def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
@@ -383,9 +379,8 @@ def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
     """
 
     def request(cls: type[TrialActor], config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        given: Given | None = config.get(GIVEN)
-        on: Any = {"bundle_label_selector": [{"ray.io/node-id": given.node}]} if given and given.node else {}
-        return tune.PlacementGroupFactory([dict(given.resources) if given else resources], **on)
+        on: Any = {"bundle_label_selector": [{"ray.io/node-id": config["node"]}]} if config.get("node") else {}
+        return tune.PlacementGroupFactory([config.get("resources", resources)], **on)
 
     members = {"default_resource_request": classmethod(request)}
     return cast(type[TrialActor], type(name, (TrialActor,), members))
@@ -393,19 +388,18 @@ def _named(name: str, resources: dict[str, float]) -> type[TrialActor]:
 
 def _trial_folder(trial: TuneTrial) -> str:
     """Returns a folder of its own for each time that a trial is run."""
-    given: Given | None = trial.config.get(GIVEN)
-    if given is None:
+    placed: Placed | None = trial.config.get("placed")
+    if placed is None:
         return _trial_name(trial)
-    placed = given.placed
     return _trial_name(trial) + "-again" * (placed.attempt - 1) + "-moved" * placed.moved + "-alone" * placed.alone
 
 
 def _trial_name(trial: TuneTrial) -> str:
     """Returns the study's own name of the trial with the knobs most looked for."""
-    given: Given | None = trial.config.get(GIVEN)
-    if given is None:
+    order = trial.config.get("order")
+    if order is None:
         return str(trial.trial_id)
-    knobs = given.order.knobs
+    knobs = order.knobs
     parts = [f"bs{knobs['batch_size']}"] if "batch_size" in knobs else []
     parts += [f"lr{knobs['learning_rate']:.1e}"] if "learning_rate" in knobs else []
-    return "-".join([given.order.trial, *parts])
+    return "-".join([str(order.trial), *parts])

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from ray import tune
 
 from trainables.knobs import Scalar
 from tuning.config.errors import TuningError
 from tuning.workers import doctor, machine, nvml
-from tuning.workers.dispatch import Placed
 from tuning.workers.shipped import arrived
 from tuning.workers.trial_runner import TrialRunner
 from tuning.workers.worker import Worker
-from tuning.workers.worker_config import TrialOrder, WorkerConfig
+from tuning.workers.worker_config import WorkerConfig
 
-GIVEN, REPORT = "given", "report"
-
-
-@dataclass(frozen=True)
-class Given:
-    """All of a trial's config, as one value: Tune copies and writes out a config of many parts several times a trial.
-
-    `resources` is what the actor asks of Ray; `node` is that of a user's cluster, "" in a Ray of our own.
-    """
-
-    worker: WorkerConfig
-    resources: Mapping[str, float]
-    order: TrialOrder
-    placed: Placed
-    node: str = ""
-
-    def __deepcopy__(self, memo: object) -> Self:
-        """Returns itself: nothing of it changes."""
-        return self
+REPORT = "report"
 
 
 def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -55,19 +35,20 @@ def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> dict[str, An
 class TrialActor(tune.Trainable):
     """One search trial at a time; every `step` goes to the next rung or beat. An actor lives through all of its slot.
 
-    The config holds what it is `Given`. The worker ends with the actor.
+    The config holds `worker`, a `WorkerConfig`, and `order`, a `TrialOrder`; `node` is that of a user's cluster, "" in
+    a Ray of our own. The worker ends with the actor.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Keeps what the first trial is; loading is left to its first step, where a failure is a result."""
-        given: Given = config[GIVEN]
-        self._worker = Worker(arrived(given.worker) if given.node else given.worker)
+        worker = config["worker"]
+        self._worker = Worker(arrived(worker) if config["node"] else worker)
         self._runner = TrialRunner(self._worker)
-        self._runner.take(given.order)
+        self._runner.take(config["order"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Ends what is left of the last trial and keeps the next."""
-        self._runner.take(new_config[GIVEN].order)
+        self._runner.take(new_config["order"])
         return True
 
     def step(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import stat
@@ -23,7 +22,6 @@ from tuning.workers import nvml
 from tuning.workers.dispatch import Dispatcher
 from tuning.workers.nodes import KindShare, Node, Slots
 from tuning.workers.ray_tune import RayCluster, RayExecutor, _Asking, requested
-from tuning.workers.ray_worker import GIVEN, Given
 from tuning.workers.slots import share_bytes
 from tuning.workers.worker_config import WorkerConfig
 
@@ -138,9 +136,9 @@ class Dying:
 
 def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
     scheduler = Queue([("nowhere", None)] * 2)
-    given = {"": functools.partial(Given, WorkerConfig("mine.py"), {})}
-    asking = _Asking({"": Dispatcher(scheduler, orders(1), None)}, given, Dying())  # type: ignore[arg-type]
-    assert asking.suggest("first")[GIVEN].order.trial == "t0"
+    told = {"": {"worker": WorkerConfig("mine.py")}}
+    asking = _Asking({"": Dispatcher(scheduler, orders(1), None)}, told, Dying())  # type: ignore[arg-type]
+    assert asking.suggest("first")["order"].trial == "t0"
     assert asking.suggest("second") == "FINISHED"
     for _ in range(2):
         with pytest.raises(StoppedEarly, match="no node is left"):
