@@ -57,7 +57,7 @@ settings (key=value, in any order), with what they are without you in brackets
                           [staged]
   search.sampler=NAME     model: a Gaussian process of the quality over known
                           speeds; tpe, gp (Optuna's), random [model]
-  search.pruner=NAME      who stops at the budget's rungs [rungs]
+  search.pruner=NAME      which trials stop at the budget's rungs [rungs]
 PRUNERS
   search.seed=N           seed of everything [0]
   concurrency=auto|N      search trials at once, on each node [auto]

@@ -110,7 +110,7 @@ def progress(
 
 @dataclass(frozen=True)
 class Standing:
-    """What a line about a record is told beside: the knobs of the best so far in its stage, and how many are done."""
+    """What one line of the log needs of the study: the knobs of the best so far in its stage, and how many are done."""
 
     stage: str = STARTING
     objective: str = ""
@@ -120,7 +120,7 @@ class Standing:
 
 
 def standing(records: Sequence[Record], config: StudyConfig) -> Standing:
-    """Returns how a study stands; of a search of hundreds of trials that takes a tenth of `progress`."""
+    """Returns what a line of the log needs, without the table of every trial that `progress` makes."""
     stage, objective = stage_of(records), _objective(records)
     if stage == "search":
         ended = trials(records)

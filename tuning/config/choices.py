@@ -1,4 +1,4 @@
-"""The names that a setting chooses among, and what the help says of them. No pydantic: the help comes at once."""
+"""The names that a setting can have, and their lines of the help. Imports nothing slow: `--help` is to come at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SamplerName = Literal["model", "tpe", "gp", "random"]
 PrunerName = Literal["rungs", "none"]
 
 PRUNERS: Mapping[PrunerName, str] = {
-    "rungs": "who is worse, unless nothing as fast is better",
-    "none": "nobody",
+    "rungs": "successive halving, but no Pareto-optimal one",
+    "none": "no trial",
 }
-"""Who stops at the budget's rungs; the rules themselves are `RULES` in `search/pruner.py`."""
+"""Which trials are pruned at the budget's rungs; the rules themselves are `RULES` in `search/pruner.py`."""

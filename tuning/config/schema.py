@@ -222,7 +222,7 @@ class SearchSection(Section):
 
     `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
     joint, every knob. `sampler` proposes: model (a Gaussian process of the quality over known speeds; TPE in a joint
-    search), tpe, gp (Optuna's) or random. `pruner` says which trials stop at the budget's rungs (`choices.PRUNERS`).
+    search), tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs (`choices.PRUNERS`).
     """
 
     trials: Annotated[int | Literal["auto"], BeforeValidator(_trials)]

@@ -93,8 +93,8 @@ def confirm(
     less than in the search is in none while another is admitted. What the records hold is not trained or measured
     again. Raises ValueError where no trial came to its end.
     """
-    selection = _selected(profiler, journal, len(named), terms, told)
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
+    selection = _selected(profiler, journal, first, len(named), terms, told)
     if selection is not None:
         selection = _steady(selection, entrants(journal.records, terms), terms.rule)
     best = first if selection is None else selection.best
@@ -112,14 +112,16 @@ def confirm(
     return Confirmed(first, selection, best, repeats)
 
 
-def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTerms, told: Told) -> Selection | None:
+def _selected(
+    profiler: Profiler, journal: Journal, first: str, named: int, terms: ConfirmTerms, told: Told
+) -> Selection | None:
     """Returns the selection over those that were trained again, None where none of them came to its end.
 
+    `first` is the pick by the search's seed, `named` the number of configurations that are measured beside.
     Where the best of them fails, comes to much less than in the search, or is no better than the baseline, the next is
     trained as long as there is time, and one left that may take its place.
     """
     tried: list[str] = []
-    first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
     while True:
         picked = _picked(journal.records, terms, _collapsed(journal.records, terms))
         found, selection = _settled(journal.records, terms)
@@ -133,7 +135,8 @@ def _selected(profiler: Profiler, journal: Journal, named: int, terms: ConfirmTe
             text = f"{tried[-1]} did not come to its end when it was trained again, and is no longer the pick"
             told(journal.append("note", text=text))
         elif tried:
-            told(journal.append("note", text=f"{tried[-1]} does not hold on fresh seeds: {picked} is next"))
+            text = f"{tried[-1]} was worse on fresh seeds than in the search, or failed: {picked} is next"
+            told(journal.append("note", text=text))
         tried.append(picked)
         _train(profiler, journal, picked, named, terms, told)
         found, selection = _settled(journal.records, terms)

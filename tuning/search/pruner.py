@@ -1,4 +1,4 @@
-"""Who goes on at a rung, by the rule that `search.pruner` names. Whose quality is not finite stops by every rule."""
+"""Which trials are pruned at a rung, by the rule that `search.pruner` names; a quality that is not finite always is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rung:
-    """What a rule knows: samples/s and quality (the larger the better) of each trial seen so far, the one judged too.
+    """What a rule is given: samples/s and quality (the larger the better) of each trial so far, that in question too.
 
     `eta` is `budget.rungs.eta`. A speed of 0 is unknown.
     """
@@ -47,15 +47,15 @@ class Rung:
     seen: Sequence[tuple[float, float]]
 
 
-Rule = Callable[[Rung, float, float], Decision]
-"""Says whether a trial of that speed and quality goes on from a rung."""
+PruningRule = Callable[[Rung, float, float], Decision]
+"""Decides whether a trial goes on from a rung; the numbers are its samples/s and its quality."""
 
 
 def by_rungs(rung: Rung, samples_per_s: float, quality: float) -> Decision:
-    """Asynchronous successive halving on the quality (Li et al. 2020), sparing whoever is fastest.
+    """Asynchronous successive halving on the quality (Li et al. 2020) that never prunes the Pareto front.
 
-    A trial stops where its quality is outside the best 1/eta of those seen, and a trial at least as fast was better.
-    What is on the front of speed and quality therefore always goes on. Among fewer than eta trials everyone does.
+    A trial is pruned where its quality is outside the best 1/eta of those seen and a trial at least as fast was better;
+    none is among fewer than eta trials.
     """
     if len(rung.seen) < rung.eta:
         return Decision(True, f"{len(rung.seen)} of the {rung.eta} that are compared at {rung.milestone} samples")
@@ -69,16 +69,16 @@ def by_rungs(rung: Rung, samples_per_s: float, quality: float) -> Decision:
     return Decision(False, said)
 
 
-def nobody(rung: Rung, samples_per_s: float, quality: float) -> Decision:
-    """Everyone goes on."""
+def by_none(rung: Rung, samples_per_s: float, quality: float) -> Decision:
+    """No trial is pruned."""
     return Decision(True, "search.pruner=none")
 
 
-RULES: Mapping[PrunerName, Rule] = {"rungs": by_rungs, "none": nobody}
+RULES: Mapping[PrunerName, PruningRule] = {"rungs": by_rungs, "none": by_none}
 
 
 class Pruner:
-    """The rungs of one search, by samples seen, and the rule by which trials stop there; none are needed."""
+    """The rungs of one search, by samples seen, and the rule that prunes there; there may be no rungs."""
 
     def __init__(self, milestones: Sequence[int], eta: int, name: PrunerName = "rungs") -> None:
         self._eta, self._rule = eta, RULES[name]

@@ -261,7 +261,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _unannounced() -> Iterator[None]:
-    """Keeps Optuna from announcing a study; not for every proposal: a change of level takes a millisecond."""
+    """Keeps Optuna from logging that a study was created."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -418,7 +418,8 @@ class _Study:
             return
         sentence = selection.sentence(found.first, rule)
         if len(selection.means) == 1:
-            begin = picked.rule if found.best == picked.best else f"{found.best}, as {picked.best} did not hold"
+            instead = f"{found.best}, since {picked.best} was worse on fresh seeds or failed"
+            begin = picked.rule if found.best == picked.best else instead
             sentence = f"{begin}; {sentence}"
         self._journal.append(
             "pick",

@@ -45,8 +45,10 @@ COMPUTES_FRAC = 0.1
 Ten busy processes on two cores leave each a fifth of one.
 """
 COUNTED_AFTER_S = 8.0
-"""A process's computing is counted from here on: that takes 8 ms where there are 100 processes, and most answers, a
-beat among them, are there before."""
+"""The processor time of a process and its children is read only where an answer takes this long.
+
+Reading it scans all processes of the machine: 8 ms with about 100 of them, under the profiler.
+"""
 LAST_S = 5.0
 """What an answer may take after the deadline: `search.max_time` is passed by little more."""
 _ENDED_S = 10.0
@@ -305,28 +307,32 @@ class Worker:
 
         It hangs where it neither answers nor computes for `idle_s`, or computes for `HANG_TIMES` its longest answer.
         """
-        begun = looked = time.monotonic()
-        most_s = HANG_TIMES * max(self.config.hang_s, self._longest_s)
+        begun = time.monotonic()
         late_at = math.inf if self.deadline is None else self.deadline + LAST_S
         try:
             if not self._pipe.poll(max(0.0, min(COUNTED_AFTER_S, idle_s / 5, late_at - begun))):
-                counted, spent_s = time.monotonic(), self._spent_s()
-                while not self._pipe.poll(max(0.0, min(looked + idle_s, begun + most_s, late_at) - time.monotonic())):
-                    now, own_s = time.monotonic(), self._spent_s()
-                    computes = own_s - spent_s > COMPUTES_FRAC * (now - counted)
-                    if computes and now < min(late_at, begun + most_s):
-                        looked, counted, spent_s = now, now, own_s
-                        continue
-                    said = f"no answer for {now - begun:.0f} s{self._where()}"
-                    self.end()
-                    if now >= late_at and (computes or now - begun < idle_s):
-                        raise WorkerLost(LATE, said)
-                    raise WorkerLost(HUNG, f"{said}; search.hang_time gives it more time")
+                self._watch(begun, idle_s, late_at)
             answer = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise self._lost() from error
         self._longest_s = max(self._longest_s, time.monotonic() - begun)
         return answer
+
+    def _watch(self, begun: float, idle_s: float, late_at: float) -> None:
+        """Returns once there is an answer to what was asked at `begun`; raises WorkerLost as `_answer` says."""
+        most_at = begun + HANG_TIMES * max(self.config.hang_s, self._longest_s)
+        idle_since, counted, spent_s = begun, time.monotonic(), self._spent_s()
+        while not self._pipe.poll(max(0.0, min(idle_since + idle_s, most_at, late_at) - time.monotonic())):
+            now, own_s = time.monotonic(), self._spent_s()
+            computes = own_s - spent_s > COMPUTES_FRAC * (now - counted)
+            if computes and now < min(late_at, most_at):
+                idle_since, counted, spent_s = now, now, own_s
+                continue
+            said = f"no answer for {now - begun:.0f} s{self._where()}"
+            self.end()
+            if now >= late_at and (computes or now - begun < idle_s):
+                raise WorkerLost(LATE, said)
+            raise WorkerLost(HUNG, f"{said}; search.hang_time gives it more time")
 
     def _spent_s(self) -> float:
         """Returns the processor seconds that the process and its loader's have used, 0 where it is gone.
