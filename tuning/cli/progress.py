@@ -11,7 +11,7 @@ from tuning.cli import eta
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Record, Trial, last, trained_beside, trials
+from tuning.journal.records import Record, last, trained_beside, trials
 from tuning.report.format import outcome
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
@@ -123,9 +123,8 @@ def standing(records: Sequence[Record], config: StudyConfig) -> Standing:
     """Returns what a line of the log needs, without the table of every trial that `progress` makes."""
     stage, objective = stage_of(records), _objective(records)
     if stage == "search":
-        ended = trials(records)
-        name = _best(records, config, ended)
-        best = next((one.config for one in ended if one.id == name), None)
+        name = _best(records, config)
+        best = next((one.config for one in trials(records) if one.id == name), None)
     else:
         rows = _rows(records, config, stage, objective, Asked())
         best = next((row.config for row in rows if row.is_best), None)
@@ -237,10 +236,10 @@ def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> StageRow:
     )
 
 
-def _best(records: Sequence[Record], config: StudyConfig, ended: Sequence[Trial] | None = None) -> str:
-    """Returns the trial that would be picked now, "" where there is none; `ended` are the trials, where known."""
-    rule = rule_of(records, config.pick.tolerance, ended)
-    picked = None if rule is None else choose(records, rule, ended=ended)
+def _best(records: Sequence[Record], config: StudyConfig) -> str:
+    """Returns the trial that would be picked now, "" where there is none."""
+    rule = rule_of(records, config.pick.tolerance)
+    picked = None if rule is None else choose(records, rule)
     return "" if picked is None else picked.best
 
 

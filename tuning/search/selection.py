@@ -12,7 +12,7 @@ from trainables.knobs import Scalar, table
 from tuning.config.lenient import finite, mapping
 from tuning.config.schema import BEFORE
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, Trial, last, trained_beside, trials
+from tuning.journal.records import Journal, Record, last, trained_beside, trials
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
@@ -66,16 +66,16 @@ def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) ->
             told(journal.append("rated", trial=trial.id, config=config, samples_per_s=speed))
 
 
-def rule_of(records: Sequence[Record], tolerance: float | str, ended: Sequence[Trial] | None = None) -> Rule | None:
+def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:
     """Returns what is asked of the pick, the tolerance in the objective's own unit; None before the study's record.
 
-    A tolerance such as "2%" is a share of the best quality that ended trials have; `ended` are those, where known.
+    A tolerance such as "2%" is a share of the best quality that ended trials have.
     """
     study = last(records, "study")
     if study is None or not study.get("objectives"):
         return None
     objective, mode = next(iter(study["objectives"].items()))
-    seen = [t.values.get(objective) for t in (trials(records) if ended is None else ended) if t.outcome == "ok"]
+    seen = [t.values.get(objective) for t in trials(records) if t.outcome == "ok"]
     own = absolute(tolerance, [value for value in seen if value is not None], mode)
     return Rule(objective, mode, own, best_baseline(study.get("baselines") or {}, objective, mode))
 
@@ -121,26 +121,19 @@ def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in knobs.items() if name not in table().system}
 
 
-def choose(
-    records: Sequence[Record], rule: Rule, without: Collection[str] = (), ended: Sequence[Trial] | None = None
-) -> Pick | None:
+def choose(records: Sequence[Record], rule: Rule, without: Collection[str] = ()) -> Pick | None:
     """Returns the pick over the trials that ran to their end, or None where there is none.
 
-    What failed when it was trained again, and the trials `without`, are left out, as long as something else is there;
-    `ended` are the trials of the records, where known.
+    What failed when it was trained again, and the trials `without`, are left out, as long as something else is there.
     """
     beside = trained_beside(records)
-    whole = [
-        t
-        for t in (trials(records) if ended is None else ended)
-        if t.outcome == "ok" and t.samples_per_s and t.id not in beside
-    ]
-    valued = [t for t in whole if t.values.get(rule.objective) is not None]
+    whole = [t for t in trials(records) if t.outcome == "ok" and t.samples_per_s and t.id not in beside]
+    ended = [t for t in whole if t.values.get(rule.objective) is not None]
     failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] not in ("ok", Outcome.CUT)}
     failed |= set(without)
     finished = [
         Finished(t.id, {n: float(v) for n, v in t.values.items() if v is not None}, float(t.samples_per_s or 0.0))
-        for t in [t for t in valued if t.id not in failed] or valued
+        for t in [t for t in ended if t.id not in failed] or ended
     ]
     return pick(finished, rule) if finished else None
 
