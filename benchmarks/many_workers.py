@@ -178,8 +178,8 @@ def main() -> int:
         is_ok = is_ok and row["median_ms"] <= MOST_MS
         spent = f"took {row['took_s']:.1f} s, {row['at_best_s']:.1f} at best"
         lines.append(
-            f"{row['median_ms']:.0f} ms a trial with {slots} workers (mean {row['mean_ms']:.0f}, {row['loaded_ms']:.0f} "
-            f"once all have loaded, set-up {row['setup_ms']:.0f}), {spent}, {row['driver_mib']:.0f} MiB"
+            f"{row['median_ms']:.0f} ms a trial with {slots} workers (mean {row['mean_ms']:.0f}, set-up "
+            f"{row['setup_ms']:.0f}, {row['loaded_ms']:.0f} once all have loaded), {spent}, {row['driver_mib']:.0f} MiB"
         )
     if any(work != works[0] for work in works):
         is_ok = False
