@@ -11,11 +11,11 @@ from tuning.cli import eta
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Record, last, trained_beside, trials
+from tuning.journal.records import Record, last, trained_beside
 from tuning.report.format import outcome
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
-from tuning.search.selection import choose, rule_of
+from tuning.search.selection import leader
 from tuning.search.throughput import Speeds, probed
 from tuning.workers.worker import Asked
 
@@ -123,8 +123,8 @@ def standing(records: Sequence[Record], config: StudyConfig) -> Standing:
     """Returns what a line of the log needs, without the table of every trial that `progress` makes."""
     stage, objective = stage_of(records), _objective(records)
     if stage == "search":
-        name = _best(records, config)
-        best = next((one.config for one in trials(records) if one.id == name), None)
+        leads = leader(records, config.pick.tolerance)
+        best = None if leads is None else leads.config
     else:
         rows = _rows(records, config, stage, objective, Asked())
         best = next((row.config for row in rows if row.is_best), None)
@@ -238,9 +238,8 @@ def _of_trial(own: TrialView, objective: str, *, is_best: bool) -> StageRow:
 
 def _best(records: Sequence[Record], config: StudyConfig) -> str:
     """Returns the trial that would be picked now, "" where there is none."""
-    rule = rule_of(records, config.pick.tolerance)
-    picked = None if rule is None else choose(records, rule)
-    return "" if picked is None else picked.best
+    leads = leader(records, config.pick.tolerance)
+    return "" if leads is None else leads.id
 
 
 def _confirmed(records: Sequence[Record], config: StudyConfig, objective: str, asked: Asked) -> Iterator[StageRow]:

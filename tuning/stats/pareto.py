@@ -1,7 +1,6 @@
-"""The Pareto front of small arrays.
+"""The Pareto front of two objectives.
 
-Arrays are of shape (points, objectives), every objective to be minimised. A row with a value that is not finite is
-never on the front.
+Both objectives are to be minimised. A row with a value that is not finite is never on the front.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ Floats = NDArray[np.float64]
 
 
 def front(points: Floats) -> NDArray[np.intp]:
-    """Returns the indices of the rows that no row dominates, ascending; equal rows are all in. O(points^2)."""
+    """Returns the indices of the rows, shape (points, 2), that no row dominates, ascending; equal rows are all in."""
     points = np.asarray(points, dtype=np.float64)
-    if points.ndim != 2:
-        raise ValueError(f"expected shape (points, objectives), got {points.shape}")
-    finite = np.asarray(np.isfinite(points).all(axis=1))
-    rows = np.where(finite[:, None], points, np.inf)
-    no_worse: NDArray[np.bool_] = np.all(rows[None, :, :] <= rows[:, None, :], axis=2)
-    better: NDArray[np.bool_] = np.any(rows[None, :, :] < rows[:, None, :], axis=2)
-    return np.flatnonzero(finite & ~(no_worse & better).any(axis=1))
+    if points.ndim != 2 or points.shape[1] != 2:
+        raise ValueError(f"expected shape (points, 2), got {points.shape}")
+    finite = np.flatnonzero(np.isfinite(points).all(axis=1))
+    rows, which = np.unique(points[finite], axis=0, return_inverse=True)  # sorted by the first, then the second
+    before = np.minimum.accumulate(np.concatenate([[np.inf], rows[:, 1]]))[:-1]
+    return finite[(rows[:, 1] < before)[which]]

@@ -34,6 +34,7 @@ def test_a_row_that_is_not_finite_is_never_on_the_front_and_equal_rows_are_all(b
     assert front(np.array([[bad, 0.0]])).tolist() == []
 
 
-def test_rows_have_two_dimensions() -> None:
-    with pytest.raises(ValueError, match=r"expected shape \(points, objectives\), got \(3,\)"):
-        front(np.zeros(3))
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 3)])
+def test_a_row_has_two_objectives(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"expected shape \(points, 2\), got \(3,"):
+        front(np.zeros(shape))
