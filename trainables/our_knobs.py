@@ -82,13 +82,13 @@ ROWS: Mapping[str, Knob] = {
 def our_knobs(*names: str) -> Mapping[str, Knob]:
     """Returns the rows of these names, as a workload of ours declares its own knobs.
 
-    A command line is checked without importing the workload, so that names are read from the text of its module: they
-    have to be literals.
+    A command line is checked without importing the workload, so that names are read from the text of its module: the
+    call has to be all that `knobs = ` is given, and the names literals in double quotes, without comments between them.
     """
     return {name: ROWS[name] for name in names}
 
 
-_CALL = re.compile(r'^    knobs\b[^=\n]*= our_knobs\(\s*((?:"\w+",?\s*)*)\)$', re.MULTILINE)
+_CALL = re.compile(r'^    knobs\b[^=\n]*= our_knobs\(\s*((?:"\w+",?\s*)*)\)[ \t]*(?:#.*)?$', re.MULTILINE)
 
 
 def _declared(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -100,8 +100,10 @@ def _declared(folder: Path) -> dict[str, tuple[str, ...]]:
             continue
         call = _CALL.search(text)
         found[path.stem] = tuple(re.findall(r'"(\w+)"', call[1])) if call else ()
-        if (call is None and " our_knobs(" in text) or not ROWS.keys() >= set(found[path.stem]):
-            raise TypeError(f'{path.name}: expected knobs = our_knobs("dropout"), with names of our_knobs.ROWS')
+        is_unread = call is None and re.search(r"\b(?:our_knobs\(|OURS\[)", text) is not None
+        if is_unread or not ROWS.keys() >= set(found[path.stem]):
+            form = 'knobs = our_knobs("dropout"), with names of our_knobs.ROWS and nothing else'
+            raise TypeError(f"{path.name}: expected {form}")
     return found
 
 

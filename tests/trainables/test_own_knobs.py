@@ -67,14 +67,22 @@ def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
         assert dict(table_of(load(ref))) == dict(rows)
 
 
-@pytest.mark.parametrize("names", ["'dropout'", '"dropuot"', '"dropout", *COMMON', "DROPOUT"])
+UNREAD = [
+    *("our_knobs('dropout')", 'our_knobs("dropuot")', 'our_knobs("dropout", *COMMON)', "our_knobs(DROPOUT)"),
+    *('{**our_knobs("dropout"), "own": OWN}', 'dict(our_knobs("dropout"))', 'rows.our_knobs("dropout")', 'OURS["nli"]'),
+]
+
+
+@pytest.mark.parametrize("declared", UNREAD)
 def test_names_that_cannot_be_read_from_the_text_of_a_module_are_an_error_and_not_left_out(
-    tmp_path: Path, names: str
+    tmp_path: Path, declared: str
 ) -> None:
-    text = "class Moons:\n    knobs: ClassVar[Mapping[str, Knob]] = our_knobs({})\n\n\nWORKLOAD = Moons()\n"
-    (tmp_path / "moons.py").write_text(text.format('\n        "dropout",\n        "hidden_size",\n    '))
+    text = "class Moons:\n    knobs: ClassVar[Mapping[str, Knob]] = {}\n\n\nWORKLOAD = Moons()\n"
+    (tmp_path / "moons.py").write_text(
+        text.replace("{}", 'our_knobs(\n        "dropout",\n        "hidden_size",\n    )  # as the others')
+    )
     assert _declared(tmp_path) == {"moons": ("dropout", "hidden_size")}
-    (tmp_path / "moons.py").write_text(text.format(names))
+    (tmp_path / "moons.py").write_text(text.replace("{}", declared))
     with pytest.raises(TypeError, match=r"moons\.py: expected"):
         _declared(tmp_path)
 

@@ -10,7 +10,7 @@ SamplerName = Literal["model", "tpe", "gp", "random"]
 PrunerName = Literal["rungs", "none"]
 
 PRUNERS: Mapping[PrunerName, str] = {
-    "rungs": "successive halving, but no Pareto-optimal one",
+    "rungs": "successive halving, sparing the fastest",
     "none": "no trial",
 }
 """Which trials are pruned at the budget's rungs; the rules themselves are `RULES` in `search/pruner.py`."""

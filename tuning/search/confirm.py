@@ -135,8 +135,8 @@ def _selected(
             text = f"{tried[-1]} did not come to its end when it was trained again, and is no longer the pick"
             told(journal.append("note", text=text))
         elif tried:
-            text = f"{tried[-1]} was worse on fresh seeds than in the search, or failed: {picked} is next"
-            told(journal.append("note", text=text))
+            why = _why_not(found.get(tried[-1]), terms.rule)
+            told(journal.append("note", text=f"{tried[-1]} {why}: {picked} is next"))
         tried.append(picked)
         _train(profiler, journal, picked, named, terms, told)
         found, selection = _settled(journal.records, terms)
@@ -146,6 +146,15 @@ def _selected(
             and selection.means[selection.best] < terms.rule.baseline_cost
         ):
             return selection
+
+
+def _why_not(own: Entrant | None, rule: Rule) -> str:
+    """Returns why a trial that was trained again is not the pick; `own` is None where it did not come to its end."""
+    if own is None or own.failed or not own.by_seed:
+        return "did not come to its end when it was trained again"
+    if statistics.fmean(own.by_seed.values()) >= rule.baseline_cost:
+        return f"is no better than the baseline {rule.baseline} on fresh seeds"
+    return "came to much less on fresh seeds than in the search"
 
 
 def _settled(records: Sequence[Record], terms: ConfirmTerms) -> tuple[dict[str, Entrant], Selection | None]:

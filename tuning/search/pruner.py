@@ -52,10 +52,10 @@ PruningRule = Callable[[Rung, float, float], Decision]
 
 
 def by_rungs(rung: Rung, samples_per_s: float, quality: float) -> Decision:
-    """Asynchronous successive halving on the quality (Li et al. 2020) that never prunes the Pareto front.
+    """Asynchronous successive halving on the quality (Li et al. 2020) among trials as fast.
 
-    A trial is pruned where its quality is outside the best 1/eta of those seen and a trial at least as fast was better;
-    none is among fewer than eta trials.
+    A trial is pruned where its quality is outside the best 1/eta of those seen and a better one was as fast, to within
+    `SAME_SPEED`, or faster; none is among fewer than eta trials.
     """
     if len(rung.seen) < rung.eta:
         return Decision(True, f"{len(rung.seen)} of the {rung.eta} that are compared at {rung.milestone} samples")

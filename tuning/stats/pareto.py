@@ -22,4 +22,4 @@ def front(points: Floats) -> NDArray[np.intp]:
     finite = np.flatnonzero(np.isfinite(points).all(axis=1))
     rows, which = np.unique(points[finite], axis=0, return_inverse=True)  # sorted by the first, then the second
     before = np.minimum.accumulate(np.concatenate([[np.inf], rows[:, 1]]))[:-1]
-    return finite[(rows[:, 1] < before)[which]]
+    return finite[(rows[:, 1] < before)[which.ravel()]]  # shape (rows, 1) in NumPy 2.0

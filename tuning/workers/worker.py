@@ -45,7 +45,7 @@ COMPUTES_FRAC = 0.1
 Ten busy processes on two cores leave each a fifth of one.
 """
 COUNTED_AFTER_S = 8.0
-"""The processor time of a process and its children is read only where an answer takes this long.
+"""The processor time of a process and its children is read where an answer takes this long, or `hang_s` / 5.
 
 Reading it scans all processes of the machine: 8 ms with about 100 of them, under the profiler.
 """

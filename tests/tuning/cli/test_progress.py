@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tests.tuning import hostile
 from tuning.cli import live
-from tuning.cli.progress import counted, progress
+from tuning.cli.progress import counted, progress, standing
 from tuning.config import load
 from tuning.journal import timeline
 from tuning.journal.records import Record
@@ -90,6 +90,13 @@ def test_the_best_is_the_one_that_would_be_picked_and_stands_first(records, stud
     assert [row.is_best for row in found.rows].count(True) == 1
     assert next(line for line in drawn(found, 100, 30) if line.startswith("* ")).startswith("* t007 ")
     assert "best 1.84x before" in live.header(found)
+
+
+def test_a_line_of_the_log_knows_the_best_and_the_count_that_the_table_shows(records, study):
+    for end in range(len(records) + 1):
+        found, table = standing(records[:end], study), progress(records[:end], study, 60.0)
+        assert (found.stage, found.done, found.planned) == (table.stage, table.done, table.planned)
+        assert found.best == (table.best.config if table.best is not None else None)
 
 
 def test_what_runs_is_shown_even_where_there_is_room_for_little(records, study):
