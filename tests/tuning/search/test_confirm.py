@@ -191,6 +191,7 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     found = settled(journal, profiler, budget=budget)
     assert (found.best, found.repeats) == (best, repeats)
     assert list(dict.fromkeys(rate for rate, _ in profiler.trained)) == trained
+    assert notes(journal)[:1] == ["a came to much less on fresh seeds than in the search: d is next"]
     assert {r["config"].get("learning_rate") for r in journal.records if r.event == "window"} == {
         None,
         SEARCHED[best][0],
@@ -223,6 +224,11 @@ def test_who_collapsed_takes_no_turns_while_a_steady_one_is_admitted(
     assert settled(journal, Turned({})) == found
 
 
+def notes(journal: Journal) -> list[str]:
+    """Returns what the study was told in words."""
+    return [str(r["text"]) for r in journal.records if r.event == "note"]
+
+
 BELOW = {"a": (0.1, 0.224, 69.0), "b": (0.2, 0.235, 103.0), "c": (0.3, 0.216, 18.0), "d": (0.4, 0.213, 0.05)}
 """As in temporal: a baseline of 0.225, than which `a` is a little better by one seed; `d` takes too long to confirm."""
 
@@ -246,6 +252,8 @@ def test_one_below_the_baseline_is_no_pick_while_one_above_it_is_left_to_train(t
     assert {rate for rate, _ in trained[:6]} == {0.1, 0.2}
     assert {rate for rate, _ in trained[6:]} == {0.3}
     assert (len(trained) == 9) == (later_s == 1000.0)
+    written = (tmp_path / "trials.jsonl").read_text()
+    assert "is no better than the baseline last label (0.225) on fresh seeds: c is next" in written
     assert (found.first, found.best, found.repeats) == ("a", "c", True)
 
 
