@@ -131,10 +131,7 @@ def _selected(
         is_steady = selection is not None and found[selection.best].repeats(terms.rule)
         if picked != first and is_steady and own.searched >= terms.rule.baseline_cost:  # no better than it, either
             return selection
-        if tried and selection is None:
-            text = f"{tried[-1]} did not come to its end when it was trained again, and is no longer the pick"
-            told(journal.append("note", text=text))
-        elif tried:
+        if tried:
             why = _why_not(found.get(tried[-1]), terms.rule)
             told(journal.append("note", text=f"{tried[-1]} {why}: {picked} is next"))
         tried.append(picked)
