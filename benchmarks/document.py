@@ -67,6 +67,9 @@ class KeepingScheduler:
         """Keeps the result."""
         self.found.append(dict(result or {}))
 
+    def widened(self, trial: str, result: object) -> None:
+        """Takes that a trial begins again alone."""
+
     def decided(self, event: str, trial: str, reason: str) -> None:
-        """Keeps what the backend did."""
+        """Keeps what the executor did."""
         self.decisions.append(f"{event} {trial}: {reason}")

@@ -97,7 +97,7 @@ class Watcher:
 
     def hear(self, knobs: Knobs, found: Mapping[str, Any]) -> None:
         """Learns what came of it."""
-        learn(self.guard, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0), whole=True)
+        learn(self.guard, knobs, found, whole=True)
 
 
 def journal(machine: Machine, folder: Path) -> Journal:

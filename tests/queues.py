@@ -43,19 +43,23 @@ class Queue:
         """Lets everyone go on."""
         return True
 
-    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
+    def widened(self, trial: str, result: dict[str, Any]) -> None:
+        """Keeps that it was."""
+        self.decisions.append(("widened", trial, result["outcome"]))
+
+    def ended(self, trial: str, result: dict[str, Any]) -> None:
         """Keeps what came."""
-        self.found[trial] = dict(result or {})
+        self.found[trial] = dict(result)
 
     def decided(self, event: str, trial: str, reason: str) -> None:
-        """Keeps what the backend did."""
+        """Keeps what the executor did."""
         self.decisions.append((event, trial, reason))
 
 
 class Killing(Queue):
     """A scheduler that kills the process of its second trial, once."""
 
-    def ended(self, trial: str, result: dict[str, Any] | None) -> None:
+    def ended(self, trial: str, result: dict[str, Any]) -> None:
         """Kills the process that has just brought a result, which waits for the next trial."""
         super().ended(trial, result)
         if trial == "t0":

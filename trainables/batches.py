@@ -300,10 +300,10 @@ def samples_dim(batch: Batch, size: int | None) -> int:
 
 def _shape(batch: Batch) -> tuple[int, ...]:
     """Returns the shape of a batch's first tensor with any dimension, () where it has none."""
-    if isinstance(batch, PackedSequence):
-        return (int(batch.batch_sizes[0]),)
     if isinstance(batch, Tensor):
         return tuple(batch.shape)
+    if isinstance(batch, PackedSequence):
+        return (int(batch.batch_sizes[0]),)
     return next(filter(None, map(_shape, _parts(batch))), ())
 
 

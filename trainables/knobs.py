@@ -83,7 +83,8 @@ class Knobs:
         "optimiser step, so it sets memory and speed, not the meaning of the batch. With devices_per_trial it is "
         "that of all devices together.",
         acts_in=("batches", "loop"), memory="step", span="compute", claimed="A B D, as accumulation",
-        seen=read.micro_batch_size, short="micro", also=("micro_batch",), auto=tuple(2**n for n in range(17)),
+        seen=read.micro_batch_size, short="micro", auto=tuple(2**n for n in range(17)),
+        also=("micro_batch", "gradient_accumulation_steps", "accumulate_grad_batches"),
         remedies={"launch": lambda own, _: min(own.batch_size, 2 * own.micro_batch_size)},
     ))
     length_bucketing: bool = _row(Knob(

@@ -15,9 +15,8 @@ def train(run):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
@@ -78,14 +77,12 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         self._shows()
         return super().prepare_optimizer(optimizer, device_placement)
 
-    @contextmanager
-    def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Inside the block gradients add up, and an optimiser steps behind a whole batch, a pass and the run."""
-        self.gradient_accumulation_steps = self._run.accumulation
-        with super().accumulate(*models):
-            if self._run.is_over:
-                self.sync_gradients = True
-            yield
+    def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
+        """Returns a context in which gradients add up, and an optimiser steps behind a batch, a pass and the run."""
+        every = self.gradient_accumulation_steps = self._run.accumulation
+        if self._run.is_over:
+            self.step = every - 1  # so that the micro-batch at hand is the last of its batch
+        return cast(AbstractContextManager[None], super().accumulate(*models))
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Adds the gradients of a mean loss."""

@@ -156,22 +156,22 @@ def guard(records: Sequence[Record], cap_bytes: int | None) -> MemoryGuard:
             if failed := record.get("failed"):
                 learned.observe_oom(key_of(record["coupling"]), int(failed["micro_batch"]), failed["cap_bytes"])
             _corrected(learned, record.fields)
-        elif record.event == "oom" or (record.event in ("probe", "trial") and record["outcome"] == "oom"):
-            learned.observe_oom(*need_of(record["config"]), record.get("cap_bytes"))
-        elif record.event in ("probe", "trial"):
-            peak_bytes = int(record.get("peak_allocated_bytes") or 0)
-            learn(learned, record["config"], str(record["outcome"]), peak_bytes, whole and record.event == "trial")
+        elif record.event in ("oom", "probe", "trial"):
+            found = {"outcome": "oom", **record.fields}  # older records of `oom` have none
+            learn(learned, record["config"], found, whole=whole and record.event == "trial")
     return learned
 
 
-def learn(
-    learned: MemoryGuard, knobs: Mapping[str, Scalar], outcome: str, peak_bytes: int, whole: bool = False
-) -> None:
-    """Adds one observation to the guard; `whole`: the peak is that of the run from its first step to its last."""
-    if outcome == "oom":
-        learned.observe_oom(*need_of(knobs))
-    elif outcome in ("ok", "stopped") and peak_bytes > 0:
-        learned.observe_fit(*need_of(knobs), peak_bytes, whole=whole and outcome == "ok")
+def learn(learned: MemoryGuard, knobs: Mapping[str, Scalar], found: Mapping[str, Any], *, whole: bool = False) -> None:
+    """Adds how a probe or a trial ended, live or of the records: outcome, peak, and the cap that it ran under.
+
+    `whole`: the peak of one that came to its end is that of the run from its first step to its last.
+    """
+    peak_bytes = int(found.get("peak_allocated_bytes") or 0)
+    if found["outcome"] == "oom":
+        learned.observe_oom(*need_of(knobs), found.get("cap_bytes"))
+    elif found["outcome"] in ("ok", "stopped") and peak_bytes > 0:
+        learned.observe_fit(*need_of(knobs), peak_bytes, whole=whole and found["outcome"] == "ok")
 
 
 def peaks_are_whole(records: Sequence[Record]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
+from tuning.memory.groups import micro_batch_of
 
 BATCHES = ("batch_size", "micro_batch_size")
 """Two knobs that documents speak of as one; they are also changed together."""
@@ -64,8 +65,7 @@ def pairs(
 
 def settled(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Returns the knobs as a run takes them: none without effect, the micro-batch no larger than the batch."""
-    full = Knobs.of(knobs).as_dict()
-    full["micro_batch_size"] = min(int(full["micro_batch_size"]), int(full["batch_size"]))
+    full = {**Knobs.of(knobs).as_dict(), "micro_batch_size": micro_batch_of(knobs)}
     return {name: value for name, value in full.items() if is_active(name, full)}
 
 

@@ -334,7 +334,7 @@ def median_rate(records: Sequence[Record], name: str) -> float | None:
 
 
 def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: ConfirmTerms, told: Told) -> None:
-    """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left."""
+    """Trains the first pick and its challengers on the fresh seeds, seed by seed; what failed or collapsed is left."""
     found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
     if first not in found or found[first].failed:  # and so has everybody else
         return
@@ -353,14 +353,16 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
         ):
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    least_s = least_windows_s(left_s, terms.budget, named + 1, cost_s)
+    least_s, needed = least_windows_s(left_s, terms.budget, named + 1, cost_s), dict(zip(chosen, each_s, strict=True))
     since = reopened(journal.records)[0].seq
     for seed in terms.seeds[:seeds]:
-        left = [one_s for one_s, trial in zip(each_s, chosen[:count], strict=False) if seed not in found[trial].by_seed]
+        gone = {one.id for one in entrants(journal.records, terms) if one.collapses(terms.rule)}
+        going = [trial for trial in chosen[:count] if trial not in gone]
+        left = [needed[trial] for trial in going if seed not in found[trial].by_seed]
         # A machine slower than expected leaves out a seed of all alike, after the first.
         if left and seed != terms.seeds[0] and terms.left_s() < sum(left) + least_s:
             break
-        for trial in chosen[:count]:
+        for trial in going:
             records = [r for r in journal.records if r.event == "confirmed" and r["name"] == trial]
             # What was cut before the study got more time is made up for.
             records = [r for r in records if r["outcome"] != Outcome.CUT or r.seq >= since]

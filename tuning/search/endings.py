@@ -8,7 +8,7 @@ from typing import Any
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import learn, need_of
 from tuning.memory.guard import MemoryGuard
-from tuning.memory.oom import Outcome, requested_bytes
+from tuning.memory.oom import Outcome
 from tuning.search.acquisition import Qualities
 from tuning.search.sampler import Observation
 from tuning.search.throughput import SAMPLES_PER_S
@@ -51,7 +51,7 @@ def begun_again(journal: Journal, guard: MemoryGuard, trial: str, found: Mapping
     """Writes with which system knobs a trial failed before it went on with others, and teaches the guard."""
     for failed in found.get("ooms", []):
         journal.append("oom", trial=trial, config=failed["knobs"], **why(failed))
-        learn(guard, failed["knobs"], str(Outcome.OOM), 0)
+        learn(guard, failed["knobs"], {**failed, "outcome": Outcome.OOM})
     for failed in found.get("restarts", []):
         journal.append("restart", trial=trial, config=failed["knobs"], **why(failed))
 
@@ -61,9 +61,10 @@ def observation(record: Record, objective: str, qualities: Qualities, guard: Mem
     ended = str(Outcome.REFUSED) if record.event == "refused" else str(record["outcome"])
     if ended in OVER_MEMORY:
         verdict = guard.judge(*need_of(record["config"]))
-        # A launched OOM was predicted to fit: what it asked for last is the least it was over.
-        asked_bytes = requested_bytes(str(record.get("message") or "")) or 1
-        return Observation(overshoot_bytes=max(asked_bytes, guard.overshoot_bytes(verdict)))
+        # A launched OOM was predicted to fit: what its last step would have needed is the least.
+        wanted_bytes, cap_bytes = record.get("wanted_bytes"), record.get("cap_bytes") or guard.cap_bytes
+        least_bytes = wanted_bytes - cap_bytes if wanted_bytes and cap_bytes else 0
+        return Observation(overshoot_bytes=max(1, least_bytes, guard.overshoot_bytes(verdict)))
     values = {SAMPLES_PER_S: record.get(SAMPLES_PER_S), **dict(record.get("values") or {})}
     if ended in (Outcome.STOPPED, Outcome.CUT):
         guess = qualities.guess(record["trial"])

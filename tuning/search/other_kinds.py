@@ -11,7 +11,7 @@ from typing import Any
 from trainables.knobs import Scalar, table
 from tuning.config.cards import Card, refuse
 from tuning.config.space import Space
-from tuning.journal.kinds import OfKind
+from tuning.journal.device_kinds import OfKind
 from tuning.memory.groups import learn, need_of, peaks_are_whole
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome
@@ -53,9 +53,8 @@ class OtherKind:
 
     def learn(self, ran: Mapping[str, Scalar], found: Mapping[str, Any]) -> None:
         """Takes how a trial ended here, with the knobs that it ran with."""
-        outcome, peak_bytes = str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0)
-        learn(self.guard, ran, outcome, peak_bytes, self._whole_peaks)
-        if outcome == Outcome.OK:
+        learn(self.guard, ran, found, whole=self._whole_peaks)
+        if found["outcome"] == Outcome.OK:
             self._speeds.learn(ran, found.get("measured_samples_per_s"))
 
     def leave(self, trial: str, ran: Mapping[str, Scalar], found: Mapping[str, Any]) -> None:

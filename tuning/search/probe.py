@@ -159,7 +159,7 @@ class ProbeStage:
         p_oom = self._judged(knobs).p_oom
         found = self._profiler.probe(knobs, time_s, 0.0 if name else fastest)
         record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
-        learn(self._guard, knobs, str(found["outcome"]), int(found.get("peak_allocated_bytes") or 0))
+        learn(self._guard, knobs, record.fields)
         return record
 
     def _fitting(self, knobs: dict[str, Scalar]) -> dict[str, Scalar]:

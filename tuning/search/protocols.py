@@ -43,7 +43,7 @@ class Profiler(Footprints, Probes, Windows, Protocol):
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """A trial to run: its id, its knobs, the seed of its weights and batches, and its predicted minimal capacity.
+    """A trial to run: its id, its knobs, the seed of its weights and batches, and its expected bytes.
 
     `kind` is the kind of device that it is for, "" for the target's.
     """
@@ -77,8 +77,12 @@ class Scheduler(Protocol):
         """Returns whether a trial goes on between rungs, or begins after it waited: `result` is then empty."""
         ...
 
-    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Takes the last result of a trial; None when its process was lost."""
+    def widened(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Takes that a trial ran out of memory in its slot, and begins again with a device to itself."""
+        ...
+
+    def ended(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Takes the last result of a trial."""
         ...
 
     def decided(self, event: str, trial: str, reason: str) -> None:

@@ -230,12 +230,21 @@ class TrialScheduler:
         self._told(record)
         return decision.go_on and self.goes_on(trial, result)
 
-    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Writes the ending, then teaches sampler and guard. A lost process is the outcome `killed`."""
-        live = self._live.pop(trial, {})
-        found = dict(result or {"outcome": str(Outcome.KILLED), "values": {}, "message": "the process was lost"})
+    def widened(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Writes that a slot was too small, and teaches the guard: trials like it have a device to themselves."""
+        live = self._live[trial]
+        knobs = dict(result.get("knobs") or live["ran"])
+        journal, guard = self._written_to(live)
+        kind = "ooms" if result["outcome"] == Outcome.OOM else "restarts"
+        endings.begun_again(journal, guard, trial, {kind: [{**result, "knobs": knobs}]})
+        slot_mib = (result.get("cap_bytes") or 0) / 2**20
+        self.decided("widened", trial, f"it needs more than its slot of {slot_mib:.0f} MiB, and begins alone")
+
+    def ended(self, trial: str, result: Mapping[str, Any]) -> None:
+        """Writes the ending, then teaches sampler and guard."""
+        live, found = self._live.pop(trial, {}), dict(result)
         other = self._others.get(live.get("kind", ""))
-        journal, guard = (self._journal, self._guard) if other is None else (other.journal, other.guard)
+        journal, guard = self._written_to(live)
         endings.begun_again(journal, guard, trial, found)
         ran = dict(found.get("knobs") or live.get("ran") or {})
         outcome = endings.outcome(str(found["outcome"]), live)
@@ -263,12 +272,16 @@ class TrialScheduler:
             **where,
         )
         if other is None:
-            peak = int(record.get("peak_allocated_bytes") or 0)
-            learn(guard, knobs, outcome, peak, self._whole_peaks)
+            learn(guard, knobs, record.fields, whole=self._whole_peaks)
         self._teach(record)
         self._told(record)
         self._say_halved(trial, live.get("ran") or {}, ran)
         self._retry(record)
+
+    def _written_to(self, live: Mapping[str, Any]) -> tuple[Journal, MemoryGuard]:
+        """Returns the journal and the guard of the kind of device that a trial runs on."""
+        other = self._others.get(live.get("kind", ""))
+        return (self._journal, self._guard) if other is None else (other.journal, other.guard)
 
     def _rate(self, knobs: Mapping[str, Scalar], measured: float | None, kind: str) -> float | None:
         """Returns the speed on the target that a trial is judged by, wherever it ran."""
@@ -387,7 +400,7 @@ class TrialScheduler:
         """Returns what to do with a configuration.
 
         In the joint strategy, and where it changes what is learned, the micro-batch is what is searched: it is judged
-        as proposed and never halved.
+        as proposed. (A trial that runs out of memory all the same goes on with half of it: see `_say_halved`.)
         """
         alters_nothing = self._staged and "micro_batch_size" in table().system
         return self._guard.judge(*need_of(knobs), shrink=self._plan.shrink and alters_nothing)

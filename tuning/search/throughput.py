@@ -19,7 +19,7 @@ import numpy as np
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Record
-from tuning.memory.groups import need_of
+from tuning.memory.groups import micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 
 RIDGE = 0.1
@@ -40,14 +40,14 @@ class Probed:
     @classmethod
     def of_trial(cls, knobs: Mapping[str, Scalar], samples_per_s: float) -> Probed:
         """Returns what a trial's own speed tells of its system knobs, all its time being that of micro-steps."""
-        full = {**table().defaults, **knobs}
-        batch, micro = int(full["batch_size"]), min(int(full["micro_batch_size"]), int(full["batch_size"]))
-        return cls(knobs, batch / samples_per_s / math.ceil(batch / micro), 0.0, samples_per_s)
+        batch = int(knobs.get("batch_size", table().defaults["batch_size"]))
+        micro_steps = math.ceil(batch / micro_batch_of(knobs))
+        return cls(knobs, batch / samples_per_s / micro_steps, 0.0, samples_per_s)
 
     @cached_property
     def micro_batch_size(self) -> int:
         """Returns the samples of one of its micro-steps."""
-        return min(int(self.knobs.get(name, table().defaults[name])) for name in ("micro_batch_size", "batch_size"))
+        return micro_batch_of(self.knobs)
 
     @cached_property
     def system(self) -> Mapping[str, Scalar]:
@@ -195,9 +195,7 @@ def place_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
 
 
 def _whole(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    full = {**table().defaults, **knobs}
-    full["micro_batch_size"] = min(int(full["micro_batch_size"]), int(full["batch_size"]))
-    return full
+    return {**table().defaults, **knobs, "micro_batch_size": micro_batch_of(knobs)}
 
 
 def suits(space: Space, probe: Probed) -> bool:

@@ -13,7 +13,7 @@ from tuning.config.cards import Card
 from tuning.config.errors import TuningError
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
-from tuning.journal.kinds import OfKind
+from tuning.journal.device_kinds import OfKind
 from tuning.journal.records import Journal, stage_done
 from tuning.memory import groups
 from tuning.memory.measure import LIMIT_S, MemoryStage

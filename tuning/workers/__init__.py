@@ -1,4 +1,6 @@
-"""Backends run trials. Only `ray_*` modules may import Ray, and they find its environment set by this package.
+"""Workers, and the executors that run trials on them. Only `ray_*` modules may import Ray.
+
+Those find its environment set by this package.
 
 Ray reads these at import and passes them to every process it starts. What was measured is in
 docs/log/workers_ray.md; a value that the user has set stays.

@@ -53,11 +53,6 @@ class Dispatcher:
         self._told: dict[str, int] = {}
         self._cut: set[str] = set()
 
-    @property
-    def is_running(self) -> bool:
-        """Returns whether a trial runs, after which another may be taken."""
-        return bool(self._running)
-
     def take(self) -> Placed | None:
         """Returns what runs now, its slot taken; None where nothing can before a trial has ended, or at all.
 
@@ -128,10 +123,7 @@ class Dispatcher:
         if found.get("fatal"):
             raise StoppedEarly(found["fatal"], remedy="mend what it names, and go on with resume=")
         if not placed.alone and self._is_shared and found["outcome"] in (Outcome.OOM, Outcome.HOST_OOM):
-            share = (self._plan.cap_bytes or 0) / 2**20
-            self._scheduler.decided(
-                "widened", trial, f"it needs more than its slot of {share:.0f} MiB, and begins alone"
-            )
+            self._scheduler.widened(trial, found)
             self._waiting.append(replace(placed, alone=True))
             return
         cut = {"outcome": str(Outcome.CUT), "message": CUT} if trial in self._cut else {}

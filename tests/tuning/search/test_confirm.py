@@ -191,6 +191,10 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     found = settled(journal, profiler, budget=budget)
     assert (found.best, found.repeats) == (best, repeats)
     assert list(dict.fromkeys(rate for rate, _ in profiler.trained)) == trained
+    seeds = {rate: [seed for other, seed in profiler.trained if other == rate] for rate in trained}
+    assert seeds[0.1] == [1], "the next has the time of its other seeds"
+    if repeats:
+        assert seeds[trained[-1]] == [1, 2, 3]
     assert notes(journal)[:1] == ["a came to much less on fresh seeds than in the search: d is next"]
     assert {r["config"].get("learning_rate") for r in journal.records if r.event == "window"} == {
         None,

@@ -13,7 +13,7 @@ from trainables.knobs import Knobs
 from tuning.config.cards import Card
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
-from tuning.journal.kinds import OfKind
+from tuning.journal.device_kinds import OfKind
 from tuning.journal.records import Journal, trials
 from tuning.memory.groups import guard, need_of
 from tuning.memory.measure import MemoryStage

@@ -16,7 +16,7 @@ from trainables.knobs import Knobs, KnobTable, using
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.records import Journal, trials, unfinished
-from tuning.memory.groups import defaults, guard, key_of, micro_batch_of
+from tuning.memory.groups import defaults, guard, key_of, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.measure import MemoryStage
 from tuning.search.probe import ProbeStage
@@ -143,7 +143,8 @@ def test_joint_proposes_every_knob_and_judges_memory_as_proposed_with_reason_and
 def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> None:
     office = Office(tmp_path)
     first, second = office.next(), office.next()
-    office.scheduler.ended(first.trial, None)
+    lost = {"outcome": "killed", "values": {}, "message": "the process was lost"}
+    office.scheduler.ended(first.trial, lost)
     oom = {"outcome": "oom", "values": {}, "message": "no room", "knobs": dict(second.knobs), "samples": 0, "ooms": []}
     office.scheduler.ended(second.trial, oom)
     assert [t.outcome for t in trials(office.journal.records)] == ["killed", "oom"]
@@ -159,6 +160,24 @@ def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches
         first.trial, {**found, "knobs": shrunk, "ooms": [{"knobs": dict(first.knobs), "message": "full"}]}
     )
     assert [r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "oom"] == [micro]
+
+
+def test_a_slot_that_was_too_small_teaches_the_guard_what_its_records_would(tmp_path: Path) -> None:
+    cap_bytes = 400_000_000
+    office = Office(tmp_path, cap_bytes=cap_bytes)
+    first = office.next()
+    assert first.need_bytes is not None
+    slot_bytes = first.need_bytes + 1_000_000  # it was expected to fit
+    full = {"outcome": "oom", "values": {}, "message": "full", "cap_bytes": slot_bytes}
+    office.scheduler.widened(first.trial, full)
+    asked = need_of(first.knobs)
+    again = guard(office.journal.records, cap_bytes)
+    for learned in (office.scheduler._guard, again):
+        assert slot_bytes <= (learned.predicted_bytes(*asked) or 0) < cap_bytes, "the next of its like has no slot"
+        assert learned.judge(*asked).fits, "and is launched"
+    assert again.p_oom(*asked) == office.scheduler._guard.p_oom(*asked)
+    office.scheduler.ended(first.trial, office.result(first, ORDERS.samples))
+    assert [t.outcome for t in trials(office.journal.records)] == ["ok"]
 
 
 @pytest.mark.parametrize("after", [0, 5])
@@ -265,7 +284,7 @@ def test_a_resumed_search_knows_of_memory_what_the_unbroken_one_did_and_no_more(
     assert [resumed.scheduler._guard.p_oom(key, m) for m in (16, 28, 30, 32, 64)] == pytest.approx(said)
 
 
-def test_what_the_backend_decided_and_why_a_trial_began_again_are_lines_of_the_records(tmp_path: Path) -> None:
+def test_what_the_executor_decided_and_why_a_trial_began_again_are_lines_of_the_records(tmp_path: Path) -> None:
     office = Office(tmp_path)
     first = office.next()
     assert first.need_bytes is not None, "what the executor places it by"
