@@ -83,7 +83,7 @@ def measured(place: Place, workload: str, card: str) -> dict[str, Any]:
 def counted(records: list[Record]) -> dict[str, Any]:
     """Returns how many trials were launched, by outcome, and how many of the launches ran out of memory.
 
-    A trial that ran out of memory and began again with half the micro-batch is one launch that did.
+    A trial that ran out of memory and began again, with half the micro-batch or out of its slot, is one that did.
     """
     began = [r for r in records if r.event == "trial_start"]
     halved = [r for r in records if r.event == "oom"]

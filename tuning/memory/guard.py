@@ -63,7 +63,7 @@ class FitVerdict:
 
 
 class MemoryGuard:
-    """What is known of memory, by group. Knowing more never refuses what has run to its end under a cap.
+    """What is known of memory, by group. Knowing more never refuses what has run to its end on a card or under a cap.
 
     `cap_bytes` is what tensors may take, None where there is no limit to judge by; then only observed OOMs refuse.
     To be told the same peak again changes nothing: of each group and micro-batch the largest counts, once.

@@ -34,7 +34,7 @@ class Entrant:
     failed: bool = False
 
     def collapses(self, rule: Rule) -> bool:
-        """Returns whether its fresh seeds came to so much less than the search that it is trained on no others."""
+        """Returns whether its fresh seeds came to so much less than the search that its others come last."""
         return bool(self.by_seed) and rule.collapses(self.searched, statistics.fmean(self.by_seed.values()))
 
     def repeats(self, rule: Rule) -> bool:
@@ -103,16 +103,13 @@ def challengers(found: Sequence[Entrant], first: str, rule: Rule, top: int) -> l
 def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     """Returns the selection over those trained on the most seeds, None where nothing was confirmed.
 
-    Who collapsed has few seeds; where such a one is the best over these, the selection is over them. Where the best
-    came to much less than in the search, or is no better than the baseline and another is, it is over those that hold,
-    as long as the rule admits one of them beside it; these may have been trained later, on fewer seeds.
+    Where the best of them came to much less than in the search, or is no better than the baseline and another is, it is
+    over those that hold, as long as the rule admits one of them beside it; these may have been trained later, on fewer
+    seeds.
     """
     whole = _settled(found, rule)
     if whole is None:
         return None
-    fewer = _settled(found, rule, seeds=_of_those_that_collapsed(found, rule))
-    if fewer is not None and any(one.id == fewer.best and one.collapses(rule) for one in found):
-        whole = fewer
     steadily = [one for one in found if one.repeats(rule)]
     trained = [one for one in steadily if one.by_seed and not one.failed]
     better = [one for one in trained if statistics.fmean(one.by_seed.values()) < rule.baseline_cost]
@@ -123,22 +120,15 @@ def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     return steady if steady is not None and rule.admits(steady.means[steady.best], whole.bar) else whole
 
 
-def _of_those_that_collapsed(found: Sequence[Entrant], rule: Rule) -> tuple[int, ...]:
-    """Returns the seeds that all who collapsed were trained on."""
-    collapsed = [set(one.by_seed) for one in found if one.collapses(rule) and not one.failed]
-    return tuple(sorted(set.intersection(*collapsed))) if collapsed else ()
-
-
-def _settled(found: Sequence[Entrant], rule: Rule, seeds: tuple[int, ...] = ()) -> Selection | None:
+def _settled(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     """Returns the selection; where the rule admits nobody, as no one beats the baseline, it is the most accurate.
 
-    It is over `seeds`, else over those of whoever has the most. A mean has to be better than the baseline by its
-    standard error, where the best mean is (docs/log/confirming.md).
+    A mean has to be better than the baseline by its standard error, where the best mean is (docs/log/confirming.md).
     """
     done = [one for one in found if one.by_seed and not one.failed]
     if not done:
         return None
-    seeds = seeds or max((tuple(sorted(one.by_seed)) for one in done), key=len)
+    seeds = max((tuple(sorted(one.by_seed)) for one in done), key=len)
     done = [one for one in done if set(seeds) <= set(one.by_seed)]
     done.sort(key=lambda one: -one.samples_per_s)
     means = {one.id: statistics.fmean(one.by_seed[seed] for seed in seeds) for one in done}

@@ -95,6 +95,8 @@ def confirm(
     """
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
     selection = _selected(profiler, journal, first, len(named), terms, told)
+    if selection is not None and _train_the_rest(profiler, journal, selection.seeds, len(named), terms, told):
+        _, selection = _settled(journal.records, terms)
     if selection is not None:
         selection = _steady(selection, entrants(journal.records, terms), terms.rule)
     best = first if selection is None else selection.best
@@ -135,7 +137,7 @@ def _selected(
             why = _why_not(found.get(tried[-1]), terms.rule)
             told(journal.append("note", text=f"{tried[-1]} {why}: {picked} is next"))
         tried.append(picked)
-        _train(profiler, journal, picked, named, terms, told)
+        _train(profiler, journal, picked, named, terms, told, spares=picked == tried[0])
         found, selection = _settled(journal.records, terms)
         if (
             selection is not None
@@ -333,8 +335,13 @@ def median_rate(records: Sequence[Record], name: str) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: ConfirmTerms, told: Told) -> None:
-    """Trains the first pick and its challengers on the fresh seeds, seed by seed; what failed or collapsed is left."""
+def _train(
+    profiler: Profiler, journal: Journal, first: str, named: int, terms: ConfirmTerms, told: Told, *, spares: bool
+) -> None:
+    """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
+
+    With `spares` what has collapsed is left, too, so that the next has the time (`_train_the_rest`).
+    """
     found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
     if first not in found or found[first].failed:  # and so has everybody else
         return
@@ -354,21 +361,42 @@ def _train(profiler: Profiler, journal: Journal, first: str, named: int, terms: 
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     least_s, needed = least_windows_s(left_s, terms.budget, named + 1, cost_s), dict(zip(chosen, each_s, strict=True))
-    since = reopened(journal.records)[0].seq
     for seed in terms.seeds[:seeds]:
-        gone = {one.id for one in entrants(journal.records, terms) if one.collapses(terms.rule)}
+        gone = {one.id for one in entrants(journal.records, terms) if spares and one.collapses(terms.rule)}
         going = [trial for trial in chosen[:count] if trial not in gone]
         left = [needed[trial] for trial in going if seed not in found[trial].by_seed]
         # A machine slower than expected leaves out a seed of all alike, after the first.
         if left and seed != terms.seeds[0] and terms.left_s() < sum(left) + least_s:
             break
         for trial in going:
-            records = [r for r in journal.records if r.event == "confirmed" and r["name"] == trial]
-            # What was cut before the study got more time is made up for.
-            records = [r for r in records if r["outcome"] != Outcome.CUT or r.seq >= since]
-            if all(r["outcome"] == "ok" and r["seed"] != seed for r in records):
+            if _lacks(journal.records, trial, seed):
                 until_s = terms.left_s() - least_s
                 _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, until_s, told)
+
+
+def _train_the_rest(
+    profiler: Profiler, journal: Journal, seeds: Sequence[int], named: int, terms: ConfirmTerms, told: Told
+) -> bool:
+    """Trains who collapsed on the seeds of the selection that were spared; returns whether there were any, and time."""
+    least_s = least_windows_s(terms.left_s(), terms.budget, named + 1, window_cost_s(journal.records))
+    configs, is_any = {t.id: dict(t.config) for t in trials(journal.records)}, False
+    for one in entrants(journal.records, terms):
+        for seed in seeds if one.collapses(terms.rule) else ():
+            needed_s = MORE * terms.samples / one.samples_per_s
+            if _lacks(journal.records, one.id, seed) and terms.left_s() >= needed_s + least_s:
+                until_s = terms.left_s() - least_s
+                _train_again(profiler, journal, one.id, configs[one.id], terms.samples, seed, until_s, told)
+                is_any = True
+    return is_any
+
+
+def _lacks(records: Sequence[Record], trial: str, seed: int) -> bool:
+    """Returns whether a trial that has not failed is still to be trained on a seed."""
+    since = reopened(records)[0].seq
+    own = [r for r in records if r.event == "confirmed" and r["name"] == trial]
+    # What was cut before the study got more time is made up for.
+    own = [r for r in own if r["outcome"] != Outcome.CUT or r.seq >= since]
+    return all(r["outcome"] == "ok" and r["seed"] != seed for r in own)
 
 
 def _train_again(

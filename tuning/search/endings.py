@@ -43,12 +43,12 @@ def outcome(found: str, live: Mapping[str, Any]) -> str:
 
 
 def why(failed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns why a trial began again with other system knobs, as far as it is known."""
+    """Returns why a trial began again, with other system knobs or in more room, as far as it is known."""
     return {n: failed[n] for n in ("message", "outcome", "fault", "wanted_bytes", "cap_bytes") if n in failed}
 
 
 def begun_again(journal: Journal, guard: MemoryGuard, trial: str, found: Mapping[str, Any]) -> None:
-    """Writes with which system knobs a trial failed before it went on with others, and teaches the guard."""
+    """Writes with which system knobs a trial failed before it began again, and teaches the guard."""
     for failed in found.get("ooms", []):
         journal.append("oom", trial=trial, config=failed["knobs"], **why(failed))
         learn(guard, failed["knobs"], {**failed, "outcome": Outcome.OOM})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -231,11 +232,15 @@ class TrialScheduler:
         return decision.go_on and self.goes_on(trial, result)
 
     def widened(self, trial: str, result: Mapping[str, Any]) -> None:
-        """Writes that a slot was too small, and teaches the guard: trials like it have a device to themselves."""
+        """Writes that a slot was too small, and teaches the guard: trials like it have a device to themselves.
+
+        Nothing is taught where the trial needed less than its slot, as on a card that others have filled.
+        """
         live = self._live[trial]
         knobs = dict(result.get("knobs") or live["ran"])
         journal, guard = self._written_to(live)
-        kind = "ooms" if result["outcome"] == Outcome.OOM else "restarts"
+        needed_more = (result.get("wanted_bytes") or 0) > (result.get("cap_bytes") or math.inf)
+        kind = "ooms" if result["outcome"] == Outcome.OOM and needed_more else "restarts"
         endings.begun_again(journal, guard, trial, {kind: [{**result, "knobs": knobs}]})
         slot_mib = (result.get("cap_bytes") or 0) / 2**20
         self.decided("widened", trial, f"it needs more than its slot of {slot_mib:.0f} MiB, and begins alone")

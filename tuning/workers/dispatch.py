@@ -123,7 +123,7 @@ class Dispatcher:
         if found.get("fatal"):
             raise StoppedEarly(found["fatal"], remedy="mend what it names, and go on with resume=")
         if not placed.alone and self._is_shared and found["outcome"] in (Outcome.OOM, Outcome.HOST_OOM):
-            self._scheduler.widened(trial, found)
+            self._scheduler.widened(trial, {**found, "cap_bytes": self._plan.cap_bytes})
             self._waiting.append(replace(placed, alone=True))
             return
         cut = {"outcome": str(Outcome.CUT), "message": CUT} if trial in self._cut else {}
@@ -153,8 +153,11 @@ class Dispatcher:
         return own is not None and alone is not None and own < alone
 
     def _is_too_large(self, need_bytes: int | None) -> bool:
-        room_bytes = self._plan.cap_bytes if self._is_shared else self._plan.room_bytes
-        return room_bytes is not None and need_bytes is not None and need_bytes > room_bytes
+        if need_bytes is None:
+            return False
+        if self._is_shared:  # what ran out in a slot is taken to need just that much, at least
+            return need_bytes >= (self._plan.cap_bytes or 0)
+        return self._plan.room_bytes is not None and need_bytes > self._plan.room_bytes
 
     def _tell(self, placed: Placed, found: Mapping[str, Any]) -> None:
         """Passes on what became of the trial's processes since its last state."""

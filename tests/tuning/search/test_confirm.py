@@ -191,10 +191,8 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     found = settled(journal, profiler, budget=budget)
     assert (found.best, found.repeats) == (best, repeats)
     assert list(dict.fromkeys(rate for rate, _ in profiler.trained)) == trained
-    seeds = {rate: [seed for other, seed in profiler.trained if other == rate] for rate in trained}
-    assert seeds[0.1] == [1], "the next has the time of its other seeds"
-    if repeats:
-        assert seeds[trained[-1]] == [1, 2, 3]
+    assert profiler.trained[0] == (0.1, 1)
+    assert profiler.trained[-2:] == [(0.1, 2), (0.1, 3)], "the next had the time first"
     assert notes(journal)[:1] == ["a came to much less on fresh seeds than in the search: d is next"]
     assert {r["config"].get("learning_rate") for r in journal.records if r.event == "window"} == {
         None,
@@ -203,6 +201,16 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     again = SeededBench({})
     assert settled(journal, again, budget=budget) == found
     assert again.trained == []
+
+
+def test_one_bad_seed_of_the_pick_leaves_the_next_the_time_for_all_of_its_own(tmp_path: Path) -> None:
+    without = {trial: own for trial, own in SEARCHED.items() if trial != "b"}
+    journal, profiler = searched(tmp_path, without), SeededBench({0.1: 0.60, 0.4: 0.26})
+    budget = BUDGET.model_copy(update={"top": 1})
+    four = ConfirmTerms(RULE, (1, 2, 3), budget, 100, lambda: 1000.0 if len(profiler.trained) < 4 else 0.0)
+    found = confirm(profiler, journal, {"before": NAMED["before"]}, four, ignore)
+    assert profiler.trained == [(0.1, 1), (0.4, 1), (0.4, 2), (0.4, 3)]
+    assert (found.first, found.best, found.repeats) == ("a", "d", True)
 
 
 @pytest.mark.parametrize(

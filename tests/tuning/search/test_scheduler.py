@@ -169,9 +169,11 @@ def test_a_slot_that_was_too_small_teaches_the_guard_what_its_records_would(tmp_
     assert first.need_bytes is not None
     slot_bytes = first.need_bytes + 1_000_000  # it was expected to fit
     full = {"outcome": "oom", "values": {}, "message": "full", "cap_bytes": slot_bytes}
-    office.scheduler.widened(first.trial, full)
+    office.scheduler.widened(first.trial, {**full, "wanted_bytes": slot_bytes - 1})  # others had filled the card
+    assert office.scheduler._guard.predicted_bytes(*need_of(first.knobs)) == first.need_bytes
+    office.scheduler.widened(first.trial, {**full, "wanted_bytes": slot_bytes + 1})
     slot = f"more than its slot of {slot_bytes / 2**20:.0f} MiB, and begins alone"
-    assert [slot in str(r["reason"]) for r in office.journal.records if r.event == "widened"] == [True]
+    assert [slot in str(r["reason"]) for r in office.journal.records if r.event == "widened"] == [True] * 2
     asked = need_of(first.knobs)
     again = guard(office.journal.records, cap_bytes)
     for learned in (office.scheduler._guard, again):

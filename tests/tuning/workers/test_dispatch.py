@@ -55,8 +55,10 @@ def test_a_trial_that_runs_out_of_memory_in_its_slot_runs_once_more_alone_with_a
     assert dispatcher.take() is None
 
 
-def test_a_trial_predicted_to_need_more_than_a_slot_runs_alone_at_once_and_nothing_beside_it() -> None:
-    dispatcher = Dispatcher(Queue([("nowhere", 200), ("nowhere", 10)]), SHARED, None)
+@pytest.mark.parametrize("need_bytes", [200, 100])
+def test_a_trial_predicted_to_need_more_than_a_slot_runs_alone_at_once_and_nothing_beside_it(need_bytes: int) -> None:
+    """A need of just the slot is what the guard says of one that ran out there."""
+    dispatcher = Dispatcher(Queue([("nowhere", need_bytes), ("nowhere", 10)]), SHARED, None)
     large = taken(dispatcher)
     assert (large.alone, dispatcher.take()) == (True, None)
     dispatcher.ended(large, OK)
