@@ -95,7 +95,7 @@ def confirm(
     """
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
     selection = _selected(profiler, journal, first, len(named), terms, told)
-    if selection is not None and _train_the_rest(profiler, journal, selection.seeds, len(named), terms, told):
+    if selection is not None and _train_the_rest(profiler, journal, selection, len(named), terms, told):
         _, selection = _settled(journal.records, terms)
     if selection is not None:
         selection = _steady(selection, entrants(journal.records, terms), terms.rule)
@@ -375,18 +375,28 @@ def _train(
 
 
 def _train_the_rest(
-    profiler: Profiler, journal: Journal, seeds: Sequence[int], named: int, terms: ConfirmTerms, told: Told
+    profiler: Profiler, journal: Journal, selection: Selection, named: int, terms: ConfirmTerms, told: Told
 ) -> bool:
-    """Trains who collapsed on the seeds of the selection that were spared; returns whether there were any, and time."""
+    """Trains who collapsed on the seeds that were spared; returns whether there were any, and time.
+
+    Those are the selection's. Where the best has collapsed they are all, for everybody in the selection.
+    """
     least_s = least_windows_s(terms.left_s(), terms.budget, named + 1, window_cost_s(journal.records))
-    configs, is_any = {t.id: dict(t.config) for t in trials(journal.records)}, False
-    for one in entrants(journal.records, terms):
-        for seed in seeds if one.collapses(terms.rule) else ():
-            needed_s = MORE * terms.samples / one.samples_per_s
-            if _lacks(journal.records, one.id, seed) and terms.left_s() >= needed_s + least_s:
-                until_s = terms.left_s() - least_s
-                _train_again(profiler, journal, one.id, configs[one.id], terms.samples, seed, until_s, told)
-                is_any = True
+    configs = {t.id: dict(t.config) for t in trials(journal.records)}
+    collapsed = [one for one in entrants(journal.records, terms) if one.collapses(terms.rule)]
+    seeds, rest = selection.seeds, collapsed
+    if any(one.id == selection.best for one in collapsed):
+        seeds = tuple(terms.seeds[: terms.budget.seeds])
+        rest = [o for o in entrants(journal.records, terms) if o in collapsed or o.id in selection.means]
+    is_any = False
+    for seed in seeds:
+        lacking = [one for one in rest if _lacks(journal.records, one.id, seed)]
+        if terms.left_s() < sum(MORE * terms.samples / one.samples_per_s for one in lacking) + least_s:
+            break
+        for one in lacking:
+            until_s = terms.left_s() - least_s
+            _train_again(profiler, journal, one.id, configs[one.id], terms.samples, seed, until_s, told)
+            is_any = True
     return is_any
 
 

@@ -203,6 +203,14 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     assert again.trained == []
 
 
+def test_one_that_collapses_and_has_no_other_after_it_is_known_by_all_its_seeds(tmp_path: Path) -> None:
+    journal, profiler = searched(tmp_path, {"a": SEARCHED["a"]}), SeededBench({0.1: 0.60})
+    found = settled(journal, profiler)
+    assert profiler.trained == [(0.1, seed) for seed in (1, 2, 3)]
+    assert found.selection is not None
+    assert (found.best, found.repeats, found.selection.seeds) == ("a", False, (1, 2, 3))
+
+
 def test_one_bad_seed_of_the_pick_leaves_the_next_the_time_for_all_of_its_own(tmp_path: Path) -> None:
     without = {trial: own for trial, own in SEARCHED.items() if trial != "b"}
     journal, profiler = searched(tmp_path, without), SeededBench({0.1: 0.60, 0.4: 0.26})
