@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 import multiprocessing
 import sys
 import time
@@ -56,18 +57,28 @@ def plan_epoch(
     as a whole is the same set of samples either way. The last batch of an epoch may be smaller.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(count, generator=generator).tolist()
+    order = torch.randperm(count, generator=generator, device="cpu").tolist()
     plan: list[MicroBatch] = []
     for start in range(0, count, knobs.batch_size):
         batch = order[start : start + knobs.batch_size]
         if knobs.length_bucketing and lengths is not None:
             batch.sort(key=lambda index: lengths[index])
-        cuts = range(0, len(batch), knobs.micro_batch_size)
-        for cut in cuts:
-            part = tuple(batch[cut : cut + knobs.micro_batch_size])
-            ends = cut + knobs.micro_batch_size >= len(batch)
-            plan.append(MicroBatch(part, len(part) / len(batch), ends, epoch, phase_at(start)))
+        cut = 0
+        for size in parts_of(len(batch), knobs.micro_batch_size):
+            part = tuple(batch[cut : cut + size])
+            cut += size
+            plan.append(MicroBatch(part, len(part) / len(batch), cut == len(batch), epoch, phase_at(start)))
     return plan
+
+
+def parts_of(samples: int, most: int) -> list[int]:
+    """Returns the sizes of the micro-batches that so many samples are cut into, at most `most` each.
+
+    A rest is shared among them: batch norm takes no micro-batch of one sample, which 9 in eights would leave.
+    """
+    count = math.ceil(samples / most)
+    base, more = divmod(samples, max(1, count))
+    return [base + 1] * more + [base] * (count - more)
 
 
 class Keyed(NamedTuple):

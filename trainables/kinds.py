@@ -72,8 +72,7 @@ def differing(resident: Resident | OwnResident, config: Config, changes: Mapping
     found = {}
     if "ram_cache" in changes and isinstance(resident, Resident) and _draws(resident, config, count):
         found["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
-    # Another seed is another order of the samples to a loop of one's own, and tells nothing of its noise.
-    noise = None if isinstance(resident, Resident) else 0.0
+    noise: float | None = None
     whole = _run(resident, base, count)
     halves = base.with_knobs(micro_batch_size=count // 2)
     in_halves: _Seen | None = None
@@ -100,7 +99,7 @@ def differing(resident: Resident | OwnResident, config: Config, changes: Mapping
 def _run(resident: Resident | OwnResident, config: Config, count: int, noise_seed: int = 0) -> _Seen:
     """Returns what training on the same few samples learned, in every phase of the workload."""
     if isinstance(resident, OwnResident):
-        return _run_own(resident, config, count)
+        return _run_own(resident, config, count, noise_seed)
     few, seen = Few(resident, {"train": count, "val": count}), _Seen()
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
@@ -112,10 +111,11 @@ def _run(resident: Resident | OwnResident, config: Config, count: int, noise_see
     return seen
 
 
-def _run_own(resident: OwnResident, config: Config, count: int) -> _Seen:
-    """Returns what the first batch of a loop of one's own learned."""
+def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int) -> _Seen:
+    """Returns what the first batch of a loop of one's own learned; the seed is set where it has drawn the batch."""
     seen = _Seen()
     state = own_loop.prepare(resident, config, Plan(samples=count), within=_NoDropout())
+    state.noise_seed = noise_seed
     with contextlib.closing(own_loop.train(state)) as events, contextlib.ExitStack() as stack:
         if state.model is None or state.optimizer is None:
             next(events)  # a generator that has begun can be closed
@@ -147,7 +147,7 @@ def _watching(
         stack.enter_context(_without_dropout(model))
         if config.device.startswith("cuda"):
             cudnn = torch.backends.cudnn
-            stack.enter_context(precision.tf32_kept(convolutions=False))
+            stack.enter_context(precision.tf32_kept(matmul=False, convolutions=False))
             stack.callback(setattr, cudnn, "deterministic", cudnn.deterministic)
             cudnn.deterministic = True
         yield

@@ -15,22 +15,23 @@ _HEAD = """\
 # Knobs
 
 Every optimisation and what is known of it. `knobs.NAME=VALUE` fixes one, `'knobs.NAME=[A,B]'` searches its values,
-`'knobs.NAME={low: A, high: B, log: true}'` a range. This page is made from the tables in `trainables/knobs.py` and
+`'knobs.NAME={low: A, high: B, log: true}'` a range (of a knob of kind both only with `search.strategy=joint`, since
+probes need single values). This page is made from the tables in `trainables/knobs.py` and
 `our_knobs.py`: `python -m trainables.knob_page > docs/knobs.md`.
 
-- **Kind**: system knobs change speed and memory only, learning knobs what is learned, both is both
+- **Kind**: a system knob changes speed and memory only, a learning knob what is learned, one of kind both changes both
   ([design.md](design.md#3-knobs-have-kinds)). Tests hold the system ones to it: `tests/trainables/test_loop.py` and
   `test_witness.py`. A net with batch norm, say, makes `micro_batch_size` both: [a study finds that
   out](faq.md#with-batch-norm-the-micro-batch-is-of-kind-both).
-- **Values**: the default comes first, in bold; then what else it may be.
+- **Values**: the default comes first, in bold; then what else it may be. Where nobody sets `micro_batch_size`, a file
+  of your own and the plain defaults train a batch in one piece, whatever stands here.
 - **Needs**: what another knob, the device or the machine must have for it; values that the device cannot honour are
   left out of a search, with a sentence why.
 - **Try another value where**: what takes the time or the memory of a step where another value may help. The line
-  `held by` of a study names it. Probes leave a system knob as it is where its part of a step takes less than 2 % of
-  the time.
-- **Memory**: whether the peak of a step depends on it. *group*: each value is measured for itself. *switch*: so too,
-  by whether it is above 0. *minor*: by a few per cent, which the memory guard's margin holds. *step*: through the
-  samples of a micro-step and the gradients held in it.
+  `held by` of a study names it.
+- **Memory**: how the peak memory of a step depends on it. *none*: not at all. *minor*: by a few per cent, which the
+  memory guard's margin covers. *group*: each value is measured separately. *switch*: zero and non-zero are measured
+  separately. *step*: through the samples of a micro-batch and the gradients that are kept.
 - **Read back**: whether the first optimiser step of every run shows that the knob was honoured
   (`trainables/witness.py`); a knob that was not becomes a note, such as "knobs.sdpa_backend=efficient was asked; the
   first step showed attention by math".
@@ -57,7 +58,7 @@ from trainables import Knob
 class Mine:
     knobs = {
         "channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True),
-        "momentum": Knob(0.9, "learning", low=0.0, high=0.99),
+        "smoothing": Knob(0.1, "learning", low=0.0, high=0.3),
         "mirror": Knob(False, "learning"),
     }
 ```

@@ -36,6 +36,8 @@ class LiveBytes(TorchDispatchMode):
     soon as an operator takes them. The count goes down as storages die, also after the mode has ended.
     """
 
+    supports_higher_order_operators = True  # such as FlexAttention, which are refused otherwise
+
     def __init__(self, cap_bytes: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.cap_bytes = cap_bytes
@@ -188,8 +190,12 @@ _MAKES: dict[Any, bool] = {}
 
 def _makes_storage(func: Any) -> bool:
     """Returns False for views and for what works in place; an `out=` or a resize may give a storage other bytes."""
-    schema = func._schema
-    if any(returned.alias_info is None for returned in schema.returns) or any(a.is_out for a in schema.arguments):
+    schema = getattr(func, "_schema", None)
+    if (
+        schema is None
+        or any(returned.alias_info is None for returned in schema.returns)
+        or any(a.is_out for a in schema.arguments)
+    ):
         return True
     return "resize" in schema.name or schema.name == "aten::lift_fresh"  # the latter hands over torch.tensor(...)
 

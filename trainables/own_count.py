@@ -53,6 +53,8 @@ class OwnState(RunState):
     """Whether it was told others than there are, before its data were known."""
     reseeds: bool = False
     """Whether their function has set another seed than the run's."""
+    noise_seed: int | None = None
+    """What torch is seeded with once more behind the first micro-batch: the order of the samples is drawn by then."""
     dataset: Any = field(default=None, repr=False)
     """What their loader reads from, None where that is not known."""
     micro_steps: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=1 << 16), repr=False)
@@ -89,6 +91,8 @@ class Counted:
         self._is_due = self._one_pass = self._has_left = False
         self.ends_with_pass = False
         """Whether the end of a pass ends a batch, too."""
+        self._shown: list[torch.optim.Optimizer] = []
+        """Those that `prepare` was shown."""
         self._optimizers: dict[torch.optim.Optimizer, bool] = {}
         """Those that `backward` was called with, and whether each has stepped since the scale of the loss changed."""
         self._is_ours = False
@@ -162,8 +166,15 @@ class Counted:
 
     def took(self, samples: int) -> None:
         """A micro-batch is there, and is computed on from here."""
+        if self._watch.is_paused:
+            self._watch.go_on()
         self._watch.lap("data_wait")
         self._count(None, None, samples)
+
+    def rests(self) -> None:
+        """What follows is a framework's own, such as an evaluation that none asked for: it is in no window."""
+        if not self._watch.is_paused:
+            self._watch.pause()
 
     def saw_loss(self, loss: Tensor) -> None:
         """Takes the mean loss of the micro-batch at hand, for its window: a loss that is not finite ends the run."""
@@ -182,11 +193,14 @@ class Counted:
 
     def step(self) -> None:
         """Says that an optimiser step was taken, by their own lines."""
-        state = self._state
+        state, are_several = self._state, len(self._shown) > 1
         if self._has_stepped or not state.micro_steps:
-            return  # one of several optimisers
+            if self._has_stepped and are_several and not self._is_closed:
+                self._next_passes()
+            return
         self.before_step()
-        self._unwatch()
+        if not are_several:
+            self._unwatch()
         if state.ranks.count > 1 and not state.averages:
             raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
         state.steps += 1
@@ -201,6 +215,13 @@ class Counted:
         if self.is_over or (self._milestones and state.samples >= self._milestones[0]):
             self._watch.lap("optimizer")
             self._close()
+        elif are_several:
+            self._next_passes()
+
+    def _next_passes(self) -> None:
+        """One of several optimisers has stepped: the passes of the next follow, whose loss is its own."""
+        self._watch.lap("optimizer")
+        self._is_forward_over = False
 
     def passed(self) -> None:
         """The micro-batch is over; a window closes behind a whole batch."""
@@ -330,6 +351,8 @@ class Counted:
         self._watch.samples += count
         self._watch.micro_steps += 1
         if state.steps == 0:
+            if state.noise_seed is not None and state.micro_batches_done == 1:
+                torch.manual_seed(state.noise_seed)
             if state.witness is None and state.model is not None and state.optimizer is not None:
                 state.witness = Witness(state.model, state.optimizer, self.device)
             if state.witness is not None:
@@ -360,6 +383,7 @@ class Counted:
     def _close(self) -> None:
         """Closes the window, and says that a report is due where a milestone is reached."""
         state = self._state
+        self._unwatch()
         state.last_step_at = time.time()
         window = closed(self._watch, self._loss_sum, state.samples)
         self._loss_sum = None
@@ -421,14 +445,21 @@ class Counted:
             return
         sizes = [count for count, _ in state.micro_steps]
         found = {"device": self.device.type, "batch_size": sum(sizes), "micro_batch_size": max(sizes)}
-        found |= state.witness.facts() if state.witness is not None else {}
+        seen = state.witness.facts() if state.witness is not None else {}
+        found |= {name: value for name, value in seen.items() if name not in _NOT_WATCHED}
         state.active = {**state.active, **found}
         state.witness = None
 
 
+_NOT_WATCHED = ("loss_reads", "non_blocking", "side_stream")
+"""Facts of parts of a step that a loop of one's own does not show: copies to the device, and reading the loss."""
+
+
 def _pass_samples(loader: Any) -> int:
     """Returns the samples of a pass over a loader; raises LoopError where it does not know them."""
-    for source in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+    # A loader that was given a batch sampler, as Accelerate's, has a sampler of its own that goes over all the data.
+    within = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    for source in (within, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if (count := batches.length_of(source)) is not None:
             return count
     count, size = batches.length_of(loader), getattr(loader, "batch_size", None)

@@ -97,6 +97,8 @@ class ThreadedState(OwnState):
     baton: _Baton = field(default_factory=_Baton, repr=False)
     thread: threading.Thread | None = field(default=None, repr=False)
     within: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
+    makes_on: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
+    """Where tensors are made: what their file has set by torch.set_default_device holds for its own thread alone."""
 
 
 def prepare(
@@ -123,6 +125,8 @@ def _begun(
     state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked)
     state.pass_samples, state.drops_last = resident.pass_samples, resident.drops_last
     state.within = within or state.within
+    if (usual := torch.get_default_device()).type != "cpu":
+        state.makes_on = usual
     if state.device.type == "cuda" and config.knobs.empty_cache:
         torch.cuda.empty_cache()
     precision.forget_graphs()
@@ -194,7 +198,7 @@ def _work(state: ThreadedState) -> None:
     run, failure = Run(state, state.baton.give), None
     try:
         seed_everything(state.config.seed)
-        with run.kernels(), state.within:
+        with run.kernels(), state.makes_on, state.within:
             state.workload.train(run)
         run.finished()
     except Ended:
@@ -204,7 +208,10 @@ def _work(state: ThreadedState) -> None:
     except BaseException as error:  # sys.exit
         failure = WorkloadError(f"train(run) raised {type(error).__name__}: {error}")
         failure.__cause__ = error
-    run.let_go()
+    try:
+        run.let_go()
+    except Exception as error:
+        failure = failure or error
     del run
     state.baton.leave(failure)
 

@@ -126,9 +126,10 @@ class Run(Counted):
             state.meter.adopt([*model.parameters(), *model.buffers()])
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(self._steps_by)
+        self._shown += optimizers
         state.prepared.append(model)
-        if state.model is None:
-            state.model, state.optimizer = model, next(iter(optimizers), None)
+        state.model = state.model or model
+        state.optimizer = state.optimizer or next(iter(optimizers), None)
         return (model, *others) if others else model
 
     def epochs(self) -> Iterator[int]:
@@ -214,7 +215,10 @@ class Run(Counted):
         accumulation, others = self.accumulation, self._optimizers
         if others.get(own):
             self._rescale()
-        others.setdefault(own, False)
+        if own not in others:
+            if others:  # what the losses of others have left in its weights, while theirs alone was known
+                own.zero_grad()
+            others[own] = False
         inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
         part = loss * (self._share / accumulation) if (accumulation, self._share) != (1, 1.0) else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)

@@ -53,8 +53,10 @@ def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _cuda_settings(tf32: bool, benchmark: bool) -> Iterator[None]:
-    with tf32_kept(matmul=tf32, convolutions=tf32 or None):  # torch allows those it by default, and so does a plain run
-        before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, benchmark
+    # Where the knob is off, what the user's file has set holds. Torch allows convolutions TF32 by default.
+    with tf32_kept(matmul=tf32 or None, convolutions=tf32 or None):
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or benchmark
         try:
             yield
         finally:
@@ -109,15 +111,22 @@ def grad_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
 @contextmanager
 def checkpointed(modules: Sequence[nn.Module], on: bool) -> Iterator[None]:
     """Inside the block each module recomputes its activations in the backward pass (Chen et al., arXiv 1604.06174)."""
-    wrapped = list(dict.fromkeys(modules)) if on else []  # a block that is used twice is wrapped once
-    for module in wrapped:
-        # An attribute of the instance shadows the class's forward; deleting it brings the class's back.
+    found = dict.fromkeys(modules) if on else ()  # a block that is used twice is wrapped once
+    wrapped = [(module, own) for module in found if not _is_wrapped(own := vars(module).get("forward"))]
+    for module, _ in wrapped:  # an attribute of the instance shadows the class's forward
         module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
     try:
         yield
     finally:
-        for module in wrapped:
-            del module.forward
+        for module, own in wrapped:
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
+
+
+def _is_wrapped(forward: object) -> bool:
+    return isinstance(forward, functools.partial) and forward.func is checkpoint
 
 
 def compiled(model: nn.Module, knobs: Knobs) -> nn.Module:

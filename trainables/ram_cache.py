@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import statistics
 import sys
 import time
@@ -51,7 +53,8 @@ class Cached(Dataset[Any]):
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Any:
-        return self._samples[index]
+        sample = self._samples[index]
+        return copy.copy(sample) if isinstance(sample, dict | list) else sample  # a collate function may take it apart
 
 
 def _tried(dataset: Dataset[Any], limits: CacheLimits) -> dict[int, Any]:
@@ -76,9 +79,15 @@ def _tried(dataset: Dataset[Any], limits: CacheLimits) -> dict[int, Any]:
 
 
 def _sample_bytes(sample: Any) -> int:
-    """Returns about what a sample holds: tensors, arrays, and numbers in lists."""
+    """Returns about what a sample holds: tensors, arrays, numbers in lists, and objects as they are pickled."""
     if isinstance(sample, Tensor):
         return sample.nbytes + 100
-    parts = list(sample.values()) if isinstance(sample, Mapping) else sample
-    held = sum(map(_sample_bytes, parts)) if isinstance(parts, list | tuple) else 0
-    return int(getattr(sample, "nbytes", 0)) + sys.getsizeof(sample) + held
+    if isinstance(sample, Mapping | list | tuple):
+        parts = list(sample.values()) if isinstance(sample, Mapping) else sample
+        return sys.getsizeof(sample) + sum(map(_sample_bytes, parts))
+    if hasattr(sample, "nbytes") or isinstance(sample, str | bytes | int | float | None):
+        return int(getattr(sample, "nbytes", 0)) + sys.getsizeof(sample)
+    try:  # an image, or a class of the user's: what it holds is not in its own size
+        return len(pickle.dumps(sample))
+    except Exception:
+        return sys.getsizeof(sample)

@@ -39,6 +39,7 @@ class Resident:
         self._model: nn.Module | None = None
         self._model_key: Hashable = None
         self._first: dict[str, Tensor] = {}
+        self._first_plain: dict[str, dict[str, Any]] = {}
         self.marks: Mapping[str, Tensor] = {}
         """Of the model's parameters before any training, as `marks` returns them."""
 
@@ -46,7 +47,8 @@ class Resident:
         """Returns the model of the configuration on its device, with the weights it has before any training.
 
         The same object is returned for the same options, seed, device and model-shaping knobs, unless its forward pass
-        has changed what is not restored. Raises HookFailed where the workload gives none.
+        has changed what is not restored. Numbers that its modules count in are what they were, too. Raises HookFailed
+        where the workload gives none.
         """
         key = (_options_key(config), config.seed, config.device, _shape_key(config))
         if self._model is None or key != self._model_key or not self._can_be_restored(self._model):
@@ -59,9 +61,14 @@ class Resident:
             self._model = model.to(config.device)
             # On the host: a copy of all that trains would be held on the card for as long as the process lives.
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
+            self._first_plain = {name: _plain(module) for name, module in self._model.named_modules()}
             self.marks = marks(self._model)
             self._model_key = key
             return self._model
+        for name, module in self._model.named_modules():
+            for attribute, value in self._first_plain.get(name, {}).items():
+                if vars(module).get(attribute) != value:
+                    setattr(module, attribute, value)
         with torch.no_grad():
             for name, tensor in _changing(self._model):
                 tensor.copy_(self._first[name])
@@ -92,6 +99,7 @@ class Resident:
         parts = [weakref.ref(p) for p in self._model.parameters()] if self._model is not None else []
         self._model, self._model_key = None, None
         self._first.clear()
+        self._first_plain.clear()
         self.marks = {}
         if any(part() is not None for part in parts):  # in a circle, and maybe frozen with what never changes
             gc.unfreeze()
@@ -135,6 +143,12 @@ class Resident:
         if isinstance(sizes, int):
             return validation_loader(dataset, collate, sizes, lengths, config)
         return validation_batches(dataset, collate, sizes, lengths)
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """Returns the numbers and words that a module keeps beside its tensors, such as its count of steps."""
+    found = vars(module).items()
+    return {name: v for name, v in found if name != "training" and isinstance(v, bool | int | float | str | None)}
 
 
 def _changing(model: nn.Module) -> list[tuple[str, Tensor]]:

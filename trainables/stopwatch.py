@@ -21,11 +21,12 @@ LOADING = ("read", "collate", "augment")
 
 
 class _Mark(NamedTuple):
-    """Where a step ended."""
+    """Where a span of a step ended, and how many micro-steps of the window were counted by then."""
 
     span: str
     at: float
     event: torch.cuda.Event | None
+    micro_steps: int = 0
 
     def until(self, later: _Mark) -> float:
         """Returns the seconds between two marks, of the device where it has events."""
@@ -64,11 +65,6 @@ class Window:
     def samples_per_s(self) -> float:
         """Returns training samples a second, waiting for data and optimiser steps included."""
         return self.samples / self.wall_s if self.wall_s > 0 else 0.0
-
-    @property
-    def data_wait_frac(self) -> float:
-        """Returns the share of the window in which the loop waited for the next micro-batch, 0 to 1."""
-        return self.data_wait_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
 class Stopwatch:
@@ -132,7 +128,7 @@ class Stopwatch:
             self._last_event = event
         self._last = now
         if self._each_step and span in ("forward_backward", "optimizer"):
-            self._marks.append(_Mark(span, now, self._last_event))
+            self._marks.append(_Mark(span, now, self._last_event, self.micro_steps))
 
     def elapsed_s(self) -> float:
         """Returns host seconds since the window opened, without pauses; does not synchronise."""
@@ -159,7 +155,11 @@ class Stopwatch:
         )
 
     def _steps_s(self, span: StepSpan) -> tuple[float, ...]:
-        return tuple(a.until(b) for a, b in itertools.pairwise(self._marks) if b.span == span)
+        found: dict[int, float] = {}  # of several optimisers a micro-step has a span of each
+        for a, b in itertools.pairwise(self._marks):
+            if b.span == span:
+                found[b.micro_steps] = found.get(b.micro_steps, 0.0) + a.until(b)
+        return tuple(found.values())
 
     def _record(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -44,7 +44,7 @@ class Witness:
         self._flags: dict[str, Any] = {}
         self._micro_batches: list[int] = []
         self._rows = 0
-        self._pinned = True
+        self._pinned: bool | None = None
         self._augmented: dict[str, Any] = {}
 
     @contextmanager
@@ -63,8 +63,8 @@ class Witness:
         """Takes the size of a micro-batch and its tensors as the loader delivered them."""
         self._micro_batches.append(samples)
         self._rows = max((len(t) for t in host if t.dim() > 1), default=0)
-        if self._device.type == "cuda":
-            self._pinned = self._pinned and all(t.is_pinned() for t in host)
+        if self._device.type == "cuda" and host:
+            self._pinned = self._pinned is not False and all(t.is_pinned() for t in host)
 
     def augmented(self, place: str, in_place: bool | None) -> None:
         """Takes where a batch was augmented, "loader" or a device's type, and whether its own tensors were written."""
@@ -102,7 +102,7 @@ class Witness:
         if self._of("update"):  # none where the GradScaler skipped the step for gradients that overflowed
             found["optimizer_ops"] = _names(self._of("update"))
         if self._device.type == "cuda":
-            found["pinned"] = self._pinned
+            found.update({} if self._pinned is None else {"pinned": self._pinned})
             found.update({name: self._of("copy")[name] > 0 for name in ("non_blocking", "side_stream")})
         return found
 
@@ -188,6 +188,8 @@ class Witness:
 class _Operators(TorchDispatchMode):
     """Tells the witness of every operator."""
 
+    supports_higher_order_operators = True  # such as FlexAttention, which are refused otherwise
+
     def __init__(self, witness: Witness) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._witness = witness
@@ -197,7 +199,7 @@ class _Operators(TorchDispatchMode):
     ) -> Any:
         """Runs the operator, then tells of it."""
         result = func(*args, **(kwargs or {}))
-        self._witness.operator(str(func.overloadpacket), args, kwargs or {})
+        self._witness.operator(str(getattr(func, "overloadpacket", func)), args, kwargs or {})
         return result
 
 

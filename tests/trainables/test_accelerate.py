@@ -81,3 +81,9 @@ def test_a_horizon_within_a_batch_steps_where_it_ends(changed: Any) -> None:
 def test_what_a_loop_gets_wrong_is_said(changed: Any, changes: Any, says: str) -> None:
     with pytest.raises(WorkloadError, match=says):
         changed(*changes).describe(KNOBS)
+
+
+def test_a_pass_over_a_sampler_of_ones_own_has_the_samples_that_it_draws(changed: Any) -> None:
+    own = "DataLoader(TRAIN, sampler=torch.utils.data.SubsetRandomSampler(range(100)), **run.loader())"
+    facts = changed(("DataLoader(TRAIN, shuffle=True, **run.loader())", own)).describe(KNOBS)
+    assert facts["train_samples"] == 100

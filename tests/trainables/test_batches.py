@@ -6,6 +6,7 @@ import multiprocessing
 import sys
 from collections import UserDict
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ def test_every_sample_once_and_shares_of_a_batch_add_up_to_one(
     plan = plan_epoch(count, knobs, seed=3, epoch=0, lengths=[i % 7 for i in range(count)])
     assert sorted(i for m in plan for i in m.indices) == list(range(count))
     assert all(len(m.indices) <= min(micro, batch) for m in plan)
+    if micro > 2 and batch > 1 and count % batch != 1:
+        assert all(len(m.indices) > 1 for m in plan), "batch norm takes no single sample"
     shares, batches = 0.0, 0
     for m in plan:
         shares += m.share
@@ -270,3 +273,15 @@ def test_a_data_set_that_knows_its_lengths_is_not_read_for_them() -> None:
     known.sample_lengths = lambda: [1]  # type: ignore[method-assign]
     with pytest.raises(ValueError, match=r"Known.sample_lengths\(\): 1 lengths for 5 samples"):
         sample_lengths(known, Sums().length)
+
+
+def test_what_a_collate_function_takes_from_a_sample_is_there_the_next_time() -> None:
+    kept = Cached([{"x": number, "label": 1} for number in range(3)])  # type: ignore[arg-type]
+    for _ in range(2):
+        assert [kept[number].pop("label") for number in range(3)] == [1, 1, 1]
+
+
+def test_objects_count_in_a_cache_by_what_they_hold() -> None:
+    images = [SimpleNamespace(pixels=bytes(100_000)) for _ in range(64)]
+    with pytest.raises(CacheTooLarge, match=r"would keep 64 samples"):
+        Cached(images, CacheLimits(free_bytes=lambda: 5e6))  # type: ignore[arg-type]

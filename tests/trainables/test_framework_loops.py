@@ -118,3 +118,15 @@ def test_what_run_sets_of_a_trainer_is_not_set_twice(tmp_path: Path) -> None:
     twice = ('output_dir="trained"', 'output_dir="trained", per_device_train_batch_size=4')
     with pytest.raises(WorkloadError, match=r"per_device_train_batch_size=4\): run sets it"):
         session_of("trainer", tmp_path, twice).describe(knobs_of("trainer"))
+
+
+def test_what_a_script_evaluates_for_itself_is_in_no_window(tmp_path: Path) -> None:
+    own = 'training_arguments(run, TRAIN, eval_strategy="steps", eval_steps=1, '
+    session = session_of(
+        "trainer", tmp_path, ("training_arguments(run, TRAIN, ", own), ("Tokens(64, 2)", "Tokens(4096, 2)")
+    )
+    trial = session.trial(knobs_of("trainer"), FRAMEWORKS["trainer"].plan, 0)
+    while not (found := trial.advance())["done"]:
+        pass
+    assert found["outcome"] == "ok", found["message"]
+    assert found["spans"]["data_wait_s"] < 0.2 * found["spans"]["wall_s"]

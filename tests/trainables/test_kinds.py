@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,10 +14,11 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.data import Dataset, TensorDataset
 
-from trainables import Knob, kinds
+from trainables import Knob, kinds, own_loop
 from trainables.knobs import Knobs
+from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Config, Split, table_of
+from trainables.workload import Config, OwnLoop, Split, load, table_of
 
 CHANGES = {"micro_batch_size": 4, "activation_checkpointing": True, "channels_last": True, "length_bucketing": True}
 
@@ -243,3 +245,38 @@ def test_what_was_there_before_is_there_after() -> None:
     assert isinstance(model.attention, nn.MultiheadAttention)
     assert (model.attention.dropout, len(model.head._forward_hooks)) == (0.5, 0)  # type: ignore[union-attr, arg-type]
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+NOISY_LOOP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
+SPACE = {"micro_batch_size": [8, 16], "batch_size": [16]}
+OBJECTIVES = {"error": "min"}
+
+def train(run):
+    net = nn.Sequential(nn.Linear(4, 8), NORM, nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
+    run.prepare(net, optimizer)
+    for (x,) in run.batches(DataLoader(DATA, shuffle=True, **run.loader())):
+        noise = NOISE * torch.randn_like(x)
+        run.backward((net(x + noise) - noise).square().mean(), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(("norm", "noise", "is_found"), [("ReLU()", 1.0, False), ("BatchNorm1d(8)", 0.0, True)])
+def test_noise_of_a_loop_of_ones_own_is_not_taken_for_what_a_knob_changes(
+    norm: str, noise: float, is_found: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / f"noisy_{is_found}.py"
+    path.write_text(NOISY_LOOP.replace("NORM", f"nn.{norm}").replace("NOISE", str(noise)))
+    own = load(str(path))
+    assert isinstance(own, OwnLoop)
+    resident = own_loop.OwnResident(own)
+    config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 16}, table_of(own)), {})
+    list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
+    assert ("micro_batch_size" in kinds.differing(resident, config, {"micro_batch_size": 8})) == is_found

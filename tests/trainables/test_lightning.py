@@ -192,3 +192,15 @@ def test_what_is_ones_own_stays(changed: Any, tmp_path: Path) -> None:
     assert isinstance(resident, own_loop.OwnResident)
     list(own_loop.train(own_loop.prepare(resident, session.config(KNOBS), Plan(1024, (1024,)))))  # as `train --from`
     assert (tmp_path / "kept" / "last.ckpt").exists()
+
+
+def test_a_loader_that_is_made_late_has_its_micro_batches_added_up(changed: Any) -> None:
+    lazy = OWN_DATA.replace("**self.loader", "**self.run.loader()")
+    fit = """net = Net(run["learning_rate"])
+    net.run = run
+    trainer.fit(net)"""
+    session = changed(
+        ("class Net(LightningModule):\n", lazy), ('trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))', fit)
+    )
+    found = session.train(KNOBS, Plan(1024, (1024,)), 0)  # the first of its process
+    assert (found["outcome"], found["spans"]["micro_steps"]) == ("ok", 2 * found["spans"]["steps"]), found["message"]

@@ -9,8 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from trainables.live_bytes import LiveBytes, Sparse, storage_bytes
+from trainables.witness import Witness
 from tuning.memory.oom import requested_bytes
 
 
@@ -151,3 +154,18 @@ def test_bytes_that_rise_twice_are_a_leak_and_everything_is_counted_from_then_on
         sparse.stepped(10 * number, level)
         sparse.stepped(10 * number + 5, 100 * level)  # not counted whole: tells nothing
     assert sparse.always is sparse.whole(7) is leaks
+
+
+def test_operators_of_higher_order_are_counted_and_seen() -> None:
+    net, meter = nn.Linear(2, 2), LiveBytes()
+    witness = Witness(net, torch.optim.SGD(net.parameters()), torch.device("cpu"))
+    q = torch.randn(1, 1, 16, 16)
+    with (
+        torch.compiler.set_stance("force_eager"),  # as in a step that is watched
+        meter,
+        witness.watching("forward_backward"),
+        pytest.warns(UserWarning, match="without torch.compile"),
+    ):
+        found = flex_attention(q, q, q)
+    torch.testing.assert_close(found, nn.functional.scaled_dot_product_attention(q, q, q))
+    assert meter.live_bytes >= q.nbytes

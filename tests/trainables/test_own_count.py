@@ -15,6 +15,7 @@ from trainables import own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
 from trainables.plan import Plan
+from trainables.stopwatch import Window
 from trainables.workload import Config, OwnLoop, WorkloadError, load, table_of
 
 KNOBS = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
@@ -88,6 +89,42 @@ def test_each_of_two_optimisers_steps_by_its_own_loss(script: Any, micro: int, a
     found = [p for net in module["SEEN"][-1] for p in net.parameters()]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_whose_loss_comes_first_leaves_nothing_in_the_weights_of_the_other(script: Any) -> None:
+    body = """
+def train(run):
+    maker, judge = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_maker, of_judge = (torch.optim.SGD(net.parameters(), run["learning_rate"]) for net in (maker, judge))
+    run.prepare(nn.ModuleList([maker, judge]), of_maker, of_judge)
+    before = judge.bias.item()
+    for x, _ in run.batches(DataLoader(DATA, **run.loader())):
+        run.backward(judge(maker(x)).square().mean() + 100.0 * judge(maker(x)).mean(), of_maker)
+        run.backward((judge.bias - judge.bias.detach()).sum() * 0.0, of_judge)
+        SEEN.append(judge.bias.item() - before)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    workload = script(body)
+    list(own_loop.train(prepared(workload, Plan(32, (32,)), micro_batch_size=16)))
+    assert set(workload.train.__globals__["SEEN"]) == {0.0}
+
+
+def test_the_passes_of_the_second_optimiser_are_no_part_of_its_step(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that moves with each pass through a net alone, by a second."""
+    body = GAN.replace("LARGE", "1.0").replace("maker(x)", "passed(maker)(x)").replace("judge(", "passed(judge)(")
+    body = "def passed(net):\n    SECONDS.append(1.0)\n    return net\n\nSECONDS = []\n" + body
+    workload = script(body)
+    seconds = workload.train.__globals__["SECONDS"]
+    state = prepared(workload, Plan(64, (64,), window_s=3.0, each_step=True), micro_batch_size=16)
+    monkeypatch.setattr("time.perf_counter", lambda: float(len(seconds)))
+    windows = [e for e in own_loop.train(state) if isinstance(e, Window)]
+    monkeypatch.undo()
+    assert sum(w.steps for w in windows) == 4
+    assert sum(w.optimizer_s for w in windows[:-1]) == 0.0
+    assert all(len(w.micro_steps_s) == w.micro_steps for w in windows)
 
 
 def test_one_loss_for_two_optimisers_has_gradients_for_both(script: Any) -> None:

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.own_scripts import SCRIPTS, changed
 from tests.data import plain_script
 from trainables import checkpoint, own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
+from trainables.own_run import Run
 from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.stopwatch import Window
@@ -381,3 +383,20 @@ def test_a_file_that_lacks_something_says_what(tmp_path: Path, lines: str, says:
     path.write_text(f"def train(run):\n    pass\n{lines}\n")
     with pytest.raises(WorkloadError, match=says):
         load(str(path))
+
+
+def test_tensors_are_made_where_the_file_has_said(script: Any) -> None:
+    """What torch.set_default_device says holds for the thread that has said it."""
+    workload = script("def train(run):\n    SEEN.append(torch.arange(3).device.type)\n")
+    with torch.device("meta"), pytest.raises(WorkloadError, match="without asking for"):
+        prepared(workload, Plan(64, (64,)))
+    assert workload.train.__globals__["SEEN"] == ["meta"]
+
+
+def test_what_fails_when_a_run_lets_go_is_raised_and_nobody_waits(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: Run) -> None:
+        raise RuntimeError("cannot let go")
+
+    monkeypatch.setattr(Run, "let_go", fails)
+    with pytest.raises(RuntimeError, match="cannot let go"):
+        events(script(PLAIN), Plan(64, (64,)))

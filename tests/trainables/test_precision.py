@@ -51,9 +51,31 @@ def test_a_file_that_sets_tf32_the_newer_way_is_left_as_it_was(on: bool, newer_w
     with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
         _ = torch.backends.cudnn.allow_tf32
     with precision.kernels(Knobs(tf32=on), CUDA):
-        assert matmul.fp32_precision == ("tf32" if on else "ieee")
+        assert matmul.fp32_precision == "tf32", "what the file has set holds where the knob is off"
         assert convolution.fp32_precision == ("tf32" if on else "ieee")
     assert (matmul.fp32_precision, convolution.fp32_precision) == ("tf32", "ieee")
+
+
+@pytest.mark.parametrize(("theirs", "on"), [(False, False), (False, True), (True, False), (True, True)])
+def test_cudnns_timing_that_a_file_has_asked_for_is_kept(
+    theirs: bool, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", theirs)
+    with precision.kernels(Knobs(cudnn_benchmark=on), CUDA):
+        assert torch.backends.cudnn.benchmark is (theirs or on)
+    assert torch.backends.cudnn.benchmark is theirs
+
+
+def test_a_block_that_is_checkpointed_twice_is_what_it_was_behind_it() -> None:
+    block, own = nn.Linear(2, 2), nn.Linear(2, 2)
+    theirs = own.forward = lambda x: x  # type: ignore[method-assign,assignment]  # as some libraries do
+    with precision.checkpointed([block, own], True):
+        once = block.forward
+        with precision.checkpointed([block, own], True):
+            assert block.forward is once
+        assert block.forward is once
+    assert "forward" not in vars(block)
+    assert own.forward is theirs
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,24 @@ def test_on_cuda_a_step_is_what_the_device_took_since_the_step_before(monkeypatc
     for _ in range(2):
         watch.lap("data_wait")
         watch.lap("transfer")
+        watch.micro_steps += 1
         watch.lap("forward_backward")
     watch.lap("optimizer")
     window = watch.window(0.0)
     assert window.micro_steps_s == pytest.approx((2.0, 1.0))
     assert window.optimizer_steps_s == pytest.approx((0.5,))
     assert window.forward_backward_s == pytest.approx(1.4 + 0.9)
+
+
+def test_a_micro_step_of_two_optimisers_has_the_passes_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 0.5, 2.5, 3.0, 7.0, 8.0, 8.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(moments))
+    watch = Stopwatch(torch.device("cpu"), each_step=True)
+    watch.lap("data_wait")
+    watch.micro_steps += 1
+    for _ in range(2):
+        watch.lap("forward_backward")
+        watch.lap("optimizer")
+    window = watch.window(0.0)
+    assert (window.forward_backward_s, window.optimizer_s) == (6.0, 1.5)
+    assert (window.micro_steps_s, window.optimizer_steps_s) == ((6.5,), (1.5,))

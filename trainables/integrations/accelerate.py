@@ -3,6 +3,7 @@
 def train(run):
     accelerator = study_accelerator(run)
     loader = DataLoader(train_set, shuffle=True, **run.loader())
+    net = Net()
     model, optimizer, loader = accelerator.prepare(net, AdamW(net.parameters(), lr=run["learning_rate"]), loader)
     for inputs, labels in run.batches(loader):
         with accelerator.accumulate(model):
@@ -44,7 +45,8 @@ def study_accelerator(run: Run, **own: Any) -> StudyAccelerator:
     told = {*found, "gradient_accumulation_steps", "gradient_accumulation_plugin"}
     if twice := sorted(own.keys() & told):
         raise WorkloadError(
-            f"study_accelerator(run, {twice[0]}={own[twice[0]]!r}): run sets it; put it in SPACE or BEFORE"
+            f"study_accelerator(run, {twice[0]}={own[twice[0]]!r}): run sets it; leave it out, and put a knob into "
+            "SPACE or BEFORE"
         )
     AcceleratorState._reset_state(reset_partial_state=True)  # the process's, and an earlier trial's
     GradientState._reset_state()

@@ -81,7 +81,6 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         """Says how many steps there will be, for a schedule; the optimisers are made behind it."""
         if stage != "fit":
             return
-        trainer.accumulate_grad_batches = self._run.accumulation
         self._run.ends_with_pass = True
         has_own = (
             trainer.datamodule is None and type(pl_module).train_dataloader is not LightningModule.train_dataloader
@@ -90,6 +89,7 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
             steps = self._run.steps
         else:
             trainer.fit_loop.setup_data()
+            trainer.accumulate_grad_batches = self._run.accumulation
             steps = steps_to(self._run.samples, *self._pass(trainer), trainer.accumulate_grad_batches)
         trainer.fit_loop.epoch_loop.max_steps = steps
 
@@ -102,6 +102,7 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         if not trainer.optimizers:
             raise WorkloadError("configure_optimizers of the LightningModule returned no optimiser")
         trainer.fit_loop.epoch_loop.max_steps = -1  # it ends by the samples that were seen
+        trainer.accumulate_grad_batches = self._run.accumulation  # once more: a loader asks for it when it is made
         for schedule in trainer.lr_scheduler_configs:  # one on a plateau has no metric where no report is due
             schedule.strict = False
         self._run.shows(pl_module, trainer.optimizers[0])

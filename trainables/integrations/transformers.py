@@ -35,6 +35,8 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
     for fewer samples than a micro-batch has.
     """
     knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
+    for name in ("cudnn_benchmark", "sdpa_backend", "empty_cache"):
+        run[name]  # set around their whole function
     loader, accumulation = run.loader(), run.accumulation
     micro = int(loader.pop("batch_size"))
     if len(train_set) < micro:
@@ -60,7 +62,8 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
         found["tf32"] = knobs["tf32"]
     if twice := sorted(own.keys() & found.keys()):
         raise WorkloadError(
-            f"training_arguments(run, {twice[0]}={own[twice[0]]!r}): run sets it; put it in SPACE or BEFORE"
+            f"training_arguments(run, {twice[0]}={own[twice[0]]!r}): run sets it; leave it out, and put a knob into "
+            "SPACE or BEFORE"
         )
     return TrainingArguments(**{**_ARGUMENTS_OFF, **own, **found})
 
@@ -99,7 +102,18 @@ class StudyCallback(TrainerCallback):
             control.should_evaluate = True
         else:
             self._run.passed()
+            self._rests(control)
         control.should_training_stop = control.should_training_stop or self._run.is_over
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
+        """A pass is over."""
+        if not self._run.evaluate_now:
+            self._rests(control)
+
+    def _rests(self, control: TrainerControl) -> None:
+        """Leaves out of what is timed what the script asks for itself."""
+        if control.should_evaluate or control.should_save:
+            self._run.rests()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """Reports what `compute_metrics` returned."""
