@@ -48,8 +48,8 @@ class Formulas:
         step_s = (0.010 + 0.001 * micro) * (2 / 3 if own.amp_dtype == "bf16" else 1.0) - 0.002 * min(own.num_workers, 2)
         rate = own.batch_size / (math.ceil(own.batch_size / micro) * step_s + 0.001)
         return {
-            **{"outcome": "ok", "message": "", "samples_per_s": rate, "windows": [rate] * 3, "spread_frac": 0.0},
-            **{"micro_step_s": step_s, "optimizer_step_s": 0.001, "data_wait_frac": 0.0, "wall_s": 0.0},
+            **{"outcome": "ok", "message": "", "samples_per_s": rate, "windows": [rate] * 3},
+            **{"micro_step_s": step_s, "optimizer_step_s": 0.001, "wall_s": 0.0},
             "peak_allocated_bytes": 100_000_000 + 10_000_000 * micro,
         }
 

@@ -199,8 +199,6 @@ class FormulaProfiler:
             "windows": [own.batch_size / seconds] * 3,
             "micro_step_s": self.micro_step_s(knobs),
             "optimizer_step_s": 0.001,
-            "data_wait_frac": 0.0,
-            "spread_frac": 0.0,
             "peak_allocated_bytes": peak,
             "wall_s": 0.0,
         }
@@ -259,7 +257,6 @@ class SpanBench(FormulaProfiler):
             "samples_per_s": self.speed(knobs),
             "micro_step_s": whole_s - spans["optimizer_s"],
             "optimizer_step_s": spans["optimizer_s"],
-            "data_wait_frac": spans["data_wait_s"] / whole_s,
             "spans": {**spans, "wall_s": whole_s, "micro_steps": 1, "steps": 1},
             "telemetry": {"children_cpu_frac": 0.0},
         }

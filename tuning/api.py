@@ -188,8 +188,11 @@ def tune(
     terminal = Terminal(-1, out=io.StringIO()) if quiet else Terminal()
     contract.forget_files()  # a notebook's may have been written anew
     with using(table()):
-        terminal.begin(started)
-        folder = study.run(load(typed, setup.own_table), terminal, started)
+        try:
+            terminal.begin(started)
+            folder = study.run(load(typed, setup.own_table), terminal, started)
+        finally:
+            terminal.close()
     return read_run(folder)
 
 

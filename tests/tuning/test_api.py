@@ -18,6 +18,7 @@ import tuning
 from tests.commands import MINE, ROOT
 from tests.golden.outputs import check_files, journal, of
 from tuning import Result, load_best, read_run, tune
+from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, UserCodeError
 
 FAST = {
@@ -117,6 +118,14 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written() -> None:
     with pytest.raises(ConfigError, match="no run of this id"):
         read_run("nope")
     assert not Path("runs").exists()
+
+
+def test_a_study_that_fails_leaves_no_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[object] = []
+    monkeypatch.setattr(Terminal, "close", lambda terminal: closed.append(terminal))
+    with pytest.raises(ConfigError):
+        tune("mine.py", {"search.trails": 3}, quiet=False)
+    assert closed
 
 
 def test_importing_it_loads_nothing_that_takes_long() -> None:

@@ -16,8 +16,8 @@ from tests.commands import ROOT
 from trainables import Knob
 from trainables.knobs import KnobTable, Scalar
 from tuning import __main__
-from tuning.cli import runs
-from tuning.journal.records import Journal, Record
+from tuning.cli import runs, stop
+from tuning.journal.records import IN_ANOTHER_CONTAINER, Journal, Record
 from tuning.report import tables
 from tuning.report.summary import Summary
 
@@ -245,6 +245,15 @@ def test_a_run_that_nobody_runs_cannot_be_stopped(runs_dir: Path, capsys: pytest
     code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
     assert code == 2
     assert f"run {NEWEST} is not running on this machine" in err
+
+
+def test_a_run_of_another_container_is_not_signalled(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "writer_of", lambda path: IN_ANOTHER_CONTAINER)
+    code, _, err = answered(capsys, "stop", NEWEST, "--runs-dir", runs_dir)
+    assert code == 2
+    assert "is of another container" in err
 
 
 @pytest.mark.parametrize(("platform", "arguments"), [("win32", ["run", "workload=nli"]), ("darwin", ["doctor"])])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.schema import PLAIN
 from tuning.config.shareable import MASK, is_secret
-from tuning.journal.records import Journal, Record, last, read, trials
+from tuning.journal.records import Journal, Record, last, read, trials, writer_of
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, require_known
 from tuning.report import export, report, summary, text
 from tuning.search import ablate, ablation
@@ -52,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
             f"--window {asked.window:g}", allowed="more than 0 and at most 600 seconds", remedy="--window 1"
         )
     folder = find_run(asked.runs_dir, asked.id)
+    if writer_of(folder / JOURNAL) is not None:
+        raise ConfigError(f"run {folder.name} goes on: both would be measured beside each other", remedy="wait for it")
     records, _ = read(folder / JOURNAL)
     require_known(last(records, "study"), folder)
     found = summary.from_records(records)
@@ -64,11 +67,13 @@ def main(argv: Sequence[str]) -> int:
     pairs = _only(pairs, asked.only)
     messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
     setting = _setting(folder, records)
-    minutes = max(1, round(len(pairs) * asked.rounds * 2 * (asked.window + 1.5) / 60))
-    line(messages, f"{len(pairs)} pairs, {asked.rounds} rounds, about {minutes} minutes")
     with Worker(setting) as profiler, Journal.open(folder / RECEIPTS, create=True) as journal:
         facts = profiler.describe(found.best.config)["device"]
-        journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle)
+        of = {"best": dict(found.best.config), name: dict(before), "device": facts, "window_s": asked.window}
+        journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle, of=of)
+        left = sum(1 for _ in ablate.lacking(journal.records, pairs, asked.rounds))
+        minutes = math.ceil(left * 2 * (asked.window + 1.5) / 60)
+        line(messages, f"{len(pairs)} pairs, {asked.rounds} rounds, about {minutes} minutes")
 
         def told(record: Record) -> None:
             line(messages, text.ablation_round(record))
@@ -97,6 +102,8 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
         what = f"run {folder.name}: workload.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy="a run without it, with the data or model in a local folder")
     device = "cuda" if study["device"]["type"] == "cuda" else "cpu"
+    if device == "cuda":
+        nvml.choose(study["config"].get("devices") or "all")
     if device == "cuda" and not nvml.gpus():
         raise ConfigError(
             f"run {folder.name} was made on a CUDA device, and there is none here", remedy="ablate it there"
@@ -105,7 +112,8 @@ def _setting(folder: Path, records: Sequence[Record]) -> WorkerConfig:
     ref, ranks = study["config"]["workload"]["ref"], int(study["config"].get("devices_per_trial", 1))
     threads = max(1, machine.threads() // ranks)
     start = next((trial.config for trial in trials(records)), {})
-    return WorkerConfig(ref, own, device, threads, cap_bytes, study["seed"], ranks=ranks, start=start)
+    hang_s = float(study["config"]["search"].get("hang_time") or WorkerConfig.hang_s)
+    return WorkerConfig(ref, own, device, threads, cap_bytes, study["seed"], hang_s, ranks=ranks, start=start)
 
 
 def _only(pairs: list[ablation.AblationPair], names: str) -> list[ablation.AblationPair]:

@@ -22,7 +22,7 @@ from tuning.config.load import load
 from tuning.config.resolve import option_fault
 from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.prediction import Prediction
-from tuning.memory.predictor import Request, default_cache, predict_all
+from tuning.memory.predictor import Request, default_cache, interrupt, predict_all
 from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers import machine, nvml
@@ -157,7 +157,11 @@ def _side_by_side(requests: Sequence[Request], predicts: Predict) -> list[Predic
     count = max(1, min(machine.cores(), len(requests) // 2))
     parts = [requests[n::count] for n in range(count)]
     with ThreadPoolExecutor(max_workers=count) as pool:
-        found = list(pool.map(predicts, parts))
+        try:
+            found = list(pool.map(predicts, parts))
+        except BaseException:
+            interrupt()
+            raise
     return [found[n % count][n // count] for n in range(len(requests))]
 
 

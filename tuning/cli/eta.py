@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tuning.config.lenient import finite, whole
 from tuning.config.schema import PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Record, last, trained_beside
+from tuning.journal.records import Record, last, reopened, trained_beside
 from tuning.report.trial_views import SPEED
 from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC
@@ -108,8 +108,12 @@ def turns(records: Sequence[Record], config: StudyConfig) -> list[str]:
 
 
 def began(records: Sequence[Record], stage: str) -> int:
-    """Returns the place of the record with which a stage begins, the end where it has not."""
-    return next((n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == stage), len(records))
+    """Returns the place of the record with which a stage begins, since the study was last given more time or trials;
+    the end where it has not.
+    """
+    since = len(records) - len(reopened(records))
+    places = (n for n in range(since, len(records)) if records[n].event == "stage" and records[n]["stage"] == stage)
+    return next(places, len(records))
 
 
 def _latest_stage(records: Sequence[Record]) -> tuple[str, float]:

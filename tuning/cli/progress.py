@@ -167,7 +167,7 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
     budget = config.budget.confirm
     trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
     windows = budget.windows * len(eta.turns(records, config))
-    done = sum(r.event in ("window", "confirmed") for r in records)
+    done = sum(r.event in ("window", "confirmed") for r in records[eta.began(records, "confirm") :])
     return done, max(done, trained * budget.seeds + windows)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from tuning.config.errors import ConfigError, StoppedEarly
-from tuning.journal.records import writer_of
+from tuning.journal.records import IN_ANOTHER_CONTAINER, writer_of
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report.sentences import resume_command
 
@@ -38,7 +38,15 @@ def main(arguments: Sequence[str]) -> int:
     if pid is None:
         what = f"run {folder.name} is not running on this machine"
         raise ConfigError(what, remedy=f"python -m tuning report {folder.name}, for the best that it has")
-    os.kill(pid, signal.SIGINT)
+    if pid == IN_ANOTHER_CONTAINER:
+        raise ConfigError(f"run {folder.name} is of another container", remedy="stop it there, or Ctrl-C where it runs")
+    try:
+        os.kill(pid, signal.SIGINT)
+    except ProcessLookupError:
+        pass  # it has just ended
+    except PermissionError:
+        what = f"run {folder.name} is of another user, as process {pid}"
+        raise ConfigError(what, remedy="stop it as that user") from None
     until = time.monotonic() + WAIT_S
     while writer_of(folder / JOURNAL) is not None:
         if time.monotonic() > until:

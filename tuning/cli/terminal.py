@@ -5,6 +5,7 @@ A terminal gets a live view; a pipe, a CI log or TERM=dumb gets a short line for
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -15,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -169,7 +170,7 @@ class Terminal:
 
     def summary(self, summary: Summary, folder: Path, paths: Sequence[Path] = ()) -> None:
         """Prints the result to stdout, as wide as the terminal or as COLUMNS says, 80 columns in a pipe."""
-        self._stop_live()
+        self.close()
         for part in text.summary(summary):
             show(self._out, part)
         for number, command in enumerate(sentences.next_commands(summary, folder)):
@@ -186,7 +187,7 @@ class Terminal:
 
     def error(self, error: BaseException) -> None:
         """Prints an error as it describes itself, and how to go on with a run that can be resumed."""
-        self._stop_live()
+        self.close()
         for said in str(error).splitlines():
             on_screen = self._err.is_terminal and "try: " not in said  # what is to be typed is never broken
             style = "red" if said.startswith("error") else ""
@@ -196,14 +197,14 @@ class Terminal:
 
     def traceback(self, error: BaseException) -> None:
         """Prints where an error came from, for -v and TUNING_DEBUG=1."""
-        self._stop_live()
+        self.close()
         theirs = error.traceback if isinstance(error, UserCodeError) else ""
         for said in (theirs or "".join(traceback.format_exception(error))).splitlines():
             line(self._err, said)
 
     def interrupted(self, signum: int) -> None:
         """Says that the run was interrupted and how to go on; nothing where it had not begun."""
-        self._stop_live()
+        self.close()
         name = signal.Signals(signum).name if signum in list(signal.Signals) else f"signal {signum}"
         line(self._err, f"interrupted by {name}; every trial that ended is saved")
         if self._resume:
@@ -211,7 +212,7 @@ class Terminal:
 
     def left(self, said: str) -> None:
         """Says what a run that ends early leaves, also when quiet."""
-        self._stop_live()
+        self.close()
         line(self._err, said)
 
     def resume_hint(self, command: str) -> None:
@@ -256,7 +257,8 @@ class Terminal:
             )
             self._live.start()
 
-    def _stop_live(self) -> None:
+    def close(self) -> None:
+        """Ends the live view."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -270,7 +272,7 @@ def console(stream: TextIO, env: Mapping[str, str]) -> Console:
     columns = env.get("COLUMNS", "")
     asked = max(MIN_WIDTH, min(int(columns), MAX_WIDTH)) if re.fullmatch("[0-9]{1,6}", columns) else None
     made = _Console(
-        file=stream,
+        file=cast(TextIO, _UntilGone(stream)),
         force_terminal=shown,
         force_jupyter=False,  # in a notebook each line would be a table of its own
         color_system="auto" if shown and not env.get("NO_COLOR") else None,
@@ -305,6 +307,34 @@ def show(on: Console, part: RenderableType, style: str = "") -> None:
         on.print(part)
     for said in captured.get().splitlines():
         line(on, said.rstrip())
+
+
+class _UntilGone:
+    """A stream that drops what is written once its terminal is gone, as after a log-out: it never ends a study."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._is_gone = stream, False
+
+    def write(self, said: str) -> int:
+        """Writes, or drops."""
+        self._until_gone(lambda: self._stream.write(said))
+        return len(said)
+
+    def flush(self) -> None:
+        """Hands on what was written."""
+        self._until_gone(self._stream.flush)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _until_gone(self, act: Callable[[], object]) -> None:
+        try:
+            if not self._is_gone:
+                act()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._is_gone = True
 
 
 class _Console(Console):

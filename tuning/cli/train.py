@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shlex
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +44,7 @@ from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
 MODEL, RESULT = "model.safetensors", "result.json"
+FORCE = " --force"
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class TrainingJob:
     device: str
     threads: int
     again: str
-    """The command without --resume and --force, to be pasted into a shell."""
+    """The command without --resume, to be pasted into a shell."""
 
     @property
     def go_on(self) -> str:
         """Returns the command that goes on from the checkpoint in `out`, or that begins again where there is none."""
-        return f"{self.again} --resume" if checkpoint.exists(self.out) else self.again
+        return f"{self.again.removesuffix(FORCE)} --resume" if checkpoint.exists(self.out) else self.again
 
     @property
     def identity(self) -> str:
@@ -108,6 +108,7 @@ def main(argv: Sequence[str]) -> int:
     device = _device(asked.device)
     _check_folder(out, resume=asked.resume, force=asked.force)
     again = shlex.join(["python", "-m", "tuning", "train", *(a for a in argv if a not in ("--resume", "--force"))])
+    again += FORCE if asked.force else ""
     fork_workers()
     ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
     theirs = sys.stderr if asked.json else sys.stdout  # what their code prints is not part of the JSON
@@ -183,7 +184,6 @@ def train(
         "seed": job.seed,
         "values": values,
         "samples_per_s": sum(w.samples for w in steady) / wall_s if wall_s else None,
-        "window_median_samples_per_s": statistics.median(w.samples_per_s for w in steady) if steady else None,
         "train_s": sum(w.wall_s for w in windows),
         "peak_allocated_bytes": state.peak_allocated_bytes,
         "loss": windows[-1].loss if windows and math.isfinite(windows[-1].loss) else None,

@@ -70,6 +70,11 @@ class Range:
             return round(value)
         return min(max(float(f"{value:.5g}"), self.low), self.high)
 
+    def spread(self) -> tuple[Scalar, ...]:
+        """Returns the lowest, the middle (the geometric one of positive ends) and the highest, each once."""
+        middle = math.sqrt(self.low * self.high) if self.low > 0 else (self.low + self.high) / 2
+        return tuple(dict.fromkeys(round(v) if self.integer else v for v in (self.low, middle, self.high)))
+
 
 Parameter = Choice | Range
 

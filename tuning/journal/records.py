@@ -32,6 +32,8 @@ from tuning.journal.format import Record as Record
 
 MEASURED = ("footprint", "probe", "trial_start", "rung", "oom", "trial", "window", "confirmed")
 """Events with a speed or bytes of a device."""
+IN_ANOTHER_CONTAINER = 0
+"""Where the pid of a writer stands: it is a process of another container."""
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -76,6 +78,9 @@ class Journal:
                 os.close(lock)
                 raise
         except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP):
+                what = f"{path} cannot be locked: its file system has no locks"
+                raise ConfigError(what, remedy="runs_dir=PATH, on a disk of this machine") from error
             if error.errno in _DENIED:
                 what = f"{path} cannot be written: {error.strerror}"
                 raise ConfigError(what, remedy="copy the run to a folder of yours, named by runs_dir=PATH") from error
@@ -152,9 +157,9 @@ class Journal:
         """Returns the error for a journal that is gone, with the file that holds every record now."""
         run = self.path.parent
         lines = b"".join(line_of(r) for r in [*self._records, record])
-        for folder in (Path.cwd(), Path("~").expanduser(), Path(tempfile.gettempdir())):
-            with contextlib.suppress(OSError):
-                kept = write_whole(folder / f"cardtune-{run.name}.jsonl", lines)
+        for folder in (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir())):
+            with contextlib.suppress(OSError, RuntimeError):  # the working folder may be gone, too, or no home known
+                kept = write_whole(folder() / f"cardtune-{run.name}.jsonl", lines)
                 back = f"mkdir -p {run} && mv {kept} {self.path}"
                 return StoppedEarly(
                     f"{self.path} was deleted or moved while the run went on; every record is in {kept}",
@@ -195,19 +200,23 @@ def _lock(path: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = _holder(lock)
+        pid = _holder(lock)
         os.close(lock)
+        who = "a process of another container" if pid == IN_ANOTHER_CONTAINER else f"process {pid or '(just started)'}"
         raise ConfigError(
-            f"{path} is in use by process {holder or '(just started)'}",
+            f"{path} is in use by {who}",
             remedy="wait for it, or start another run: one process writes a run",
         ) from None
     os.ftruncate(lock, 0)
-    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    os.pwrite(lock, f"{os.getpid()} {_pids()}".encode(), 0)
     return lock
 
 
 def writer_of(path: Path) -> int | None:
-    """Returns the pid of the process that writes the journal at `path`, None where none does."""
+    """Returns the pid of the process that writes the journal at `path`, None where none does.
+
+    It is `IN_ANOTHER_CONTAINER` where that is a process of another container, whose pids are not ours.
+    """
     try:
         lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -215,21 +224,31 @@ def writer_of(path: Path) -> int | None:
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return int(pid) if (pid := _holder(lock)) else None
+        return _holder(lock)
     finally:
         os.close(lock)
     return None
 
 
-def _holder(lock: int) -> str:
-    """Returns the pid in a lock file, or "" where none is written in 0.2 s; the holder takes microseconds."""
+def _holder(lock: int) -> int | None:
+    """Returns the pid in a lock file, or None where none is written in 0.2 s; the holder takes microseconds."""
     for _ in range(20):
-        written = os.pread(lock, 32, 0)
+        pid, _, pids = os.pread(lock, 64, 0).decode(errors="replace").partition(" ")
+        if pids and pids != _pids():
+            return IN_ANOTHER_CONTAINER
         # A dead holder's pid stays until the next one has written its own.
-        if written.isdigit() and psutil.pid_exists(int(written)):
-            return written.decode()
+        if pid.isdigit() and psutil.pid_exists(int(pid)):
+            return int(pid)
         time.sleep(0.01)
-    return ""
+    return None
+
+
+def _pids() -> str:
+    """Returns among which pids this process has its own: containers have pids of their own."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return "unknown"
 
 
 def _unwritable(path: Path, error: OSError) -> StoppedEarly:
@@ -247,25 +266,15 @@ def _unwritable(path: Path, error: OSError) -> StoppedEarly:
 class Trial:
     """How a trial ended. `outcome` is one of `memory.oom.Outcome`; `values` has None for what was not finite.
 
-    `samples_per_s` is the throughput it was judged by; `stopped_at` the samples at which a rung stopped it, else None.
-    Times are seconds, `*_at` seconds since 1970, 0 where a trial did not come that far.
+    `samples_per_s` is the throughput it was judged by.
     """
 
     id: str
     config: Mapping[str, Any]
     outcome: str
     values: Mapping[str, float | None] = field(default_factory=dict)
-    samples: int = 0
-    stopped_at: int | None = None
     samples_per_s: float | None = None
-    train_s: float = 0.0
-    evaluate_s: float = 0.0
-    setup_s: float = 0.0
-    first_step_at: float = 0.0
-    last_step_at: float = 0.0
-    peak_allocated_bytes: int = 0
     message: str = ""
-    seed: int | None = None
 
     @classmethod
     def of(cls, record: Record) -> Trial:

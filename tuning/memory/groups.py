@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,10 +123,7 @@ def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:
     if isinstance(parameter, Choice):
         return parameter.values
     if isinstance(parameter, Range):
-        low, high = parameter.low, parameter.high
-        middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
-        ends = (parameter.low, middle, parameter.high)
-        return tuple(dict.fromkeys(round(v) if parameter.integer else v for v in ends))
+        return parameter.spread()
     return (None,)
 
 

@@ -58,21 +58,14 @@ def default_cache() -> Path | None:
 DEFAULT_CACHE = default_cache()
 
 
-def predict(request: Request, *, timeout_s: float = 120.0, cache: Path | None = DEFAULT_CACHE) -> Prediction:
-    """Returns the prediction for a request, from the `cache` folder where it is known; never raises for what it meets.
-
-    Where the step cannot be traced within `timeout_s` the prediction is of confidence "none", and its notes say why.
-    """
-    return predict_all([request], timeout_s=timeout_s, cache=cache)[0]
-
-
 def predict_all(
     requests: Sequence[Request], *, timeout_s: float = 120.0, cache: Path | None = DEFAULT_CACHE
 ) -> list[Prediction]:
-    """Returns a prediction for each request, all within `timeout_s`.
+    """Returns a prediction for each request, from the `cache` folder where it is known; never raises for what it meets.
 
-    Requests of the same kernels and capability share one process: starting it, reading the workload's data and tracing
-    the first step take 4 to 8 s, each further one a second or so.
+    Where a step cannot be traced within `timeout_s` of all, the prediction is of confidence "none", and its notes say
+    why. Requests of the same kernels and capability share one process: starting it, reading the workload's data and
+    tracing the first step take 4 to 8 s, each further one a second or so.
     """
     deadline = time.monotonic() + timeout_s
     wire = [_wire(request) for request in requests]
@@ -124,6 +117,16 @@ def _ask(lines: list[str], deadline: float, places: Mapping[str, tuple[Path | No
     return found
 
 
+_tracing: set[subprocess.Popen[str]] = set()
+
+
+def interrupt() -> None:
+    """Ends what traces for other threads, which then raise KeyboardInterrupt."""
+    for process in list(_tracing):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+
+
 def _run(lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
     """Returns the lines that the tracing process wrote, and how it ended; at the limit it is killed."""
     environment = {
@@ -140,6 +143,7 @@ def _run(lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
         env=environment,
         start_new_session=True,
     )
+    _tracing.add(process)
     try:
         out, errors = process.communicate("\n".join(lines) + "\n", timeout=limit_s)
         last = errors.strip().splitlines()[-1:]
@@ -148,6 +152,14 @@ def _run(lines: Sequence[str], limit_s: float) -> tuple[list[str], str]:
         os.killpg(process.pid, signal.SIGKILL)
         out, _ = process.communicate()
         why = f"tracing took longer than {limit_s:.0f} s and was stopped"
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    finally:
+        _tracing.discard(process)
+    if process.returncode == -signal.SIGINT:  # by `interrupt`, from another thread
+        raise KeyboardInterrupt
     return [line for line in out.splitlines() if line.startswith("{")], why
 
 

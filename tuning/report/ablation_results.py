@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tuning.journal.records import Record
+from tuning.search.ablation import receipts
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain
 
@@ -36,14 +38,21 @@ class AblationResult:
         return "faster" if self.gain.ratio > 1 else "slower"
 
 
-def ablation_results(records: Sequence[Record], claims: Mapping[str, str]) -> tuple[AblationResult, ...]:
-    """Returns a result for each pair that was measured, those at the best first, by what they bought."""
+def ablation_results(
+    records: Sequence[Record], claims: Mapping[str, str], best: Mapping[str, Any] | None = None
+) -> tuple[AblationResult, ...]:
+    """Returns a result for each pair that was measured, those at the best first, by what they bought.
+
+    There is none where another configuration than `best` was ablated, as before a study went on.
+    """
+    of, found = receipts(records)
+    if best is not None and of.get("best", best) != best:
+        return ()
     by_pair: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record.event == "receipt":
-            by_pair.setdefault((str(record["base"]), str(record["knobs"])), []).append(record)
-    found = [_result(base, knobs, rounds, claims.get(knobs, "")) for (base, knobs), rounds in by_pair.items()]
-    return tuple(sorted(found, key=lambda r: (r.base != "best", -(r.gain.ratio if r.gain else 0.0), r.knobs)))
+    for record in found:
+        by_pair.setdefault((str(record["base"]), str(record["knobs"])), []).append(record)
+    results = [_result(base, knobs, rounds, claims.get(knobs, "")) for (base, knobs), rounds in by_pair.items()]
+    return tuple(sorted(results, key=lambda r: (r.base != "best", -(r.gain.ratio if r.gain else 0.0), r.knobs)))
 
 
 def _result(base: str, knobs: str, rounds: Sequence[Record], claim: str) -> AblationResult:

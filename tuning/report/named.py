@@ -38,7 +38,6 @@ class Named:
     trained: Throughput | None
     throughput: Throughput | None
     probed_samples_per_s: float | None
-    data_wait_frac: float | None
     quality: Mapping[str, Quality]
     peak_allocated_bytes: int | None
     seed: int | None
@@ -73,7 +72,6 @@ class Confirming:
         confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
         trained = {*labels, trained_as(self.records).get(name, name)}  # with other system knobs, which teach the same
         learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
-        waits = [x for r in windows if (x := finite(r.get("data_wait_frac"))) is not None]
         peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         return Named(
@@ -84,7 +82,6 @@ class Confirming:
             trained=uncertainty.throughput([x for r in confirmed if (x := finite(r.get(SPEED)))]),
             throughput=uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))]),
             probed_samples_per_s=source.samples_per_s,
-            data_wait_frac=statistics.median(waits) if waits else source.data_wait_frac,
             quality={name: found for name, found in quality.items() if found is not None},
             peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
             seed=source.seed,

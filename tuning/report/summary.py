@@ -199,8 +199,8 @@ def _from_records(records: Sequence[Record]) -> Summary:
     named = judged(records, named_of(confirming, pick, trials, probes), probes, cap_bytes)
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
-    ablation = ablation_results(ablated, texts(given.get("claims_of")))
     best, others = named.get("best"), [n for n in named if n not in PICKS]
+    ablation = ablation_results(ablated, texts(given.get("claims_of")), dict(best.config) if best else None)
     return Summary(
         id=str(study.get("id", "")),
         workload=str(study.get("workload", "")),

@@ -26,8 +26,6 @@ class TrialView:
     stopped_at: int | None = None
     samples_per_s: float | None = None
     measured_samples_per_s: float | None = None
-    spread_frac: float | None = None
-    data_wait_frac: float | None = None
     peak_allocated_bytes: int | None = None
     joules_per_sample: float | None = None
     seed: int | None = None
@@ -53,8 +51,8 @@ def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> lis
         own, config = last[trial], mapping(record.get("config"))
         own = replace(own, samples_per_s=finite(record.get(SPEED)))
         if config != own.config:  # what was measured of the configuration that ran does not hold for this one
-            own = replace(own, config=config, measured_samples_per_s=None, data_wait_frac=None)
-            own = replace(own, peak_allocated_bytes=None, joules_per_sample=None, active={}, is_overtaken=True)
+            own = replace(own, config=config, measured_samples_per_s=None, peak_allocated_bytes=None)
+            own = replace(own, joules_per_sample=None, active={}, is_overtaken=True)
         last[trial] = own
     return list(last.values())
 
@@ -76,8 +74,6 @@ def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:
         stopped_at=whole(record.get("stopped_at")),
         samples_per_s=finite(record.get(SPEED)),
         measured_samples_per_s=finite(record.get(MEASURED)),
-        spread_frac=finite(record.get("spread_frac")),
-        data_wait_frac=finite(record.get("data_wait_frac")),
         peak_allocated_bytes=whole(record.get("peak_allocated_bytes")),
         joules_per_sample=joules_a_sample(mapping(record.get("telemetry")), finite(record.get(MEASURED))),
         seed=whole(record.get("seed")),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
+from tuning.journal.records import Record
 from tuning.memory.groups import micro_batch_of
 
 BATCHES = ("batch_size", "micro_batch_size")
@@ -61,6 +63,21 @@ def pairs(
             else:
                 found.append(pair)
     return found, idle
+
+
+def receipts(records: Sequence[Record]) -> tuple[Mapping[str, Any], list[Record]]:
+    """Returns what was ablated last, and the `receipt` records of it, whenever they were made.
+
+    What was ablated is the best and what it is compared with, the device, and the length of a window; empty where the
+    records do not say.
+    """
+    of, found = dict[str, Any](), list[tuple[Mapping[str, Any], Record]]()
+    for record in records:
+        if record.event == "ablation":
+            of = record.get("of") or {}
+        elif record.event == "receipt":
+            found.append((of, record))
+    return of, [record for own, record in found if own == of]
 
 
 def settled(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from trainables.knobs import Knobs, Scalar
 from tuning.config.schema import ConfirmSection
@@ -35,28 +34,6 @@ WINDOW_STEPS = 3
 """The fewest optimiser steps that a window takes, the two that are dropped included (`workers.session`)."""
 MORE = 1.15
 """A training's seconds over those of its samples alone: evaluation and set-up."""
-
-
-class Windowed(Protocol):
-    """How many rounds of windows are measured, and how long each is, as `schema.ConfirmSection` has it."""
-
-    @property
-    def windows(self) -> int:
-        """Returns the rounds."""
-        ...
-
-    @property
-    def window_s(self) -> float:
-        """Returns the seconds of a window."""
-        ...
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """The least that `Windowed` asks for."""
-
-    windows: int
-    window_s: float
 
 
 @dataclass(frozen=True)
@@ -256,7 +233,7 @@ def measure_windows(
     profiler: Profiler,
     journal: Journal,
     named: Mapping[str, Mapping[str, Scalar]],
-    budget: Windowed,
+    budget: ConfirmSection,
     told: Told,
     left_s: Callable[[], float] | None = None,
 ) -> None:
@@ -322,7 +299,7 @@ def _warmed(
 
 
 def _missing(
-    known: Sequence[Record], named: Mapping[str, Mapping[str, Scalar]], budget: Windowed
+    known: Sequence[Record], named: Mapping[str, Mapping[str, Scalar]], budget: ConfirmSection
 ) -> tuple[set[tuple[str, int]], list[str]]:
     """Returns the windows there are, by name and round, and the names that lack some."""
     have = {(r["name"], r["round"]) for r in known if r.get("config") == dict(named.get(r["name"], {}))}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -216,9 +215,7 @@ def _values(space: Space, name: str) -> list[Scalar]:
     """Returns the values of a list, sorted where they are numbers; low, middle and high of a range."""
     given = space.given(name)
     if isinstance(given, Range):
-        middle = math.sqrt(given.low * given.high) if given.low > 0 else (given.low + given.high) / 2
-        found = [given.low, middle, given.high]
-        return [round(v) for v in found] if given.integer else list(found)
+        return list(given.spread())
     values = list(given.values) if isinstance(given, Choice) else [given]
     is_number = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     return sorted(values, key=float) if is_number else values

@@ -1,4 +1,4 @@
-"""How long a batch takes, from the micro-steps of one probe, and how much that varied while the probe ran.
+"""How long a batch takes, from the micro-steps of one probe.
 
 A batch takes the time of its micro-steps and of one optimiser step. Micro-steps differ by the work in them, such as the
 positions of a padded batch, which is known for the whole epoch before anything runs: in nli it is 15 to 20 % of a
@@ -6,29 +6,20 @@ micro-step's time, and 3 to 6 % are left once a line through (work, seconds) is 
 line at the epoch's mean work (regression estimator: Cochran, "Sampling techniques", chapter 7), which also takes out
 that the first batches of an epoch may be longer than the rest.
 
-What the machine does comes in runs, so the interval is that of batch means: the residuals of `PARTS` equally long parts
-of the probe, with Student's t. It covers the mean over the probe's own seconds where slow moments last no longer than
-about a fortieth of it. It says nothing of a pace that changes from minute to minute: two probes of one configuration
-differ by more than it, and whoever compares configurations closely measures them in turns (`search.confirm`).
+A probe has no interval: two probes of one configuration differ by more than its own steps show, as a machine's pace
+changes from minute to minute. Whoever compares configurations closely measures them in turns (`search.confirm`).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuning.stats.uncertainty import t_975
-
 SETTLE_S = 0.5
 """The beginning of a window that is not measured (`workers.session`)."""
-PARTS = 6
-"""Parts of a probe: with fewer Student's t is wide, with more neighbouring parts are alike."""
-LEAST_STEPS = 2 * PARTS
-"""Micro-steps below which there is no interval."""
 LEAST_FITTED = 8
 """Micro-steps below which no line is fitted: its slope would be that of the machine's noise."""
 HOPELESS_FRAC = 0.75
@@ -48,15 +39,10 @@ class MicroStep:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a micro-step of mean work and of an optimiser step.
-
-    `spread_frac` is the half-width of the 95 % interval of a batch's mean time over that time, for the seconds of this
-    probe alone; None where the steps are too few.
-    """
+    """Seconds of a micro-step of mean work and of an optimiser step."""
 
     micro_step_s: float
     optimizer_step_s: float
-    spread_frac: float | None
 
     def samples_per_s(self, batch_size: int, micro_batch_size: int) -> float:
         """Returns training samples a second at this batch size; `Probed.at_batch_size` gives the same."""
@@ -68,30 +54,15 @@ def estimate(steps: Sequence[MicroStep], mean_work: float) -> Estimate:
     """Returns what the micro-steps tell of a batch of micro-steps of `mean_work`; raises ValueError for none."""
     if not steps:
         raise ValueError("an estimate needs one micro-step at least, got 0")
-    count, work = len(steps), [s.work for s in steps]
+    work = [s.work for s in steps]
     optimizer = [s.optimizer_s for s in steps if s.optimizer_s is not None]
     optimizer_step_s = statistics.fmean(optimizer) if optimizer else 0.0
     middle, mean_s = statistics.fmean(work), statistics.fmean(s.seconds for s in steps)
     squares = sum((w - middle) ** 2 for w in work)
-    is_fitted = count >= LEAST_FITTED and squares > 0
+    is_fitted = len(steps) >= LEAST_FITTED and squares > 0
     slope = sum((s.work - middle) * s.seconds for s in steps) / squares if is_fitted else 0.0
     slope = max(0.0, slope)  # more work takes no less time: else it is noise that would be extrapolated
-    micro_step_s = max(mean_s + slope * (mean_work - middle), 0.1 * mean_s)
-    batch_s = micro_step_s + optimizer_step_s * len(optimizer) / count
-    if count < LEAST_STEPS or batch_s <= 0:
-        return Estimate(micro_step_s, optimizer_step_s, None)
-    residuals = [
-        s.seconds
-        - mean_s
-        - slope * (s.work - middle)
-        + (0.0 if s.optimizer_s is None else s.optimizer_s - optimizer_step_s)
-        for s in steps
-    ]
-    cuts = [number * count // PARTS for number in range(PARTS + 1)]
-    means = [statistics.fmean(residuals[a:b]) for a, b in itertools.pairwise(cuts)]
-    half_s = t_975(PARTS - 1) * statistics.stdev(means) / math.sqrt(PARTS)
-    lever = math.sqrt(1 + count * (mean_work - middle) ** 2 / squares) if is_fitted else 1.0
-    return Estimate(micro_step_s, optimizer_step_s, half_s * lever / batch_s)
+    return Estimate(max(mean_s + slope * (mean_work - middle), 0.1 * mean_s), optimizer_step_s)
 
 
 def once_a_batch(steps: Sequence[MicroStep]) -> list[MicroStep]:
@@ -110,10 +81,7 @@ def once_a_batch(steps: Sequence[MicroStep]) -> list[MicroStep]:
 
 
 def ends(samples_per_s: float, fastest_samples_per_s: float, *, spent_s: float, window_s: float, time_s: float) -> End:
-    """Returns why a probe ends here, or "" where another window of `window_s` seconds fits in its `time_s`.
-
-    It never ends because its interval looks narrow: that would choose the moments at which it is too narrow.
-    """
+    """Returns why a probe ends here, or "" where another window of `window_s` seconds fits in its `time_s`."""
     if samples_per_s < HOPELESS_FRAC * fastest_samples_per_s:
         return "cannot win"
     return "time" if spent_s + window_s > time_s else ""

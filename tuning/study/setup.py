@@ -405,7 +405,6 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "workload": config.workload.ref,
         "workload_sha256": facts["workload_sha256"],
         "data_sha256": facts.get("data_sha256", ""),
-        "shapes_sha256": facts.get("shapes_sha256", ""),
         "command": command_of(config),
         "versions": versions(),
         "device": facts["device"],

@@ -45,7 +45,7 @@ from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import duration
 from tuning.search import runtime_check
-from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, Rounds, confirm, measure_windows
+from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, confirm, measure_windows
 from tuning.search.endings import OVER_MEMORY
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
@@ -145,7 +145,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
                 study.search(profiler, setting)
                 study.confirm(profiler)
                 study.publish()
-            except (KeyboardInterrupt, TuningError):
+            except (KeyboardInterrupt, SystemExit, TuningError):  # SystemExit: who read our pipe has gone
                 study.leave()
                 raise
     return folder
@@ -224,7 +224,8 @@ class _Study:
             found = profiler.kinds({**start, **switched_on(self._config.space)}, comparable(self._config.space, start))
             wall_s = time.monotonic() - begun
             message = str(found.get("message") or "")
-            self._journal.append("kinds", changed=found["changed"], message=message, wall_s=wall_s)
+            if found.get("outcome") != Outcome.CUT:  # else a study that goes on measures it
+                self._journal.append("kinds", changed=found["changed"], message=message, wall_s=wall_s)
             if message:
                 self._note(f"whether system knobs change what is learned was not measured: {message}")
         use(table_of(self._journal.records))
@@ -386,8 +387,9 @@ class _Study:
         """Measures what the probes found in turns with the named configurations, and writes it as the pick."""
         until = time.monotonic() + self._limits.confirm_s()
         turns = {"best": config, **{n: v for n, v in self._named.items() if n != "best"}}
-        rounds = Rounds(LEAST_ROUNDS, min(1.0, self._config.budget.confirm.window_s))
-        measure_windows(profiler, self._journal, turns, rounds, self._told, lambda: until - time.monotonic())
+        budget = self._config.budget.confirm
+        few = budget.model_copy(update={"windows": LEAST_ROUNDS, "window_s": min(1.0, budget.window_s)})
+        measure_windows(profiler, self._journal, turns, few, self._told, lambda: until - time.monotonic())
         before = self._limits.before()
         others = "as in before" if before else "at its default"
         rule = f"the fastest system knobs that were probed, every other knob {others}"

@@ -128,7 +128,7 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         fullest = max(found, key=lambda gpu: gpu.held_bytes)
         if fullest.held_bytes > DIRTY_BYTES:
             yield _dirty(fullest, card.cap_bytes)
-    if isinstance(config.concurrency, int) and config.concurrency > machine.cores():
+    if isinstance(config.concurrency, int) and not config.cluster and config.concurrency > machine.cores():
         yield Check(
             "concurrency",
             "FAIL",

@@ -70,7 +70,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "val_samples": None,
         "baselines": {name: dict(values) for name, values in resident.workload.plain_rules.items()},
         "workload_sha256": source_hash(resident.workload),
-        **fingerprint.of_data([state.dataset]),
+        "data_sha256": fingerprint.of_data([state.dataset]),
         "asked": sorted(state.asked),
         "reseeds": state.reseeds,
         "averages": state.averages,

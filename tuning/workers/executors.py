@@ -32,6 +32,8 @@ def prepare(config: StudyConfig) -> None:
     if config.cluster:
         _choose("a user's cluster")
         join_another(insecure=config.insecure_cluster)
+    elif config.dashboard or (config.card.device != "cuda" and not one_at_a_time(config)):
+        _choose("a Ray of its own")
     if config.cluster or config.dashboard or not one_at_a_time(config):
         _ray()
 
@@ -92,6 +94,7 @@ def executor(
     ended, for its memory is theirs. With the dashboard Ray runs already; with a cluster of the user's it is theirs, and
     `told` hears of each node that joins it; trials are for nodes of the kind `target`, and of `others`.
     """
+    worker = replace(worker, slots=plan.concurrency)  # on a card known by now alone
     if users is not None:
         profiler.end()
         name, sent = f"{config.workload.name}_trials", replace(worker, workload=users.ref)

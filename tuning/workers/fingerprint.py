@@ -16,41 +16,38 @@ HASHED_SAMPLES = 32
 """So many samples of each split, evenly spaced, stand for all of them."""
 
 
-def of_data(splits: Sequence[Dataset[Any]]) -> dict[str, str]:
-    """Returns `data_sha256`, of sizes and samples, and `shapes_sha256`, of what of them decides the speed.
+def of_data(splits: Sequence[Dataset[Any]]) -> str:
+    """Returns a hash of the sizes and of some samples.
 
-    Each is "" where samples cannot be read, hold what cannot be hashed, or are other ones each time they are read, as
+    It is "" where samples cannot be read, hold what cannot be hashed, or are other ones each time they are read, as
     with random crops: nothing can then be said of other data.
     """
     try:
         once, again = _read(splits), _read(splits)
     except Exception:  # whatever a workload's dataset raises: the measurements that follow will say it
-        return {"data_sha256": "", "shapes_sha256": ""}
-    return {name: value if again[name] == value else "" for name, value in once.items()}
+        return ""
+    return once if once == again else ""
 
 
-def _read(splits: Sequence[Dataset[Any]]) -> dict[str, str]:
-    data, shapes = hashlib.sha256(), hashlib.sha256()
+def _read(splits: Sequence[Dataset[Any]]) -> str:
+    data = hashlib.sha256()
     for split in splits:
         size = size_of(split)
         data.update(f"{size};".encode())
         for number in range(min(HASHED_SAMPLES, size)):
-            _add(split[number * size // min(HASHED_SAMPLES, size)], data, shapes)
-    return {"data_sha256": data.hexdigest(), "shapes_sha256": shapes.hexdigest()}
+            _add(split[number * size // min(HASHED_SAMPLES, size)], data)
+    return data.hexdigest()
 
 
-def _add(value: Any, data: Any, shapes: Any) -> None:
+def _add(value: Any, data: Any) -> None:
     if isinstance(value, torch.Tensor):
-        shapes.update(f"{value.dtype}{tuple(value.shape)};".encode())
         data.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in value:
             data.update(f"{key}:".encode())
-            _add(value[key], data, shapes)
+            _add(value[key], data)
     elif isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor | Mapping | list | tuple) for v in value):
         for one in value:
-            _add(one, data, shapes)
+            _add(one, data)
     else:
-        size = len(value) if isinstance(value, str | bytes | list | tuple) else getattr(value, "shape", "")
-        shapes.update(f"{type(value).__name__}{size};".encode())
         data.update(pickle.dumps(value))

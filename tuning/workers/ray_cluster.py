@@ -9,9 +9,11 @@ import secrets
 import shutil
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import psutil
 import ray
@@ -64,9 +66,12 @@ class RayCluster:
             raise PreflightError(
                 f"Ray did not start: {first}", remedy="free 1 GB of memory; -v shows all of it"
             ) from error
-        finally:
+        except BaseException:  # a Ctrl-C meanwhile
             self._processes = [p for p in psutil.Process().children() if p not in before]
-        signal.signal(signal.SIGTERM, terminated)  # ray.init puts its own in place, which exits with code 15
+            self.__exit__(None, None, None)
+            raise
+        self._processes = [p for p in psutil.Process().children() if p not in before]
+        keep_terminated(terminated)
         url = context.dashboard_url or ""
         self.dashboard_url = f"http://{url}" if url and "://" not in url else url
         return self
@@ -80,6 +85,15 @@ class RayCluster:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def keep_terminated(handler: Any) -> None:
+    """Puts the handler of SIGTERM back that was there before ray.init, whose own exits with code 15.
+
+    In another thread than the first, which may set none, ray.init sets none either.
+    """
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager

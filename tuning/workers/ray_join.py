@@ -29,6 +29,7 @@ from trainables.knobs import Scalar
 from tuning.config.errors import ConfigError, PreflightError
 from tuning.workers import SHIPPED_ENVIRONMENT, nvml, shipped
 from tuning.workers.nodes import KindOfDevice, Kinds, Node, refusal
+from tuning.workers.ray_cluster import keep_terminated
 from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.ray_worker import described
 from tuning.workers.worker import HANG_TIMES
@@ -90,7 +91,7 @@ class JoinedCluster:
                 )
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise self._failed(" ".join(f"{type(error).__name__}: {error}".split())) from error
-        signal.signal(signal.SIGTERM, terminated)  # ray.init puts its own in place, which exits with code 15
+        keep_terminated(terminated)
         return self
 
     def __exit__(

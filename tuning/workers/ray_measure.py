@@ -71,35 +71,16 @@ class RemoteWorker(Worker):
         self._is_closed = True  # whoever waits in another thread is not to begin anew
         super().__exit__()
 
-    def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns `Worker.describe` of that node."""
-        return self._there("describe", dict(knobs))
-
-    def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns `Worker.sanity_check` of that node."""
-        return self._there("sanity_check", dict(knobs))
-
-    def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
-        """Returns `Worker.kinds` of that node."""
-        return self._there("kinds", dict(knobs), dict(changes))
-
-    def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns `Worker.footprint` of that node."""
-        return self._there("footprint", dict(knobs), list(micro_batches))
-
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
-        """Returns `Worker.probe` of that node."""
-        return self._there("probe", dict(knobs), time_s, best_samples_per_s)
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns `Worker.window` of that node."""
-        return self._there("window", dict(knobs), window_s, seed)
-
     def train(
-        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = 1e9
+        self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf
     ) -> dict[str, Any]:
         """Returns `Worker.train` of that node."""
         return self._there("train", dict(knobs), samples, list(milestones), seed, left_s)
+
+    def _measured(
+        self, nothing: Mapping[str, Any], method: str, *arguments: Any, expected_s: float = 0.0
+    ) -> dict[str, Any]:
+        return self._there(method, *arguments)
 
     def _there(self, method: str, *arguments: Any) -> dict[str, Any]:
         while True:

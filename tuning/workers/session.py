@@ -115,7 +115,7 @@ class Session:
             "val_samples": size_of(self.resident.dataset(config, "val")),
             "baselines": workload.baselines(self.resident.workload, config),
             "workload_sha256": source_hash(self.resident.workload),
-            **fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
+            "data_sha256": fingerprint.of_data([self.resident.dataset(config, split) for split in ("train", "val")]),
         }
 
     def sanity_check(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:

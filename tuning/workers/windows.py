@@ -45,7 +45,6 @@ def speed(windows: Sequence[Window]) -> dict[str, Any]:
         "samples_per_s": sum(w.samples for w in windows) / wall_s if wall_s else None,
         "optimizer_step_s": optimizer_s / steps if steps else 0.0,
         "micro_step_s": (wall_s - optimizer_s) / micro_steps if micro_steps else 0.0,
-        "data_wait_frac": spans["data_wait_s"] / wall_s if wall_s else 0.0,
         "spans": spans,
     }
 

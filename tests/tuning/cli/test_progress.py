@@ -164,3 +164,13 @@ def test_what_is_trained_beside_the_search_is_none_of_its_trials(records, study)
     others = [dataclasses.replace(r, fields={**r.fields, "beside": r["trial"] == "t000"}) for r in found]
     assert counted(others, study, "search")[0] == counted(found, study, "search")[0] - 1
     assert summary.from_records(others).trials_done == summary.from_records(found).trials_done - 1
+
+
+def test_a_study_that_was_given_more_time_counts_what_is_confirmed_since(records, study):
+    end = max(n for n, r in enumerate(records) if r.event == "window") + 1
+    assert counted(records[:end], study, "confirm")[0] > 0
+    more = Record(900, records[0].t, "resume", {"search": {"max_time": 480.0}}, 0.0)
+    again = Record(901, records[0].t, "stage", {"stage": "confirm", "state": "start"}, 1.0)
+    assert counted([*records[:end], more], study, "confirm")[0] == 0
+    done, planned = counted([*records[:end], more, again], study, "confirm")
+    assert done == 0 < planned

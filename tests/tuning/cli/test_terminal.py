@@ -1,7 +1,9 @@
 """What a run says: 80 columns, no escape codes in a pipe, and no value that is anything but text."""
 
+import contextlib
 import dataclasses
 import io
+import os
 import re
 import signal
 from pathlib import Path
@@ -253,3 +255,15 @@ DECISIONS = {
 
 def changed(record, **fields):
     return dataclasses.replace(record, fields={**record.fields, **fields})
+
+
+def test_a_terminal_that_goes_away_ends_nothing(records, study):
+    parent, child = os.openpty()
+    gone = os.fdopen(child, "w", encoding="utf-8")
+    terminal = Terminal(0, out=io.StringIO(), err=gone, env={"TERM": "dumb"})
+    terminal.warning("before")
+    os.close(parent)
+    terminal.warning("after")
+    terminal.left("the best so far is kept")
+    with contextlib.suppress(OSError):  # what was not written
+        gone.close()

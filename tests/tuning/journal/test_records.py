@@ -6,8 +6,10 @@ import errno
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator
 from enum import StrEnum
@@ -19,6 +21,7 @@ import pytest
 
 from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.records import (
+    IN_ANOTHER_CONTAINER,
     Journal,
     Record,
     is_finished,
@@ -27,6 +30,7 @@ from tuning.journal.records import (
     trials,
     unfinished,
     windows,
+    writer_of,
 )
 
 
@@ -185,11 +189,18 @@ def test_second_driver_is_told_the_first_ones_pid(path: Path, holder: subprocess
 def test_the_lock_of_a_killed_driver_is_free_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
     holder.kill()
     holder.wait()
-    assert path.with_name("trials.jsonl.lock").read_text() == str(holder.pid)
     with Journal.open(path) as journal:
         journal.append("step", number=0)
-        assert path.with_name("trials.jsonl.lock").read_text() == str(os.getpid())
+        assert writer_of(path) == os.getpid()
     Journal.open(path).close()
+
+
+def test_a_writer_in_another_container_is_told_apart(path: Path, holder: subprocess.Popen[str]) -> None:
+    assert writer_of(path) == holder.pid
+    path.with_name("trials.jsonl.lock").write_text(f"{os.getpid()} pid:[1]")  # a pid there, which is another's here
+    assert writer_of(path) == IN_ANOTHER_CONTAINER
+    with pytest.raises(ConfigError, match="in use by a process of another container"):
+        Journal.open(path)
 
 
 # -- a disk that refuses -----------------------------------------------------------------------------------------------
@@ -264,6 +275,26 @@ def test_a_journal_that_is_gone_stops_the_run_and_loses_nothing(
         assert not journal.warnings
 
 
+def test_records_are_kept_where_the_working_folder_is_gone_and_there_is_no_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, kept = tmp_path / "exp" / "one", tmp_path / "kept"
+    folder.mkdir(parents=True)
+    kept.mkdir()
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(kept))
+    with Journal.open(folder / "trials.jsonl", create=True) as journal:
+        shutil.rmtree(folder)
+        with pytest.raises(StoppedEarly, match=r"every record is in .*kept/cardtune-one\.jsonl"):
+            journal.append("step", number=0)
+    assert numbers(read(kept / "cardtune-one.jsonl")[0]) == [0]
+
+
 def test_lines_of_another_version_stay_in_the_file_and_are_left_out(path: Path) -> None:
     odd: list[dict[str, Any]] = [
         {"seq": "1", "t": "2027-01-01T00:00:00Z", "event": "step"},
@@ -317,10 +348,11 @@ def ended(trial: str, outcome: str, **fields: Any) -> tuple[str, dict[str, Any]]
 
 
 def test_a_trial_counts_once_with_its_latest_ending() -> None:
-    records = made(ended("t0", "killed"), ended("t1", "ok", seed=3), ended("t0", "oom", message=None, train_s=None))
-    assert [(t.id, t.outcome, t.seed, t.message, t.train_s) for t in trials(records)] == [
-        ("t0", "oom", None, "", 0.0),
-        ("t1", "ok", 3, "", 0.0),
+    rate = {"samples_per_s": 3.0}
+    records = made(ended("t0", "killed", **rate), ended("t1", "ok", **rate), ended("t0", "oom", message=None))
+    assert [(t.id, t.outcome, t.samples_per_s, t.message) for t in trials(records)] == [
+        ("t0", "oom", None, ""),
+        ("t1", "ok", 3.0, ""),
     ]
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from tuning.memory import predictor
 from tuning.memory.prediction import Prediction
-from tuning.memory.predictor import Request, fingerprint, predict, predict_all
+from tuning.memory.predictor import Request, fingerprint, predict_all
 from tuning.memory.trace import Trace
 
 TRACE = Trace(2, ((0, 512), (0, -1)), {0: "activation"}, ((0, "forward"),), ("aten.relu.default",))
@@ -47,27 +48,27 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Process:
 
 
 def test_an_answer_is_kept_and_found_again(process: Process, tmp_path: Path) -> None:
-    first = predict(request(), cache=tmp_path)
-    assert predict(request(), cache=tmp_path) == first
+    first = predict_all([request()], cache=tmp_path)
+    assert predict_all([request()], cache=tmp_path) == first
     assert len(process.runs) == 1
-    predict(request(), cache=None)
+    predict_all([request()], cache=None)
     assert len(process.runs) == 2
 
 
 def test_knobs_without_effect_share_an_answer_and_others_do_not(process: Process, tmp_path: Path) -> None:
-    predict(request(), cache=tmp_path)
-    predict(request(micro_batch_size=64, learning_rate=0.1, num_workers=2, dropout=0.3), cache=tmp_path)
+    predict_all([request()], cache=tmp_path)
+    predict_all([request(micro_batch_size=64, learning_rate=0.1, num_workers=2, dropout=0.3)], cache=tmp_path)
     assert len(process.runs) == 1
-    predict(request(dropout=0.0), cache=tmp_path)
-    predict(request(amp_dtype="bf16"), cache=tmp_path)
+    predict_all([request(dropout=0.0)], cache=tmp_path)
+    predict_all([request(amp_dtype="bf16")], cache=tmp_path)
     assert len(process.runs) == 3
 
 
 def test_a_torn_answer_is_traced_again(process: Process, tmp_path: Path) -> None:
-    predict(request(), cache=tmp_path)
+    predict_all([request()], cache=tmp_path)
     (file,) = tmp_path.glob("*.json")
     file.write_text(file.read_text()[:40])
-    assert predict(request(), cache=tmp_path).confidence == "traced"
+    assert predict_all([request()], cache=tmp_path)[0].confidence == "traced"
     assert len(process.runs) == 2
 
 
@@ -90,7 +91,7 @@ def test_a_process_that_dies_costs_the_request_it_died_over(monkeypatch: pytest.
 def test_a_process_that_is_too_slow_is_killed(tmp_path: Path) -> None:
     own = tmp_path / "slow.py"
     own.write_text("import signal\nsignal.pause()\n")
-    found = predict(Request(str(own), {}, {}, "cpu"), timeout_s=1.0, cache=tmp_path / "kept")
+    (found,) = predict_all([Request(str(own), {}, {}, "cpu")], timeout_s=1.0, cache=tmp_path / "kept")
     assert found.confidence == "none"
     assert "was stopped" in found.notes[0]
     assert not (tmp_path / "kept").exists()
@@ -107,3 +108,15 @@ def test_what_is_kept_holds_until_the_workload_or_its_data_change(tmp_path: Path
     two = fingerprint(str(mine), options)
     os.utime(data, ns=(1, 1))
     assert len({one, two, fingerprint(str(mine), options)}) == 3
+
+
+def test_an_interrupt_ends_what_another_thread_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, own = tmp_path / "ready", tmp_path / "slow.py"
+    own.write_text(f"import pathlib, signal\npathlib.Path({str(ready)!r}).touch()\nsignal.pause()\n")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(predict_all, [Request(str(own), {}, {}, "cpu")], timeout_s=60.0, cache=None)
+        while not (ready.exists() or asked.done()):
+            pass
+        predictor.interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            asked.result(timeout=30.0)

@@ -71,3 +71,19 @@ def test_lines_fit_the_terminal(tmp_path: Path) -> None:
     assert "1.5-2x" in next(line for line in said.splitlines() if line.startswith("amp_dtype"))
     assert "those knobs bought nothing here that can be told" in " ".join(said.split())
     assert len(found) == 6
+
+
+@pytest.mark.parametrize("other", [{"best": {**BEST, "amp_dtype": "fp32"}}, {"window_s": 5.0}, {"device": "another"}])
+def test_receipts_are_of_what_was_ablated_last(tmp_path: Path, other: dict[str, object]) -> None:
+    of = {"best": BEST, "before": BEFORE, "window_s": 1.0, "device": "this"}
+    with Journal.open(tmp_path / "receipts.jsonl", create=True) as journal:
+
+        def made(own: dict[str, object]) -> int:
+            journal.append("ablation", of=own)
+            profiler = FormulaProfiler()
+            measure(profiler, journal, pairs(BEST, BEFORE)[0], 2, 1.0, lambda record: None)
+            return len(profiler.probed)
+
+        assert (made(of), made(of), made({**of, **other}), made(of)) == (24, 0, 24, 0)
+        assert len(ablation_results(journal.records, {}, BEST)) == 6
+        assert ablation_results(journal.records, {}, {**BEST, "batch_size": 64}) == ()

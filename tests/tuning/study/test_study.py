@@ -36,7 +36,7 @@ from tuning.workers.worker import Worker
 FINISHED = "20261121-103412-3f2a"
 FACTS = {
     **{"device": {"name": "Example CPU", "type": "cpu", "memory_bytes": 2**34}, "objectives": {"error": "min"}},
-    **{"train_samples": 100, "val_samples": 10, "workload_sha256": "w", "data_sha256": "d", "shapes_sha256": "s"},
+    **{"train_samples": 100, "val_samples": 10, "workload_sha256": "w", "data_sha256": "d"},
 }
 
 
@@ -463,6 +463,19 @@ def test_what_changes_learning_is_written_and_read_back_and_not_measured_again(t
     assert "BatchNorm2d" in said.getvalue()
     found = summary.from_records(journal.records)
     assert (found.table["micro_batch_size"].kind, sentences.kinds(found.kinds)) == ("both", [sentence])
+    journal.close()
+
+
+def test_what_the_time_cut_of_the_kinds_is_measured_by_a_study_that_goes_on(tmp_path: Path) -> None:
+    class Cut(Compared):
+        def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
+            return {"changed": {}, "outcome": "cut", "message": "search.max_time was over"}
+
+    made, journal, _ = opened(tmp_path, "search.trials=0", started=time.monotonic())
+    made.measure_kinds(Cut())  # type: ignore[arg-type]
+    assert table()["micro_batch_size"].kind == "system"
+    made.measure_kinds(Compared())  # type: ignore[arg-type]
+    assert table()["micro_batch_size"].kind == "both"
     journal.close()
 
 

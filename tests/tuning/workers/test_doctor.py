@@ -100,6 +100,15 @@ def test_a_study_on_a_card_asks_first_whether_torch_is_there(tmp_path: Path, mon
     assert "torch" not in {check.name for check in doctor.preflight(config, "cpu")}
 
 
+def test_trials_at_once_are_not_counted_by_the_cores_of_the_head_of_a_cluster(tmp_path: Path) -> None:
+    def states(*more: str) -> set[str]:
+        config = load(["workload=signals", "card=cpu", f"runs_dir={tmp_path}", "concurrency=256", *more])
+        return {check.state for check in doctor.preflight(config, "cpu") if check.name == "concurrency"}
+
+    assert states() == {"FAIL"}
+    assert states("cluster=auto") == set()
+
+
 def test_a_card_older_than_turing_has_no_code_in_a_build_for_cuda_13(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "built_for", lambda: ("2.13.0", "13.0"))
     for capability, state in (((6, 0), "FAIL"), ((7, 0), "FAIL"), ((7, 5), "OK"), (None, "OK")):

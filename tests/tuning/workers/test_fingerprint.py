@@ -23,15 +23,13 @@ class Noisy(Dataset[torch.Tensor]):
 
 
 def test_equal_data_have_equal_hashes_and_others_have_others() -> None:
-    one, other = of_data([Noisy()]), of_data([Noisy(start=1.0)])
-    assert of_data([Noisy()]) == one
-    assert one["data_sha256"] != other["data_sha256"]
-    assert one["shapes_sha256"] == other["shapes_sha256"]
+    assert of_data([Noisy()]) == of_data([Noisy()])
+    assert of_data([Noisy()]) != of_data([Noisy(start=1.0)])
 
 
-def test_samples_with_noise_are_not_taken_for_other_data_and_their_shapes_still_tell() -> None:
-    assert of_data([Noisy(noise=True)]) == {**of_data([Noisy()]), "data_sha256": ""}
+def test_samples_with_noise_are_not_taken_for_other_data() -> None:
+    assert of_data([Noisy(noise=True)]) == ""
 
 
 def test_samples_of_random_lengths_tell_nothing() -> None:
-    assert set(of_data([Noisy(lengths=True)]).values()) == {""}
+    assert of_data([Noisy(lengths=True)]) == ""

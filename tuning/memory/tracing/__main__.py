@@ -1,7 +1,7 @@
 """Traces what standard input asks for: one JSON request a line, and for each one JSON prediction a line of the output.
 
-A request: {"workload", "options", "knobs", "kernels": "cuda" | "cpu", "capability": [8, 6]}, and where wanted
-"micro_batches" and "insides". All requests of a process are of the same kernels and the same capability.
+A request: {"workload", "options", "knobs", "kernels": "cuda" | "cpu", "capability": [8, 6]}. All requests of a process
+are of the same kernels and the same capability.
 """
 
 from __future__ import annotations

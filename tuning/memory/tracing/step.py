@@ -79,12 +79,11 @@ def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
         workload,
         config,
         tuple(request["capability"]),
-        request.get("insides", False),
-        request.get("constants") or {},
-        request.get("measured", ""),
+        constants=request.get("constants") or {},
+        measured=request.get("measured", ""),
     )
     gc.freeze()  # what is imported by now need not be looked at after each trace: 0.8 s
-    return predict(job, request.get("micro_batches", ()))
+    return predict(job)
 
 
 @functools.cache
