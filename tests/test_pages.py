@@ -107,6 +107,10 @@ def test_the_studies_of_an_answer_have_settings_that_there_are(folder: Path) -> 
         assert study.main([argument.replace("first/", "") for argument in arguments] + ["--validate"]) == 0, arguments
 
 
+def test_the_page_of_settings_is_what_help_prints() -> None:
+    assert blocks("settings", "text") == [study.HELP.rstrip() + "\n"]
+
+
 def test_the_tutorial_is_of_the_files_that_init_writes() -> None:
     script, space = blocks("tutorial", "python")
     (diff,) = blocks("tutorial", "diff")
