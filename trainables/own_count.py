@@ -84,7 +84,10 @@ class Counted:
         self._warm_up = WarmUp(state.steps, state.config.knobs, self._scaler)
         self._kept, self._watching = ExitStack(), ExitStack()
         self._is_watched = False
-        self._is_on_host = state.device.type == "cpu"
+        # Asked in every step: of steps of a millisecond each call of a function is 0.2 % or so.
+        self._is_on_host, self._horizon = state.device.type == "cpu", state.plan.samples
+        self._is_alone = True
+        """Whether one process trains, which is known once the first batch is asked for."""
         self._loss_sum: Tensor | float | None = None
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
@@ -134,7 +137,7 @@ class Counted:
     @property
     def is_over(self) -> bool:
         """Whether the horizon is reached."""
-        return self._state.samples >= self._state.plan.samples
+        return self._state.samples >= self._horizon
 
     @property
     def is_done(self) -> bool:
@@ -157,6 +160,7 @@ class Counted:
             if state.epoch:  # a window that is to have other batches
                 torch.manual_seed(self.seed + 1_000_003 * state.epoch)
             state.first_step_at = time.time()
+            self._is_alone = state.ranks is ALONE
         if not self._watch.is_paused:
             self._loss_sum = None
         self._watch.go_on()
@@ -191,28 +195,32 @@ class Counted:
             if self._state.witness is not None:
                 self._state.witness.goes_on("optimizer")
 
-    def step(self) -> None:
+    def step(self, *_: Any) -> None:
         """Says that an optimiser step was taken, by their own lines."""
         state, are_several = self._state, len(self._shown) > 1
         if self._has_stepped or not state.micro_steps:
             if self._has_stepped and are_several and not self._is_closed:
                 self._next_passes()
             return
-        self.before_step()
-        if not are_several:
+        if not self._is_forward_over:
+            self.before_step()
+        if self._is_watched and not are_several:
             self._unwatch()
-        if state.ranks.count > 1 and not state.averages:
-            raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
         state.steps += 1
         self._watch.steps += 1
-        if len(self._optimizers) <= 1:
-            state.ranks.stepped()
+        if not self._is_alone:
+            if state.ranks.count > 1 and not state.averages:
+                raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
+            if len(self._optimizers) <= 1:
+                state.ranks.stepped()
         self._has_stepped, self._since_step = True, 0
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
-        self._see()
-        if state.meter is not None:
+        if state.steps == 1:
+            self._see()
+        if state.meter is not None and state.capped:
             state.sparse.stepped(state.steps, state.meter.live_bytes)
-        if self.is_over or (self._milestones and state.samples >= self._milestones[0]):
+        samples = state.samples
+        if samples >= self._horizon or (self._milestones and samples >= self._milestones[0]):
             self._watch.lap("optimizer")
             self._close()
         elif are_several:
@@ -226,15 +234,18 @@ class Counted:
     def passed(self) -> None:
         """The micro-batch is over; a window closes behind a whole batch."""
         state = self._state
-        self._unwatch()
-        self.before_step()
+        if self._is_watched:
+            self._unwatch()
+        if not self._is_forward_over:
+            self.before_step()
         if self._is_closed:
             state.ranks.stepped()
             self._warm_up.ends(state.steps)  # a step that was skipped makes it longer here, too
             self._watch.restart()
         elif self._has_stepped:
             self._watch.lap("optimizer")
-            state.ranks.stepped()
+            if not self._is_alone:
+                state.ranks.stepped()
             self._close_where_full()
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
             raise LoopError(
@@ -357,7 +368,7 @@ class Counted:
                 state.witness = Witness(state.model, state.optimizer, self.device)
             if state.witness is not None:
                 state.witness.micro_batch(count, batches.tensors_of(host))
-        if state.meter is not None:
+        if state.meter is not None and (state.capped or state.steps == 0):
             state.counts = state.capped and state.sparse.part(state.steps, "", batches.tensors_of(batch))
         if state.witness is not None or state.counting:
             self._observe(batch)
@@ -441,8 +452,6 @@ class Counted:
     def _see(self) -> None:
         """Keeps what the first step was seen to run."""
         state = self._state
-        if state.steps != 1:
-            return
         sizes = [count for count, _ in state.micro_steps]
         found = {"device": self.device.type, "batch_size": sum(sizes), "micro_batch_size": max(sizes)}
         seen = state.witness.facts() if state.witness is not None else {}

@@ -149,7 +149,8 @@ class Run(Counted):
         `samples` are those of one pass, for a loader that does not know them. Counts and times what happens until the
         next batch is asked for. Where the horizon is within a batch of theirs, that batch is trained to its step.
         """
-        state, transfer = self._state, batches.Transfer(self._ask(*_BATCHES), self.device)
+        state, knobs = self._state, self._ask(*_BATCHES)
+        transfer = None if self._is_on_host else batches.Transfer(knobs, self.device)  # on a CPU nothing moves
         source = getattr(loader, "iterable", loader)  # what tqdm wraps
         self.begin(source, samples)
         dim: int | None = None
@@ -166,9 +167,13 @@ class Run(Counted):
                 self._watch.lap("data_wait")
                 dim = batches.samples_dim(whole, self._asked_size(source)) if dim is None else dim
                 size = counts.of(whole, state.samples - before, dim)
-                host, self._share = state.ranks.part_of(whole, dim, size)
-                batch = transfer(host)
-                self._watch.lap("transfer")
+                host = whole
+                if not self._is_alone:
+                    host, self._share = state.ranks.part_of(whole, dim, size)
+                batch = host
+                if transfer is not None:
+                    batch = transfer(host)
+                    self._watch.lap("transfer")
                 if state.steps == 0 and not isinstance(own, Generator):  # a wrapper hides the workers of its loader
                     state.active |= batches.workers_seen(own, loader)
                 self._count(host, batch, size)

@@ -121,12 +121,12 @@ class Stopwatch:
         now = time.perf_counter()
         if not self._cuda or span == "data_wait":
             self._spans[span] += now - self._last
+        self._last = now
         if self._cuda:
             event = self._record()
             if span != "data_wait" and self._last_event is not None:
                 self._events.append((span, self._last_event, event))
             self._last_event = event
-        self._last = now
         if self._each_step and span in ("forward_backward", "optimizer"):
             self._marks.append(_Mark(span, now, self._last_event, self.micro_steps))
 

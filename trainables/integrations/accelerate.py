@@ -61,6 +61,8 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         run.ends_with_pass = True
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
+        self._every = 0
+        """Micro-batches of a step, once they are known: the first is there."""
         super().__init__(**arguments)
 
     def prepare_model(self, model: nn.Module, device_placement: Any = None, evaluation_mode: bool = False) -> Any:
@@ -74,16 +76,17 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: Any = None) -> Any:
         """Returns the optimiser, wrapped as Accelerate does; its steps are counted."""
         optimizer.register_step_pre_hook(self._run.before_step)
-        optimizer.register_step_post_hook(lambda *_: self._run.step())
+        optimizer.register_step_post_hook(self._run.step)
         self._optimizer = self._optimizer or optimizer
         self._shows()
         return super().prepare_optimizer(optimizer, device_placement)
 
     def accumulate(self, *models: nn.Module) -> AbstractContextManager[None]:
         """Returns a context in which gradients add up, and an optimiser steps behind a batch, a pass and the run."""
-        every = self.gradient_accumulation_steps = self._run.accumulation
+        if self._every == 0:
+            self._every = self.gradient_accumulation_steps = self._run.accumulation
         if self._run.is_over:
-            self.step = every - 1  # so that the micro-batch at hand is the last of its batch
+            self.step = self._every - 1  # so that the micro-batch at hand is the last of its batch
         return cast(AbstractContextManager[None], super().accumulate(*models))
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
