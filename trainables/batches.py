@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
+import itertools
 import multiprocessing
 import sys
 import time
@@ -63,22 +63,14 @@ def plan_epoch(
         batch = order[start : start + knobs.batch_size]
         if knobs.length_bucketing and lengths is not None:
             batch.sort(key=lambda index: lengths[index])
-        cut = 0
-        for size in parts_of(len(batch), knobs.micro_batch_size):
-            part = tuple(batch[cut : cut + size])
-            cut += size
-            plan.append(MicroBatch(part, len(part) / len(batch), cut == len(batch), epoch, phase_at(start)))
+        cuts = [*range(0, len(batch), knobs.micro_batch_size), len(batch)]
+        if len(batch) < knobs.batch_size and knobs.micro_batch_size > 2 < len(cuts) and cuts[-1] - cuts[-2] == 1:
+            # Batch norm takes no micro-batch of one sample: the last two of an epoch share theirs.
+            cuts[-2] = (cuts[-3] + cuts[-1] + 1) // 2
+        for begin, end in itertools.pairwise(cuts):
+            part = tuple(batch[begin:end])
+            plan.append(MicroBatch(part, len(part) / len(batch), end == len(batch), epoch, phase_at(start)))
     return plan
-
-
-def parts_of(samples: int, most: int) -> list[int]:
-    """Returns the sizes of the micro-batches that so many samples are cut into, at most `most` each.
-
-    A rest is shared among them: batch norm takes no micro-batch of one sample, which 9 in eights would leave.
-    """
-    count = math.ceil(samples / most)
-    base, more = divmod(samples, max(1, count))
-    return [base + 1] * more + [base] * (count - more)
 
 
 class Keyed(NamedTuple):

@@ -112,10 +112,11 @@ def _run(resident: Resident | OwnResident, config: Config, count: int, noise_see
 
 
 def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int) -> _Seen:
-    """Returns what the first batch of a loop of one's own learned; the seed is set where it has drawn the batch."""
+    """Returns what the first batch of a loop of one's own learned; `noise_seed` is set where it has drawn the batch."""
     seen = _Seen()
     state = own_loop.prepare(resident, config, Plan(samples=count), within=_NoDropout())
-    state.noise_seed = noise_seed
+    # Else what is drawn behind it, as augmentations are, would differ by the cut.
+    state.noise_seed = noise_seed or None
     with contextlib.closing(own_loop.train(state)) as events, contextlib.ExitStack() as stack:
         if state.model is None or state.optimizer is None:
             next(events)  # a generator that has begun can be closed

@@ -21,6 +21,8 @@ def flag(key: str, on: str, off: str) -> Reader:
     def read(asked: Any, seen: Seen) -> Found:
         if key not in seen:
             return (off, False) if asked is True else None
+        if seen[key] is None:  # where it would show was not watched
+            return None
         return (on if seen[key] else off), bool(seen[key]) == asked
 
     return read
@@ -60,6 +62,8 @@ def micro_batch_size(asked: Any, seen: Seen) -> Found:
 
 def non_blocking(asked: Any, seen: Seen) -> Found:
     """Reads whether copies to the device waited; those on a stream of their own never do, whatever was asked."""
+    if seen.get("non_blocking", False) is None:
+        return None
     if "non_blocking" not in seen:
         return ("no copy to a device", False) if asked else None
     return ("copies without waiting" if seen["non_blocking"] else "copies that wait"), seen["non_blocking"] or not asked

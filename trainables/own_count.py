@@ -455,7 +455,7 @@ class Counted:
         sizes = [count for count, _ in state.micro_steps]
         found = {"device": self.device.type, "batch_size": sum(sizes), "micro_batch_size": max(sizes)}
         seen = state.witness.facts() if state.witness is not None else {}
-        found |= {name: value for name, value in seen.items() if name not in _NOT_WATCHED}
+        found |= {name: None if name in _NOT_WATCHED else value for name, value in seen.items()}
         state.active = {**state.active, **found}
         state.witness = None
 

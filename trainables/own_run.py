@@ -128,8 +128,8 @@ class Run(Counted):
             optimizer.register_step_pre_hook(self._steps_by)
         self._shown += optimizers
         state.prepared.append(model)
-        state.model = state.model or model
-        state.optimizer = state.optimizer or next(iter(optimizers), None)
+        if state.model is None or (state.optimizer is None and optimizers):
+            state.model, state.optimizer = model, next(iter(optimizers), None)
         return (model, *others) if others else model
 
     def epochs(self) -> Iterator[int]:

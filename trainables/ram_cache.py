@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 import pickle
 import statistics
@@ -87,7 +88,24 @@ def _sample_bytes(sample: Any) -> int:
         return sys.getsizeof(sample) + sum(map(_sample_bytes, parts))
     if hasattr(sample, "nbytes") or isinstance(sample, str | bytes | int | float | None):
         return int(getattr(sample, "nbytes", 0)) + sys.getsizeof(sample)
+    held = _Held()
     try:  # an image, or a class of the user's: what it holds is not in its own size
-        return len(pickle.dumps(sample))
+        held.dump(sample)
     except Exception:
         return sys.getsizeof(sample)
+    return held.tensor_bytes + held.file.tell()
+
+
+class _Held(pickle.Pickler):
+    """Counts what an object holds: tensors by their own bytes, as a view's storage may be the whole data set."""
+
+    def __init__(self) -> None:
+        self.file, self.tensor_bytes = io.BytesIO(), 0
+        super().__init__(self.file)
+
+    def reducer_override(self, held: Any) -> Any:
+        """Returns a number in the place of a tensor."""
+        if not isinstance(held, Tensor):
+            return NotImplemented
+        self.tensor_bytes += held.nbytes
+        return int, ()

@@ -67,7 +67,8 @@ class Resident:
             return self._model
         for name, module in self._model.named_modules():
             for attribute, value in self._first_plain.get(name, {}).items():
-                if vars(module).get(attribute) != value:
+                now = vars(module).get(attribute)
+                if type(now) is type(value) and now != value:
                     setattr(module, attribute, value)
         with torch.no_grad():
             for name, tensor in _changing(self._model):
@@ -146,9 +147,8 @@ class Resident:
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
-    """Returns the numbers and words that a module keeps beside its tensors, such as its count of steps."""
-    found = vars(module).items()
-    return {name: v for name, v in found if name != "training" and isinstance(v, bool | int | float | str | None)}
+    """Returns the numbers that a module keeps beside its tensors, such as its count of steps."""
+    return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
 
 
 def _changing(model: nn.Module) -> list[tuple[str, Tensor]]:

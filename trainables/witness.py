@@ -102,7 +102,7 @@ class Witness:
         if self._of("update"):  # none where the GradScaler skipped the step for gradients that overflowed
             found["optimizer_ops"] = _names(self._of("update"))
         if self._device.type == "cuda":
-            found.update({} if self._pinned is None else {"pinned": self._pinned})
+            found["pinned"] = self._pinned
             found.update({name: self._of("copy")[name] > 0 for name in ("non_blocking", "side_stream")})
         return found
 

@@ -252,7 +252,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-DATA = TensorDataset(torch.randn(64, 4, generator=torch.Generator().manual_seed(0)))
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return X[index] + AUGMENTS * torch.randn(4), index
+
+DATA = Augmented()
 SPACE = {"micro_batch_size": [8, 16], "batch_size": [16]}
 OBJECTIVES = {"error": "min"}
 
@@ -260,20 +268,24 @@ def train(run):
     net = nn.Sequential(nn.Linear(4, 8), NORM, nn.Linear(8, 4))
     optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
     run.prepare(net, optimizer)
-    for (x,) in run.batches(DataLoader(DATA, shuffle=True, **run.loader())):
-        noise = NOISE * torch.randn_like(x)
+    for x, _ in run.batches(DataLoader(DATA, shuffle=True, **run.loader())):
+        noise = torch.NOISE_like(x)
         run.backward((net(x + noise) - noise).square().mean(), optimizer)
         if run.evaluate_now:
             run.report(error=1.0)
 """
 
 
-@pytest.mark.parametrize(("norm", "noise", "is_found"), [("ReLU()", 1.0, False), ("BatchNorm1d(8)", 0.0, True)])
+@pytest.mark.parametrize(
+    ("norm", "noise", "augments", "is_found"),
+    [("ReLU()", "randn", 0.0, False), ("ReLU()", "zeros", 1.0, False), ("BatchNorm1d(8)", "zeros", 0.0, True)],
+)
 def test_noise_of_a_loop_of_ones_own_is_not_taken_for_what_a_knob_changes(
-    norm: str, noise: float, is_found: bool, tmp_path: Path
+    norm: str, noise: str, augments: float, is_found: bool, tmp_path: Path
 ) -> None:
-    path = tmp_path / f"noisy_{is_found}.py"
-    path.write_text(NOISY_LOOP.replace("NORM", f"nn.{norm}").replace("NOISE", str(noise)))
+    path = tmp_path / f"noisy_{noise}_{augments:.0f}.py"
+    text = NOISY_LOOP.replace("NORM", f"nn.{norm}").replace("NOISE", noise)
+    path.write_text(text.replace("AUGMENTS", str(augments)))
     own = load(str(path))
     assert isinstance(own, OwnLoop)
     resident = own_loop.OwnResident(own)

@@ -119,3 +119,5 @@ class StudyCallback(TrainerCallback):
         """Reports what `compute_metrics` returned."""
         found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
         self._run.report(**{name: found[name] for name in self._run.objectives if name in found})
+        if control.should_save:
+            self._run.rests()

@@ -84,7 +84,7 @@ def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: 
     budget, limit_s, since = config.budget.confirm, config.search.max_time_s, began(records, "confirm")
     windows_s = [finite(r.get("wall_s")) or budget.window_s for r in records[since:] if r.event == "window"]
     whole_s = [finite(r.get("train_s")) or training_s for r in records if r.event == "trial" and r["outcome"] == "ok"]
-    took = [finite(r.get("train_s")) or training_s for r in records[since:] if r.event == "confirmed"]
+    took = [finite(r.get("train_s")) or training_s for r in records if r.event == "confirmed"]
     trainings_s = 0.0
     if whole_s and not windows_s:
         trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})

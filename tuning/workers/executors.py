@@ -32,7 +32,7 @@ def prepare(config: StudyConfig) -> None:
     if config.cluster:
         _choose("a user's cluster")
         join_another(insecure=config.insecure_cluster)
-    elif config.dashboard or (config.card.device != "cuda" and not one_at_a_time(config)):
+    elif config.dashboard or (config.search.trials and config.card.device != "cuda" and not one_at_a_time(config)):
         _choose("a Ray of its own")
     if config.cluster or config.dashboard or not one_at_a_time(config):
         _ray()
