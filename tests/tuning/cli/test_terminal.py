@@ -262,6 +262,7 @@ def test_a_terminal_that_goes_away_ends_nothing(records, study):
     gone = os.fdopen(child, "w", encoding="utf-8")
     terminal = Terminal(0, out=io.StringIO(), err=gone, env={"TERM": "dumb"})
     terminal.warning("before")
+    assert b"before" in os.read(parent, 100)
     os.close(parent)
     terminal.warning("after")
     terminal.left("the best so far is kept")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import io
 import math
 import shlex
@@ -11,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,6 +34,7 @@ from tuning.study.limits import Limits
 from tuning.workers import executors, machine
 from tuning.workers.nodes import Node
 from tuning.workers.worker import Worker
+from tuning.workers.worker_config import WorkerConfig
 
 FINISHED = "20261121-103412-3f2a"
 FACTS = {
@@ -476,6 +479,23 @@ def test_what_the_time_cut_of_the_kinds_is_measured_by_a_study_that_goes_on(tmp_
     assert table()["micro_batch_size"].kind == "system"
     made.measure_kinds(Compared())  # type: ignore[arg-type]
     assert table()["micro_batch_size"].kind == "both"
+    journal.close()
+
+
+def test_workers_know_how_many_trials_run_beside_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By it a trial's energy is told, and a RAM cache leaves room; on a card it is known behind the probes alone."""
+    seen: list[WorkerConfig] = []
+    fake = SimpleNamespace(
+        RayCluster=lambda **_: contextlib.nullcontext(), RayExecutor=lambda worker, name: seen.append(worker)
+    )
+    monkeypatch.setattr(executors, "_chosen", [])
+    monkeypatch.setattr(executors, "_ray", lambda: fake)
+    made, journal, _ = opened(tmp_path, "concurrency=3", started=time.monotonic())
+    setting = dataclasses.replace(setup.setting_of(made._config), slots=1)
+    with executors.executor(
+        made._config, made._limits.plan(), cast(Worker, SimpleNamespace(end=lambda: None)), setting
+    ):
+        assert [one.slots for one in seen] == [3]
     journal.close()
 
 
