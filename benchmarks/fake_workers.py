@@ -73,7 +73,7 @@ def decisions(trials: int, seed: int, profile: cProfile.Profile | None = None) -
         learned = guard(journal.records, None)
         probing = config.budget.probe.model_copy(update={"max_time_s": 60.0})
         ProbeStage(machine, config.space, journal, learned, probing, clock=_no_time).run({}, lambda r: None)
-        terms = SearchTerms("staged", trials, None, seed, 2, {"accuracy": "max"}, tolerance=0.01)
+        terms = SearchTerms("staged", trials, None, seed, 2, {"accuracy": "max"})
         scheduler = TrialScheduler(journal, config.space, learned, terms, PLAN, lambda r: None)
         known, begun, begun_cpu = len(journal.records), time.perf_counter(), time.process_time()
         if profile is not None:

@@ -1,7 +1,7 @@
 """Which way of searching finds the better pick, as shipped: whole studies from the command line, judged on fresh seeds.
 
     python -m benchmarks.samplers --workloads signals headpose nli --seeds 3 --time 240 --budget-s 3600
-    python -m benchmarks.samplers --ways "probes, model" "before" --checkout "before=../older" --extra budget=full
+    python -m benchmarks.samplers --ways "shipped" "before" --checkout "before=../older" --extra budget=full
 
 A cell is a workload, a search seed and a way: `python -m tuning.run workload=W search.seed=S search.max_time=T` with
 the way's overrides, or Ray Tune's own search (`benchmarks.ray_peer`), in equal wall time. Then the pick, and where
@@ -47,8 +47,6 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "probes, tpe": ("search.sampler=tpe",),
     "probes, gp": ("search.sampler=gp",),
     "probes, tpe, no pruner": ("search.sampler=tpe", "search.pruner=none"),
-    "probes, model, no pruner": ("search.sampler=model", "search.pruner=none"),
-    "probes, model": ("search.sampler=model",),
     "shipped": (),
 }
 """Overrides of each way, the simplest first."""

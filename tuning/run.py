@@ -55,8 +55,7 @@ settings (key=value, in any order), with what they are without you in brackets
                           ended, and tried once more [60s]
   search.strategy=staged  staged: probe, then train; joint: one flat space
                           [staged]
-  search.sampler=NAME     model: a Gaussian process of the quality over known
-                          speeds; tpe, gp (Optuna's), random [model]
+  search.sampler=NAME     who proposes: tpe, gp (Optuna's) or random [tpe]
   search.pruner=NAME      which trials stop at the budget's rungs [rungs]
 PRUNERS
   search.seed=N           seed of everything [0]

@@ -22,7 +22,7 @@ from tuning.config.shareable import MASK, is_secret
 from tuning.journal.records import Journal, Record, last, read, trials, writer_of
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, require_known
 from tuning.report import export, report, summary, text
-from tuning.search import ablate, ablation
+from tuning.search import ablation
 from tuning.workers import machine, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -71,14 +71,14 @@ def main(argv: Sequence[str]) -> int:
         facts = profiler.describe(found.best.config)["device"]
         of = {"best": dict(found.best.config), name: dict(before), "device": facts, "window_s": asked.window}
         journal.append("ablation", device=facts, rounds=asked.rounds, window_s=asked.window, idle=idle, of=of)
-        left = sum(1 for _ in ablate.lacking(journal.records, pairs, asked.rounds))
+        left = sum(1 for _ in ablation.lacking(journal.records, pairs, asked.rounds))
         minutes = math.ceil(left * 2 * (asked.window + 1.5) / 60)
         line(messages, f"{len(pairs)} pairs, {asked.rounds} rounds, about {minutes} minutes")
 
         def told(record: Record) -> None:
             line(messages, text.ablation_round(record))
 
-        ablate.measure(profiler, journal, pairs, asked.rounds, asked.window, told)
+        ablation.measure(profiler, journal, pairs, asked.rounds, asked.window, told)
         whole = summary.from_records([*records, *journal.records])
     export.write_all(whole, folder)
     report.write_report(whole, folder / "report.html")

@@ -60,7 +60,6 @@ def _search_left_s(records: Sequence[Record], config: StudyConfig, training_s: f
     """Returns what the trials that are left take in their slots, by the mean of those that ended."""
     ended = [r for r in records if r.event == "trial"]
     left: int = config.search.most_trials - len({r["trial"] for r in ended} - trained_beside(records))
-    left -= sum(r.event == "refused" and r["stage"] == "search" for r in records)
     study = last(records, "study")
     slots: int = (whole(study.get("concurrency")) if study else None) or 1
     if not ended:

@@ -159,9 +159,8 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
     if stage == "probe":
         return sum(r.event == "probe" for r in records), None
     if stage == "search":
-        ended = {str(r["trial"]) for r in records if r.event == "trial"} - trained_beside(records)
-        refused = sum(r.event == "refused" and r["stage"] == "search" for r in records)
-        return len(ended) + refused, config.search.most_trials
+        ended = {str(r["trial"]) for r in records if r.event in ("trial", "refused") and r.get("trial")}
+        return len(ended - trained_beside(records)), config.search.most_trials
     if stage != "confirm":
         return 0, None
     budget = config.budget.confirm

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 Strategy = Literal["staged", "joint"]
-SamplerName = Literal["model", "tpe", "gp", "random"]
+SamplerName = Literal["tpe", "gp", "random"]
 PrunerName = Literal["rungs", "none"]
 
 PRUNERS: Mapping[PrunerName, str] = {

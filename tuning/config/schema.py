@@ -221,8 +221,8 @@ class SearchSection(Section):
     probes alone, the fastest settings that change nothing learned.
 
     `strategy` says what is proposed: staged, learning and "both" knobs, with the fastest system knobs that were probed;
-    joint, every knob. `sampler` proposes: model (a Gaussian process of the quality over known speeds; TPE in a joint
-    search), tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs (`choices.PRUNERS`).
+    joint, every knob. `sampler` proposes: tpe, gp (Optuna's) or random. `pruner` stops trials at the budget's rungs
+    (`choices.PRUNERS`).
     """
 
     trials: Annotated[int | Literal["auto"], BeforeValidator(_trials)]
@@ -232,7 +232,7 @@ class SearchSection(Section):
     hang_time_s: Annotated[float, Field(gt=0, le=_DAY_S), BeforeValidator(duration_s)] = Field(60.0, alias="hang_time")
     strategy: Strategy
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
-    sampler: SamplerName = "model"  # runs of earlier versions did not record these two
+    sampler: SamplerName = "tpe"  # runs of earlier versions did not record these two
     pruner: PrunerName = "rungs"
 
     @property

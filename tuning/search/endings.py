@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +11,6 @@ from tuning.journal.records import Journal, Record
 from tuning.memory.groups import learn, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
-from tuning.search.acquisition import Qualities
 from tuning.search.sampler import Observation
 from tuning.search.throughput import SAMPLES_PER_S
 
@@ -28,6 +29,38 @@ _KEPT = (
     ),
     *("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire", "node"),
 )
+
+
+class Qualities:
+    """What trials came to in the first quality, from which that of a stopped one is guessed."""
+
+    def __init__(self) -> None:
+        self._at_rungs: dict[str, dict[int, float]] = {}
+        self.whole: dict[str, float] = {}
+        """Of trials that came to their end."""
+
+    def rung(self, trial: str, samples: int, value: float | None) -> None:
+        """Takes a quality on the way."""
+        if value is not None and math.isfinite(value):
+            self._at_rungs.setdefault(trial, {})[samples] = value
+
+    def ended(self, trial: str, value: float | None) -> None:
+        """Takes the end of a whole training."""
+        if value is not None and math.isfinite(value):
+            self.whole[trial] = value
+
+    def guess(self, trial: str) -> float | None:
+        """Returns what a stopped trial would have come to, None where nothing says.
+
+        After its last rung it is expected to gain what the whole ones that passed that rung did, in the median.
+        """
+        own = self._at_rungs.get(trial)
+        if not own:
+            return None
+        last = max(own)
+        rungs = self._at_rungs
+        gains = [end - rungs[t][last] for t, end in self.whole.items() if last in rungs.get(t, {})]
+        return own[last] + statistics.median(gains) if gains else None
 
 
 def measured(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,6 +100,5 @@ def observation(record: Record, objective: str, qualities: Qualities, guard: Mem
         return Observation(overshoot_bytes=max(1, least_bytes, guard.overshoot_bytes(verdict)))
     values = {SAMPLES_PER_S: record.get(SAMPLES_PER_S), **dict(record.get("values") or {})}
     if ended in (Outcome.STOPPED, Outcome.CUT):
-        guess = qualities.guess(record["trial"])
-        values[objective] = None if guess is None else qualities.value(guess)
+        values[objective] = qualities.guess(record["trial"])
     return Observation(values, failed=ended not in (Outcome.OK, Outcome.STOPPED, Outcome.CUT))

@@ -13,7 +13,7 @@ from tuning.config.space import Space
 class Present:
     """The knobs that `before` is trained with, and whether the space has them: else it is beside the search.
 
-    What is beside the search is no candidate for the pick, and neither sampler, pruner nor model hears of it.
+    What is beside the search is no candidate for the pick, and neither sampler nor pruner hears of it.
     """
 
     knobs: Mapping[str, Scalar]

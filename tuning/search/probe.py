@@ -157,6 +157,7 @@ class ProbeStage:
         fastest = max((rate for p in peers if (rate := p.at_batch_size(size)) is not None), default=0.0)
         p_oom = self._judged(knobs).p_oom
         found = self._profiler.probe(knobs, time_s, 0.0 if name else fastest)
+        found = {"cap_bytes": self._guard.cap_bytes, **found}
         record = self._journal.append("probe", name=name, config=knobs, p_oom=p_oom, **found)
         learn(self._guard, knobs, record.fields)
         return record

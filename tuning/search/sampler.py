@@ -1,15 +1,15 @@
 """Proposes configurations behind propose / observe, none of them twice; one live Optuna study holds what was seen.
 
-`model` (the default) shows a chooser (`search.acquisition`) TPE's proposal, random configurations and changes of good
-trials. `tpe` is Optuna's TPE (multivariate, grouped), `gp` its GPSampler, `random` draws. The sampler of each proposal
-is seeded by (seed, number of the proposal), so that a search rebuilt from its records goes on as the first would have.
+`tpe` (the default) is Optuna's TPE (multivariate, grouped), `gp` its GPSampler, `random` draws. The sampler of each
+proposal is seeded by (seed, number of the proposal), so that a search rebuilt from its records goes on as the first
+would have.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -23,21 +23,14 @@ from trainables.knobs import Scalar, is_active, table
 from tuning.config.cards import GIB_BYTES
 from tuning.config.choices import SamplerName
 from tuning.config.space import Choice, Parameter, Range, Space
-from tuning.search.throughput import SAMPLES_PER_S
 from tuning.stats.pareto import Mode
 
-Chooser = Callable[[Sequence[Mapping[str, Scalar]]], int]
-"""Returns the index of one of some configurations; the first is TPE's."""
 Key = tuple[tuple[str, Scalar], ...]
 
 STARTUP_TRIALS = 6
 """Random proposals before Optuna's samplers take over; Optuna's 10 are most of a small search."""
 ASKS, DRAWS = 4, 1_000
 """How often Optuna is asked for a configuration that nobody proposed, and random draws are made, before giving up."""
-DRAWN, CHANGED = 32, 32
-"""What a chooser is shown beside TPE's proposal: random configurations, and good trials with a knob or two changed."""
-CHANGE_SD = 0.15
-"""Standard deviation of a change of a number, as a share of its range."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ class Proposal:
 
 
 class Sampler:
-    """Proposes configurations of a space for `objectives`, of which the first quality counts as how good a trial is.
+    """Proposes configurations of a space for `objectives`.
 
     What did not fit violates the constraint `memory` by the GiB over the cap, what failed otherwise the constraint
     `failed`; both have the worst values seen, so that Optuna's samplers learn of them.
@@ -85,27 +78,20 @@ class Sampler:
         self._live: dict[int, optuna.Trial] = {}
         self._proposals = 0
         self._seen: set[Key] = set()
-        self._rows: list[list[float]] = []  # of what came to values, and its knobs
-        self._params_of: list[dict[str, Any]] = []
+        self._rows: list[list[float]] = []  # of what came to values
         both = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
         directions = [both[mode] for mode in self._objectives.values()]
         with _quiet(), _unannounced():
             self._study = optuna.create_study(directions=directions, sampler=self._optuna())
 
-    def propose(self, choose: Chooser | None = None) -> Proposal | None:
-        """Returns a configuration that was not proposed before, or None when a finite space has no other.
-
-        `choose` picks one once the initial design is spent: it is shown TPE's own, random ones, and changes of trials.
-        """
+    def propose(self) -> Proposal | None:
+        """Returns a configuration that was not proposed before, or None when a finite space has no other."""
         draw = np.random.default_rng([self._seed, self._proposals, 1])
         values = self._next_initial(draw)
         if values is None:
             values = self._asked()
-            if choose is not None:
-                shown = [*([values] if values else []), *self._others(draw)]
-                values = shown[choose(shown)] if shown else None
         if values is None and len(self._seen) < self._space.size():
-            drawn = (self._drawn(draw, {}, ()) for _ in range(DRAWS))
+            drawn = (self._drawn(draw, {}) for _ in range(DRAWS))
             values = next((found for found in drawn if _key(found) not in self._seen), None)
         return None if values is None else Proposal(self.adopt(values), values)
 
@@ -129,7 +115,6 @@ class Sampler:
         is_whole, fits = len(row) == len(found), observation.overshoot_bytes == 0
         if is_whole and fits and not observation.failed:
             self._rows.append(row)
-            self._params_of.append(trial.params)
         elif self._rows:
             signs = [1 if mode == "min" else -1 for mode in self._objectives.values()]
             row = [s * max(s * v for v in seen) for s, seen in zip(signs, zip(*self._rows, strict=True), strict=True)]
@@ -150,7 +135,7 @@ class Sampler:
 
     def _next_initial(self, draw: np.random.Generator) -> dict[str, Scalar] | None:
         while self._initial:
-            values = self._drawn(draw, self._initial.pop(0), ())
+            values = self._drawn(draw, self._initial.pop(0))
             if _key(values) not in self._seen:
                 return values
         return None
@@ -182,40 +167,12 @@ class Sampler:
                 return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
             return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True)
 
-    def _others(self, draw: np.random.Generator) -> list[dict[str, Scalar]]:
-        """Returns configurations not seen: some drawn, some that change one or two knobs of a good trial."""
-        found = [self._drawn(draw, {}, ()) for _ in range(DRAWN)]
-        good = self._good()
-        for _ in range(CHANGED if good else 0):
-            start = good[int(draw.integers(len(good)))]
-            changed = draw.choice(self._names, size=min(len(self._names), int(draw.integers(1, 3))), replace=False)
-            found.append(self._drawn(draw, start, list(map(str, changed))))
-        return [values for values in found if _key(values) not in self._seen]
-
-    def _good(self) -> list[dict[str, Scalar]]:
-        """Returns the better half of what ended, by the first quality."""
-        names = list(self._objectives)
-        place = next((n for n, name in enumerate(names) if name != SAMPLES_PER_S), 0)
-        sign = 1 if self._objectives[names[place]] == "min" else -1
-        order = sorted(range(len(self._rows)), key=lambda n: sign * self._rows[n][place])
-        return [self._params_of[n] for n in order[: (len(order) + 1) // 2]]
-
-    def _drawn(
-        self, draw: np.random.Generator, start: Mapping[str, Scalar], changed: Sequence[str]
-    ) -> dict[str, Scalar]:
-        """Returns `start` with those knobs, and what it lacks, drawn; numbers of ranges near where they were."""
+    def _drawn(self, draw: np.random.Generator, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Returns `start` with what it lacks drawn."""
         values: dict[str, Scalar] = {}
         for name in self._names:
-            if not is_active(name, {**self._space.fixed, **values}):
-                continue
-            parameter = self._space.parameters[name]
-            if name in start and name not in changed:
-                values[name] = start[name]
-            elif name in start and isinstance(parameter, Range):
-                place = parameter.place(float(start[name])) + CHANGE_SD * float(draw.standard_normal())
-                values[name] = parameter.at(min(max(place, 0.0), 1.0))
-            else:
-                values[name] = parameter.at(float(draw.random()))
+            if is_active(name, {**self._space.fixed, **values}):
+                values[name] = start[name] if name in start else self._space.parameters[name].at(float(draw.random()))
         return self._settled(values)
 
     # -- values and what Optuna holds of them --------------------------------------------------------------------------

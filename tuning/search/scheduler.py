@@ -20,14 +20,12 @@ from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search import endings
-from tuning.search.acquisition import Model, Qualities
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
 from tuning.search.other_kinds import PATIENCE, OtherKind, apart
 from tuning.search.present import present
 from tuning.search.protocols import Told, TrialPlan, TrialRequest
 from tuning.search.pruner import Decision, Pruner
-from tuning.search.rule import Baseline
 from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
 
@@ -38,8 +36,7 @@ OUT_OF_TIME = "the search's share of search.max_time is spent"
 class SearchTerms:
     """What the search may do: its most trials and its last moment (seconds of `clock`), None for no limit; its seed.
 
-    `tolerance` and `baseline` are those of the pick: the model proposes what may become it. `before`, where there is
-    one, is trained first and to its end, in the place of the plain start.
+    `before`, where there is one, is trained first and to its end, in the place of the plain start.
     """
 
     strategy: Strategy
@@ -48,10 +45,8 @@ class SearchTerms:
     seed: int
     eta: int
     objectives: Mapping[str, Literal["min", "max"]]
-    sampler: SamplerName = "model"
+    sampler: SamplerName = "tpe"
     pruner: PrunerName = "rungs"
-    tolerance: float | str = 0.0
-    baseline: Baseline | None = None
     before: Mapping[str, Scalar] | None = None
     clock: Callable[[], float] = time.monotonic
 
@@ -85,7 +80,7 @@ class TrialScheduler:
         self._names = tuple(searched.parameters)
         self._objective, mode = next(iter(terms.objectives.items()))
         self._sign = 1.0 if mode == "max" else -1.0
-        self._qualities = Qualities(mode)
+        self._qualities = endings.Qualities()
         objectives = (
             {self._objective: mode}
             if terms.sampler == "gp" and self._staged
@@ -100,10 +95,7 @@ class TrialScheduler:
         first = initial_design(space, self._names, begin, known, functools.partial(fits, guard))
         if self._before is not None and not self._before.is_inside:
             first = first[1:] or [{n: start[n] for n in self._names if n in start}]
-        name = "tpe" if terms.sampler == "model" else terms.sampler
-        self._sampler = Sampler(searched, objectives, terms.seed, name=name, initial=first)
-        ends = (plan.samples, terms.seed, terms.tolerance, terms.baseline)
-        self._model = Model(space, self._names, self._qualities, self._speed, *ends)
+        self._sampler = Sampler(searched, objectives, terms.seed, name=terms.sampler, initial=first)
         self._pruner = Pruner(plan.milestones[:-1], terms.eta, terms.pruner)
         self._numbers: dict[str, int] = {}
         self._live: dict[str, dict[str, Any]] = {}
@@ -160,7 +152,6 @@ class TrialScheduler:
         gone = self._refusal(pending.knobs, verdict, trial=pending.trial)
         if pending.trial in self._numbers:
             self._sampler.observe(self._numbers.pop(pending.trial), self._observation(gone))
-            self._model.ended(pending.trial, pending.knobs, None)
         self._told(gone)
         return False
 
@@ -321,8 +312,6 @@ class TrialScheduler:
         self._attempts[trial] += 1
         named = {"named": BEFORE, "beside": trial in self._beside} if self._is_before(applied) else {}
         self._live[trial] = {"knobs": applied, "ran": ran, "kind": kind}
-        if trial not in self._beside:
-            self._model.begun(trial, applied, self._speeds.of(applied) or self._speed(applied))
         self._journal.append(
             "trial_start",
             trial=trial,
@@ -342,17 +331,16 @@ class TrialScheduler:
         if self._retries:
             values = self._retries.pop(0)
             return Proposal(self._sampler.adopt(values), values)
-        has_model = self._terms.sampler == "model" and bool(self._speeds)
-        return self._sampler.propose(self._model.choose if has_model else None)
+        return self._sampler.propose()
 
     def _is_over(self) -> bool:
-        proposed = len(self._attempts.keys() - self._beside) + self._refused
+        begun, most = len(self._attempts.keys() - self._beside), self._terms.trials
         if self.stop_reason:
             return True
-        if proposed >= self._terms.trials:
-            self.stop_reason = f"all {self._terms.trials} trials were proposed"
-        elif self._is_late("") and proposed >= self._plan.concurrency:
-            spent = f"its share of search.max_time was spent after {proposed} of {self._terms.trials} trials"
+        if begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
+            self.stop_reason = f"all {most} trials were proposed"
+        elif self._is_late("") and begun + self._refused >= self._plan.concurrency:
+            spent = f"its share of search.max_time was spent after {begun} of {most} trials"
             self.stop_reason = f"{spent}; confirming takes the rest"
         return bool(self.stop_reason)
 
@@ -438,7 +426,7 @@ class TrialScheduler:
     # -- what was learned ----------------------------------------------------------------------------------------------
 
     def _teach(self, record: Record) -> None:
-        """Tells sampler and model how a trial ended."""
+        """Tells the sampler how a trial ended."""
         trial, outcome, knobs = record["trial"], record["outcome"], record["config"]
         if outcome == Outcome.OK:
             kind = record["kind"] if "ran" in record.fields else ""
@@ -448,11 +436,6 @@ class TrialScheduler:
             return
         if outcome == Outcome.OK:
             self._qualities.ended(trial, record["values"].get(self._objective))
-        elif outcome == Outcome.STOPPED:
-            self._qualities.stopped(trial)
-        elif outcome in (Outcome.DIVERGED, Outcome.CRASH):
-            self._qualities.failed(trial)
-        self._model.ended(trial, knobs, record.get(SAMPLES_PER_S))
         number = self._numbers.pop(trial, None)
         if number is not None:
             self._sampler.observe(number, self._observation(record))
@@ -477,13 +460,9 @@ class TrialScheduler:
         ended = [r for r in records if r.event in ("trial", "refused") and r.get("trial") not in again]
         latest = {r.get("trial"): r.seq for r in ended}
         for record in records:
-            if record.event in ("trial_start", "rung") and record["trial"] in self._beside:
-                self._attempts[record["trial"]] += record.event == "trial_start"
-            elif record.event == "trial_start":
+            if record.event == "trial_start":
                 self._attempts[record["trial"]] += 1
-                config = record["config"]
-                self._model.begun(record["trial"], config, self._speeds.of(config) or self._speed(config))
-            elif record.event == "rung" and record["trial"] in rates:
+            elif record.event == "rung" and record["trial"] in rates and record["trial"] not in self._beside:
                 milestone = max(m for m in self._plan.milestones if m <= record["samples"])
                 values, rate = record["values"], record.get(SAMPLES_PER_S) or rates[record["trial"]]
                 self._qualities.rung(record["trial"], milestone, values.get(self._objective))
@@ -492,9 +471,7 @@ class TrialScheduler:
                 self._teach(record)  # the guard was made of these records
                 self._retry(record)
             elif record.event == "refused" and record["stage"] == "search":
-                if trial := record.get("trial"):
-                    self._model.ended(trial, record["config"], None)
-                self._refused += trial is None
+                self._refused += record.get("trial") is None
                 self._sampler.replay(self._searched(record["config"]), self._observation(record))
         for trial, knobs in again.items():
             if trial not in self._beside:

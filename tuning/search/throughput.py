@@ -88,9 +88,6 @@ class Speeds:
         self._ratios: list[float] = []
         self._trained: list[tuple[Mapping[str, Scalar], float]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._groups)
-
     def ranked(self, knobs: Mapping[str, Scalar]) -> Sequence[SystemChoice]:
         """Returns the probed system knobs for a trial, the fastest first; none where nothing was probed.
 

@@ -18,7 +18,6 @@ from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
-from tuning.search.rule import best_baseline
 from tuning.search.scheduler import SearchTerms
 from tuning.search.throughput import Speeds, probed
 from tuning.workers import machine, slots
@@ -244,7 +243,6 @@ class Limits:
                     self._config.budget.confirm, self._configurations(), self.horizon(), rate
                 )
             deadline = self.ends_at - min(reserve_s, confirm.SHARE * search.max_time_s)
-        objective, mode = next(iter(objectives.items()))
         return SearchTerms(
             strategy=search.strategy,
             trials=search.most_trials,
@@ -254,8 +252,6 @@ class Limits:
             objectives=objectives,
             sampler=search.sampler,
             pruner=search.pruner,
-            tolerance=self._config.pick.tolerance,
-            baseline=best_baseline(self._facts.get("baselines") or {}, objective, mode),
             before=self.before(deadline),
         )
 

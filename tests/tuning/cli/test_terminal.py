@@ -85,7 +85,7 @@ def test_a_terminal_gets_a_live_view_and_what_each_stage_found(records, study):
     out, err = play(records, study, Tty)
     assert "\x1b[1mlength_bucketing=true" in out
     assert "\ntrial " not in err
-    assert "stage 3 of 5: search   12 of 12 trials" in err
+    assert "stage 3 of 5: search   11 of 12 trials" in err
     assert all(f" t{number:03d} " in err for number in range(11))
 
 

@@ -12,8 +12,7 @@ from tests.fakes import FormulaProfiler
 from tuning.journal.records import Journal
 from tuning.report import text
 from tuning.report.ablation_results import ablation_results
-from tuning.search.ablate import measure
-from tuning.search.ablation import pairs
+from tuning.search.ablation import measure, pairs
 
 BEFORE = {"batch_size": 32, "micro_batch_size": 8, "amp_dtype": "fp32", "set_to_none": False}
 BEST = {**BEFORE, "micro_batch_size": 32, "amp_dtype": "bf16", "set_to_none": True}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import optuna
@@ -122,12 +122,6 @@ def test_a_search_rebuilt_from_the_records_goes_on_as_the_first(name: SamplerNam
         assert rebuilt.propose() == first.propose()
 
 
-def test_what_was_replayed_is_not_proposed() -> None:
-    sampler = Sampler(Space({"num_workers": Choice((0, 2, 4))}), ONE, 0, initial=[{"num_workers": 2}])
-    sampler.replay({"num_workers": 2}, Observation({"accuracy": 1.0}))
-    assert {proposed(sampler).values["num_workers"] for _ in range(2)} == {0, 4}
-
-
 def test_a_replayed_value_that_the_space_lacks_is_left_out() -> None:
     sampler = Sampler(CARD, ONE, 0)
     sampler.replay({"num_workers": 8, "learning_rate": 1e-3}, Observation({"accuracy": 1.0}))
@@ -150,28 +144,3 @@ def test_optuna_stays_as_it_was_and_says_nothing(capfd: pytest.CaptureFixture[st
     finally:
         optuna.logging.set_verbosity(optuna.logging.INFO)
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_chooser_is_shown_tpes_proposal_first_and_changes_of_the_better_half() -> None:
-    shown: list[list[Mapping[str, Scalar]]] = []
-
-    def last(candidates: Sequence[Mapping[str, Scalar]]) -> int:
-        shown.append(list(candidates))
-        return len(candidates) - 1
-
-    sampler, seen = Sampler(CARD, BOTH, 3), list[Mapping[str, Scalar]]()
-    for _ in range(12):
-        plain = Sampler(CARD, BOTH, 3)
-        for values in seen:
-            plain.replay(values, measured(values))
-        expected, proposal = proposed(plain), sampler.propose(last)
-        assert proposal is not None
-        assert shown[-1][0] == expected.values
-        assert shown[-1][-1] == proposal.values
-        assert all(values not in seen for values in shown[-1])
-        seen.append(proposal.values)
-        sampler.observe(proposal.number, measured(proposal.values))
-    for candidates in shown:
-        for values in candidates:
-            assert CARD.complete(values)["learning_rate"] in CARD.parameters["learning_rate"]  # type: ignore[operator]
-            assert values["micro_batch_size"] in MICRO
