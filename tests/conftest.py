@@ -110,14 +110,6 @@ def every_knob() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def runs_dir(tmp_path: Path) -> Path:
-    """An empty folder in the place of runs/."""
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    return folder
-
-
 def is_local(family: int, address: Any) -> bool:
     """Returns whether a socket address is on this machine: a Unix socket, localhost or a loopback IP."""
     if family not in (socket.AF_INET, socket.AF_INET6):

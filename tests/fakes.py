@@ -258,7 +258,7 @@ class SpanBench(FormulaProfiler):
             "micro_step_s": whole_s - spans["optimizer_s"],
             "optimizer_step_s": spans["optimizer_s"],
             "spans": {**spans, "wall_s": whole_s, "micro_steps": 1, "steps": 1},
-            "telemetry": {"children_cpu_frac": 0.0},
+            "telemetry": {"machine_cpu_frac": 0.0},
         }
 
 

@@ -66,11 +66,9 @@ def test_the_page_is_that_of_the_table() -> None:
     )
 
 
-def test_other_names_and_short_names_belong_to_one_knob_each() -> None:
+def test_other_names_belong_to_one_knob_each() -> None:
     own = [text for name, row in EVERY.items() for text in (name, *row.also)]
     assert len(own) == len(set(own))
-    short = [row.short for row in EVERY.values() if row.short]
-    assert len(short) == len(set(short))
 
 
 def test_the_table_needs_no_torch() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainables.files import SHARED, write_whole
 from trainables.loop import State
-from trainables.resident import written
+from trainables.resident import plain, written
 
 POINTER = "checkpoint.json"
 _COUNTERS = ("samples", "steps", "epoch", "micro_batches_done", "evaluation_batch")
@@ -31,7 +31,10 @@ class CheckpointError(Exception):
 
 
 def save(state: State, folder: Path, *, identity: str) -> Path:
-    """Returns the written file; `identity` says which run it belongs to and is compared when it is loaded."""
+    """Returns the written file; `identity` says which run it belongs to and is compared when it is loaded.
+
+    Raises CheckpointError where the optimiser keeps something that is neither tensor nor number.
+    """
     tensors = _tensors(state)
     # Copies, since safetensors refuses tensors that share memory, as the map of 8-bit AdamW does with every parameter.
     payload = save_tensors({name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()})
@@ -42,6 +45,9 @@ def save(state: State, folder: Path, *, identity: str) -> Path:
         "sha256": hashlib.sha256(payload).hexdigest(),
         "identity": identity,
         "scaler": state.scaler.state_dict(),
+        "numbers": [name for name, value in _optimizer_state(state).items() if not isinstance(value, Tensor)],
+        "groups": [_kept(group) for group in state.optimizer.param_groups],
+        "plain": {name: plain(module) for name, module in state.model.named_modules()},
         **{name: getattr(state, name) for name in _COUNTERS},
     }
     write_whole(folder / POINTER, json.dumps(pointer, indent=1).encode(), mode=SHARED)
@@ -93,9 +99,8 @@ def trained_tensors(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, 
 
 def _tensors(state: State) -> dict[str, Tensor]:
     tensors = {f"model.{name}": t for name, t in trained_tensors(state.model, state.marks).items()}
-    for index, parameter in enumerate(_optimized(state)):
-        for name, value in state.optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
+    for name, value in _optimizer_state(state).items():
+        tensors[name] = torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else torch.as_tensor(value)
     tensors["random.cpu"] = torch.get_rng_state()
     if state.device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(state.device)
@@ -111,6 +116,9 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
         if other is None or (other.shape != tensor.shape and name not in buffers):
             found = "nothing" if other is None else f"shape {tuple(other.shape)}"
             raise CheckpointError(f"checkpoint has {found} for {name}, the model has shape {tuple(tensor.shape)}")
+    if len(pointer["groups"]) != len(state.optimizer.param_groups):
+        groups = f"{len(pointer['groups'])} groups of parameters, the optimizer {len(state.optimizer.param_groups)}"
+        raise CheckpointError(f"checkpoint has {groups}")
     with torch.no_grad():
         for name, tensor in own.items():
             if tensor.shape == (other := stored[f"model.{name}"]).shape:
@@ -123,11 +131,16 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
             parameter = parameters[int(index)]
-            if not tensor.dim() and not tensor.is_floating_point():  # bitsandbytes counts its steps in Python
-                state.optimizer.state[parameter][name] = int(tensor)
+            if key in pointer["numbers"]:  # bitsandbytes counts its steps in Python
+                state.optimizer.state[parameter][name] = tensor.item()
                 continue
             on_device = name != "step" or steps_on_device
             state.optimizer.state[parameter][name] = tensor.to(parameter.device) if on_device else tensor
+    for group, kept in zip(state.optimizer.param_groups, pointer["groups"], strict=True):
+        group.update(kept)  # some optimisers keep what they have learned there, such as Prodigy its rate
+    for name, module in state.model.named_modules():
+        for attribute, value in pointer["plain"].get(name, {}).items():
+            setattr(module, attribute, value)
     state.scaler.load_state_dict(pointer["scaler"])
     torch.set_rng_state(stored["random.cpu"])
     if "random.cuda" in stored and state.device.type == "cuda":
@@ -145,6 +158,24 @@ def _make_buffers(state: State, stored: Mapping[str, Tensor]) -> None:
                 setattr(module, name, other.to(state.device))
 
 
+def _optimizer_state(state: State) -> dict[str, Tensor | float]:
+    """Returns what the optimiser keeps of each parameter, by the name that it has in the file."""
+    found: dict[str, Tensor | float] = {}
+    for index, parameter in enumerate(_optimized(state)):
+        for name, value in state.optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor | int | float):
+                who = type(state.optimizer).__name__
+                raise CheckpointError(f"{who} keeps a {type(value).__name__}, {name}, which no checkpoint holds")
+            found[f"optimizer.{index}.{name}"] = value
+    return found
+
+
+def _kept(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the numbers and words of a group of parameters, without how its device is to take a step."""
+    of_the_device = ("fused", "foreach", "capturable")
+    return {n: v for n, v in group.items() if isinstance(v, int | float | str) and n not in of_the_device}
+
+
 def _optimized(state: State) -> list[Tensor]:
     return [p for group in state.optimizer.param_groups for p in group["params"]]
 
@@ -152,7 +183,11 @@ def _optimized(state: State) -> list[Tensor]:
 def _pointer(folder: Path) -> dict[str, Any]:
     try:
         pointer = json.loads((folder / POINTER).read_text(encoding="utf-8"))
-        missing = [n for n in ("file", "sha256", "identity", "scaler", *_COUNTERS) if n not in pointer]
+        missing = [
+            n
+            for n in ("file", "sha256", "identity", "scaler", "numbers", "groups", "plain", *_COUNTERS)
+            if n not in pointer
+        ]
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder / POINTER} cannot be read: {error}") from error
     if missing:

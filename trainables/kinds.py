@@ -136,7 +136,7 @@ def _watching(
 
     def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         own = (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None)
-        seen.gradients.append({names.get(id(p), "?"): p.grad.detach().clone() for p in own})
+        seen.gradients.append({names.get(id(p), "?"): p.grad.detach().to("cpu", copy=True) for p in own})
 
     with contextlib.ExitStack() as stack:
         # Behind the step: a framework may hand it a closure, in which the gradients come about.
@@ -155,7 +155,7 @@ def _watching(
     for name, module in model.named_modules():
         for own, buffer in module.named_buffers(recurse=False):
             if buffer.is_floating_point():
-                seen.buffers[_label(name, module), own] = buffer.detach().clone()
+                seen.buffers[_label(name, module), own] = buffer.detach().to("cpu", copy=True)
 
 
 def _label(name: str, module: nn.Module) -> str:
@@ -170,7 +170,7 @@ def _told(seen: _Seen, label: str, shared: float) -> Callable[..., None]:
             return
         tensor = next(iter(tensors_of(given)), None)
         if tensor is not None and tensor.dim() > 0 and tensor.is_floating_point():
-            seen.calls.append((label, tensor.detach()[: round(len(tensor) * shared)].clone()))
+            seen.calls.append((label, tensor.detach()[: round(len(tensor) * shared)].to("cpu", copy=True)))
 
     return called
 

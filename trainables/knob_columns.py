@@ -217,7 +217,7 @@ class Knob:
 
     Further columns are for the rows of the loop: `acts_in` are the modules of `trainables` that act on it. `seen` reads
     it back from a first step, None where it leaves no trace there. `claimed` names the documents that recommend it
-    (docs/knobs.md). `remedies` are by what bounds a step. `short` heads a column of trials, "" for its name; `also` are
+    (docs/knobs.md). `remedies` are by what bounds a step. `also` are
     other names that people use.
     """
 
@@ -235,7 +235,6 @@ class Knob:
     requires: Requires | None = None
     rules: tuple[DeviceRule, ...] = ()
     remedies: Mapping[Bound, Remedy] = field(default_factory=dict)
-    short: str = ""
     also: tuple[str, ...] = ()
     shapes_model: bool = False
     auto: tuple[Scalar, ...] = ()

@@ -74,7 +74,7 @@ class Knobs:
     batch_size: int = _row(Knob(
         32, "learning", Domain(int, low=1, high=65_536), "Samples of one optimiser step.",
         acts_in=("batches", "loop"), memory="step", span="optimizer", claimed="A B C D E",
-        seen=read.equal("batch_size", "batches of {}"), short="batch", also=("bs", "batch"),
+        seen=read.equal("batch_size", "batches of {}"), also=("bs", "batch"),
         remedies={"optimizer": lambda own, _: 2 * own.batch_size},  # fewer steps for the same samples
     ))
     micro_batch_size: int = _row(Knob(
@@ -83,7 +83,7 @@ class Knobs:
         "optimiser step, so it sets memory and speed, not the meaning of the batch. With devices_per_trial it is "
         "that of all devices together.",
         acts_in=("batches", "loop"), memory="step", span="compute", claimed="A B D, as accumulation",
-        seen=read.micro_batch_size, short="micro", auto=tuple(2**n for n in range(17)),
+        seen=read.micro_batch_size, auto=tuple(2**n for n in range(17)),
         also=("micro_batch", "gradient_accumulation_steps", "accumulate_grad_batches"),
         remedies={"launch": lambda own, _: min(own.batch_size, 2 * own.micro_batch_size)},
     ))
@@ -144,7 +144,7 @@ class Knobs:
     amp_dtype: str = _row(Knob(
         "fp32", "both", Domain(str, values=_DTYPES), "Type of autocast; fp32 is no autocast, fp16 adds a GradScaler.",
         acts_in=("precision",), memory="group", span="compute", claimed="A B D E: fp16; C: bf16",
-        seen=read.amp_dtype, short="type", also=("amp", "dtype", "precision"), auto=_DTYPES,
+        seen=read.amp_dtype, also=("amp", "dtype", "precision"), auto=_DTYPES,
         rules=(
             card_types(*_DTYPES),
             capability(AMPERE, "bf16", "bf16"),
@@ -167,7 +167,7 @@ class Knobs:
     ))
     cudnn_benchmark: bool = _row(Knob(
         False, "system", FLAG, "Let cuDNN time its convolutions for each shape and keep the fastest; CUDA.",
-        acts_in=("precision",), memory="none", span="compute", claimed="D E", seen=read.cudnn_benchmark,
+        acts_in=("precision",), memory="minor", span="compute", claimed="D E", seen=read.cudnn_benchmark,
         rules=(cuda("cuDNN computes on CUDA devices only"),),
     ))
     channels_last: bool = _row(Knob(
@@ -245,7 +245,7 @@ class Knobs:
     ))
     learning_rate: float = _row(Knob(
         5e-4, "learning", Domain(float, low=0.0, high=1000.0, low_excluded=True), "Peak of the schedule.",
-        acts_in=("optim",), memory="none", span="none", claimed="E, with the batch", seen=None, short="rate",
+        acts_in=("optim",), memory="none", span="none", claimed="E, with the batch", seen=None,
         also=("lr",),
     ))
     weight_decay: float = _row(Knob(

@@ -294,5 +294,7 @@ def _hear(state: State, loading: Mapping[str, Any]) -> None:
         seen = phases(state.resident.workload, state.config)
         state.active = {**state.witness.facts(), **loading, "phases": seen}
         state.witness = None
-        if state.config.knobs.compile != "off" and state.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(state.device)  # the watched step was not compiled, and may take more
+        knobs = state.config.knobs
+        if (knobs.compile != "off" or knobs.cudnn_benchmark) and state.device.type == "cuda":
+            # The watched step was not compiled, and cuDNN tried workspaces of all sizes: it may take more than others.
+            torch.cuda.reset_peak_memory_stats(state.device)

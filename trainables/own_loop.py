@@ -136,8 +136,11 @@ def _begun(
     state.thread.start()
     try:
         _raised(state.baton.take())
-    except BaseException:
+    except Exception:
         end(state)
+        raise
+    except BaseException:  # Ctrl-C: not to be waited for, as it may be loading; it ends where it waits next
+        state.baton.go_on(is_over=True)
         raise
     resident.pass_samples, resident.drops_last = state.pass_samples, state.drops_last
     return state

@@ -61,7 +61,7 @@ class Resident:
             self._model = model.to(config.device)
             # On the host: a copy of all that trains would be held on the card for as long as the process lives.
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
-            self._first_plain = {name: _plain(module) for name, module in self._model.named_modules()}
+            self._first_plain = {name: plain(module) for name, module in self._model.named_modules()}
             self.marks = marks(self._model)
             self._model_key = key
             return self._model
@@ -146,7 +146,7 @@ class Resident:
         return validation_batches(dataset, collate, sizes, lengths)
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
+def plain(module: nn.Module) -> dict[str, Any]:
     """Returns the numbers that a module keeps beside its tensors, such as its count of steps."""
     return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
 

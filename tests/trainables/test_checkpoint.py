@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +69,64 @@ def test_a_run_with_an_optimizer_of_its_own_goes_on_where_an_unbroken_one_does(t
     config = Config(Knobs.of({"learning_rate": 0.05, "batch_size": 16}, table_of(Hooked())))
     whole, resumed = both(Hooked(), config, tmp_path)
     assert weights(resumed) == weights(whole)
+
+
+class Growing(torch.optim.SGD):
+    """Keeps in its group how many steps it took, each larger than the one before; of each weight what `keeps` makes."""
+
+    keeps: Callable[[], object] = staticmethod(lambda: torch.tensor(3))
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        """Takes the step."""
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            group["lr"] *= group["steps"]
+            for parameter in group["params"]:
+                self.state[parameter].setdefault("kept", self.keeps())
+        return super().step(closure)
+
+
+class Counted(torch.nn.Module):
+    """Sums whose forward pass counts itself, and warms up by that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.calls = torch.nn.Parameter(torch.ones(())), 0
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns shape (batch,) from (batch, time)."""
+        self.calls += self.training
+        return values.sum(dim=1) * self.scale * min(1.0, self.calls / 50)
+
+
+class Warming(Sums):
+    """Sums with a model that counts and an optimiser that does."""
+
+    def model(self, config: Config) -> torch.nn.Module:
+        """Returns the counting model."""
+        return Counted()
+
+    def optimizer(self, model: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
+        """Returns the counting optimiser."""
+        return Growing(model.parameters(), lr=1e-6)
+
+
+def test_what_a_model_and_an_optimizer_count_in_goes_on(tmp_path: Path) -> None:
+    config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 4}, table_of(Warming())))
+    whole, resumed = both(Warming(), config, tmp_path)
+    assert resumed.model.calls == whole.model.calls == 64
+    assert resumed.optimizer.param_groups[0]["steps"] == whole.optimizer.param_groups[0]["steps"] == 16
+    assert {type(own["kept"]) for own in resumed.optimizer.state.values()} == {torch.Tensor}
+    assert weights(resumed) == weights(whole)
+
+
+def test_what_no_checkpoint_holds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Growing, "keeps", staticmethod(dict))
+    config = Config(Knobs.of({"batch_size": 16}, table_of(Warming())))
+    state = stop_after(prepare(Resident(Warming()), config, Plan(samples=256, window_s=0.0)), 32)
+    with pytest.raises(checkpoint.CheckpointError, match=r"Growing keeps a dict, kept, which no checkpoint holds"):
+        checkpoint.save(state, tmp_path, identity="a")
+    assert list(tmp_path.iterdir()) == []
 
 
 class Wide(Sums):

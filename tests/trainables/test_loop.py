@@ -163,16 +163,6 @@ def test_same_seed_same_weights_other_seed_other_weights() -> None:
     assert weights(first) == weights(second) != weights(other)
 
 
-def test_a_resident_model_starts_every_trial_from_its_first_weights() -> None:
-    resident = Resident(Sums())
-    results = []
-    for _ in range(2):
-        state = prepare(resident, Config(Knobs(learning_rate=0.05, dropout=0.0)), Plan(samples=128))
-        list(train(state))
-        results.append((id(state.model), weights(state)))
-    assert results[0] == results[1]
-
-
 def test_what_a_module_counts_in_begins_anew_with_every_trial() -> None:
     class Warming(Adder):
         """Its output grows with the steps it has counted, as a warm-up does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -36,6 +37,7 @@ from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.config.resolve import checked_options, option_fault
+from tuning.config.shareable import MASK
 from tuning.memory import oom
 from tuning.report import text
 from tuning.search import runtime_check
@@ -103,6 +105,9 @@ def main(argv: Sequence[str]) -> int:
     asked = parser().parse_args(argv)
     numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
     best = best_file.read(Path(asked.source))
+    if lost := next((name for name, value in best.options.items() if value == MASK), ""):
+        what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
+        raise ConfigError(what, remedy="write it there")
     messages = console(sys.stderr, os.environ)
     out = asked.out if asked.out is not None else best.path.parent / "train"
     device = _device(asked.device)
@@ -119,6 +124,7 @@ def main(argv: Sequence[str]) -> int:
             atomic.folder(out, "--out"),
             contextlib.ExitStack() as ends,
         ):
+            ends.enter_context(_held(out))
             session = _session(best, device)
             ends.callback(session.peers.end)
             use(session.table)
@@ -170,7 +176,7 @@ def train(
         session.together(state)
     begun_at = state.samples
     with TrainingBar(messages, job.samples, state.samples) as bar:
-        windows, values = _run(job, state, signals, bar)
+        windows, values = _run(job, state, signals, bar, messages)
     plain = table().defaults  # best.yaml holds every knob; one at its default asks for nothing
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
     for said in runtime_check.disagreements(asked, state.active):
@@ -208,7 +214,7 @@ def _weights(state: training.AnyState) -> bytes | None:
     if state.model is None:
         return None
     trained = checkpoint.trained_tensors(state.model, state.marks)
-    return save_tensors({name: tensor.detach().cpu().contiguous() for name, tensor in trained.items()})
+    return save_tensors({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in trained.items()})
 
 
 def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> training.AnyState:
@@ -230,12 +236,13 @@ def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> training.A
 
 
 def _run(
-    job: TrainingJob, state: training.AnyState, signals: StopSignals, bar: TrainingBar
+    job: TrainingJob, state: training.AnyState, signals: StopSignals, bar: TrainingBar, messages: Console
 ) -> tuple[list[Window], dict[str, float]]:
     """Returns the windows and the last evaluation of training to the end; a signal ends it behind a whole window."""
     windows: list[Window] = []
     values: dict[str, float] = {}
-    saved = time.monotonic()
+    saved, keeps = time.monotonic(), isinstance(state, loop.State)
+    lost = "a loop of its own keeps no checkpoint"
     signals.at_once, signals.go_on = False, job.go_on
     try:
         for event in training.train(state):
@@ -245,12 +252,16 @@ def _run(
             windows.append(event)
             bar.moved(state.samples, event.samples_per_s, event.loss)
             due = time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples
-            if (due or signals.signum) and isinstance(state, loop.State):
-                checkpoint.save(state, job.out, identity=job.identity)
+            if (due or signals.signum) and keeps and isinstance(state, loop.State):
+                try:
+                    checkpoint.save(state, job.out, identity=job.identity)
+                except checkpoint.CheckpointError as error:
+                    keeps, lost = False, str(error)
+                    line(messages, f"note: trains without checkpoints: {lost}")
                 saved = time.monotonic()
                 signals.go_on = job.go_on
-            if signals.signum and not isinstance(state, loop.State):
-                said = f"; {state.samples} of {job.samples} samples are lost, for a loop of its own keeps no checkpoint"
+            if signals.signum and not keeps:
+                said = f"; {state.samples} of {job.samples} samples are lost, for {lost}"
                 raise Interrupted(signals.signum, said, f"begin again with: {job.again}")
             if signals.signum:
                 said = f"; saved at {state.samples} of {job.samples} samples"
@@ -282,6 +293,8 @@ def _telling(best: Best) -> Iterator[None]:
         if outcome is oom.Outcome.CRASH:
             raise user_code.error_of(user_code.failed(error), best.ref) from error
         short = outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM)
+        if oom.fault(error) is oom.CACHE:
+            raise PreflightError(str(error)[:300], remedy=f"ram_cache: false in {best.path.name}") from error
         remedy = "a larger card, or --device cpu" if short else "put back what it needs, or mend it"
         raise PreflightError(f"{best.ref} cannot start: {error}"[:300], remedy=remedy) from error
 
@@ -384,16 +397,40 @@ def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
         raise ConfigError(f"{out} holds a finished run", remedy="--out another folder, or --force to train again")
 
 
+@contextlib.contextmanager
+def _held(out: Path) -> Iterator[None]:
+    """Holds the folder against a second training into it; raises ConfigError where another process does."""
+    folder = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"--out {out} is in use by another training", remedy="--out another folder, or wait for it"
+            ) from None
+        except OSError:  # not every file system holds folders
+            pass
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a loader's process may have it, too, and outlive this
+            fcntl.flock(folder, fcntl.LOCK_UN)
+        os.close(folder)
+
+
 def _ended(error: BaseException, job: TrainingJob) -> TuningError:
     outcome = oom.Outcome.DIVERGED if isinstance(error, loop.Diverged) else oom.classify(error)
     if oom.fault(error) is oom.CACHE:
         return StoppedEarly(str(error)[:300], remedy=f"ram_cache: false in {job.best.path.name}")
     if outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM):
         micro = int(job.best.knobs["micro_batch_size"])
-        remedy = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name}" if micro > 1 else "a larger card"
+        half = f"halve knobs.micro_batch_size ({micro}) in {job.best.path.name} and begin again with --force"
+        remedy = half if micro > 1 else "a larger card"
         if "micro_batch_size changes what is learned" in str(job.best.measured.get("says")):
             remedy = f"a larger card; or {remedy}, which changes what is learned here"
         return StoppedEarly(f"out of memory: {error}"[:300], remedy=remedy)
     if outcome is oom.Outcome.CRASH and user_code.frames(error):
         return user_code.error_of(user_code.failed(error), job.best.ref)
-    return StoppedEarly(f"{outcome}: {type(error).__name__}: {error}"[:300], remedy=job.go_on)
+    again = (
+        f"a lower learning_rate in {job.best.path.name}, and --force" if outcome is oom.Outcome.DIVERGED else job.go_on
+    )
+    return StoppedEarly(f"{outcome}: {type(error).__name__}: {error}"[:300], remedy=again)

@@ -14,11 +14,11 @@ from tuning.config.errors import ConfigError, StoppedEarly
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
-def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
+def write_text(path: Path, text: str) -> Path:
     """Returns `path`, which now holds `text` and was at no moment half written.
 
-    Raises ConfigError where `path` is a symbolic link or a folder, exists and is not to be overwritten, or cannot be
-    written; StoppedEarly where the disk is full.
+    Raises ConfigError where `path` is a symbolic link or a folder, or cannot be written; StoppedEarly where the disk is
+    full.
     """
     if path.is_symlink():
         raise ConfigError(
@@ -26,8 +26,6 @@ def write_text(path: Path, text: str, *, overwrite: bool = True) -> Path:
         )
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", allowed="a file", remedy=f"write to {path / 'best.yaml'}")
-    if path.exists() and not overwrite:
-        raise ConfigError(f"{path} exists already", remedy="add --force, or name another file")
     try:
         return write_whole(path, text.encode())
     except OSError as error:

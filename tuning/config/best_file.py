@@ -162,7 +162,9 @@ def read(path: Path) -> Best:
     options = {name: at_home(value) for name, value in found.workload.options.items()}
     secrets = sorted(name for name, value in options.items() if value == MASK)
     if secrets:
-        warnings.append(f"{path.name} does not hold the secrets {', '.join(secrets)}: give them on the command line")
+        warnings.append(
+            f"{path.name} does not hold the secrets {', '.join(secrets)}: write them in its workload.options"
+        )
     ref, samples, seed = str(at_home(found.workload.ref)), found.train.samples, found.train.seed
     return Best(
         path, ref, options, dict(found.knobs), samples, seed, raw["measured"], raw["provenance"], tuple(warnings)

@@ -11,13 +11,19 @@ MASK = "***"
 
 # "max_tokens" is no secret and "hf_token" is one: the word must end the name or stand before a separator.
 _SECRET = re.compile(r"tokens?($|[_.-])|secret|password|key$", re.IGNORECASE)
+# Names of columns and fields of a data set.
+_OF_DATA = re.compile(
+    r"(^|[_.-])(label|text|image|input|target|sort|group|index|id|date|sample|feature)s?[_.-]?key$"
+    r"|tokens?[_.-](column|field|ids?|types?|lengths?|counts?)$",
+    re.IGNORECASE,
+)
 _ASSIGNED = re.compile(r"(?P<name>[\w.-]+)=(?P<value>\S+)")
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def is_secret(name: str) -> bool:
     """Returns whether an option of this name holds what must not be passed on."""
-    return _SECRET.search(name) is not None
+    return _SECRET.search(name) is not None and _OF_DATA.search(name) is None
 
 
 def masked(options: Mapping[str, Any]) -> dict[str, Any]:

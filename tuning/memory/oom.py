@@ -52,6 +52,8 @@ DRIVER = Fault("driver", Outcome.OOM, "micro_batch")
 LIBRARY = Fault("CUDA library", Outcome.OOM, "micro_batch")
 HOST = Fault("host allocator", Outcome.HOST_OOM, "micro_batch")
 HOST_IN_LOADER = Fault("host allocator in a loader process", Outcome.HOST_OOM, "fewer_workers")
+ENGINE = Fault("convolution without an engine", Outcome.OOM, "micro_batch")
+"""Each workspace that cuDNN tried was too large; with few samples, that no kernel computes such a convolution."""
 PINNED = Fault("page-locked memory", Outcome.HOST_OOM)
 CACHE = Fault("RAM cache", Outcome.HOST_OOM, "no_cache")
 RAY_MONITOR = Fault("Ray's memory monitor", Outcome.HOST_OOM)
@@ -84,6 +86,8 @@ _TEXTS: tuple[tuple[str, Fault], ...] = (
     (r"CU(?:BLAS|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED", LIBRARY),
     (r"CUBLAS_STATUS_NOT_INITIALIZED.*cublasCreate|CUDNN_STATUS_NOT_INITIALIZED", LIBRARY),  # no room for the handle
     (r"CUDNN_STATUS_(?:ALLOC|INTERNAL_ERROR_DEVICE_ALLOCATION)_FAILED|cuDNN.*\bALLOC_FAILED\b", LIBRARY),
+    (r"unable to find an engine to execute this computation", ENGINE),
+    (r"Cuda failure \d+ 'out of memory'", DRIVER),  # NCCL's
     (r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:is killed|exited)", LOADER_LOST),
     (r"DataLoader timed out after", LOADER_HUNG),
 )
@@ -171,7 +175,9 @@ def _of_one(error: BaseException) -> Fault | None:
         return PROCESS_LOST  # its text names the OOM killer among what may have happened, whatever did
     if "DataError" in names:
         return DATA
-    if ("ray", "RayTaskError") in types or not (type(error) is RuntimeError or names & {"AcceleratorError", "OSError"}):
+    if ("ray", "RayTaskError") in types or not (
+        type(error) is RuntimeError or names & {"AcceleratorError", "DistBackendError", "OSError"}
+    ):
         return None
     if isinstance(error, OSError) and (by_number := _of_number(error)) is not None:
         return by_number

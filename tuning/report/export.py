@@ -30,9 +30,7 @@ _GIT_TIMEOUT_S = 5
 
 
 @of_its_knobs
-def write_best(
-    summary: Summary, path: Path, *, name: str = "best", created: datetime | None = None, overwrite: bool = True
-) -> Path:
+def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
     """Returns `path`, where the configuration `name` now stands with what was measured and where it comes from.
 
     Raises NoUsableTrial where the run picked none, and ConfigError where the file cannot be written.
@@ -43,20 +41,20 @@ def write_best(
             f"run {summary.id} has no {name} configuration: nothing was measured yet",
             remedy=f"python -m tuning.run resume={summary.id}",
         )
-    body = _body(summary, named, created or datetime.now(UTC))
+    body = _body(summary, named, datetime.now(UTC))
     head = f"# The {name.replace('_', ' ')} configuration of run {plain(summary.id)}; it trains as it stands:\n"
     head += f"#   python -m tuning train --from {path.name}\n"
-    return atomic.write_text(path, head + best_file.text_of(body, str(path)), overwrite=overwrite)
+    return atomic.write_text(path, head + best_file.text_of(body, str(path)))
 
 
-def write_most_accurate(summary: Summary, folder: Path, *, created: datetime | None = None) -> list[Path]:
+def write_most_accurate(summary: Summary, folder: Path) -> list[Path]:
     """Returns most_accurate.yaml, written only where it is another configuration than the best.
 
     One that an earlier export of the same run left is removed where it is not.
     """
     path = folder / "most_accurate.yaml"
     if summary.most_accurate() is not None:
-        return [write_best(summary, path, name="most_accurate", created=created)]
+        return [write_best(summary, path, name="most_accurate")]
     if path.is_file() and not path.is_symlink():
         path.unlink()
     return []
@@ -69,7 +67,7 @@ def write_all(summary: Summary, folder: Path) -> list[Path]:
     return [best, *write_most_accurate(summary, folder), *given, write_front(summary, folder / "front.csv")]
 
 
-def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path:
+def write_front(summary: Summary, path: Path) -> Path:
     """Returns `path`, a CSV with a row for each trial that ended: outcome, objectives, speed, memory, knobs."""
     knobs = list(dict.fromkeys(name for t in summary.trials for name in t.config))
     picks = {named.trial: name for name, named in reversed(list(summary.named.items())) if named.trial}
@@ -84,7 +82,7 @@ def write_front(summary: Summary, path: Path, *, overwrite: bool = True) -> Path
         row += [trial.values.get(name) for name in objectives] + [getattr(trial, name) for name in figures]
         row += [trial.config.get(name) for name in knobs] + [trial.message]
         rows.writerow([_cell(value) for value in row])
-    return atomic.write_text(path, out.getvalue(), overwrite=overwrite)
+    return atomic.write_text(path, out.getvalue())
 
 
 def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:

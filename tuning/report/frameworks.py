@@ -152,9 +152,12 @@ def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
     found |= told.loader("dataloader_")
     if "amp_dtype" in told:
         found |= {"bf16": told["amp_dtype"] == "bf16", "fp16": told["amp_dtype"] == "fp16"}
-    for name, word in (("tf32", "tf32"), ("activation_checkpointing", "gradient_checkpointing")):
-        if told.asks(name, True):
-            found[word] = True
+    if told.asks("tf32", True):
+        found["tf32"] = True
+    elif "tf32" in told and not told.on_cpu and not told.asks("compile", "off"):
+        found["tf32"] = False  # with torch_compile it would be set
+    if told.asks("activation_checkpointing", True):
+        found["gradient_checkpointing"] = True
     if not told.asks("compile", "off"):
         found |= {"torch_compile": True, "torch_compile_mode": told["compile"]}
     if told.asks("non_blocking", True):

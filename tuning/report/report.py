@@ -29,9 +29,9 @@ REFRESH_S = 10
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
 
 
-def write_report(summary: Summary, path: Path, *, overwrite: bool = True) -> Path:
+def write_report(summary: Summary, path: Path) -> Path:
     """Returns `path`, where the report now stands; raises ConfigError where it cannot be written."""
-    return atomic.write_text(path, render(summary), overwrite=overwrite)
+    return atomic.write_text(path, render(summary))
 
 
 @of_its_knobs

@@ -36,6 +36,8 @@ class DeviceMemory:
         if self._cuda:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.empty_cache()  # the limit is on what is reserved, which an earlier trial may have left
+            with contextlib.suppress(AttributeError):  # no public name, and none in a build without CUDA
+                torch._C._host_emptyCache()  # page-locked memory of batches of another size
             most_bytes = total if cap_bytes is None else cap_bytes
             if machine.is_wsl():
                 most_bytes = min(most_bytes, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
@@ -72,7 +74,7 @@ class DeviceMemory:
         if not self._cuda:
             return self._meter.wanted_bytes or None
         asked = requested_bytes(message)
-        return None if asked is None else torch.cuda.memory_allocated() + asked
+        return None if asked is None else torch.cuda.memory_reserved() + asked  # which is what the limit counts
 
     @contextlib.contextmanager
     def backstop(self, cap_bytes: int | None) -> Iterator[None]:

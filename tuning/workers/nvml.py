@@ -208,7 +208,6 @@ class NvmlCard:
         milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         return {
             "gpu_sm_frac": None if used is None else used.gpu / 100,
-            "gpu_memory_frac": None if used is None else used.memory / 100,
             "power_w": None if milliwatts is None else milliwatts / 1000,
             "temperature_c": _float(self._ask("nvmlDeviceGetTemperature", 0)),  # NVML_TEMPERATURE_GPU
             "sm_clock_mhz": _float(self._ask("nvmlDeviceGetClockInfo", 1)),  # NVML_CLOCK_SM

@@ -133,7 +133,7 @@ class Session:
         try:
             sanity.check(self.resident, config)
         except Exception as error:  # whatever a user's code raises
-            if oom.classify(error) in (Outcome.CRASH, Outcome.DATA):
+            if oom.classify(error) in (Outcome.CRASH, Outcome.DATA) or oom.fault(error) is oom.ENGINE:
                 raise
             self.recover(error)
             return {"untrained": {}}
@@ -182,18 +182,14 @@ class Session:
         `measured_alone` are the peaks of batches of one micro-step.
         """
         config = self.config(knobs)
-        model = self.contract.model(config)
-        sizes = {
-            "parameter_bytes": parameter_bytes(model),
-            "gradient_bytes": parameter_bytes(model, trainable_only=True),
-            "optimizer_bytes": state_bytes(model, config.knobs),
-        }
-        del model  # beside which another would stand where its forward pass changes it for good
+        sizes = dict.fromkeys(("parameter_bytes", "gradient_bytes", "optimizer_bytes"), 0)
         measured: list[tuple[int, int]] = []
         alone: list[tuple[int, int]] = []
         message = ""
         for micro_batch in micro_batches:
             try:
+                if not sizes["parameter_bytes"]:  # the model alone may be too large
+                    sizes = self._sizes(config)
                 self._clear()
                 ranks = self.setting.ranks
                 peak_bytes, alone_bytes = loop.peaks(self.contract, config, part_size(micro_batch, ranks))
@@ -201,7 +197,7 @@ class Session:
                     peak_bytes, alone_bytes = peak_bytes + sizes["gradient_bytes"], peak_bytes
                 measured.append((micro_batch, peak_bytes))
                 alone.append((micro_batch, alone_bytes))
-            except (RuntimeError, MemoryError) as error:
+            except Exception as error:  # whatever a user's code makes of it
                 if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM):
                     raise
                 message = str(error)
@@ -212,6 +208,14 @@ class Session:
             "measured": measured,
             "measured_alone": alone,
             "message": message,
+        }
+
+    def _sizes(self, config: workload.Config) -> dict[str, int]:
+        model = self.contract.model(config)
+        return {
+            "parameter_bytes": parameter_bytes(model),
+            "gradient_bytes": parameter_bytes(model, trainable_only=True),
+            "optimizer_bytes": state_bytes(model, config.knobs),
         }
 
     def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float = 0.0) -> dict[str, Any]:
@@ -383,12 +387,10 @@ class Session:
         own = self._clear()
         if isinstance(self.resident, OwnResident) and self.resident.kept_bytes is None:
             own = self.resident.kept_bytes = self.memory.held_bytes()
-        held = self.memory.reserved_bytes()
-        return {
-            "own_bytes": own,
-            "held_bytes": held,
-            "retire": left_behind(own, held, self.memory.limit_bytes(cap_bytes)),
-        }
+        reserved = self.memory.reserved_bytes()
+        # By the tensors: what the allocator's segments have beside them is there from loading on.
+        left = left_behind(own, self.memory.held_bytes(), self.memory.limit_bytes(cap_bytes))
+        return {"own_bytes": own, "held_bytes": reserved, "retire": left}
 
     def _clear(self) -> int:
         """Returns the bytes of the model, after a collection where more is held.

@@ -7,7 +7,6 @@ holds at its end, means over its own last sixth of a second to a second.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,14 +14,12 @@ from typing import Any
 
 import psutil
 
-from tuning.workers import machine
 from tuning.workers.nvml import NvmlCard
 
-MEANS = ("gpu_sm_frac", "gpu_memory_frac", "power_w", "sm_clock_mhz")
-"""Gauges summed up as means over time; `gpu_memory_frac` is the share of time in which its memory was accessed."""
-RATES = ("process_cores", "children_cores", "children_cpu_frac", "machine_cpu_frac", "steal_frac")
-"""Processor seconds a second: of this process, of its children (the loader's workers), of the children over the cores
-this process may use, of everything over all cores, and what other virtual machines took of them."""
+MEANS = ("gpu_sm_frac", "power_w", "sm_clock_mhz")
+"""Gauges summed up as means over time."""
+RATES = ("machine_cpu_frac", "steal_frac")
+"""Shares of the processor seconds of all cores: what was busy, and what other virtual machines took."""
 Counter = Callable[[], float]
 """Returns something that only grows."""
 
@@ -55,8 +52,6 @@ class TelemetryReader:
         self._is_alone = is_alone
         self._more = dict(counters or {})
         self._card = NvmlCard(nvml, uuid) if device == "cuda" else None
-        self._process = psutil.Process()
-        self._cores = machine.cores()
         self.begin()
 
     def begin(self) -> None:
@@ -74,12 +69,8 @@ class TelemetryReader:
         counters, wall_s = self._count(), max(now - self._opened, 1e-9)
         passed = {name: _less(value, self._counters[name]) for name, value in counters.items()}
         figures: dict[str, float | None] = {
-            "process_cores": _over(passed["process_s"], wall_s),
-            "children_cores": _over(passed["children_s"], wall_s),
-            "children_cpu_frac": _over(passed["children_s"], wall_s * self._cores),
             "machine_cpu_frac": _over(passed["busy_s"], passed["total_s"]),
             "steal_frac": _over(passed["steal_s"], passed["total_s"]),
-            **_memory(self._process),
         }
         throttled: frozenset[str] = frozenset()
         if self._card is not None:
@@ -94,9 +85,8 @@ class TelemetryReader:
     def summary(self) -> dict[str, Any]:
         """Returns the readings since `begin` as one plain dict, empty without any.
 
-        Their number and `wall_s`, means over time of `MEANS` and `RATES`, the highest `temperature_c` and `rss_bytes`,
-        the least `ram_available_bytes`, all of `energy_j` and of the given counters, each reason in `throttled`. Names
-        of the card are there on CUDA alone.
+        Their number and `wall_s`, means over time of `MEANS` and `RATES`, the highest `temperature_c`, all of
+        `energy_j` and of the given counters, each reason in `throttled`. Names of the card are there on CUDA alone.
         """
         readings = self._readings
         if not readings:
@@ -110,22 +100,11 @@ class TelemetryReader:
         return found
 
     def _count(self) -> dict[str, float | None]:
-        """Returns the counters, all in seconds but the energy; those of a child that ended pass to its parent."""
+        """Returns the counters, all in seconds but the energy."""
         times = psutil.cpu_times()
         # Linux counts the time of guests in that of users as well.
         total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        own = self._process.cpu_times()
-        children_s = own.children_user + own.children_system
-        # Not Process.children(), which walks all processes of the machine: the loader's workers are registered here.
-        for child in multiprocessing.active_children():
-            try:
-                spent = psutil.Process(child.pid).cpu_times()
-            except psutil.Error:
-                continue
-            children_s += spent.user + spent.system
         return {
-            "process_s": own.user + own.system,
-            "children_s": children_s,
             "busy_s": total_s - times.idle - getattr(times, "iowait", 0.0),
             "total_s": total_s,
             "steal_s": getattr(times, "steal", None),
@@ -140,14 +119,7 @@ class TelemetryReader:
         values = [v for v, _ in pairs]
         if name == "energy_j" or name in self._more:
             return sum(values)
-        return min(values) if name == "ram_available_bytes" else max(values)
-
-
-def _memory(process: psutil.Process) -> dict[str, float | None]:
-    return {
-        "rss_bytes": float(process.memory_info().rss),
-        "ram_available_bytes": float(machine.available_bytes()),
-    }
+        return max(values)
 
 
 def _less(now: float | None, before: float | None) -> float | None:

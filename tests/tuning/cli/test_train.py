@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shlex
 import signal
@@ -214,6 +216,34 @@ def test_a_file_of_data_that_is_gone_is_named_with_its_option(best: Path, capsys
     assert train(best, "--out", "out") == 2
     assert "best.yaml: workload.data=/nowhere/pairs.jsonl: " in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_a_secret_that_was_not_written_down_is_asked_for(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = yaml.safe_load(best.read_text(encoding="utf-8"))
+    edit(best, "workload", "options", {**body["workload"]["options"], "hub_token": "***"})
+    assert train(best, "--out", "out") == 2
+    assert "workload.options.hub_token is a secret, which was not written down" in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_a_folder_has_one_training_at_a_time(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    other = os.open("out", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert train(best, "--out", "out") == 2
+    assert "--out out is in use by another training" in capsys.readouterr().err
+    os.close(other)
+    assert train(best, "--out", "out") == 0
+
+
+def test_a_training_that_diverges_is_not_sent_back_to_its_checkpoint(
+    best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = best.parent / "signalling.py"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("return super().loss(model, batch)", "return super().loss(model, batch) / 0.0"))
+    assert train(best, "--out", "out") == 4
+    assert "a lower learning_rate in best.yaml, and --force" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_finished_or_unfinished_folder_is_not_overwritten_unasked(

@@ -304,8 +304,8 @@ def test_what_a_preset_sets_and_the_workload_lacks_is_left_out():
 
 
 def test_a_name_says_whether_it_holds_a_secret():
-    assert all(map(is_secret, ("hf_token", "token.file", "API_KEY", "db_password", "client_secret")))
-    assert not any(map(is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers")))
+    assert all(map(is_secret, ("hf_token", "token.file", "API_KEY", "wandb_key", "db_password", "client_secret")))
+    assert not any(map(is_secret, ("tokenizer", "max_tokenize", "keyboard", "layers", "label_key", "token_column")))
 
 
 def test_secrets_are_written_nowhere_and_are_given_again_to_a_resumed_run(own, tmp_path):

@@ -75,6 +75,16 @@ class AcceleratorError(RuntimeError):
         self.error_code = error_code
 
 
+NCCL_OOM = (
+    "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.27.3\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"
+)
+
+
+class DistBackendError(RuntimeError):
+    """Stands for torch.distributed.DistBackendError, which NCCL's errors come as."""
+
+
 class OutOfMemoryError(Exception):
     """A class of that name that is neither torch's nor Ray's."""
 
@@ -108,6 +118,8 @@ FAULTS = [
     (RuntimeError("CUDA driver error: out of memory"), oom.DRIVER),
     (RuntimeError("Triton Error [CUDA]: out of memory"), oom.DRIVER),
     (task_error(RuntimeError(DRIVER_OOM)), oom.DRIVER),
+    (DistBackendError(NCCL_OOM), oom.DRIVER),
+    (RuntimeError("FIND was unable to find an engine to execute this computation"), oom.ENGINE),
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), oom.LIBRARY),
     (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"), oom.LIBRARY),
     (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), oom.LIBRARY),

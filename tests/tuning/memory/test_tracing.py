@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from trainables import loop
 from trainables.knobs import Knobs
 from trainables.resident import Resident
-from trainables.workload import Config, load
+from trainables.workload import Config
 from tuning.memory.peaks import highest, peak_of
 from tuning.memory.prediction import Prediction
 from tuning.memory.tracing import eight_bit, shim, weightless, workspaces
@@ -215,23 +214,9 @@ def test_eight_bit_moments_take_a_byte_a_number_and_a_scale_a_block() -> None:
     assert {name: t.nbytes for name, t in optimizer.state[small].items()} == {"state1": 40, "state2": 40}
 
 
-def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(shim.NoShim, match=r"no C\+\+ compiler"):
-        shim.library()
-
-
 def test_the_library_is_not_loaded_into_a_process_that_has_torch(tmp_path: Any) -> None:
     with pytest.raises(RuntimeError, match="before torch"):
         shim.load(tmp_path / "any.so", (8, 6))
-
-
-def test_a_users_file_is_traced() -> None:
-    workload, config = load("tests/data/mine.py"), Config()
-    trace = predict(Job(workload, config), (5,)).traces[0]
-    assert (highest(trace)[1], peak_of(trace).alone_bytes) == real(workload, config, 5)
 
 
 def test_a_model_is_built_once_and_without_weights_while_operators_are_counted() -> None:

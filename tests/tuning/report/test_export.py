@@ -83,8 +83,6 @@ def test_a_symbolic_link_is_not_written_through(found, tmp_path):
 def test_places_that_cannot_be_written(found, best, tmp_path):
     with pytest.raises(ConfigError, match="is a folder"):
         export.write_best(found, tmp_path)
-    with pytest.raises(ConfigError, match="exists already"):
-        export.write_best(found, best, overwrite=False)
     with pytest.raises(ConfigError, match="cannot be written: No such file"):
         export.write_best(found, tmp_path / "nowhere" / "best.yaml")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["best.yaml"]
@@ -124,7 +122,7 @@ def test_secrets_and_the_home_folder_stay_at_home(records, tmp_path, monkeypatch
     read_back = best_file.read(path)
     assert (read_back.ref, read_back.options["data"]) == (f"{home}/mine.py", f"{home}/nli")
     assert (read_back.options["tokenizer"], read_back.options["max_tokens"]) == ("wordpiece", 64)
-    assert read_back.warnings == ("best.yaml does not hold the secrets hf_token: give them on the command line",)
+    assert read_back.warnings == ("best.yaml does not hold the secrets hf_token: write them in its workload.options",)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,11 @@ def test_lightning_loads_it_and_trains_a_step(tmp_path: Path, monkeypatch: pytes
     assert trainer.gradient_clip_val == 1.0
 
 
+def test_tf32_stays_off_where_compiling_would_set_it() -> None:
+    found = exported(best(compile="default", tf32=False), "transformers", Place(type="cuda")).settings
+    assert found["TrainingArguments"]["tf32"] is False
+
+
 def test_accelerate_loads_it_and_trains_a_step() -> None:
     pytest.importorskip("accelerate")
     from accelerate import Accelerator

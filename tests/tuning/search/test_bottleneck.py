@@ -163,4 +163,4 @@ def test_how_the_card_was_doing_is_told_in_a_line() -> None:
     slowed = {**gauges, "throttled": ["power cap", "too hot"]}
     assert card_words(slowed) == "93 % busy, 287 W, 71 C, 1,395 MHz; throttled: power cap, too hot"
     assert card_words({"gpu_sm_frac": 0.5, "power_w": None, "throttled": []}) == "50 % busy"
-    assert card_words({"rss_bytes": 5.0}) == card_words({}) == ""
+    assert card_words({"machine_cpu_frac": 0.5}) == card_words({}) == ""

@@ -7,8 +7,6 @@ import dataclasses
 import io
 import math
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.commands import MINE, ROOT
+from tests.commands import MINE
 from tests.fakes import FormulaProfiler
 from trainables.knobs import Scalar, kind_of, table
 from tuning import run
@@ -406,10 +404,6 @@ def test_a_run_is_gone_on_with_elsewhere_or_otherwise_only_by_force(tmp_path: Pa
     assert (tmp_path / "forced" / "config.yaml").exists(), "a run that was killed before it wrote that"
 
 
-def test_the_same_machine_data_and_code_is_no_difference(tmp_path: Path) -> None:
-    assert resumed(tmp_path, "false")["changed"] == []
-
-
 def test_a_folder_that_cannot_be_made_is_an_error_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "nli").touch()
@@ -670,17 +664,6 @@ def test_where_no_speed_was_probed_the_search_ends_before_running_trials_are_cut
     assert cut_at is not None
     assert deadline <= cut_at, "what begins later is cut at its first beat"
     journal.close()
-
-
-def test_a_study_says_its_first_word_without_torch_or_ray() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", "import sys, tuning.study; print({'torch', 'ray', 'pandas'} & set(sys.modules))"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    assert found.stdout == "set()\n"
 
 
 @pytest.mark.parametrize("asked", ["search.trials=0", "search.trials=4"])  # of the four, time left none
