@@ -17,6 +17,7 @@ from tuning.journal.records import Record
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import differing, plain
 from tuning.report.trial_views import SPEED
+from tuning.search.ablation import word
 from tuning.search.throughput import group_of, probed
 
 
@@ -74,7 +75,7 @@ def parts(
 def _ablated(over: str, model: Mapping[str, Any], ablation: Sequence[AblationResult]) -> float | None:
     """Returns what the ablation says of these knobs at the best: the product, where each was taken back to `model`."""
     own = {r.knobs: r for r in ablation if r.base == "best" and r.gain is not None}
-    if not all(n in own and own[n].instead_of == plain(value) for n, value in model.items()):
+    if not all(n in own and own[n].instead_of == word(value) for n, value in model.items()):
         return None
     return math.prod(r.gain.ratio for n, r in own.items() if n in model and r.gain is not None)
 

@@ -35,7 +35,7 @@ class AblationPair:
     def values(self) -> tuple[str, str]:
         """Returns what the knobs are with and without the optimisation, in words."""
         with_, without = Knobs.of(self.with_).as_dict(), Knobs.of(self.without).as_dict()
-        return "/".join(_word(with_[n]) for n in self.knobs), "/".join(_word(without[n]) for n in self.knobs)
+        return "/".join(word(with_[n]) for n in self.knobs), "/".join(word(without[n]) for n in self.knobs)
 
 
 def pairs(
@@ -123,5 +123,6 @@ def settled(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in full.items() if is_active(name, full)}
 
 
-def _word(value: Scalar) -> str:
+def word(value: Scalar) -> str:
+    """Returns a value as records of an ablation have it."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -5,10 +5,12 @@ import dataclasses
 import pytest
 
 from tests.tuning.report.test_summary import changed
+from trainables.knobs import Knob, KnobTable, using
 from tuning.journal.records import Record
 from tuning.report import export, sentences, summary
 from tuning.report.ablation_results import AblationResult
 from tuning.report.parts import Parts, parts
+from tuning.search.ablation import AblationPair
 from tuning.stats.uncertainty import Gain
 
 BEFORE = {"hidden_size": 128, "batch_size": 32, "micro_batch_size": 32, "num_workers": 0}
@@ -50,6 +52,13 @@ def test_the_ablation_goes_before_the_probes_where_it_took_the_knob_back_to_the_
     assert parts("before", BEST, BEFORE, PROBES, [own]).ground == "ablation"
     other = ablated("hidden_size", "64", "256", 1.8)
     assert parts("before", BEST, BEFORE, PROBES, [other]).ground == "probes"
+
+
+def test_the_ablation_of_a_fraction_that_shapes_the_model_is_found():
+    with using(KnobTable({"stretch": Knob(1.0, "both", values=(0.0005, 1.0), shapes_model=True)})):
+        new, old = {"batch_size": 32, "stretch": 1.0}, {"batch_size": 32, "stretch": 0.0005}
+        own = ablated("stretch", *AblationPair("best", ("stretch",), new, old).values(), 1.8)
+        assert parts("before", new, old, [], [own]).ground == "ablation"
 
 
 def test_what_was_not_measured_is_not_known():
