@@ -236,6 +236,37 @@ def test_a_folder_has_one_training_at_a_time(best: Path, capsys: pytest.CaptureF
     assert train(best, "--out", "out") == 0
 
 
+KEEPING = """
+    def optimizer(self, model, config):
+        import torch
+
+        class Keeping(torch.optim.SGD):
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        self.state[parameter]["kept"] = {}
+                return super().step(closure)
+
+        return Keeping(model.parameters(), lr=config.knobs.learning_rate)
+
+WORKLOAD"""
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_optimizer_that_no_checkpoint_holds_trains_without(
+    best: Path, interrupted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = best.parent / "signalling.py"
+    file.write_text(file.read_text(encoding="utf-8").replace("\nWORKLOAD", KEEPING))
+    if interrupted:
+        monkeypatch.setenv("SIGNAL_AT", f"loss 7 {int(signal.SIGINT)}")
+    assert train(best, "--out", "out") == (130 if interrupted else 0)
+    err = " ".join(capsys.readouterr().err.split())
+    assert "note: trains without checkpoints: Keeping keeps a dict, kept, which no checkpoint holds" in err
+    assert ("samples are lost, for Keeping keeps a dict" in err) is interrupted
+    assert Path("out/model.safetensors").exists() is not interrupted
+
+
 def test_a_training_that_diverges_is_not_sent_back_to_its_checkpoint(
     best: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
