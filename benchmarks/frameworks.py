@@ -123,7 +123,7 @@ def in_accelerate(script: Any, found: Found, passes: int, clock: Clock) -> None:
 
     settings = found.words("accelerate")
     accelerator = Accelerator(**settings["Accelerator"])
-    net: Any = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+    net: Any = script.network()
     optimizer: Any = torch.optim.AdamW(net.parameters(), lr=found.best.knobs["learning_rate"])
     loader: Any = DataLoader(script.TRAIN, shuffle=True, **settings["DataLoader"])
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)

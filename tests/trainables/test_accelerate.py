@@ -34,13 +34,13 @@ def test_number_types_change_from_trial_to_trial_and_workers_are_not_denied(chan
 
 
 def test_the_micro_batch_leaves_what_is_learned_alone(changed: Any) -> None:
-    session, found = changed(), []
+    session, found = changed(("optim.AdamW", "optim.SGD")), []  # Adam makes a step of what is left of rounding
     for micro in (8, 32):
         resident = own_loop.OwnResident(session.resident.workload)
         config = session.config({**KNOBS, "micro_batch_size": micro})
-        state = own_loop.prepare(resident, config, Plan(1024, (1024,)))
+        state = own_loop.prepare(resident, config, Plan(256, (256,)))
         list(own_loop.train(state))
-        assert (state.samples, state.steps) == (1024, 32)
+        assert (state.samples, state.steps) == (256, 8)
         assert state.model is not None
         found.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
     assert torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-5)
@@ -49,7 +49,7 @@ def test_the_micro_batch_leaves_what_is_learned_alone(changed: Any) -> None:
 def test_a_schedule_ends_with_the_run(changed: Any) -> None:
     made = "    schedule = accelerator.prepare(CosineAnnealingLR(optimizer, run.steps))\n"
     session = changed(
-        ("moons(1024, 1)", "moons(100, 1)"),
+        ("pictures(1024, 1)", "pictures(100, 1)"),
         ("from torch.utils.data", "from torch.optim.lr_scheduler import CosineAnnealingLR\nfrom torch.utils.data"),
         ("    for _ in run.epochs", made + "    for _ in run.epochs"),
         ("                optimizer.step()\n", "                optimizer.step()\n                schedule.step()\n"),
@@ -64,7 +64,7 @@ def test_a_schedule_ends_with_the_run(changed: Any) -> None:
 
 def test_a_horizon_within_a_batch_steps_where_it_ends(changed: Any) -> None:
     one = ("        run.report(acc", "            if run.evaluate_now:\n                run.report(acc")
-    session = changed(("moons(1024, 1)", "moons(100, 1)"), one)
+    session = changed(("pictures(1024, 1)", "pictures(100, 1)"), one)
     found = session.train(KNOBS, Plan(248, (248,)), 0)
     assert (found["outcome"], found["samples"]) == ("ok", 248), found["message"]
     assert found["spans"]["steps"] == 9  # behind the first, of passes of four

@@ -95,7 +95,8 @@ def test_a_probe_and_an_early_end(name: str, tmp_path: Path) -> None:
 
 @frameworks
 def test_the_micro_batch_is_halved_where_it_does_not_fit(name: str, tmp_path: Path) -> None:
-    changes = () if name == "trainer" else (("moons(256, 2)", "moons(16, 2)"),)  # else evaluating needs most
+    made = {"lightning": "moons", "accelerate": "pictures"}.get(name)
+    changes = () if made is None else ((f"{made}(256, 2)", f"{made}(16, 2)"),)  # else evaluating needs most
     session, knobs, batch = session_of(name, tmp_path, *changes), knobs_of(name), FRAMEWORKS[name].batch
     small, large = (
         session.train({**knobs, "micro_batch_size": m}, Plan(64, (64,)), 0)["peak_allocated_bytes"] for m in (8, batch)

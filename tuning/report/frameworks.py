@@ -81,11 +81,13 @@ class Exported:
 class _Told:
     """The knobs of a configuration, and which of them a framework has been told.
 
-    `ours` are those that mean what our table says: a workload's own may share a name with one of them.
+    `ours` are those that mean what our table says: a workload's own may share a name with one of them. `undone` are
+    those that it changes by itself, each with how to set it again.
     """
 
     def __init__(self, best: Best, on_cpu: bool, table: KnobTable) -> None:
         self.best, self.on_cpu, self.knobs, self.told = best, on_cpu, dict(best.knobs), set[str]()
+        self.undone: dict[str, str] = {}
         theirs = {name: row for name, row in table.own.items() if row != ROWS.get(name)}
         self.ours = {name: value for name, value in self.knobs.items() if name not in theirs}
         rows = {**EVERY, **theirs}
@@ -127,11 +129,12 @@ class _Told:
 
     def unsaid(self) -> dict[str, str]:
         """Returns the knobs that were not told, where they ask for something, each with what to set instead."""
-        return {
+        found = {
             name: f"{name}={value!r}: {(name in self and _BY_HAND.get(name)) or 'your own code sets it'}"
             for name, value in self.knobs.items()
             if name not in self.told and self._asks(name, value)
         }
+        return found | self.undone
 
     def _value(self, name: str) -> Any:
         return self.ours.get(name, EVERY[name].default)
@@ -204,6 +207,9 @@ def _accelerate(told: _Told) -> dict[str, dict[str, Any]]:
         found["DataLoaderConfiguration"] = {"non_blocking": True}
     if not told.asks("compile", "off"):
         found["TorchDynamoPlugin"] = {"backend": "inductor", "mode": told["compile"]}
+        if "tf32" in told and not told["tf32"] and told["amp_dtype"] == "fp32" and not told.on_cpu:
+            again = "torch.backends.cuda.matmul.allow_tf32 = False behind Accelerator(), which turns it on to compile"
+            told.undone["tf32"] = f"tf32=False: {again}"
     return found
 
 

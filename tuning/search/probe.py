@@ -115,7 +115,8 @@ class ProbeStage:
                     if self._place(candidate) not in self._known and self._clock() >= until:
                         return best
                     found = self._at(candidate)
-                    best = found if self._rank(found) > self._rank(best) else best
+                    if found is not None and inside(self._space, found) and self._rank(found) > self._rank(best):
+                        best = found
             if best is before:
                 break
         return best

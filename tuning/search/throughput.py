@@ -19,8 +19,9 @@ import numpy as np
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Record
-from tuning.memory.groups import micro_batch_of, need_of
+from tuning.memory.groups import defaults, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
+from tuning.search.runtime_check import compare
 
 RIDGE = 0.1
 """What holds the effects of values of which little was measured near to none."""
@@ -30,12 +31,17 @@ SAMPLES_PER_S = "samples_per_s"
 
 @dataclass(frozen=True)
 class Probed:
-    """What one probe found: its knobs, the seconds of a micro-step and of an optimiser step, samples a second."""
+    """What one probe found: its knobs, the seconds of a micro-step and of an optimiser step, samples a second.
+
+    `idle` are the knobs that were asked for and that its first step did not show, as a kernel of attention where there
+    is no attention: they made nothing faster.
+    """
 
     knobs: Mapping[str, Scalar]
     micro_step_s: float
     optimizer_step_s: float
     samples_per_s: float
+    idle: frozenset[str] = frozenset()
 
     @classmethod
     def of_trial(cls, knobs: Mapping[str, Scalar], samples_per_s: float) -> Probed:
@@ -173,10 +179,15 @@ def system_only(space: Space, start: Mapping[str, Scalar]) -> Space:
 def probed(records: Sequence[Record]) -> list[Probed]:
     """Returns the probes that succeeded."""
     return [
-        Probed(r["config"], r["micro_step_s"], r["optimizer_step_s"], r["samples_per_s"])
+        Probed(r["config"], r["micro_step_s"], r["optimizer_step_s"], r["samples_per_s"], _idle(r))
         for r in records
         if r.event == "probe" and r["outcome"] == "ok" and r.get("samples_per_s")
     ]
+
+
+def _idle(record: Record) -> frozenset[str]:
+    rows = compare(record["config"], record.get("active") or {})
+    return frozenset(row.knob for row in rows if row.agrees is False and row.knob != "micro_batch_size")  # cut evenly
 
 
 def group_of(knobs: Mapping[str, Scalar]) -> tuple[Scalar, ...]:
@@ -201,8 +212,13 @@ def suits(space: Space, probe: Probed) -> bool:
 
 
 def inside(space: Space, probe: Probed) -> bool:
-    """Returns whether the space allows the probe's system knobs: a configuration named beside it need not be."""
-    return _allows(space, probe, table().system)
+    """Returns whether the space allows the probe's system knobs: a configuration named beside it need not be.
+
+    A searched knob that was idle is allowed where the space starts with it, and as no other value.
+    """
+    start = defaults(space) if probe.idle else {}
+    has_effect = all(probe.knobs.get(n) == start[n] for n in probe.idle if n in space.parameters)
+    return has_effect and _allows(space, probe, table().system)
 
 
 def _allows(space: Space, probe: Probed, names: Sequence[str]) -> bool:

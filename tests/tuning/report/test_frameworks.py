@@ -163,6 +163,9 @@ def test_lightning_loads_it_and_trains_a_step(tmp_path: Path, monkeypatch: pytes
 def test_tf32_stays_off_where_compiling_would_set_it() -> None:
     found = exported(best(compile="default", tf32=False), "transformers", Place(type="cuda")).settings
     assert found["TrainingArguments"]["tf32"] is False
+    for dtype, said in (("fp32", True), ("bf16", False)):  # Accelerate sets it where there is no autocast
+        own = best(compile="default", tf32=False, amp_dtype=dtype)
+        assert ("tf32" in exported(own, "accelerate", Place(type="cuda")).unsaid) is said
 
 
 def test_accelerate_loads_it_and_trains_a_step() -> None:
@@ -179,17 +182,17 @@ def test_accelerate_loads_it_and_trains_a_step() -> None:
     assert TorchDynamoPlugin(**found["TorchDynamoPlugin"]).mode == "default"
     loading = DataLoaderConfiguration(**found["DataLoaderConfiguration"])
     accelerator = Accelerator(**found["Accelerator"], dataloader_config=loading)
-    net = torch.nn.Linear(2, 2)
+    net = script.network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net, optimizer, loader = accelerator.prepare(
         net, optimizer, torch.utils.data.DataLoader(script.TRAIN, **found["DataLoader"])
     )
     before, steps = [p.detach().clone() for p in net.parameters()], []
-    for _, (points, labels) in zip(range(2), loader, strict=False):
+    for _, (images, labels) in zip(range(2), loader, strict=False):
         with accelerator.accumulate(net):
-            accelerator.backward(torch.nn.functional.cross_entropy(net(points), labels))
+            accelerator.backward(torch.nn.functional.cross_entropy(net(images), labels))
             optimizer.step()
             steps.append(accelerator.sync_gradients)
     assert steps == [False, True]
     assert any(not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
-    assert (len(points), accelerator.mixed_precision) == (8, "bf16")
+    assert (len(images), accelerator.mixed_precision) == (8, "bf16")

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from trainables.knobs import Scalar
 from tuning.config.space import Space
-from tuning.search.throughput import Probed, Speeds, inside, suits
+from tuning.journal.records import Record
+from tuning.search.throughput import Probed, Speeds, inside, probed, suits
 
 positive = st.floats(1e-4, 1.0)
 
@@ -84,3 +85,20 @@ def test_a_configuration_named_beside_the_space_is_not_of_it() -> None:
     assert not suits(space, probe(num_workers=2, hidden_size=256))
     assert not inside(space, probe(num_workers=4))
     assert not inside(space, probe(micro_batch_size=16))
+
+
+def test_a_knob_that_no_step_showed_makes_nothing_faster() -> None:
+    space = Space.of({"sdpa_backend": ["auto", "math"], "micro_batch_size": 8})
+    config = {"batch_size": 64, "micro_batch_size": 8}
+    timed = {"outcome": "ok", "micro_step_s": 0.1, "optimizer_step_s": 0.0, "samples_per_s": 80.0}
+
+    def one(backend: str, attention: dict[str, int]) -> Probed:
+        active = {"device": "cpu", "attention": attention}
+        whole = {"config": {**config, "sdpa_backend": backend}, "active": active, **timed}
+        (found,) = probed([Record(0, "", "probe", whole)])
+        return found
+
+    assert inside(space, one("auto", {}))
+    assert not inside(space, one("math", {}))
+    assert inside(space, one("math", {"math": 2}))
+    assert inside(Space.of({"sdpa_backend": "math", "micro_batch_size": 8}), one("math", {})), "it was given"
