@@ -82,7 +82,7 @@ class _Told:
     """The knobs of a configuration, and which of them a framework has been told.
 
     `ours` are those that mean what our table says: a workload's own may share a name with one of them. `undone` are
-    those that it changes by itself, each with how to set it again.
+    those that the framework changes by itself, each with how to set it back.
     """
 
     def __init__(self, best: Best, on_cpu: bool, table: KnobTable) -> None:

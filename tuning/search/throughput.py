@@ -33,8 +33,8 @@ SAMPLES_PER_S = "samples_per_s"
 class Probed:
     """What one probe found: its knobs, the seconds of a micro-step and of an optimiser step, samples a second.
 
-    `idle` are the knobs that were asked for and that its first step did not show, as a kernel of attention where there
-    is no attention: they made nothing faster.
+    `idle` are the knobs that had no effect: its first step was seen to run something else than they ask for, as with an
+    attention kernel in a model without attention. Whatever its speed, they did not bring it.
     """
 
     knobs: Mapping[str, Scalar]
@@ -214,7 +214,7 @@ def suits(space: Space, probe: Probed) -> bool:
 def inside(space: Space, probe: Probed) -> bool:
     """Returns whether the space allows the probe's system knobs: a configuration named beside it need not be.
 
-    A searched knob that was idle is allowed where the space starts with it, and as no other value.
+    A searched knob without effect (`Probed.idle`) is allowed only at the value that the space starts from.
     """
     start = defaults(space) if probe.idle else {}
     has_effect = all(probe.knobs.get(n) == start[n] for n in probe.idle if n in space.parameters)

@@ -17,7 +17,7 @@ from tuning.memory.groups import guard, key_of, memory_groups
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
 from tuning.memory.measure import MemoryStage
 from tuning.search.probe import ProbeStage
-from tuning.search.throughput import Speeds, fastest, probed
+from tuning.search.throughput import Speeds, fastest, inside, probed
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0)
 SPACE = Space.of(
@@ -264,3 +264,28 @@ def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: P
     learned = guard(journal.records, cap_bytes)
     ProbeStage(Bare(cap_bytes), space, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
     assert len(sizes(journal)) == count
+
+
+class Lucky(FormulaProfiler):
+    """A profiler without attention, whose probes of another kernel of attention happen to be faster."""
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        """Returns the formula's speed, and that no attention ran."""
+        found = super().probe(knobs, time_s, best_samples_per_s)
+        luck = 1.0 if knobs["sdpa_backend"] == "auto" else 0.8
+        found["micro_step_s"], found["samples_per_s"] = luck * found["micro_step_s"], found["samples_per_s"] / luck
+        return {**found, "active": {"device": "cpu", "attention": {}}}
+
+
+def test_a_sweep_does_not_go_on_from_what_its_step_did_not_show(tmp_path: Path) -> None:
+    searched = {"sdpa_backend": ["auto", "math"], "num_workers": [0, 2]}
+    space = Space.of({"batch_size": 16, "micro_batch_size": 16, **searched})
+    profiler, journal = Lucky(), Journal.open(tmp_path / "trials.jsonl", create=True)
+    learned = guard(journal.records, None)
+    ProbeStage(profiler, space, journal, learned, BUDGET, clock=no_time).run({}, lambda r: None)
+    asked = [(k["sdpa_backend"], k["num_workers"]) for k in profiler.probed]
+    assert asked[:3] == [("auto", 0), ("math", 0), ("auto", 2)]
+    known = [p for p in probed(journal.records) if inside(space, p)]
+    best = fastest(Speeds(known), learned, {"batch_size": 16})
+    assert best is not None
+    assert (best.system["sdpa_backend"], best.system["num_workers"]) == ("auto", 2)
