@@ -8,9 +8,11 @@ for event in train(state):           # Window | Evaluation
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
 
 from trainables import loop, own_loop
 from trainables.evaluation import Evaluation
+from trainables.host_memory import MOST_FAULTS_PER_S, keep_freed, page_faults
 from trainables.own_loop import OwnResident, ThreadedState
 from trainables.plan import Plan
 from trainables.resident import Resident
@@ -36,7 +38,21 @@ def prepare(resident: AnyResident, config: Config, plan: Plan) -> AnyState:
 
 def train(state: AnyState) -> Generator[Window | Evaluation]:
     """Yields a Window whenever one closes and an Evaluation at each milestone, until the horizon is reached."""
-    return own_loop.train(state) if isinstance(state, ThreadedState) else loop.train(state)
+    events = own_loop.train(state) if isinstance(state, ThreadedState) else loop.train(state)
+    return _on_host(events) if state.device.type == "cpu" else events
+
+
+def _on_host(events: Generator[Window | Evaluation]) -> Generator[Window | Evaluation]:
+    """Yields the events; freed memory is kept from where a window shows that the steps take theirs anew each time."""
+    with closing(events):
+        before, is_first = page_faults(), True  # the first step takes memory in any case
+        for event in events:
+            if isinstance(event, Window):
+                if not is_first and page_faults() - before > MOST_FAULTS_PER_S * event.wall_s:
+                    keep_freed()
+                is_first = False
+            yield event
+            before = page_faults()
 
 
 def let_go(state: AnyState) -> None:

@@ -31,25 +31,27 @@ Finds the fastest training that keeps its accuracy and fits its card.
       'knobs.learning_rate={low: 1e-4, high: 1e-2, log: true}'
   python -m tuning.run resume=20261121-103412-3f2a
 
-settings (key=value, in any order), with what they are without you in brackets
+settings (key=value, in any order; defaults in [brackets])
   workload=NAME|FILE.py   nli, pointer, headpose, temporal, signals, or a file
                           or module (my.moons) of your own with a WORKLOAD;
                           python -m tuning init FOLDER writes two that run
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
   card=NAME               auto, cpu, rtx3090, rtx3090ti, rtx4060, rtx4090, t4,
-                          p100, a100, h100, h200; memory of a card that is not
-                          here is emulated [auto]
+                          p100, a100, h100, h200; a card with less memory than
+                          yours is emulated, without a GPU any [auto]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   how long a training is: epochs, or auto, as the time
-                          allows [the workload's, auto for one of your own]
+                          allows [the workload's; with a file or data of your
+                          own auto with quick, 4 with full]
   budget.probe.max_time_s=N, budget.rungs.first_frac=X, budget.rungs.eta=N,
   budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   its other parts
   preset=NAME             knobs fixed to a known set, such as rtx3090_max_perf
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
-  search.trials=auto|N    most trials; auto: as many as the time allows; 0:
-                          probes alone, the fastest settings that change nothing
-                          learned, in a minute [budget's]
+  search.trials=auto|N    most trials; auto: as many as the time allows, at most
+                          50, and 12 without search.max_time; 0: probes alone,
+                          the fastest settings that change nothing learned, in a
+                          minute [budget's]
   search.max_time=4m      wall time of the whole study, held to [budget's]
   search.hang_time=60s    a process that idles so long without an answer is
                           ended, and tried once more [60s]

@@ -107,7 +107,7 @@ class BestFile(_Part):
     """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
-    status: Literal["confirmed", "unconfirmed", "not repeated"] = "confirmed"
+    status: Literal["confirmed", "probed", "unconfirmed", "not repeated"] = "confirmed"
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart

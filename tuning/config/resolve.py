@@ -149,16 +149,18 @@ def with_workload_defaults(
     typed_before = config.named.get(BEFORE, {})
     own = {**(_named("BEFORE", before, {}) if before is not None else {}), **typed_before}
     knobs = {**own, **default_space, **config.space.as_raw()}  # what is not searched stays as it is trained today
-    if (whole := _largest(knobs.get("batch_size"))) is not None:  # a plain loop takes its batch in one pass
+    plain_batch = Knobs().batch_size
+    whole = _largest(knobs.get("batch_size", plain_batch))
+    if whole is not None:  # a plain loop takes its batch in one pass
         knobs.setdefault("micro_batch_size", whole)
         if own:
-            own.setdefault("micro_batch_size", own.get("batch_size", Knobs().batch_size))
+            own.setdefault("micro_batch_size", own.get("batch_size", plain_batch))
     dropped = [*config.dropped, *drop_idle(knobs, origins)]
     space = parsed_space(knobs, origins)
     check_whole(space)
     merged = checked_options({**options, **config.workload.options}, options, origins)
     workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged)
-    plain = Knobs().as_dict() | ({} if whole is None else {"micro_batch_size": Knobs().batch_size})
+    plain = Knobs().as_dict() | {"micro_batch_size": plain_batch}
     reference = {BEFORE: own} if own else {PLAIN: plain}
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}

@@ -122,15 +122,18 @@ def _body(summary: Summary, named: Named, created: datetime) -> dict[str, Any]:
 
 
 def status_of(summary: Summary, named: Named) -> str:
-    """Returns whether the study came to its pick, and trained the configuration again where it had trained it.
+    """Returns whether the study came to its pick, and trained the configuration again on fresh seeds.
 
-    What was picked and came to much less on fresh seeds is "not repeated".
+    What was picked and came to much less on them is "not repeated"; what was never trained is "probed": its speed alone
+    is known.
     """
     if named.name == "best" and not summary.provisional and not summary.repeats:
         return "not repeated"
-    trained = named.quality.values()
-    confirmed = not summary.provisional and (not trained or any(quality.confirmed for quality in trained))
-    return "confirmed" if confirmed else "unconfirmed"
+    if summary.provisional:
+        return "unconfirmed"
+    if not named.quality:
+        return "probed"
+    return "confirmed" if any(quality.confirmed for quality in named.quality.values()) else "unconfirmed"
 
 
 def _every_knob(summary: Summary, named: Named) -> dict[str, Scalar]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainables.host_memory import AT_START
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY, ROWS
 from trainables.plan import evenly
@@ -266,4 +267,6 @@ def exported(best: Best, framework: str, place: Place | None = None, table: Knob
     settings, unsaid = FRAMEWORKS[framework](told), told.unsaid()
     if on_cpu:
         unsaid |= {name: f"{name}={value}: in the environment, as it was measured" for name, value in ON_A_CPU.items()}
+        often = "in the environment, where steps take their memory from the system anew (many page faults)"
+        unsaid |= {name: f"{name}={value}: {often}" for name, value in AT_START.items()}
     return Exported(settings, unsaid)

@@ -239,8 +239,9 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
     if "batch_size" in asked:
         pins.pop("micro_batch_size", None)  # it is the batch, as the file's space has it
     space, usual = config.space, {**table().defaults, **pins}
+    whole = space.fixed.get("batch_size", table().defaults["batch_size"])
     for name, given in space.as_raw().items():
-        is_whole = name == "micro_batch_size" and ("batch_size" in asked or given == space.fixed.get("batch_size"))
+        is_whole = name == "micro_batch_size" and ("batch_size" in asked or given == whole)
         if name not in asked and not is_whole and (name in space.parameters or given != usual[name]):
             call = next((call for call, names in facts["asked_by"].items() if name in names), "")
             raise ConfigError(
