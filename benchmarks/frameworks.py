@@ -30,9 +30,10 @@ from typing import Any
 
 from benchmarks.document import provenance, publish
 from benchmarks.exported import study, trained
+from trainables.host_memory import AT_START
 from tuning.config import best_file
 from tuning.config.best_file import Best
-from tuning.config.environment import ELSEWHERE
+from tuning.config.environment import ON_A_CPU
 from tuning.journal.records import read
 from tuning.journal.runs import JOURNAL
 from tuning.report import summary
@@ -156,7 +157,7 @@ def speed(example: str, found: Found, passes: int) -> float:
 def there(example: str, folder: Path, passes: int) -> float:
     """Returns the same of a fresh process; raises RuntimeError with its last words where it fails."""
     command = [sys.executable, "-m", "benchmarks.frameworks", "--there", example, str(folder), str(passes)]
-    environment = {**ELSEWHERE, **os.environ}  # as `export` lists it
+    environment = {**ON_A_CPU, **AT_START, **os.environ}  # as `export` lists it
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{example} ended with {done.returncode}: {done.stderr[-2000:]}")

@@ -28,7 +28,7 @@ probes need single values). This page is made from the tables in `trainables/kno
 - **Needs**: what another knob, the device or the machine must have for it; values that the device cannot honour are
   left out of a search, with a sentence why.
 - **Try another value where**: what takes the time or the memory of a step where another value may help. The line
-  `held by` of a study names it.
+  `bound by` of a study names it.
 - **Memory**: how the peak memory of a step depends on it. *none*: not at all. *minor*: by a few per cent, which the
   memory guard's margin covers. *group*: each value is measured separately. *switch*: zero and non-zero are measured
   separately. *step*: through the samples of a micro-batch and the gradients that are kept.

@@ -30,6 +30,8 @@ Event = Window | Evaluation | str
 ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps by lines of its own"
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which a loop is told that it lacks one."""
+NO_END_AFTER = 100_000
+"""Times that a loop asks for batches of a run that is over, before it is ended: by itself it would not end."""
 
 
 class Ended(BaseException):
@@ -43,6 +45,8 @@ class OwnState(RunState):
     workload: OwnLoop
     asked: set[str] = field(default_factory=set)
     """The knobs that were asked for so far, in this training or one before."""
+    asked_here: set[str] = field(default_factory=set)
+    """Those of this training."""
     pass_samples: int = 0
     """Samples of one pass over the data; 0 until they are known, by this training or one before."""
     drops_last: bool = False
@@ -83,7 +87,7 @@ class Counted:
         self._is_scaled = self._scaler.is_enabled()
         self._warm_up = WarmUp(state.steps, state.config.knobs, self._scaler)
         self._kept, self._watching = ExitStack(), ExitStack()
-        self._is_watched = False
+        self._is_watched = self._knows_data = False
         # Asked in every step: of steps of a millisecond each call of a function is 0.2 % or so.
         self._is_on_host, self._horizon = state.device.type == "cpu", state.plan.samples
         self._is_alone = True
@@ -92,6 +96,7 @@ class Counted:
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = self._has_left = False
+        self._asked_behind_end = 0
         self.ends_with_pass = False
         """Whether the end of a pass ends a batch, too."""
         self._shown: list[torch.optim.Optimizer] = []
@@ -153,6 +158,7 @@ class Counted:
         if not state.first_step_at:
             state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
+            self._knows_data = True
             state.is_misled = state.steps_told not in (0, self._steps())
             state.reseeds = torch.initial_seed() != self.seed
             state.marks = {} if state.model is None else marks(state.model)
@@ -182,6 +188,8 @@ class Counted:
 
     def saw_loss(self, loss: Tensor) -> None:
         """Takes the mean loss of the micro-batch at hand, for its window: a loss that is not finite ends the run."""
+        if not self._state.micro_steps:
+            raise LoopError("a loss came before a batch: the loop goes over run.batches(loader)")
         count = self._state.micro_steps[-1][0]
         # Losses that are kept lie between the large tensors of each step, which fragments a CPU's heap.
         part = loss.item() * count if self._is_on_host else loss.detach().float() * count
@@ -274,7 +282,8 @@ class Counted:
         if self._is_due:
             self._is_due = False
             self._unwatch()
-            self._give(Evaluation(self._state.samples, found, time.perf_counter() - self._paused_at))
+            trained_until = max(self._paused_at, self._watch.lapped_at)  # where a loop reports later than it is due
+            self._give(Evaluation(self._state.samples, found, time.perf_counter() - trained_until))
             if not self._watch.is_paused:  # else what was trained since the milestone is in a window that goes on
                 self._watch.restart()
                 self._loss_sum = None
@@ -304,7 +313,7 @@ class Counted:
         names = ", ".join(f"{name}=..." for name in state.workload.objectives)
         if not state.first_step_at:
             raise LoopError("train(run) returned without asking for run.batches(loader)")
-        if self._is_due:
+        if self._is_due and (self.is_over or not state.reports):
             said = "train(run) returned without a report at its end"
             raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
         if self.is_over:
@@ -328,8 +337,13 @@ class Counted:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     @property
+    def _asked(self) -> set[str]:
+        """The knobs that this training has asked for; before its data are known, also those of one before."""
+        return self._state.asked_here if self._knows_data else self._state.asked
+
+    @property
     def _accumulation(self) -> int:
-        return self._cut[0] if "micro_batch_size" in self._state.asked else 1
+        return self._cut[0] if "micro_batch_size" in self._asked else 1
 
     def _steps(self) -> int:
         state, micro, accumulation = self._state, self._micro(), self._accumulation
@@ -349,7 +363,18 @@ class Counted:
 
     def _ask(self, *names: str) -> Any:
         self._state.asked.update(names)
+        self._state.asked_here.update(names)
         return self._state.config.knobs
+
+    def _asks_behind_end(self) -> None:
+        """Ends a loop that counts steps of its own, and asks for more than the run has, for ever."""
+        self._asked_behind_end += 1
+        if self._asked_behind_end < NO_END_AFTER:
+            return
+        said = f"run.batches(loader) was asked for more {NO_END_AFTER:,} times behind the end of the run"
+        if self._is_due:
+            raise LoopError(f"{said}, where a report is due: if run.evaluate_now: run.report(...)")
+        raise Ended(f"{said}: end the loop where run.progress is 1")
 
     def _count(self, host: Any, batch: Any, count: int) -> None:
         """A micro-batch begins; in a first step, and under a cap, torch's operators are watched until it is over."""

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -230,7 +231,8 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
         where = getattr(module, "__file__", "the session")
         raise WorkloadError(f"alone(...) is for the file of train(run), run as a script: {where} has no SPACE")
     workload = load_own_loop(str(getattr(module, "__file__", "this script")), module)
-    fixed = {name: value for name, value in workload.default_space.items() if not isinstance(value, Mapping | list)}
+    given = {name: _only(value) for name, value in workload.default_space.items()}
+    fixed = {name: value for name, value in given.items() if not isinstance(value, Mapping | list | tuple)}
     typed = {**getattr(module, "BEFORE", {}), **knobs}
     given, micro = {**fixed, **typed}, "micro_batch_size"
     if micro not in typed and (micro not in fixed or micro not in module.SPACE):
@@ -244,6 +246,11 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
     run = Run(state, functools.partial(_shown, state))
     run.keep(run.kernels())
     return run
+
+
+def _only(value: Any) -> Any:
+    """Returns the one value of a list of one, as a space takes it; any other as it is."""
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 
 def _shown(state: OwnState, event: Event) -> None:

@@ -58,7 +58,7 @@ class Run(Counted):
             raise LoopError(
                 f"run[{name!r}]: there is no such knob: {f'did you mean run[{near!r}]?' if near else _DECLARE}"
             )
-        self._state.asked.add(name)
+        self._ask(name)
         return self._micro() if name == "micro_batch_size" else values[name]  # as `loader` cuts a batch: evenly
 
     @property
@@ -84,7 +84,7 @@ class Run(Counted):
     @property
     def accumulation(self) -> int:
         """The micro-batches of one optimiser step: 1 where the loader's batches are not those of `loader()`."""
-        if "micro_batch_size" in self._state.asked:
+        if "micro_batch_size" in self._asked:
             self._ask("batch_size")
         return self._accumulation
 
@@ -154,6 +154,8 @@ class Run(Counted):
         source = getattr(loader, "iterable", loader)  # what tqdm wraps
         self.begin(source, samples)
         dim: int | None = None
+        if self.is_done:
+            self._asks_behind_end()
         while not self.is_done:
             before, is_asked = state.samples, not self._since_step
             if is_asked and not state.ranks.more(before):
@@ -283,7 +285,7 @@ class Run(Counted):
 
     def _asked_size(self, loader: Any) -> int | None:
         """Returns the samples that a whole batch of their loader should have, None where nothing tells."""
-        asked, whole = self._state.asked, self._state.config.knobs.batch_size
+        asked, whole = self._asked, self._state.config.knobs.batch_size
         own = self._micro() if "micro_batch_size" in asked else whole if "batch_size" in asked else None
         return getattr(loader, "batch_size", None) or own
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from trainables import workload as contract
 from trainables.knobs import Knobs, Scalar, table, using
 from tuning.cli import runs
@@ -180,7 +182,7 @@ def tune(
             remedy="write its class to a file, in a notebook with %%writefile mine.py, and ask for workload='mine.py'",
         )
     given = {**({} if workload is None else {"workload": workload}), **settings}
-    typed = [f"{key}={_text(value)}" for part in (given, overrides or {}) for key, value in _flat(part)]
+    typed = [f"{key}={_text(key, value)}" for part in (given, overrides or {}) for key, value in _flat(part)]
     require_platform()
     if workload is None and not any(item.startswith(("workload=", "resume=")) for item in typed):
         raise ConfigError("no workload was given", remedy="tune('mine.py'), or tune(resume='last')")
@@ -222,8 +224,25 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
             yield key, value
 
 
-def _text(value: object) -> str:
-    """Returns a value as one would type it."""
+def _text(key: str, value: object) -> str:
+    """Returns a value as one would type it; raises ConfigError for what cannot be typed."""
     if isinstance(value, str | Path):
-        return str(value)
-    return yaml_files.dump(value, width=10**6, flow=True).removesuffix("\n").removesuffix("\n...")
+        text = str(value)
+        is_option = key.startswith("workload.")  # of which 1.10 is a number, "1.10" text, and [CLS] no list
+        return f'"{text}"' if is_option and (text[:1] in {"", *"[{'\""} or yaml_files.word(text) != text) else text
+    try:
+        text = yaml_files.dump(_plain(value), width=10**6, flow=True)
+    except yaml.YAMLError:
+        what = f"{key}={str(value)[:100]} is no plain value"
+        raise ConfigError(what, allowed="a number, text, true, false, None; lists and dicts of these") from None
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _plain(value: object) -> object:
+    """Returns the value with NumPy's numbers and arrays, and torch's, as Python's."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    as_list = getattr(value, "tolist", None)
+    return as_list() if callable(as_list) else value

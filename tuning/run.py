@@ -39,6 +39,7 @@ settings (key=value, in any order; defaults in [brackets])
   card=NAME               auto, cpu, rtx3090, rtx3090ti, rtx4060, rtx4090, t4,
                           p100, a100, h100, h200; a card with less memory than
                           yours is emulated, without a GPU any [auto]
+  card.memory_gib=N       memory of one that is not listed (with card=auto)
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   how long a training is: epochs, or auto, as the time
                           allows [the workload's; with a file or data of your
@@ -48,6 +49,8 @@ settings (key=value, in any order; defaults in [brackets])
   preset=NAME             knobs fixed to a known set, such as rtx3090_max_perf
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
+  named.before.KNOB=VALUE what you train with today: trained first, and what
+                          gains are measured against [BEFORE of a file]
   search.trials=auto|N    most trials; auto: as many as the time allows, at most
                           50, and 12 without search.max_time; 0: probes alone,
                           the fastest settings that change nothing learned, in a
@@ -76,7 +79,7 @@ PRUNERS
                           the objective's own unit or of the best seen, as long
                           as it beats the workload's baselines [the workload's]
   dashboard=true          starts the Ray dashboard here and prints how to log in
-  resume=ID               goes on with a run that was interrupted, or with one
+  resume=ID|last          goes on with a run that was interrupted, or with one
                           that is to have a larger search.max_time or .trials
   force=true              goes on with it although machine, data or code differ
   runs_dir=PATH name=ID   where the run is written [runs]

@@ -121,6 +121,29 @@ def test_what_run_sets_of_a_trainer_is_not_set_twice(tmp_path: Path) -> None:
         session_of("trainer", tmp_path, twice).describe(knobs_of("trainer"))
 
 
+def test_a_trainer_may_evaluate_on_several_sets(tmp_path: Path) -> None:
+    several = ("eval_dataset=VAL", 'eval_dataset={"near": VAL, "far": VAL}')
+    objectives = ('{"accuracy": "max"}', '{"near_accuracy": "max", "far_accuracy": "max"}')
+    trial = session_of("trainer", tmp_path, several, objectives).trial(knobs_of("trainer"), Plan(256, (128, 256)), 0)
+    for _ in range(2):
+        found = trial.advance()
+        assert found["outcome"] == "ok", found["message"]
+        assert found["values"].keys() == {"near_accuracy", "far_accuracy"}
+    assert found["done"]
+
+
+def test_metrics_of_a_trainer_without_an_objective_are_told(tmp_path: Path) -> None:
+    session = session_of("trainer", tmp_path, ('{"accuracy": "max"}', '{"f1": "max"}'))
+    found = session.trial(knobs_of("trainer"), Plan(256, (128, 256)), 0).advance()
+    assert "without f1 of OBJECTIVES" in found["message"]
+
+
+def test_a_loop_of_accelerate_that_leaves_run_batches_out_is_told(tmp_path: Path) -> None:
+    session = session_of("accelerate", tmp_path, ("run.batches(loader)", "loader"))
+    with pytest.raises(WorkloadError, match=r"the loop goes over run.batches\(loader\)"):
+        session.describe(knobs_of("accelerate"))
+
+
 def test_what_a_script_evaluates_for_itself_is_in_no_window(tmp_path: Path) -> None:
     own = 'training_arguments(run, TRAIN, eval_strategy="steps", eval_steps=1, '
     session = session_of(

@@ -23,9 +23,9 @@ KNOBS = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
 
 @pytest.fixture
 def script(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
-    def write(body: str) -> OwnLoop:
+    def write(body: str, head: str = HEAD) -> OwnLoop:
         path = tmp_path / f"counted_{abs(hash((body, request.node.name)))}.py"
-        path.write_text(HEAD + body)
+        path.write_text(head + body)
         found = load(str(path))
         assert isinstance(found, OwnLoop)
         return found
@@ -362,6 +362,15 @@ def test_a_script_on_its_own_takes_a_batch_in_one_pass_and_says_what_one_without
     assert size == 24
     assert (told != there_are) is says
     assert ("alone(..., pass_samples=48)" in capsys.readouterr().out) is says
+
+
+@pytest.mark.parametrize(("sizes", "size"), [("(8, 16)", 32), ("[16]", 16), ("(16,)", 16), ("16", 16)])
+def test_a_script_on_its_own_takes_the_one_value_that_is_given(
+    script: Any, monkeypatch: pytest.MonkeyPatch, sizes: str, size: int
+) -> None:
+    workload = script(DROPS, HEAD.replace("[8, 16]", sizes))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[workload.train.__module__])
+    assert own_loop.alone(64, device="cpu").loader()["batch_size"] == size
 
 
 # -- the end ---------------------------------------------------------------------------

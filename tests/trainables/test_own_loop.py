@@ -299,6 +299,76 @@ def test_passes_that_are_broken_off_are_counted_and_timed_like_others(
     assert all(w.wall_s < 1.0 for w in windows), "what is between passes is in none"
 
 
+def test_stopping_early_comes_to_the_last_report_though_a_rung_was_passed_since(script: Any) -> None:
+    body = PASSES.replace(
+        "run.report(error=1.0)", "if epoch == 2:\n            break\n        run.report(error=9.0 - epoch)"
+    )
+    *_, last = events(script(body), Plan(64 * 8, (64 * 2 + 32, 64 * 8)))
+    assert isinstance(last, Evaluation)
+    assert (last.samples, last.values) == (192, {"error": 8.0})
+
+
+def test_what_is_trained_between_a_rung_and_a_later_report_is_no_evaluation(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = """
+def train(run):
+    net, optimizer = made(run)
+    for i, batch in enumerate(run.batches(DataLoader(DATA, batch_size=8))):
+        run.backward(loss_of(net, batch), optimizer)
+        SEEN.append(i)
+        if i % 4 == 3:
+            run.report(error=1.0)
+"""
+    workload = script(body)
+    steps = workload.train.__globals__["SEEN"]
+    state = prepared(workload, Plan(64, (8, 64)))
+    monkeypatch.setattr("time.perf_counter", lambda: 100.0 * len(steps))
+    walls = [e.wall_s for e in own_loop.train(state) if isinstance(e, Evaluation)]
+    monkeypatch.undo()
+    assert walls == [100.0, 100.0], "of the last step alone what is behind its optimiser"
+
+
+ENDLESS = """
+def train(run):
+    net, optimizer = made(run)
+    while True:
+        for batch in run.batches(DataLoader(DATA, batch_size=8)):
+            run.backward(loss_of(net, batch), optimizer)
+            if run.evaluate_now:
+                run.report(error=1.0)
+"""
+
+
+def test_a_loop_that_goes_on_for_ever_is_ended(script: Any) -> None:
+    assert [e.samples for e in events(script(ENDLESS), Plan(64, (64,))) if isinstance(e, Evaluation)] == [64]
+    assert not threads()
+    with pytest.raises(WorkloadError, match="behind the end of the run, where a report is due"):
+        events(script(ENDLESS.replace("run.report(error=1.0)", "pass")), Plan(64, (64,)))
+
+
+WAYS = """
+def train(run):
+    loader = DataLoader(DATA, batch_size=run["batch_size"]) if run["whole"] else DataLoader(DATA, **run.loader())
+    net, optimizer = made(run)
+    for batch in run.batches(loader):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+def test_what_one_training_asks_for_changes_no_step_of_the_next(script: Any) -> None:
+    workload = script(WAYS, HEAD.replace("[8, 16]}", '[8, 16], "whole": [False, True]}'))
+    resident, steps = own_loop.OwnResident(workload), []
+    for whole in (True, False, True):
+        own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1, "whole": whole}
+        state = own_loop.prepare(resident, Config(Knobs.of(own, table_of(workload)), {}), Plan(64, (64,)))
+        assert list(own_loop.train(state))
+        steps.append(state.steps)
+    assert steps == [4, 4, 4]
+
+
 STEPLESS = "    for batch in run.batches(DataLoader(DATA, batch_size=8)):\n        pass\n"
 BATCHES = "    net, optimizer = made(run)\n    for batch in run.batches(DataLoader(DATA, batch_size=8)):\n"
 BACK = BATCHES + "        run.backward(loss_of(net, batch), optimizer)\n"

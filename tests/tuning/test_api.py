@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -115,6 +116,11 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written() -> None:
         tune()
     with pytest.raises(ConfigError, match=r"there is no setting search\.trails"):
         tune("mine.py", {"search.trails": 3})
+    numbers = {"knobs.learning_rate": np.logspace(-4, -2, 3), "knobs.batch_size": [np.int64(8)]}
+    with pytest.raises(ConfigError, match=r"there is no setting search\.trails"):
+        tune("mine.py", {**numbers, "search.trails": 3})
+    with pytest.raises(ConfigError, match=r"knobs\.learning_rate=.* is no plain value"):
+        tune("mine.py", {"knobs.learning_rate": [object()]})
     with pytest.raises(ConfigError, match="no run of this id"):
         read_run("nope")
     assert not Path("runs").exists()

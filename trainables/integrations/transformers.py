@@ -65,7 +65,10 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
             f"training_arguments(run, {twice[0]}={own[twice[0]]!r}): run sets it; leave it out, and put a knob into "
             "SPACE or BEFORE"
         )
-    return TrainingArguments(**{**_ARGUMENTS_OFF, **own, **found})
+    made = TrainingArguments(**{**_ARGUMENTS_OFF, **own, **found})
+    if made.n_gpu > 1:  # where several are visible a Trainer takes all, each with a micro-batch of its own
+        made._n_gpu = 1
+    return made
 
 
 class StudyCallback(TrainerCallback):
@@ -73,6 +76,8 @@ class StudyCallback(TrainerCallback):
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._found: dict[str, float] = {}
+        """Objectives of the evaluation at hand: of several data sets one comes after the other."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """Shows model and optimiser; what came before is set-up."""
@@ -82,6 +87,7 @@ class StudyCallback(TrainerCallback):
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """The micro-batches of a batch are there."""
+        self._reported()
         self._run.took(args.per_device_train_batch_size)
 
     def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
@@ -110,14 +116,26 @@ class StudyCallback(TrainerCallback):
         if not self._run.evaluate_now:
             self._rests(control)
 
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
+        """The last evaluation is over."""
+        self._reported()
+
+    def _reported(self) -> None:
+        """Raises LoopError where the evaluation that was asked for lacked an objective."""
+        if self._run.evaluate_now:
+            self._run.report(**self._found)
+
     def _rests(self, control: TrainerControl) -> None:
         """Leaves out of what is timed what the script asks for itself."""
         if control.should_evaluate or control.should_save:
             self._run.rests()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """Reports what `compute_metrics` returned."""
+        """Reports what `compute_metrics` returned, once each objective is there; those of a test set are none."""
         found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
-        self._run.report(**{name: found[name] for name in self._run.objectives if name in found})
+        self._found |= {name: found[name] for name in self._run.objectives if name in found}
+        if len(self._found) == len(self._run.objectives):
+            reported, self._found = self._found, {}
+            self._run.report(**reported)
         if control.should_save:
             self._run.rests()

@@ -32,7 +32,7 @@ Says what fits a card, without one: the predicted peak of a training step, by mi
 activation checkpointing and adapter.
 
   python -m tuning estimate workload=nli card=rtx4060
-  python -m tuning estimate workload=mine.py card=rtx3090 knobs.micro_batch_size=[1,2,4,8] --json
+  python -m tuning estimate workload=mine.py card=rtx3090 'knobs.micro_batch_size=[1,2,4,8]'
 
 Where nothing can be predicted it says why and what tells it instead, and exits with 1.
 """
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "--kernels",
         choices=("auto", "cuda", "cpu"),
         default="auto",
-        help="whose kernels: cpu is what a virtual card on this machine counts  [auto: the card's]",
+        help="whose kernels are traced: cpu as a run that emulates a card here  [auto: the card's]",
     )
     made.add_argument(
         "--timeout", type=float, default=120.0, metavar="S", help="most seconds of tracing, 1 to 3600  [120]"

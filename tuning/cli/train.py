@@ -159,7 +159,8 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(result))
     else:
         result_on = console(sys.stdout, os.environ)
-        for said in (*text.trained(result, best.measured, best.samples), f"model   {job.out / MODEL}"):
+        model = str(job.out / MODEL) if result["model_sha256"] else "not written: run.prepare was shown none"
+        for said in (*text.trained(result, best.measured, best.samples), f"model   {model}"):
             line(result_on, said)
     return 0
 
@@ -181,6 +182,11 @@ def train(
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
     for said in runtime_check.disagreements(asked, state.active):
         line(messages, f"note: {said}")
+    if (shown := len(getattr(state, "prepared", ()))) > 1:
+        line(
+            messages,
+            f"note: {MODEL} holds the first of {shown} models that run.prepare was shown: save the others there",
+        )
     steady = windows[1:] or windows
     wall_s = sum(w.wall_s for w in steady)
     result = {

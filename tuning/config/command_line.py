@@ -150,7 +150,8 @@ def _split(item: str, workloads: Collection[str]) -> tuple[str, str]:
         )
     if "_target_" in item:
         raise ConfigError(f"{said}: _target_ is refused, as it names code to run", remedy="leave it out")
-    value = _unquoted(text.strip()) if is_text(key) else text
+    is_option = key.startswith("workload.")  # whose quotes say that 1.10 is text
+    value = text.strip() if is_option else _unquoted(text.strip()) if is_text(key) else text
     if not value.strip():
         raise ConfigError(f"{said} has no value", remedy=f"{key}=<value>, or leave it out")
     if is_text(key):
@@ -165,7 +166,8 @@ def is_text(key: str) -> bool:
 
 
 def value_of(key: str, text: str) -> Any:
-    """Returns what was typed for a key: a scalar, list or mapping of YAML; an option of a workload is one scalar.
+    """Returns what was typed for a key: a scalar, list or mapping of YAML; an option of a workload is one scalar, text
+    where it is in quotes.
 
     Raises ConfigError for what cannot be read, and for several values without brackets.
     """
@@ -173,6 +175,8 @@ def value_of(key: str, text: str) -> Any:
     if key in TEXT_KEYS:
         return None if text == "null" and key in _OPTIONAL_TEXT else text
     if key.startswith("workload."):
+        if (quoted := _unquoted(text)) != text:
+            return quoted
         if text[0] in "[{":
             raise ConfigError(f"{said}: an option of a workload is one value", remedy=f"{key}=<value>")
         return yaml_files.word(text)

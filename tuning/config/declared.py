@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class Declared:
     knobs: Mapping[str, Knob] | None
     hooks: tuple[str, ...] = ()
     """Its methods."""
+    before: Mapping[str, Any] | None = field(default_factory=dict)
+    """The module's BEFORE; empty where there is none."""
 
 
 def declared(ref: str) -> Declared:
@@ -37,7 +39,8 @@ def declared(ref: str) -> Declared:
         what = getattr(error, "msg", None) or getattr(error, "strerror", None) or error
         where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ConfigError(f"workload={ref}{where}: {what}", remedy="a .py file that can be imported") from None
-    found = next((value for name, value in _assignments(tree.body) if name == "WORKLOAD"), None)
+    module = dict(_assignments(tree.body))
+    found = module.get("WORKLOAD")
     names = {getattr(node, "name", "") for node in tree.body}
     if found is None and "WORKLOAD" not in names and "train" in names:
         raise ConfigError(
@@ -55,7 +58,8 @@ def declared(ref: str) -> Declared:
     options = _literal(values["options"]) if "options" in values else {}
     knobs = _knobs(ref, values["knobs"]) if "knobs" in values else {}
     methods = tuple(node.name for node in body if isinstance(node, ast.FunctionDef))
-    return Declared(_literal(values.get("default_space")), options, knobs, methods)
+    before = _literal(module["BEFORE"]) if "BEFORE" in module else {}
+    return Declared(_literal(values.get("default_space")), options, knobs, methods, before)
 
 
 def _file(ref: str) -> Path:

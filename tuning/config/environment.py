@@ -9,8 +9,6 @@ import importlib
 import os
 from collections.abc import Mapping
 
-from trainables.host_memory import AT_START
-
 ON_A_CPU: Mapping[str, str] = {
     # How long OpenMP's threads spin before they sleep. By default so long that any other load on the cores makes a
     # 2-thread step take 10 to 40 times its time; never spinning (OMP_WAIT_POLICY=PASSIVE) costs a quarter of the speed.
@@ -19,8 +17,6 @@ ON_A_CPU: Mapping[str, str] = {
     "GOMP_SPINCOUNT": "5000",
 }
 """Read when torch is loaded; a value that the user has set stays."""
-ELSEWHERE: Mapping[str, str] = {**ON_A_CPU, **AT_START}
-"""What a training outside of our loop may need to run as it was measured; ours tells malloc where it sees the need."""
 
 _ALGEBRA = "OPENBLAS_NUM_THREADS"
 

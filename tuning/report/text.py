@@ -184,7 +184,7 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""
         yield "memory", f"{size(best.peak_allocated_bytes)}{cap} at its peak"
     if best.verdict:
-        yield "held by", sentences.verdict_sentence(best.verdict)
+        yield "bound by", sentences.verdict_sentence(best.verdict)
     if best.card:
         yield "card", best.card
     claim = sentences.claim_sentence(found.claim, found.gain("after", "before"))

@@ -125,6 +125,10 @@ def test_what_is_no_literal_is_said(tmp_path: Path) -> None:
     mine.write_text("class WORKLOAD:\n    default_space = {'batch_size': [1, 2]}\n")
     assert declared(str(mine)) == Declared({"batch_size": [1, 2]}, {}, {})
     mine.write_text(
+        "class WORKLOAD:\n    default_space = {'batch_size': [1, 2]}\nBEFORE = {'optimizer': 'sgd', 'momentum': 0.9}\n"
+    )
+    assert of(f"workload={mine}").knobs["optimizer"] == "sgd"
+    mine.write_text(
         "class WORKLOAD:\n    default_space = {'n': [1, 2]}\n    knobs = {'n': Knob(1, 'both', low=1, high=8)}\n"
     )
     assert declared(str(mine)).knobs == {"n": Knob(1, "both", low=1, high=8)}

@@ -100,6 +100,12 @@ def test_options_without_a_default_take_any_text(text):
     assert load([f"workload.data={text}"]).workload.options["data"] == text.strip("'")
 
 
+def test_an_option_in_quotes_is_text():
+    texts = ["1.10", "true", "[CLS]", "null", ""]
+    assert [load([f'workload.data="{text}"']).workload.options["data"] for text in texts] == texts
+    assert load(["workload.data=1.10"]).workload.options["data"] == 1.1
+
+
 def test_options_are_typed_by_their_default():
     options = load(["workload.val_frac=0", "workload.max_train_samples=64", "workload.download=true"]).workload.options
     assert (options["val_frac"], options["max_train_samples"], options["download"]) == (0, 64, True)

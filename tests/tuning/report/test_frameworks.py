@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from trainables.host_memory import AT_START
 from trainables.knob_columns import Knob
 from trainables.knobs import KnobTable
 from trainables.our_knobs import EVERY
 from tuning.config.best_file import Best
-from tuning.config.environment import ELSEWHERE
+from tuning.config.environment import ON_A_CPU
 from tuning.config.errors import ConfigError
 from tuning.report.frameworks import FRAMEWORKS, Exported, exported
 from tuning.report.summary import Place
@@ -139,7 +140,7 @@ def test_transformers_loads_it_and_trains_a_step(tmp_path: Path) -> None:
     assert isinstance(trainer.optimizer.optimizer, torch.optim.SGD)
     assert (group["momentum"], group["nesterov"], group["lr"]) == (0.5, True, 3e-3)
     assert (arguments.train_batch_size, arguments.gradient_accumulation_steps, arguments.bf16) == (8, 2, True)
-    assert set(found.unsaid) == {"channels_last", "width", *ELSEWHERE}
+    assert set(found.unsaid) == {"channels_last", "width", *ON_A_CPU, *AT_START}
 
 
 def test_lightning_loads_it_and_trains_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
