@@ -282,8 +282,7 @@ class Counted:
         if self._is_due:
             self._is_due = False
             self._unwatch()
-            trained_until = max(self._paused_at, self._watch.lapped_at)  # where a loop reports later than it is due
-            self._give(Evaluation(self._state.samples, found, time.perf_counter() - trained_until))
+            self._give(Evaluation(self._state.samples, found, time.perf_counter() - self._paused_at))
             if not self._watch.is_paused:  # else what was trained since the milestone is in a window that goes on
                 self._watch.restart()
                 self._loss_sum = None

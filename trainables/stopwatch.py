@@ -89,7 +89,7 @@ class Stopwatch:
         self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
         self._loaded = dict(self._loading)
         self.steps = self.micro_steps = self.samples = 0
-        self._opened = self.lapped_at = time.perf_counter()
+        self._opened = self._last = time.perf_counter()
         self._last_event = self._record() if self._cuda else None
         self._marks = [_Mark("", self._opened, self._last_event)]
         self._paused_at: float | None = None
@@ -110,18 +110,18 @@ class Stopwatch:
         if self._paused_at is None:
             self.restart()
             return
-        self.lapped_at = time.perf_counter()
-        self._opened += self.lapped_at - self._paused_at
+        self._last = time.perf_counter()
+        self._opened += self._last - self._paused_at
         self._last_event = self._record() if self._cuda else None
-        self._marks.append(_Mark("", self.lapped_at, self._last_event))
+        self._marks.append(_Mark("", self._last, self._last_event))
         self._paused_at = None
 
     def lap(self, span: StepSpan) -> None:
         """Adds the time since the last lap to `span`. On CUDA, idle time of the device before a wait has no span."""
         now = time.perf_counter()
         if not self._cuda or span == "data_wait":
-            self._spans[span] += now - self.lapped_at
-        self.lapped_at = now
+            self._spans[span] += now - self._last
+        self._last = now
         if self._cuda:
             event = self._record()
             if span != "data_wait" and self._last_event is not None:

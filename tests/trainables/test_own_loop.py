@@ -308,27 +308,6 @@ def test_stopping_early_comes_to_the_last_report_though_a_rung_was_passed_since(
     assert (last.samples, last.values) == (192, {"error": 8.0})
 
 
-def test_what_is_trained_between_a_rung_and_a_later_report_is_no_evaluation(
-    script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = """
-def train(run):
-    net, optimizer = made(run)
-    for i, batch in enumerate(run.batches(DataLoader(DATA, batch_size=8))):
-        run.backward(loss_of(net, batch), optimizer)
-        SEEN.append(i)
-        if i % 4 == 3:
-            run.report(error=1.0)
-"""
-    workload = script(body)
-    steps = workload.train.__globals__["SEEN"]
-    state = prepared(workload, Plan(64, (8, 64)))
-    monkeypatch.setattr("time.perf_counter", lambda: 100.0 * len(steps))
-    walls = [e.wall_s for e in own_loop.train(state) if isinstance(e, Evaluation)]
-    monkeypatch.undo()
-    assert walls == [100.0, 100.0], "of the last step alone what is behind its optimiser"
-
-
 ENDLESS = """
 def train(run):
     net, optimizer = made(run)
