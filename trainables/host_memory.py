@@ -24,6 +24,11 @@ most; of these nli trains at 0.96 of its speed with freed memory kept."""
 _USERS_OWN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
+def is_kept() -> bool:
+    """Returns whether `keep_freed` was called."""
+    return keep_freed.cache_info().currsize > 0
+
+
 def page_faults() -> int:
     """Returns how many pages this process has taken from the system so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -31,7 +31,8 @@ ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and th
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which a loop is told that it lacks one."""
 NO_END_AFTER = 100_000
-"""Times that a loop asks for batches of a run that is over, before it is ended: by itself it would not end."""
+NO_END_AFTER_S = 60.0
+"""Times, or seconds, that a loop asks for batches of a run that is over before it is ended, as it may never end."""
 
 
 class Ended(BaseException):
@@ -158,6 +159,8 @@ class Counted:
         if not state.first_step_at:
             state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
+            if getattr(loader, "batch_size", None) == self._micro():  # or an earlier training made the loader
+                state.asked_here |= state.asked & {"micro_batch_size"}
             self._knows_data = True
             state.is_misled = state.steps_told not in (0, self._steps())
             state.reseeds = torch.initial_seed() != self.seed
@@ -368,9 +371,9 @@ class Counted:
     def _asks_behind_end(self) -> None:
         """Ends a loop that counts steps of its own, and asks for more than the run has, for ever."""
         self._asked_behind_end += 1
-        if self._asked_behind_end < NO_END_AFTER:
+        if self._asked_behind_end < NO_END_AFTER and time.perf_counter() - self._paused_at < NO_END_AFTER_S:
             return
-        said = f"run.batches(loader) was asked for more {NO_END_AFTER:,} times behind the end of the run"
+        said = f"run.batches(loader) was asked for more {self._asked_behind_end:,} times behind the end of the run"
         if self._is_due:
             raise LoopError(f"{said}, where a report is due: if run.evaluate_now: run.report(...)")
         raise Ended(f"{said}: end the loop where run.progress is 1")

@@ -227,9 +227,7 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 def _text(key: str, value: object) -> str:
     """Returns a value as one would type it; raises ConfigError for what cannot be typed."""
     if isinstance(value, str | Path):
-        text = str(value)
-        is_option = key.startswith("workload.")  # of which 1.10 is a number, "1.10" text, and [CLS] no list
-        return f'"{text}"' if is_option and (text[:1] in {"", *"[{'\""} or yaml_files.word(text) != text) else text
+        return str(value)
     try:
         text = yaml_files.dump(_plain(value), width=10**6, flow=True)
     except yaml.YAMLError:

@@ -348,6 +348,31 @@ def test_what_one_training_asks_for_changes_no_step_of_the_next(script: Any) -> 
     assert steps == [4, 4, 4]
 
 
+KEPT = """
+LOADERS = []
+
+def train(run):
+    if not LOADERS:
+        LOADERS.append(DataLoader(DATA, **run.loader()))
+    net, optimizer = made(run)
+    for batch in run.batches(LOADERS[0]):
+        run.backward(loss_of(net, batch), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+def test_a_loader_that_an_earlier_training_made_still_has_micro_batches(script: Any) -> None:
+    workload = script(KEPT)
+    resident, steps = own_loop.OwnResident(workload), []
+    for _ in range(2):
+        own = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
+        state = own_loop.prepare(resident, Config(Knobs.of(own, table_of(workload)), {}), Plan(64, (64,)))
+        assert list(own_loop.train(state))
+        steps.append(state.steps)
+    assert steps == [4, 4]
+
+
 STEPLESS = "    for batch in run.batches(DataLoader(DATA, batch_size=8)):\n        pass\n"
 BATCHES = "    net, optimizer = made(run)\n    for batch in run.batches(DataLoader(DATA, batch_size=8)):\n"
 BACK = BATCHES + "        run.backward(loss_of(net, batch), optimizer)\n"

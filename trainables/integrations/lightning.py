@@ -102,12 +102,12 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         if not trainer.optimizers:
             raise WorkloadError("configure_optimizers of the LightningModule returned no optimiser")
         trainer.fit_loop.epoch_loop.max_steps = -1  # it ends by the samples that were seen
-        trainer.accumulate_grad_batches = self._run.accumulation  # once more: a loader asks for it when it is made
         for schedule in trainer.lr_scheduler_configs:  # one on a plateau has no metric where no report is due
             schedule.strict = False
         self._run.shows(pl_module, trainer.optimizers[0])
         samples, self._usual = self._pass(trainer)
         self._run.begin(trainer.train_dataloader, samples)
+        trainer.accumulate_grad_batches = self._run.accumulation  # once more: a loader asks for it when it is made
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Forgets what an earlier pass has logged, on which a schedule would move again; takes the pass's loader."""

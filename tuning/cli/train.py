@@ -182,10 +182,9 @@ def train(
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
     for said in runtime_check.disagreements(asked, state.active):
         line(messages, f"note: {said}")
-    if (shown := len(getattr(state, "prepared", ()))) > 1:
+    if len({id(model) for model in getattr(state, "prepared", ())}) > 1:
         line(
-            messages,
-            f"note: {MODEL} holds the first of {shown} models that run.prepare was shown: save the others there",
+            messages, f"note: {MODEL} holds one model, the first that came with an optimiser: save others in train(run)"
         )
     steady = windows[1:] or windows
     wall_s = sum(w.wall_s for w in steady)

@@ -151,7 +151,7 @@ def _split(item: str, workloads: Collection[str]) -> tuple[str, str]:
     if "_target_" in item:
         raise ConfigError(f"{said}: _target_ is refused, as it names code to run", remedy="leave it out")
     is_option = key.startswith("workload.")  # whose quotes say that 1.10 is text
-    value = text.strip() if is_option else _unquoted(text.strip()) if is_text(key) else text
+    value = text.strip() if is_option else unquoted(text.strip()) if is_text(key) else text
     if not value.strip():
         raise ConfigError(f"{said} has no value", remedy=f"{key}=<value>, or leave it out")
     if is_text(key):
@@ -175,7 +175,7 @@ def value_of(key: str, text: str) -> Any:
     if key in TEXT_KEYS:
         return None if text == "null" and key in _OPTIONAL_TEXT else text
     if key.startswith("workload."):
-        if (quoted := _unquoted(text)) != text:
+        if (quoted := unquoted(text)) != text:
             return quoted
         if text[0] in "[{":
             raise ConfigError(f"{said}: an option of a workload is one value", remedy=f"{key}=<value>")
@@ -286,7 +286,8 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:64] or "workload"
 
 
-def _unquoted(text: str) -> str:
+def unquoted(text: str) -> str:
+    """Returns the text without the quotes around it, if there are any."""
     return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
 
 

@@ -134,7 +134,7 @@ def _overlay(below: Tree, above: Mapping[str, Any]) -> None:
 def _secrets_of_a_run(typed: Typed) -> dict[str, str]:
     """Takes the secrets out of a command line that resumes a run: which workload's they are is in its records."""
     keys = [k for k in typed.values if k.startswith("workload.") and is_secret(k)] if "resume" in typed.values else []
-    return {key.removeprefix("workload."): typed.values.pop(key) for key in keys}
+    return {key.removeprefix("workload."): command_line.unquoted(typed.values.pop(key)) for key in keys}
 
 
 def _place(tree: Tree, key: str, text: str, *, free_options: bool) -> None:

@@ -96,12 +96,13 @@ def _with_declared(config: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
         return config, ()
     found = declared(config.workload.ref)
     space, options = found.default_space, found.options
-    if space is None or options is None or found.knobs is None or found.before is None:
-        missing = " and ".join(name for name, value in vars(found).items() if value is None)
+    if space is None or options is None or found.knobs is None:
+        missing = " and ".join(name for name in ("default_space", "options", "knobs") if getattr(found, name) is None)
         text = f"{missing} of {config.workload.name} are no literals: knobs that are not typed are at their defaults"
         return config, (text,)
     use(KnobTable(found.knobs, hooks=found.hooks))
-    return with_workload_defaults(config, space, options, found.before or None), ()
+    notes = () if found.before is not None else (f"BEFORE of {config.workload.name} is no literal, and left out",)
+    return with_workload_defaults(config, space, options, found.before or None), notes
 
 
 def _representative(space: Space) -> tuple[dict[str, Scalar], dict[str, tuple[Scalar, ...]]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainables import loop, precision, training
+from trainables import host_memory, loop, precision, training
 from trainables.batches import plan_epoch, size_of
 from trainables.own_count import OwnState
 from trainables.stopwatch import LOADING, SPANS, Window
@@ -20,16 +20,17 @@ from tuning.workers.telemetry import TelemetryReader
 def read_windows(state: training.AnyState, sampler: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
     """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes.
 
-    One in which a graph was compiled is left out, too: their own code may compile some, at a new shape even late.
+    One in which a graph was compiled is left out, too: their own code may compile some, at a new shape even late. So is
+    one that has shown that freed memory is to be kept: those after it are faster.
     """
     events = (event for event in training.train(state) if isinstance(event, Window))
     for _ in range(dropped):
         next(events, None)
     sampler.begin()
-    made = precision.graphs_made()
+    state_of_process = precision.graphs_made(), host_memory.is_kept()
     for window in events:
-        before, made = made, precision.graphs_made()
-        if made == before:
+        before, state_of_process = state_of_process, (precision.graphs_made(), host_memory.is_kept())
+        if state_of_process == before:
             sampler.read()
             yield window
 

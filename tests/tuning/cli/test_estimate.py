@@ -128,6 +128,9 @@ def test_what_is_no_literal_is_said(tmp_path: Path) -> None:
         "class WORKLOAD:\n    default_space = {'batch_size': [1, 2]}\nBEFORE = {'optimizer': 'sgd', 'momentum': 0.9}\n"
     )
     assert of(f"workload={mine}").knobs["optimizer"] == "sgd"
+    mine.write_text("class WORKLOAD:\n    default_space = {'batch_size': [32, 64]}\nBEFORE = dict(optimizer='sgd')\n")
+    assert of(f"workload={mine}").micro_batches == (64,)
+    assert of(f"workload={mine}").notes == ("BEFORE of own is no literal, and left out",)
     mine.write_text(
         "class WORKLOAD:\n    default_space = {'n': [1, 2]}\n    knobs = {'n': Knob(1, 'both', low=1, high=8)}\n"
     )

@@ -104,6 +104,7 @@ def test_an_option_in_quotes_is_text():
     texts = ["1.10", "true", "[CLS]", "null", ""]
     assert [load([f'workload.data="{text}"']).workload.options["data"] for text in texts] == texts
     assert load(["workload.data=1.10"]).workload.options["data"] == 1.1
+    assert load(["resume=one", "workload.hf_token='12'"]).secrets == {"hf_token": "12"}
 
 
 def test_options_are_typed_by_their_default():
