@@ -230,6 +230,9 @@ def test_gains_are_over_what_the_file_or_the_command_line_says_of_before(own):
     assert next(iter(both)) == "before"
     nothing = with_workload_defaults(load([f"workload={own}"]), space, {})
     assert nothing.named == {"plain defaults": {**Knobs().as_dict(), "micro_batch_size": 32}}
+    no_size = with_workload_defaults(load([f"workload={own}"]), {"learning_rate": [0.1, 0.2]}, {})
+    assert no_size.named == nothing.named
+    assert no_size.space.fixed["micro_batch_size"] == 32, "the default batch, in one pass too"
     with pytest.raises(ConfigError, match=r"BEFORE.lr=0.1: lr is not a knob"):
         with_workload_defaults(load([f"workload={own}"]), space, {}, {"lr": 0.1})
     with pytest.raises(ConfigError, match="BEFORE=3 is not a configuration"):
