@@ -5,10 +5,9 @@
 
 Each training is `python -m tuning train` in a process of its own, with what --set adds over the same with what --over
 adds; which goes first changes from pair to pair. MALLOC_PERTURB_=0 is one of glibc's own settings at its default, so
-that its malloc is left as it is. The
-gain is the geometric mean of the pairs' ratios of samples/s with its 95 % interval; beside it the page faults, the
-system's seconds and the most that a process held of the host's memory. One JSON document a file; nothing is written
-unless --out names a file.
+that its malloc is left as it is. The gain is the geometric mean of the pairs' ratios of samples/s with its 95 %
+interval; beside it the page faults, the system's seconds and the most that a process held of the host's memory. One
+JSON document a file; nothing is written unless --out names a file.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ AT_START: Mapping[str, str] = {
 }
 """The same for a process that is not ours, as variables that glibc reads when the process starts."""
 MOST_FAULTS_PER_S = 50_000
-"""Page faults of a training that cost it more than keeping does. headpose has 150,000 a second, the others 6,000 at
-most; of these nli trains at 0.96 of its speed with freed memory kept."""
+"""Freed memory is kept where a training has more page faults. headpose has about 125,000 a second, the others 6,000 at
+most. Keeping is not free: with it nli trains at 0.96 of its speed, for a reason that is not known."""
 _USERS_OWN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
 def is_kept() -> bool:
-    """Returns whether `keep_freed` was called."""
+    """Returns whether `keep_freed` was called, so that steps after that may be faster."""
     return keep_freed.cache_info().currsize > 0
 
 
@@ -40,9 +40,10 @@ def keep_freed() -> bool:
 
     By default it gives back what is free at the end of the heap beyond 64 MiB at most. A step that frees its
     activations at its end then takes them from the system anew, page by page: 990,000 page faults in a training of
-    headpose in place of 87,000, which trains 1.3 times as fast without them; the most that the process holds stays the
-    same (`python -m benchmarks.environment`, docs/log/two_cores.md). To be called when data is loaded: data that is
-    loaded later comes from the heap too, and temporal lost 6 % where it had.
+    headpose in place of 87,000, which trains 1.31 times as fast without them, and 1.21 times where they are seen
+    first; the most that the process holds stays the same (`python -m benchmarks.environment`, docs/log/two_cores.md).
+    To be called when data is loaded: data that is loaded later comes from the heap too, and temporal lost 6 % where
+    it had.
 
     Nothing is done where the user has set glibc's malloc up or loaded another one, and where there is no glibc.
     """

@@ -32,7 +32,7 @@ NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which a loop is told that it lacks one."""
 NO_END_AFTER = 100_000
 NO_END_AFTER_S = 60.0
-"""Times, or seconds, that a loop asks for batches of a run that is over before it is ended, as it may never end."""
+"""A loop that asks for batches after the end of its run is ended after so many calls or seconds: it may never end."""
 
 
 class Ended(BaseException):
@@ -97,7 +97,7 @@ class Counted:
         self._since_step = 0
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = self._has_left = False
-        self._asked_behind_end = 0
+        self._asked_after_end = 0
         self.ends_with_pass = False
         """Whether the end of a pass ends a batch, too."""
         self._shown: list[torch.optim.Optimizer] = []
@@ -368,12 +368,12 @@ class Counted:
         self._state.asked_here.update(names)
         return self._state.config.knobs
 
-    def _asks_behind_end(self) -> None:
+    def _asks_after_end(self) -> None:
         """Ends a loop that counts steps of its own, and asks for more than the run has, for ever."""
-        self._asked_behind_end += 1
-        if self._asked_behind_end < NO_END_AFTER and time.perf_counter() - self._paused_at < NO_END_AFTER_S:
+        self._asked_after_end += 1
+        if self._asked_after_end < NO_END_AFTER and time.perf_counter() - self._paused_at < NO_END_AFTER_S:
             return
-        said = f"run.batches(loader) was asked for more {self._asked_behind_end:,} times behind the end of the run"
+        said = f"run.batches(loader) was asked for more {self._asked_after_end:,} times after the end of the run"
         if self._is_due:
             raise LoopError(f"{said}, where a report is due: if run.evaluate_now: run.report(...)")
         raise Ended(f"{said}: end the loop where run.progress is 1")

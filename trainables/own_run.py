@@ -155,7 +155,7 @@ class Run(Counted):
         self.begin(source, samples)
         dim: int | None = None
         if self.is_done:
-            self._asks_behind_end()
+            self._asks_after_end()
         while not self.is_done:
             before, is_asked = state.samples, not self._since_step
             if is_asked and not state.ranks.more(before):

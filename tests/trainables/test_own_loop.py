@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.own_scripts import SCRIPTS, changed
 from tests.data import plain_script
-from trainables import checkpoint, own_loop
+from trainables import checkpoint, own_loop, training
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
 from trainables.own_run import Run
@@ -308,6 +308,19 @@ def test_stopping_early_comes_to_the_last_report_though_a_rung_was_passed_since(
     assert (last.samples, last.values) == (192, {"error": 8.0})
 
 
+@pytest.mark.parametrize(("faults", "is_kept"), [(10**9, True), (1, False)])
+def test_freed_memory_is_kept_where_steps_fault_it_in_anew(
+    script: Any, monkeypatch: pytest.MonkeyPatch, faults: int, is_kept: bool
+) -> None:
+    seen, kept = 0, set[int]()
+    monkeypatch.setattr(training, "page_faults", itertools.count(0, faults).__next__)
+    monkeypatch.setattr(training, "keep_freed", lambda: kept.add(seen))
+    for _ in training.train(prepared(script(PLAIN), Plan(64, (64,), window_s=0.0))):
+        seen += 1
+    assert bool(kept) is is_kept
+    assert 0 not in kept, "the first step takes memory in any case"
+
+
 ENDLESS = """
 def train(run):
     net, optimizer = made(run)
@@ -322,7 +335,7 @@ def train(run):
 def test_a_loop_that_goes_on_for_ever_is_ended(script: Any) -> None:
     assert [e.samples for e in events(script(ENDLESS), Plan(64, (64,))) if isinstance(e, Evaluation)] == [64]
     assert not threads()
-    with pytest.raises(WorkloadError, match="behind the end of the run, where a report is due"):
+    with pytest.raises(WorkloadError, match="after the end of the run, where a report is due"):
         events(script(ENDLESS.replace("run.report(error=1.0)", "pass")), Plan(64, (64,)))
 
 

@@ -209,7 +209,7 @@ def _accelerate(told: _Told) -> dict[str, dict[str, Any]]:
     if not told.asks("compile", "off"):
         found["TorchDynamoPlugin"] = {"backend": "inductor", "mode": told["compile"]}
         if "tf32" in told and not told["tf32"] and told["amp_dtype"] == "fp32" and not told.on_cpu:
-            again = "torch.backends.cuda.matmul.allow_tf32 = False behind Accelerator(), which turns it on to compile"
+            again = "torch.backends.cuda.matmul.allow_tf32 = False after Accelerator(), which turns it on to compile"
             told.undone["tf32"] = f"tf32=False: {again}"
     return found
 

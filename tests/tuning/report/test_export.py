@@ -56,6 +56,12 @@ def test_the_median_of_the_file_is_the_median(found, tmp_path):
     assert yaml.safe_load(path.read_text())["measured"]["samples_per_s"]["median"] == 10.0
 
 
+def test_what_was_never_trained_says_so(found, tmp_path):
+    own = dataclasses.replace(found.named["best"], quality={})
+    path = export.write_best(dataclasses.replace(found, named={"best": own}), tmp_path / "best.yaml")
+    assert yaml.safe_load(path.read_text())["status"] == "probed"
+
+
 def test_the_most_accurate_says_that_it_was_only_probed(found, tmp_path):
     paths = export.write_most_accurate(found, tmp_path)
     assert [p.name for p in paths] == ["most_accurate.yaml"]
