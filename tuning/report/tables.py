@@ -33,7 +33,7 @@ def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
     """
     shown = [*([found.best] if found.best else []), *found.given(), *found.challengers()]
     shown += filter(None, [found.most_accurate()])
-    head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "held back by", "card"]
+    head = ["", "samples/s", "best over it", "by its model", *found.objectives, "peak", "bound by", "card"]
     rows = [_configuration(found, one) for one in shown]
     empty = {"-", SAME_MODEL} if brief else {"-"}
     kept = [n for n in range(len(head) - 2 * brief) if n == 0 or any(row[n] not in empty for row in rows)]
