@@ -8,6 +8,7 @@ that a workload which takes the plain mean of theirs is not far off.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -94,10 +95,11 @@ def _fitting(state: State) -> int:
     knobs = state.config.knobs
     micro = part_size(min(knobs.micro_batch_size, knobs.batch_size), state.ranks.count)
     small = max(1, micro // 2)
-    held = state.live_bytes
-    room = state.peak_allocated_bytes - held
+    room = state.peak_allocated_bytes - state.live_bytes
     if knobs.compile != "off" or room <= 0:
         return micro
+    gc.collect()  # what is freed in between would be taken for room
+    held = state.live_bytes
     calls: list[None] = []
     live: list[int] = []
 
@@ -118,7 +120,7 @@ def _fitting(state: State) -> int:
         hook.remove()
     if len(live) < 2 or len(calls) < 2:
         return micro
-    kept = (live[1] - live[0]) / small * batches.size_of(state.resident.dataset(state.config, "val"))
+    kept = max(0, live[1] - live[0]) / small * batches.size_of(state.resident.dataset(state.config, "val"))
     fitting = int(small * (room - kept) * USED_FRAC / max(1, needed))
     # On a CPU without a cap the room is that of the first step alone, too small, and there is nothing to keep to.
     least = 1 if state.capped or state.meter is None else micro

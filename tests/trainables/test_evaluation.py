@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -77,6 +78,21 @@ class Leaves(Seen):
         return super().evaluate(model, [next(self.left)])
 
 
+class LeavesCycles(Seen):
+    """Leaves cyclic garbage in training, which is collected behind the first batch that is judged."""
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        if not self.evaluations:
+            cycle: list[Any] = [torch.zeros(2_000)]
+            cycle.append(cycle)
+        return super().loss(model, batch)
+
+    def _seen(self, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        for batch in super()._seen(batches):
+            yield batch
+            gc.collect()
+
+
 def run(
     workload: Seen, cap_bytes: int | None = NO_CAP, resident: Resident | None = None, **knobs: Any
 ) -> tuple[State, int]:
@@ -108,6 +124,15 @@ def test_an_evaluation_needs_no_more_than_training_did(workload: Seen) -> None:
 def test_what_a_small_batch_tells_nothing_of_has_one_micro_batch(workload: Seen) -> None:
     state, _ = run(workload)
     assert state.evaluation_batch == MICRO_BATCH
+
+
+def test_garbage_of_training_is_no_room_for_an_evaluation() -> None:
+    gc.disable()
+    try:
+        state, trained = run(LeavesCycles(3_000))
+    finally:
+        gc.enable()
+    assert state.peak_allocated_bytes == trained
 
 
 def test_a_peak_above_trainings_own_is_told() -> None:
