@@ -1,28 +1,31 @@
-"""What `run` costs a loop of one's own: the bare script against the same script under `run`, in pairs, by step size.
+"""What `run` costs a loop of one's own: the bare script against the same script under `run`, by step size.
 
-    python -m benchmarks.own_loop_cost --pairs 20 --out benchmarks/results/own_loop_cost.jsonl
+    python -m benchmarks.own_loop_cost --processes 12 --out benchmarks/results/own_loop_cost.jsonl
 
-One perceptron for each width, one thread, the same seed, samples and batches; each pair runs both ways, the first in
-turns. A run's figure is the seconds of its steps behind the tenth, waiting for data included, so that the step that is
-watched, and starting a thread, are in none. The cost is the ratio of a pair less one, with the 95 % interval of its
-mean over the pairs. Each width has a process of its own: what malloc keeps of one made the next, of 36 MB tensors, 45 %
-faster in the thread that had run the last. The last line of stdout is one JSON document.
+One perceptron for each width, one thread, the same samples and batches. The two scripts of a process take turns of some
+30 ms, so that a machine that drifts slows both alike: the bare one in the main thread, the other in the thread that
+`run` gives it, its windows and hand-overs included, the first steps of both left out. A process's figure is the median
+over the turns of what a step takes longer under `run`. Where malloc puts tensors differs from process to process and is
+worth 1 % and more: the cost is the median over the processes, with the interval that it is in by 95 %, whatever the
+distribution. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import multiprocessing
+import os
 import statistics
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.stats import quantile_test
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,78 +35,114 @@ from trainables.knobs import Knobs
 from trainables.own_run import Run
 from trainables.plan import Plan
 from trainables.workload import Config, OwnLoop, table_of
-from tuning.stats.uncertainty import t_975
 
-WIDTHS = (16, 128, 512, 1024, 2048)
+WIDTHS = (16, 128, 512, 1024, 2048, 3000, 4600)
 """Of the hidden layers: steps of about a third of a millisecond up to a tenth of a second on one core."""
-BATCH, INPUTS, WARM_STEPS = 32, 64, 10
+BATCH, INPUTS, WARM_STEPS, TURN_S = 32, 64, 10, 0.03
 
 
-def bare(width: int, steps: int) -> float:
-    """Returns the seconds of the steps behind the first, as a plain script takes them."""
-    own_loop.seed_everything(0)
+class _Turns:
+    """What each script calls behind its steps: it waits for its turn, and is timed in it."""
+
+    def __init__(self, count: int, steps: int, *, is_first: bool) -> None:
+        self.seconds: list[float] = []
+        self.other: Callable[[], object] = lambda: None
+        self._turn, self._count, self._of_turn = threading.Semaphore(0), count, steps
+        self._steps, self._begun, self._is_first = -WARM_STEPS, 0.0, is_first
+
+    def stepped(self) -> bool:
+        """Hands over behind the last step of a turn, and waits for the next; returns whether there is one."""
+        self._steps += 1
+        if self._steps % self._of_turn or self._steps < 0:
+            return True
+        if self._steps:
+            self.seconds.append((time.perf_counter() - self._begun) / self._of_turn)
+        if self._steps or not self._is_first:
+            self.other()
+        if len(self.seconds) == self._count:
+            return False
+        self._turn.acquire()
+        self._begun = time.perf_counter()
+        return True
+
+    def begin(self) -> None:
+        """Lets its script go on."""
+        self._turn.release()
+
+
+def bare(width: int, turns: _Turns) -> None:
+    """Trains as a plain script does."""
     loader = DataLoader(_data(), batch_size=BATCH, shuffle=True)
     net, optimizer = _made(width)
-    begun, done = 0.0, 0
     while True:
         for inputs, targets in loader:
             loss = nn.functional.mse_loss(net(inputs), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            done += 1
-            if done == WARM_STEPS:
-                begun = time.perf_counter()
-            if done == steps:
-                return time.perf_counter() - begun
+            if not turns.stepped():
+                return
 
 
-def under_run(width: int, steps: int) -> float:
-    """Returns the same of the same script under `run`, its windows and hand-overs included."""
-    marks = [0.0, 0.0]
+def under_run(width: int, turns: _Turns) -> None:
+    """Trains the same script under `run`, in the thread that it is given."""
 
     def train(run: Run) -> None:
         loader = DataLoader(_data(), shuffle=True, **run.loader())
         net, optimizer = run.prepare(*_made(width))
-        for done, (inputs, targets) in enumerate(run.batches(loader), start=1):
+        for inputs, targets in run.batches(loader):
             run.backward(nn.functional.mse_loss(net(inputs), targets), optimizer)
-            if done in (WARM_STEPS, steps):
-                marks[done == steps] = time.perf_counter()
+            if not turns.stepped():
+                run.report(loss=0.0)
+                return
 
     workload = OwnLoop(train, {"loss": "min"}, {"batch_size": BATCH}, {}, {}, {}, __file__)
     knobs = Knobs.of({"batch_size": BATCH, "micro_batch_size": BATCH}, table_of(workload))
-    plan = Plan(samples=steps * BATCH, window_s=0.4)
-    state = own_loop.prepare(own_loop.OwnResident(workload), Config(knobs), plan)
+    state = own_loop.prepare(own_loop.OwnResident(workload), Config(knobs), Plan(samples=10**12, window_s=0.4))
     for _ in own_loop.train(state):
         pass
-    return marks[1] - marks[0]
 
 
-def pairs(width: int, steps: int, count: int) -> Iterator[tuple[float, float]]:
-    """Yields the seconds of each pair, bare and under `run`; which goes first takes turns."""
-    for number in range(count):
-        first, second = (bare, under_run) if number % 2 else (under_run, bare)
-        found = {first: first(width, steps), second: second(width, steps)}
-        yield found[bare], found[under_run]
+def longer_s(width: int, count: int, steps: int) -> tuple[float, float]:
+    """Returns the seconds of a bare step, and what one takes longer under `run`: medians over turns of `steps` each.
 
-
-def measured(width: int, seconds: float, count: int) -> dict[str, Any]:
-    """Returns the row of a width, measured on one thread of this process."""
+    Both are on one core, which is as warm for the one as for the other.
+    """
     torch.set_num_threads(1)
-    steps = WARM_STEPS + max(20, round(40 * seconds / bare(width, WARM_STEPS + 40)))
-    return {"width": width, "steps": steps, **summed_up(list(pairs(width, steps, count)), steps)}
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    plain, own = _Turns(count, steps, is_first=True), _Turns(count, steps, is_first=False)
+    plain.other, own.other = own.begin, plain.begin
+    thread = threading.Thread(target=under_run, args=(width, own))
+    thread.start()
+    bare(width, plain)
+    thread.join()
+    differences = [b - a for a, b in zip(plain.seconds, own.seconds, strict=True)]
+    return statistics.median(plain.seconds), statistics.median(differences)
 
 
-def summed_up(found: list[tuple[float, float]], steps: int) -> dict[str, Any]:
-    """Returns what the pairs of one width come to; from two pairs on."""
-    costs = [own / plain - 1.0 for plain, own in found]
-    half = t_975(len(costs) - 1) * statistics.stdev(costs) / math.sqrt(len(costs))
+def measured(width: int, processes: int, seconds: float) -> dict[str, Any]:
+    """Returns the row of a width, each figure from a process of its own."""
+    step_s, _ = _apart(width, 10, 3)
+    steps = max(3, round(TURN_S / step_s))
+    count = max(20, round(seconds / (2 * steps * step_s)))
+    found = [_apart(width, count, steps) for _ in range(processes)]
+    costs = [longer / step for step, longer in found]
+    within = quantile_test(costs).confidence_interval(0.95)
     return {
-        "step_s": statistics.median(plain for plain, _ in found) / (steps - WARM_STEPS),
-        "cost_frac": statistics.fmean(costs),
-        "half_width_frac": half,
-        "median_cost_frac": statistics.median(costs),
+        "width": width,
+        "turns": count,
+        "turn_steps": steps,
+        "step_s": statistics.median(step for step, _ in found),
+        "longer_s": statistics.median(longer for _, longer in found),
+        "cost_frac": statistics.median(costs),
+        "cost_frac_least": float(within.low),
+        "cost_frac_most": float(within.high),
     }
+
+
+def _apart(width: int, count: int, steps: int) -> tuple[float, float]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(longer_s, width, count, steps).result()
 
 
 def _data() -> TensorDataset:
@@ -121,21 +160,20 @@ def _made(width: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 def main() -> None:
     """Measures every width and prints what came of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=20, metavar="N", help="pairs of each width, 2 or more  [20]")
-    parser.add_argument("--seconds", type=float, default=3.0, metavar="S", help="about the length of a run  [3]")
+    parser.add_argument("--processes", type=int, default=12, metavar="N", help="of each width, 6 or more  [12]")
+    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="about what each trains  [4]")
     parser.add_argument("--widths", type=int, nargs="+", default=list(WIDTHS), metavar="N")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the document to it")
     asked = parser.parse_args()
-    if asked.pairs < 2:
-        parser.error(f"--pairs {asked.pairs}: 2 or more are needed for an interval")
+    if asked.processes < 6:
+        parser.error(f"--processes {asked.processes}: 6 or more are needed for an interval")
     rows = []
     for width in asked.widths:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            row = process.submit(measured, width, asked.seconds, asked.pairs).result()
-        rows.append(row)
-        step_ms, cost, half = 1e3 * row["step_s"], 100 * row["cost_frac"], 100 * row["half_width_frac"]
-        print(f"width {width:5d}  {step_ms:8.3f} ms a step  {cost:+6.2f} % +- {half:.2f}")
-    publish({**provenance("own_loop_cost"), "pairs": asked.pairs, "rows": rows}, asked.out)
+        rows.append(row := measured(width, asked.processes, asked.seconds))
+        step_ms, longer_us = 1e3 * row["step_s"], 1e6 * row["longer_s"]
+        cost, least, most = (100 * row[f"cost_frac{which}"] for which in ("", "_least", "_most"))
+        print(f"width {width:5d}  {step_ms:8.3f} ms  {longer_us:+6.1f} us  {cost:+.2f} % ({least:+.2f}, {most:+.2f})")
+    publish({**provenance("own_loop_cost"), "processes": asked.processes, "rows": rows}, asked.out, append=True)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,13 @@ class Counted:
         self._warm_up = WarmUp(state.steps, state.config.knobs, self._scaler)
         self._kept, self._watching = ExitStack(), ExitStack()
         self._is_watched = self._knows_data = False
-        # Asked in every step: of steps of a millisecond each call of a function is 0.2 % or so.
+        # Asked in every step: behind a step, whose data fill the caches, a call of a function takes 2 us or so.
         self._is_on_host, self._horizon = state.device.type == "cpu", state.plan.samples
+        self._is_capped, self._window_s = state.capped, state.plan.window_s
+        self._is_warm = False
+        """Whether the warm-up was over behind a step."""
+        self._parts = 0
+        """The micro-batches of a step as they were told last; 0 where what they depend on may have changed."""
         self._is_alone = True
         """Whether one process trains, which is known once the first batch is asked for."""
         self._loss_sum: Tensor | float | None = None
@@ -156,6 +161,7 @@ class Counted:
         """The first batch is asked for: what came before is set-up; `samples` are those of a pass over the loader."""
         state = self._state
         self._unwatch()  # of a report that was due and did not come
+        self._parts = 0
         if not state.first_step_at:
             state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
@@ -228,7 +234,7 @@ class Counted:
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         if state.steps == 1:
             self._see()
-        if state.meter is not None and state.capped:
+        if self._is_capped and state.meter is not None:
             state.sparse.stepped(state.steps, state.meter.live_bytes)
         samples = state.samples
         if samples >= self._horizon or (self._milestones and samples >= self._milestones[0]):
@@ -254,10 +260,11 @@ class Counted:
             self._warm_up.ends(state.steps)  # a step that was skipped makes it longer here, too
             self._watch.restart()
         elif self._has_stepped:
-            self._watch.lap("optimizer")
+            seconds = self._watch.lap("optimizer")
             if not self._is_alone:
                 state.ranks.stepped()
-            self._close_where_full()
+            if seconds >= self._window_s or not self._is_warm:
+                self._close_where_full()
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
             raise LoopError(
                 f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
@@ -364,6 +371,7 @@ class Counted:
         return evenly(knobs.batch_size, knobs.micro_batch_size)
 
     def _ask(self, *names: str) -> Any:
+        self._parts = 0
         self._state.asked.update(names)
         self._state.asked_here.update(names)
         return self._state.config.knobs
@@ -388,6 +396,11 @@ class Counted:
         state.micro_steps.append((count, False))
         self._watch.samples += count
         self._watch.micro_steps += 1
+        if self._is_capped or state.steps == 0:
+            self._observe(host, batch, count)
+
+    def _observe(self, host: Any, batch: Any, count: int) -> None:
+        state = self._state
         if state.steps == 0:
             if state.noise_seed is not None and state.micro_batches_done == 1:
                 torch.manual_seed(state.noise_seed)
@@ -395,13 +408,10 @@ class Counted:
                 state.witness = Witness(state.model, state.optimizer, self.device)
             if state.witness is not None:
                 state.witness.micro_batch(count, batches.tensors_of(host))
-        if state.meter is not None and (state.capped or state.steps == 0):
-            state.counts = state.capped and state.sparse.part(state.steps, "", batches.tensors_of(batch))
-        if state.witness is not None or state.counting:
-            self._observe(batch)
-
-    def _observe(self, batch: Any) -> None:
-        state = self._state
+        if state.meter is not None:
+            state.counts = self._is_capped and state.sparse.part(state.steps, "", batches.tensors_of(batch))
+        if state.witness is None and not state.counting:
+            return
         if state.meter is not None and state.counting:
             parameters = state.model.parameters() if state.model is not None else ()
             gradients = [p.grad for p in parameters if p.grad is not None]  # born in parts that were not counted
@@ -439,8 +449,9 @@ class Counted:
     def _close_where_full(self) -> None:
         """Closes the window behind a step where it is long enough, or was the first one."""
         state = self._state
-        full = self._warm_up.is_over(state.steps) and self._watch.elapsed_s() >= state.plan.window_s
-        if self._warm_up.ends(state.steps) or full:
+        self._is_warm = self._warm_up.is_over(state.steps)
+        is_full = self._is_warm and self._watch.elapsed_s() >= self._window_s
+        if self._warm_up.ends(state.steps) or is_full:
             self._close()
             self._watch.restart()
 

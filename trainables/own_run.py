@@ -84,9 +84,11 @@ class Run(Counted):
     @property
     def accumulation(self) -> int:
         """The micro-batches of one optimiser step: 1 where the loader's batches are not those of `loader()`."""
-        if "micro_batch_size" in self._asked:
-            self._ask("batch_size")
-        return self._accumulation
+        if not self._parts:
+            if "micro_batch_size" in self._asked:
+                self._ask("batch_size")
+            self._parts = self._accumulation
+        return self._parts
 
     @property
     def ends_batch(self) -> bool:
@@ -163,7 +165,7 @@ class Run(Counted):
             state.ranks.same_order()
             own, counts = iter(loader), batches.SampleCounts(source)
             for whole in own:
-                if not (self._since_step or is_asked or state.ranks.more(state.samples)):
+                if not (self._is_alone or self._since_step or is_asked or state.ranks.more(state.samples)):
                     raise Ended
                 is_asked = False
                 self._watch.lap("data_wait")
@@ -186,7 +188,7 @@ class Run(Counted):
                     self._leaves()
                     raise
                 self.passed()
-                if self.is_done:
+                if self._has_stepped and state.samples >= self._horizon:
                     break
             del own  # its workers end before what follows the pass
             if state.samples == before:
@@ -219,15 +221,16 @@ class Run(Counted):
         limit = self._max_norm if max_norm is None else float(max_norm)
         if not self._state.micro_steps:
             raise LoopError("run.backward is called outside of a loop over run.batches(loader)")
-        accumulation, others = self.accumulation, self._optimizers
-        if others.get(own):
-            self._rescale()
-        if own not in others:
+        accumulation, others = self._parts or self.accumulation, self._optimizers
+        if (has_stepped := others.get(own)) is None:
             if others:  # what the losses of others have left in its weights, while theirs alone was known
                 own.zero_grad()
             others[own] = False
+            self._state.averages = True
+        elif has_stepped:
+            self._rescale()
         inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
-        part = loss * (self._share / accumulation) if (accumulation, self._share) != (1, 1.0) else loss
+        part = loss * (self._share / accumulation) if accumulation != 1 or self._share != 1.0 else loss
         (self._scaler.scale(part) if self._is_scaled else part).backward(inputs=inputs)
         self.saw_loss(loss)
         waits, forgets = self._step_settings
@@ -235,8 +238,8 @@ class Run(Counted):
             loss.detach().item()
         if not (self._has_stepped or self._since_step >= accumulation or self.is_over):
             return False
-        self._state.averages = True
-        self._state.ranks.average(own)
+        if not self._is_alone:
+            self._state.ranks.average(own)
         if limit > 0:
             optim.hold_gradients(own, self._scaler, limit)
         self.before_step()
@@ -281,7 +284,8 @@ class Run(Counted):
         """An optimiser is about to step; raises LoopError where several processes train and their own lines step it."""
         if self._state.ranks.count > 1 and not self._is_ours:
             raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
-        self.before_step()
+        if not self._is_forward_over:
+            self.before_step()
 
     def _asked_size(self, loader: Any) -> int | None:
         """Returns the samples that a whole batch of their loader should have, None where nothing tells."""

@@ -116,8 +116,11 @@ class Stopwatch:
         self._marks.append(_Mark("", self._last, self._last_event))
         self._paused_at = None
 
-    def lap(self, span: StepSpan) -> None:
-        """Adds the time since the last lap to `span`. On CUDA, idle time of the device before a wait has no span."""
+    def lap(self, span: StepSpan) -> float:
+        """Adds the time since the last lap to `span`, and returns the host seconds since the window opened.
+
+        On CUDA, idle time of the device before a wait has no span.
+        """
         now = time.perf_counter()
         if not self._cuda or span == "data_wait":
             self._spans[span] += now - self._last
@@ -129,6 +132,7 @@ class Stopwatch:
             self._last_event = event
         if self._each_step and span in ("forward_backward", "optimizer"):
             self._marks.append(_Mark(span, now, self._last_event, self.micro_steps))
+        return now - self._opened
 
     def elapsed_s(self) -> float:
         """Returns host seconds since the window opened, without pauses; does not synchronise."""
