@@ -173,7 +173,9 @@ def main() -> None:
         step_ms, longer_us = 1e3 * row["step_s"], 1e6 * row["longer_s"]
         cost, least, most = (100 * row[f"cost_frac{which}"] for which in ("", "_least", "_most"))
         print(f"width {width:5d}  {step_ms:8.3f} ms  {longer_us:+6.1f} us  {cost:+.2f} % ({least:+.2f}, {most:+.2f})")
-    publish({**provenance("own_loop_cost"), "processes": asked.processes, "rows": rows}, asked.out, append=True)
+    malloc = {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}
+    document = {**provenance("own_loop_cost"), "malloc": malloc, "processes": asked.processes, "rows": rows}
+    publish(document, asked.out, append=True)
 
 
 if __name__ == "__main__":

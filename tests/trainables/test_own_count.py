@@ -238,6 +238,23 @@ def train(run):
     assert (state.active["micro_batch_size"], state.active["batch_size"], state.steps) == (8, 16, 4)
 
 
+def test_a_loader_of_whole_batches_steps_at_each_whatever_the_one_to_evaluate_on_asks_for(script: Any) -> None:
+    body = """
+def train(run):
+    net, optimizer = made(run)
+    judged = DataLoader(DATA, **run.loader())
+    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
+        assert run.backward(loss_of(net, batch), optimizer) and run.accumulation == 1
+        if run.evaluate_now:
+            SEEN.append(run.steps)
+            run.report(error=float(sum(loss_of(net, batch).item() for batch in judged)))
+"""
+    workload = script(body)
+    state = prepared(workload, Plan(64, (64,)), batch_size=16, micro_batch_size=4)
+    list(own_loop.train(state))
+    assert (state.steps, workload.train.__globals__["SEEN"][-1]) == (4, 4)
+
+
 @pytest.mark.parametrize(
     "clips",
     [
