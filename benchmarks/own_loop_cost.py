@@ -2,12 +2,12 @@
 
     python -m benchmarks.own_loop_cost --processes 12 --out benchmarks/results/own_loop_cost.jsonl
 
-One perceptron for each width, one thread, the same samples and batches. The two scripts of a process take turns of some
-30 ms, so that a machine that drifts slows both alike: the bare one in the main thread, the other in the thread that
-`run` gives it, its windows and hand-overs included, the first steps of both left out. A process's figure is the median
-over the turns of what a step takes longer under `run`. Where malloc puts tensors differs from process to process and is
-worth 1 % and more: the cost is the median over the processes, with the interval that it is in by 95 %, whatever the
-distribution. The last line of stdout is one JSON document.
+One perceptron for each width, one thread, the same samples, each in an order of its own. The two scripts of a process
+take turns of some 30 ms, so that a machine that drifts slows both alike: the bare one in the main thread, the other in
+the thread that `run` gives it, its windows and hand-overs included, the first steps of both left out. What a process
+tells is the median over the turns of what a step takes longer under `run`. Where malloc puts tensors differs from
+process to process and is worth 1 % and more: the cost is the median over the processes, with the interval that it is in
+by 95 %, whatever the distribution. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from trainables.workload import Config, OwnLoop, table_of
 
 WIDTHS = (16, 128, 512, 1024, 2048, 3000, 4600)
 """Of the hidden layers: steps of about a third of a millisecond up to a tenth of a second on one core."""
-BATCH, INPUTS, WARM_STEPS, TURN_S = 32, 64, 10, 0.03
+BATCH, INPUTS, WARM_STEPS, TURN_S, WAIT_S = 32, 64, 10, 0.03, 60.0
 
 
 class _Turns:
@@ -61,7 +61,8 @@ class _Turns:
             self.other()
         if len(self.seconds) == self._count:
             return False
-        self._turn.acquire()
+        if not self._turn.acquire(timeout=WAIT_S):
+            raise TimeoutError("the other script has ended")
         self._begun = time.perf_counter()
         return True
 

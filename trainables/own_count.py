@@ -96,8 +96,9 @@ class Counted:
         """Whether the warm-up was over behind a step."""
         self._parts = 0
         """The micro-batches of a step as they were told last; 0 where what they depend on may have changed."""
-        self._is_whole = False
-        """Whether the loader at hand has whole batches, whatever another, as one to evaluate on, has asked for."""
+        self._has_cut = self._is_whole = self._cuts_by_name = False
+        """Whether `loader` was called and the loader at hand is another, of whole batches; whether
+        micro_batch_size was asked for by its name, too."""
         self._is_alone = True
         """Whether one process trains, which is known once the first batch is asked for."""
         self._loss_sum: Tensor | float | None = None
@@ -163,8 +164,8 @@ class Counted:
         """The first batch is asked for: what came before is set-up; `samples` are those of a pass over the loader."""
         state = self._state
         self._unwatch()  # of a report that was due and did not come
-        size, whole = getattr(loader, "batch_size", None), state.config.knobs.batch_size
-        self._parts, self._is_whole = 0, size == whole != self._micro()
+        self._parts, size = 0, getattr(loader, "batch_size", None)
+        self._is_whole = self._has_cut and size == state.config.knobs.batch_size != self._micro()
         if not state.first_step_at:
             state.pass_samples, state.dataset = samples or _pass_samples(loader), getattr(loader, "dataset", None)
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
@@ -355,11 +356,10 @@ class Counted:
 
     @property
     def _accumulation(self) -> int:
-        return self._cut[0] if "micro_batch_size" in self._asked and not self._is_whole else 1
+        return self._cut[0] if "micro_batch_size" in self._asked else 1
 
     def _steps(self) -> int:
-        state, accumulation = self._state, self._accumulation
-        micro = state.config.knobs.batch_size if self._is_whole else self._micro()
+        state, micro, accumulation = self._state, self._micro(), self._accumulation
         whole = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
         whole = whole or self.samples  # one pass, where none is known
         if self.ends_with_pass:
@@ -375,7 +375,8 @@ class Counted:
         return evenly(knobs.batch_size, knobs.micro_batch_size)
 
     def _ask(self, *names: str) -> Any:
-        self._parts = 0
+        if "micro_batch_size" in names:
+            self._parts = 0
         self._state.asked.update(names)
         self._state.asked_here.update(names)
         return self._state.config.knobs

@@ -59,7 +59,10 @@ class Run(Counted):
                 f"run[{name!r}]: there is no such knob: {f'did you mean run[{near!r}]?' if near else _DECLARE}"
             )
         self._ask(name)
-        return self._micro() if name == "micro_batch_size" else values[name]  # as `loader` cuts a batch: evenly
+        if name == "micro_batch_size":
+            self._cuts_by_name = True
+            return self._micro()  # as `loader` cuts a batch: evenly
+        return values[name]
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -87,6 +90,12 @@ class Run(Counted):
         if not self._parts:
             if "micro_batch_size" in self._asked:
                 self._ask("batch_size")
+            if self._is_whole and not self._cuts_by_name:
+                raise LoopError(
+                    f"run.batches(loader) has whole batches of {self._state.config.knobs.batch_size}, and run.loader() "
+                    f"made a loader of micro-batches of {self._micro()}: run.loader() is for the training loader, and "
+                    "one to evaluate on has a batch size of its own"
+                )
             self._parts = self._accumulation
         return self._parts
 
@@ -104,7 +113,7 @@ class Run(Counted):
 
     def loader(self) -> dict[str, Any]:
         """Returns the arguments of a DataLoader that knobs set; a batch is cut into equal micro-batches."""
-        knobs = self._ask(*_LOADER)
+        knobs, self._has_cut = self._ask(*_LOADER), True
         return {"batch_size": self._micro(), **batches.loading(knobs, self.device.type)}
 
     def prepare(self, model: nn.Module, *others: torch.optim.Optimizer | LRScheduler) -> Any:
@@ -226,7 +235,6 @@ class Run(Counted):
             if others:  # what the losses of others have left in its weights, while theirs alone was known
                 own.zero_grad()
             others[own] = False
-            self._state.averages = True
         elif has_stepped:
             self._rescale()
         inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
@@ -238,6 +246,7 @@ class Run(Counted):
             loss.detach().item()
         if not (self._has_stepped or self._since_step >= accumulation or self.is_over):
             return False
+        self._state.averages = True
         if not self._is_alone:
             self._state.ranks.average(own)
         if limit > 0:

@@ -16,7 +16,7 @@ from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
-from trainables.workload import Config, OwnLoop, WorkloadError, load, table_of
+from trainables.workload import Config, LoopError, OwnLoop, WorkloadError, load, table_of
 
 KNOBS = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
 
@@ -238,21 +238,26 @@ def train(run):
     assert (state.active["micro_batch_size"], state.active["batch_size"], state.steps) == (8, 16, 4)
 
 
-def test_a_loader_of_whole_batches_steps_at_each_whatever_the_one_to_evaluate_on_asks_for(script: Any) -> None:
+def test_a_training_loader_of_whole_batches_beside_one_of_micro_batches_is_refused(script: Any) -> None:
+    """Else a step would be taken once in several of its batches."""
     body = """
 def train(run):
     net, optimizer = made(run)
     judged = DataLoader(DATA, **run.loader())
     for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
-        assert run.backward(loss_of(net, batch), optimizer) and run.accumulation == 1
-        if run.evaluate_now:
-            SEEN.append(run.steps)
-            run.report(error=float(sum(loss_of(net, batch).item() for batch in judged)))
+        run.backward(loss_of(net, batch), optimizer)
 """
-    workload = script(body)
-    state = prepared(workload, Plan(64, (64,)), batch_size=16, micro_batch_size=4)
-    list(own_loop.train(state))
-    assert (state.steps, workload.train.__globals__["SEEN"][-1]) == (4, 4)
+
+    def trained(body: str) -> None:
+        list(own_loop.train(prepared(script(body), Plan(64, (64,)), batch_size=16, micro_batch_size=4)))
+
+    with pytest.raises(LoopError, match=r"whole batches of 16, and run\.loader\(\) made .* 4: run\.loader\(\) is for"):
+        trained(body)
+    own_lines = "loss_of(net, batch).backward(); optimizer.step(); optimizer.zero_grad(); run.step()"
+    reports = "\n        if run.evaluate_now: run.report(error=1.0)\n"
+    trained(body.replace("run.backward(loss_of(net, batch), optimizer)\n", own_lines + reports))
+    by_name = body.replace("    judged", '    part = run["micro_batch_size"]\n    judged')
+    trained(by_name.rstrip() + reports)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,8 @@ class _Study(Callback):  # type: ignore[misc]  # what a check may lack
         self._run.shows(pl_module, trainer.optimizers[0])
         samples, self._usual = self._pass(trainer)
         self._run.begin(trainer.train_dataloader, samples)
-        trainer.accumulate_grad_batches = self._run.accumulation  # once more: a loader asks for it when it is made
+        if pl_module.automatic_optimization:  # once more: a loader asks for it when it is made
+            trainer.accumulate_grad_batches = self._run.accumulation
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Forgets what an earlier pass has logged, on which a schedule would move again; takes the pass's loader."""
