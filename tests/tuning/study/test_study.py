@@ -880,3 +880,16 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     assert picked.best == "t1"
     assert picked.rule.startswith("of 3 the fastest whose error is within 0.2 of the best seen: 2.15 against 2")
     assert picked.rule.endswith("the tolerance is 10% of that best")
+
+
+@pytest.mark.parametrize(("error", "is_told"), [(0.0146, True), (0.0101, False)])
+def test_a_tolerance_as_large_as_the_best_error_is_told(tmp_path: Path, error: float, is_told: bool) -> None:
+    made, journal, _ = opened(tmp_path, started=time.monotonic())
+    for trial, value, rate in (("t0", 0.00975, 50.0), ("t1", error, 60.0)):
+        journal.append("trial", trial=trial, config={}, outcome="ok", values={"error": value}, samples_per_s=rate)
+    picked = made._pick()
+    journal.close()
+    told = "t1 is the fastest within pick.tolerance=0.01 of the best error seen, which is wide: 0.0146 for 0.00975"
+    assert picked is not None
+    assert picked.best == "t1"
+    assert any(r.event == "note" and str(r["text"]).startswith(told) for r in journal.records) == is_told
