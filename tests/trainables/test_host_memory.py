@@ -10,12 +10,19 @@ import sys
 import pytest
 
 STEPS = """
-import resource, sys
-import torch
+import ctypes, resource, sys
 from trainables.host_memory import keep_freed
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+libc.free.argtypes = (ctypes.c_void_p,)
 kept = sys.argv[1] == "keep" and keep_freed()
-def step():
-    held = [torch.ones(1_500_000) for _ in range(20)]  # 6 MB each; free, they are 120 MB at the end of the heap
+def step():  # of 20 activations; tensors would have small parts, one of which at the heap's end keeps it all by chance
+    held = [libc.malloc(6_000_000) for _ in range(20)]
+    for one in held:
+        libc.memset(one, 1, 6_000_000)
+    for one in held:
+        libc.free(one)
 for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

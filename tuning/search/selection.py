@@ -20,6 +20,8 @@ from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.throughput import Probed, Speeds, fastest, inside, probed
 from tuning.stats.pareto import front
 
+FAR_FRAC = 0.1
+"""Of the best quality seen: a pick that is worse by more is told of, though the tolerance allows it."""
 FASTER = 1.03
 """How many times faster other system knobs have to be to take the place of those a trial ran with."""
 
@@ -131,6 +133,21 @@ def choose(records: Sequence[Record], rule: Rule, without: Collection[str] = ())
     What failed when it was trained again, and the trials `without`, are left out, as long as something else is there.
     """
     return _chosen(records, trials(records), rule, without)
+
+
+def far_from_best(records: Sequence[Record], picked: Pick, rule: Rule) -> str:
+    """Returns what to say of a pick that is within the tolerance and much worse than the best seen, else "".
+
+    A tolerance of 0.01 is little of an accuracy, and all of an error of 0.01.
+    """
+    values = {t.id: finite(t.values.get(rule.objective)) for t in trials(records)}
+    best, value = values[picked.most_accurate], values[picked.best]
+    if best is None or value is None or abs(value - best) <= FAR_FRAC * abs(best):
+        return ""
+    return (
+        f"{picked.best} is the fastest within pick.tolerance={rule.tolerance:g} of the best {rule.objective} seen, "
+        f"which is wide: {value:.3g} for {best:.3g}; pick.tolerance=2% is a share of the best"
+    )
 
 
 def leader(records: Sequence[Record], tolerance: float | str) -> Trial | None:

@@ -51,7 +51,7 @@ from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
 from tuning.search.rule import Rule
 from tuning.search.scheduler import TrialScheduler
-from tuning.search.selection import Pick, choose, fastest_probed, recombine, rule_of
+from tuning.search.selection import Pick, choose, far_from_best, fastest_probed, recombine, rule_of
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
 from tuning.study.other_kinds import KindStudy, beside
@@ -79,8 +79,6 @@ if TYPE_CHECKING:
     from tuning.workers.nodes import Node
     from tuning.workers.ray_join import JoinedCluster
 
-FAR_FRAC = 0.1
-"""Of the best quality seen: a pick that is worse by more is told of, though the tolerance allows it."""
 SMALLER = "a smaller knobs.batch_size, or a smaller model"
 """What helps where nothing fits, whose micro-batch was halved already."""
 
@@ -508,22 +506,10 @@ class _Study:
         if picked is None:
             return None
         if not isinstance(asked, str):
-            self._note_far(picked, asked)
+            if text := far_from_best(self._journal.records, picked, self._rule()):
+                self._note(text)
             return picked
         return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
-
-    def _note_far(self, picked: Pick, tolerance: float) -> None:
-        """Says where the pick is within the tolerance, and yet much worse than the best: of an error of 0.01, 0.01 is
-        all.
-        """
-        name = self._rule().objective
-        found = {t.id: t.values.get(name) or 0.0 for t in trials(self._journal.records)}
-        best, value = found[picked.most_accurate], found[picked.best]
-        if abs(value - best) > FAR_FRAC * abs(best) > 0:
-            self._note(
-                f"{picked.best} is the fastest within pick.tolerance={tolerance:g} of the best {name} seen, which is "
-                f"wide: {value:.3g} for {best:.3g}; pick.tolerance=2% is a share of the best"
-            )
 
     def _rule(self) -> Rule:
         """Returns what is asked of the pick."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
-import itertools
 import re
 import resource
-import statistics
 import sys
 import weakref
 from collections.abc import Iterator
@@ -118,7 +117,14 @@ def test_what_no_counter_of_tensors_sees_meets_the_limit_of_the_process_which_is
         )
 
 
-def test_fifty_ooms_leave_nothing_behind(session: Session) -> None:
+def resident_bytes() -> int:
+    """Returns what the process holds of the machine's memory, without what GNU's malloc keeps free."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # GNU's C library
+        trim(0)
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_a_hundred_ooms_leave_nothing_behind(session: Session) -> None:
     places = ["forward", "backward", "optimizer", "evaluation"]
 
     def state() -> tuple[int, int, int]:
@@ -132,14 +138,10 @@ def test_fifty_ooms_leave_nothing_behind(session: Session) -> None:
             assert (found["outcome"], found["retire"]) == ("oom", "")
 
     fail(10)
-    before, resident = state(), [psutil.Process().memory_info().rss]
-    for _ in range(5):
-        fail(10)
-        resident.append(psutil.Process().memory_info().rss)
+    before, resident = state(), resident_bytes()
+    fail(100)
     assert state() == before
-    # What leaks grows with every ten; the allocator takes 4 MiB at once, now and then, which the median leaves out.
-    assert statistics.median(b - a for a, b in itertools.pairwise(resident)) < 2**20
-    assert resident[-1] - resident[0] < 24 * 2**20
+    assert resident_bytes() - resident < 5 * 2**20, "4 MiB, which each OOM asks for, may be there or not"
     assert session.train(knobs("nowhere"), PLAN, 0)["outcome"] == "ok"
 
 
