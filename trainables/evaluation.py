@@ -8,7 +8,6 @@ that a workload which takes the plain mean of theirs is not far off.
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainables import batches, precision
+from trainables import batches, garbage, precision
 from trainables.ranks import part_size
 from trainables.state import Diverged, State, watched
 
@@ -98,7 +97,7 @@ def _fitting(state: State) -> int:
     room = state.peak_allocated_bytes - state.live_bytes
     if knobs.compile != "off" or room <= 0:
         return micro
-    gc.collect()  # what is freed in between would be taken for room
+    garbage.collect()  # what is freed in between would be taken for room
     held = state.live_bytes
     calls: list[None] = []
     live: list[int] = []

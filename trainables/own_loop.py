@@ -12,7 +12,6 @@ their function waits, so that its `finally` and `with` blocks are left in order.
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import queue
 import random
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainables import precision
+from trainables import garbage, precision
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import LiveBytes
@@ -115,7 +114,7 @@ def prepare(
     if state.is_misled and plan.samples in plan.milestones:
         end(state)
         del state
-        gc.collect()
+        garbage.collect()
         state = _begun(resident, config, plan, within)
     return state
 

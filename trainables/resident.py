@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from trainables import garbage
 from trainables.batches import sample_lengths
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
@@ -104,7 +105,7 @@ class Resident:
         self.marks = {}
         if any(part() is not None for part in parts):  # in a circle, and maybe frozen with what never changes
             gc.unfreeze()
-            gc.collect()
+            garbage.collect()
             gc.freeze()
 
     def dataset(self, config: Config, split: Split) -> Dataset[Any]:

@@ -12,7 +12,7 @@ from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Record, last, trained_beside
-from tuning.report.format import outcome
+from tuning.report.format import outcome, unlike
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
 from tuning.search.selection import leader
@@ -51,8 +51,8 @@ class Progress:
 
     `done` of `planned` (None where nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" where
     something does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
-    search.max_time. `before` is the speed that the best is compared with, `reference` whose it is. `card` says how the
-    card was doing at the last measurement or training.
+    search.max_time. `before` is the speed that the best is compared with, None where the best is that itself,
+    `reference` whose it is. `card` says how the card was doing at the last measurement or training.
     """
 
     stage: str
@@ -102,7 +102,7 @@ def progress(
         ends_at_s=eta.ends_at_s(records, config, used_s),
         objective=objective,
         cap_bytes=whole(mapping(study.get("card")).get("cap_bytes")),
-        before=_speed_of(reference, rows, records, stage),
+        before=None if _is_best(reference, rows, records) else _speed_of(reference, rows, records, stage),
         reference=reference,
         card=next((said for r in reversed(records) if (said := card_words(mapping(r.get("telemetry"))))), ""),
     )
@@ -133,6 +133,12 @@ def standing(records: Sequence[Record], config: StudyConfig) -> Standing:
 
 def _objective(records: Sequence[Record]) -> str:
     return next((name for name in mapping(_fields(records, "study").get("objectives")) if name != SPEED), "")
+
+
+def _is_best(name: str, rows: Sequence[StageRow], records: Sequence[Record]) -> bool:
+    """Returns whether the best of a stage is the named configuration itself."""
+    own = [mapping(r["config"]) for r in records if r.event == "probe" and r["name"] == name]
+    return any(row.is_best and own and not unlike(row.config, own[-1]) for row in rows)
 
 
 def _speed_of(name: str, rows: Sequence[StageRow], records: Sequence[Record], stage: str) -> float | None:

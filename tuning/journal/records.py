@@ -351,7 +351,7 @@ def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def reopened(records: Sequence[Record]) -> Sequence[Record]:
-    """Returns the records since the study was last given more trials or more time, all where it never was."""
+    """Returns the records since the study was last given more trials, more time or another tolerance, else all."""
     places = (n for n in reversed(range(len(records))) if records[n].event == "resume" and records[n].get("search"))
     return records[next(places, 0) :]
 

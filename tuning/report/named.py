@@ -137,9 +137,16 @@ def named_of(
 
 
 def judged(
-    records: Sequence[Record], named: Mapping[str, Named], probes: Sequence[TrialView], cap_bytes: int | None
+    records: Sequence[Record],
+    named: Mapping[str, Named],
+    probes: Sequence[TrialView],
+    cap_bytes: int | None,
+    asked: Collection[str] | None,
 ) -> dict[str, Named]:
-    """Returns them with what holds them back: in their last whole training, else window, else trial or probe."""
+    """Returns them with what holds them back: in their last whole training, else window, else trial or probe.
+
+    `asked` are the knobs that a loop of one's own asks for, None for all.
+    """
     tried = {f"{n}={str(v).lower()}" for p in probes if p.outcome == "ok" for n, v in p.config.items()}
     found = dict(named)
     for name, one in named.items():
@@ -151,7 +158,7 @@ def judged(
             peak = one.peak_allocated_bytes
             memory_frac = peak / cap_bytes if peak and cap_bytes else None
             spans, telemetry = mapping(source.get("spans")), mapping(source.get("telemetry"))
-            verdict = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried)
+            verdict = bottleneck.judge(spans, telemetry, one.config, memory_frac=memory_frac, tried=tried, asked=asked)
             card = bottleneck.card_words(telemetry, one.samples_per_s)
             found[name] = replace(one, verdict=verdict, card=card)
     return found

@@ -130,6 +130,12 @@ class Summary:
         return whole(mapping(mapping(self.study.get("config")).get("search")).get("trials"))
 
     @property
+    def seeds_asked(self) -> int:
+        """The fresh seeds that the best was to be trained on, 0 where the study does not say."""
+        budget = mapping(mapping(self.study.get("config")).get("budget"))
+        return whole(mapping(budget.get("confirm")).get("seeds")) or 0
+
+    @property
     def objective(self) -> str:
         """The workload's first objective, "" where the study names none."""
         return next(iter(self.objectives), "")
@@ -196,7 +202,8 @@ def _from_records(records: Sequence[Record]) -> Summary:
     refused = Counter(str(r.get("stage")) for r in not_run)
     confirming = Confirming(records, objectives, whole(study.get("val_samples")))
     cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)
-    named = judged(records, named_of(confirming, pick, trials, probes), probes, cap_bytes)
+    asked = texts(study["asked"]) if study.get("asked") is not None else None
+    named = judged(records, named_of(confirming, pick, trials, probes), probes, cap_bytes, asked)
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
     best, others = named.get("best"), [n for n in named if n not in PICKS]

@@ -24,6 +24,8 @@ from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
 
+MESSAGE_COLUMNS = 160
+"""Of what an error says, so much stands in the line of a trial."""
 _COUNTED_EVENTS = ("probe", "trial", "refused", "window", "confirmed")
 _COUNTED = {"total": "parameters", "trainable": "of them trained"}
 
@@ -99,7 +101,9 @@ def event(
     peak = size(record.get("peak_allocated_bytes")) if record.get("peak_allocated_bytes") else ""
     if not knobs and reference:
         knobs = "as the best so far"
-    failed = plain(record.get("message") or "") if outcome not in ("ok", "stopped", "refused", "cut") else ""
+    failed = ""
+    if outcome not in ("ok", "stopped", "refused", "cut"):  # the whole of it is in the summary
+        failed = fmt.fit(plain(record.get("message") or ""), MESSAGE_COLUMNS)
     told = {
         "probe": [name, fast or outcome, peak, knobs, failed],
         "trial": [name, ended, values, trained, knobs, failed],
@@ -174,9 +178,9 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     if unsteady := sentences.unsteady_sentence(best):
         yield "", f"{unsteady}."
     for name, own in best.quality.items():
-        seeds = (
-            f": range of the next run, 95 %, from {len(own.by_seed)} seeds" if len(own.by_seed) > 1 else ": one seed"
-        )
+        count, asked = len(own.by_seed), found.seeds_asked
+        short = f" of {asked} that were asked for" if count < asked else ""
+        seeds = f": range of the next run, 95 %, from {count} seeds{short}" if count > 1 else f": one seed{short}"
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
     if untrained := sentences.not_trained_sentence(found):
         yield "", f"{untrained}."

@@ -94,10 +94,12 @@ def judge(
     *,
     memory_frac: float | None = None,
     tried: Collection[str] = (),
+    asked: Collection[str] | None = None,
 ) -> Verdict | None:
     """Returns the verdict, or None where the spans say nothing; `memory_frac` is the peak over the cap.
 
-    Remedies that the knobs hold already are left out, and those in `tried` are kept apart.
+    Remedies that the knobs hold already are left out, and those of knobs that are not `asked` for (None: all are);
+    those in `tried` are kept apart.
     """
     found = shares(spans, telemetry)
     if found is None:
@@ -125,6 +127,8 @@ def judge(
         measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
         bounds: list[Bound] = ["loader", bound] if waits else [bound]
         remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))
+        if asked is not None:
+            remedies = [remedy for remedy in remedies if remedy.partition("=")[0] in asked]
     left, done = ([r for r in remedies if (r in tried) is was] for was in (False, True))
     return Verdict(bound, share, band, sentence, tuple(left), tuple(done), band != "good" or waits)
 

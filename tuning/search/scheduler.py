@@ -30,6 +30,8 @@ from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
 
 OUT_OF_TIME = "the search's share of search.max_time is spent"
+MOST_CRASHES = 3
+"""Where so many trials crashed and none went further, others would too; of `run` used wrongly one is enough."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ class TrialScheduler:
         self._retries: list[dict[str, Scalar]] = []
         self._whole_s: dict[str, list[float]] = defaultdict(list)
         self._refused = 0
+        self._crashes: list[str] | None = []
+        """What the trials of this session crashed with, None once one has ended otherwise."""
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
         self._once_through = int((opening.get("train_samples") if opening else None) or plan.samples)
@@ -269,6 +273,10 @@ class TrialScheduler:
         )
         if other is None:
             learn(guard, knobs, record.fields, whole=self._whole_peaks)
+        if outcome not in (Outcome.CRASH, Outcome.DATA):
+            self._crashes = None
+        elif self._crashes is not None:
+            self._crashes.append(str(found.get("message")))
         self._teach(record)
         self._told(record)
         self._say_halved(trial, live.get("ran") or {}, ran)
@@ -337,7 +345,12 @@ class TrialScheduler:
         begun, most = len(self._attempts.keys() - self._beside), self._terms.trials
         if self.stop_reason:
             return True
-        if begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
+        crashed = self._crashes or ()
+        if len(crashed) >= MOST_CRASHES or any(said.startswith("LoopError") for said in crashed):
+            self.stop_reason = (
+                f"the first {len(crashed)} trials crashed" if len(crashed) > 1 else "the first trial crashed"
+            )
+        elif begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
             self.stop_reason = f"all {most} trials were proposed"
         elif self._is_late("") and begun + self._refused >= self._plan.concurrency:
             spent = f"its share of search.max_time was spent after {begun} of {most} trials"

@@ -41,6 +41,8 @@ CACHE_TIME_FRAC, CACHE_UNTIL_S = 0.05, 6000.0
 """Of the time of a study, what filling one RAM cache may take; without a limit of time as if that were 100 minutes."""
 EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": ("trials", "most_trials")}
 """What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
+TOLERANCE = "pick.tolerance"
+"""What a run may go on with another of: its pick is made anew."""
 UNTRAINED = "untrained model"
 """The baseline that every workload has: its own model before any step."""
 
@@ -112,13 +114,13 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     use(table_of(records))
     before = from_resolved(study["config"])
     own = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster", "devices")
-    again = (*own, *EXTENDABLE, *(f"workload.{n}" for n in config.secrets))
+    again = (*own, *EXTENDABLE, TOLERANCE, *(f"workload.{n}" for n in config.secrets))
     asked = [o for o in config.overrides if o.split("=")[0] not in again]
     if asked:
         raise ConfigError(
             f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
-            allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, and more of "
-            + " or ".join(EXTENDABLE),
+            allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, "
+            f"{TOLERANCE}, and more of {' or '.join(EXTENDABLE)}",
             remedy="leave it out, or start a new run",
         )
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
@@ -130,8 +132,10 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     kept = {"devices"} - typed | (set() if "cluster" in typed else {"cluster", "insecure_cluster"} - typed)
     changes = {name: getattr(config, name) for name in (*own, "overrides") if name not in kept}
     workload = before.workload.model_copy(update={"options": options})
-    search = _with_more(before.search, config)
-    return folder, before.model_copy(update={**changes, "workload": workload, "search": search})
+    changes |= {"workload": workload, "search": _with_more(before.search, config)}
+    if TOLERANCE in typed:
+        changes["pick"] = before.pick.model_copy(update={"tolerance": config.pick.tolerance})
+    return folder, before.model_copy(update=changes)
 
 
 def _with_more(before: SearchSection, config: StudyConfig) -> SearchSection:
@@ -151,9 +155,10 @@ def _with_more(before: SearchSection, config: StudyConfig) -> SearchSection:
     return after
 
 
-def has_more(config: StudyConfig, study: Record) -> bool:
-    """Returns whether a study goes on with more trials or more time than its `study` record has."""
-    return config.search != from_resolved(study["config"]).search
+def reopens(config: StudyConfig, study: Record) -> bool:
+    """Returns whether a study goes on with more trials, more time or another tolerance than its `study` record has."""
+    before = from_resolved(study["config"])
+    return (config.search, config.pick) != (before.search, before.pick)
 
 
 def _complete(config: StudyConfig) -> StudyConfig:
@@ -290,6 +295,12 @@ def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator
         )
     if facts.get("reseeds"):
         yield "train(run) sets a seed of its own, so that trainings on other seeds tell nothing: use run.seed"
+    if (passes := facts.get("silent_passes") or 0) > 1:  # a report at the end of the first may have been about to come
+        names = ", ".join(f"{name}=..." for name in facts["objectives"])
+        yield (
+            f"train(run) was tried for {passes} passes over its data and reported nothing; without a report a training "
+            f"has no result: if run.evaluate_now: run.report({names})"
+        )
     for name, knobs in config.named.items():
         if (size := int(knobs.get("batch_size", 0))) > train:
             yield f"{name} has batches of {size}, and there are {train} training samples: batches are of {train}"
@@ -422,7 +433,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "baselines": facts["baselines"],
         "train_samples": facts["train_samples"],
         "val_samples": facts["val_samples"],
-        **{name: facts[name] for name in ("asked", "reseeds") if name in facts},
+        **{name: facts[name] for name in ("asked", "reseeds", "silent_passes") if name in facts},
         "horizon_samples": _horizon(config, int(facts["train_samples"])),
         "concurrency": concurrency(config),
         "threads": setting.threads,

@@ -62,10 +62,10 @@ from tuning.study.setup import (
     comparable,
     described,
     differences,
-    has_more,
     new_folder,
     of_data,
     of_own_loop,
+    reopens,
     setting_of,
     study_fields,
     switched_on,
@@ -92,7 +92,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     folder, config = checked(config)
     records = [] if folder is None else read(folder / JOURNAL)[0]
     opening = last(records, "study")
-    if folder is not None and opening is not None and is_finished(records) and not has_more(config, opening):
+    if folder is not None and opening is not None and is_finished(records) and not reopens(config, opening):
         terminal.note(f"the run {folder.name} is finished, and nothing is left to do; this is what it found")
         terminal.summary(summary.from_records(records), folder)
         return folder
@@ -193,8 +193,8 @@ class _Study:
                     f"resume={self._config.resume}: the run began elsewhere or otherwise: {'; '.join(changed)}",
                     remedy="a new run; or force=true, to mix what was measured then with what is measured now",
                 )
-            command, search = command_of(self._config), resolved(self._config)["search"]
-            more = {"search": search} if has_more(self._config, self._opening()) else {}
+            command, whole = command_of(self._config), resolved(self._config)
+            more = {n: whole[n] for n in ("search", "pick")} if reopens(self._config, self._opening()) else {}
             self._journal.append("resume", command=command, startup_s=startup_s, changed=changed, **more)
             if more:
                 opening = self._opening()
@@ -360,7 +360,7 @@ class _Study:
             failed = [(outcome, text) for outcome, text in found if text and outcome not in (Outcome.OK, Outcome.CUT)]
             for (outcome, text), count in collections.Counter(failed).most_common(1):
                 remedy = SMALLER if outcome in OVER_MEMORY else "mend what it names"
-                return NoUsableTrial(f"{said}; {count} of {of}: {f'{outcome}: {text}'[:200]}", remedy=remedy)
+                return NoUsableTrial(f"{said}; {count} of {of}: {f'{outcome}: {text}'[:400]}", remedy=remedy)
         if trained or self._limits.left_s() > 0:
             return NoUsableTrial(said, remedy="search.max_time=10m")
         passed, limit = duration(self._limits.passed_s()), duration(self._config.search.max_time_s or 0.0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from trainables import own_loop
+from trainables import garbage, own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
 from trainables.own_count import OwnState
@@ -41,7 +40,8 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     """Returns what `Session.describe` does, and as `asked` the knobs that were asked for.
 
     `asked_by` are those by the call that asks for them, `seen` the sizes of its batches; `reseeds` says that it sets a
-    seed of its own, `averages` that its gradients may be averaged over processes. `untrained` is what it reports, where
+    seed of its own, `averages` that its gradients may be averaged over processes, `silent_passes` how often it went
+    through its data without a report, which was due. `untrained` is what it reports, where
     it asks for a rate, so that the steps so far changed nothing. Raises what their function raises; out of memory,
     it is tried with half the micro-batch.
     """
@@ -74,12 +74,13 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "asked": sorted(state.asked),
         "reseeds": state.reseeds,
         "averages": state.averages,
+        "silent_passes": 0 if reported else state.epoch,
         "asked_by": {call: list(names) for call, names in ASKED_BY.items()},
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
         "untrained": reported if "learning_rate" in state.asked and all(map(math.isfinite, reported.values())) else {},
     }
     del state, parameters
-    gc.collect()
+    garbage.collect()
     resident.kept_bytes = session.memory.held_bytes()
     return found
 

@@ -59,9 +59,8 @@ class Attempt:
             return True
         self.fault = fault = oom.fault(error)
         outcome = Outcome.DIVERGED if isinstance(error, Diverged) else fault.outcome
-        message = f"{type(error).__name__}: {error}"[:500]
-        if outcome in (Outcome.CRASH, Outcome.DATA) and (place := user_code.place(error)):
-            message += f" ({place})"
+        is_theirs = outcome in (Outcome.CRASH, Outcome.DATA)
+        message = user_code.in_a_line(error) if is_theirs else f"{type(error).__name__}: {error}"[:500]
         self._found.update(outcome=str(outcome), message=message, failed_at=time.time(), fault=fault.name)
         if outcome is Outcome.OOM:
             self._found["wanted_bytes"] = self._session.memory.wanted_bytes(str(error))

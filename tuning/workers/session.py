@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainables import kinds, loop, precision, sanity, training, workload
+from trainables import garbage, kinds, loop, precision, sanity, training, workload
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
@@ -29,7 +29,7 @@ from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.search import timing
 from tuning.search.timing import SETTLE_S
-from tuning.workers import dry_run, fingerprint, machine
+from tuning.workers import dry_run, fingerprint, machine, user_code
 from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.peers import Peers
@@ -92,7 +92,7 @@ class Session:
             self.resident.dataset(config, "train")
             self._loading_s = time.perf_counter() - begun
             self.resident.model(config)
-        gc.collect()
+        garbage.collect()
         gc.freeze()  # a collection after an OOM would otherwise walk the libraries' objects: 0.1 s and more
 
     def describe(self, knobs: Mapping[str, Scalar] | None = None) -> dict[str, Any]:
@@ -164,13 +164,16 @@ class Session:
     def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns `changed`: the knobs of `changes` that change what is learned, each with the reason in words.
 
-        `message` says why that could not be measured, "" where it could.
+        `message` says why that could not be measured, "" where it could. Raises LoopError where a loop of one's own
+        uses `run` as it cannot be used; what else fails may be of so small a batch alone.
         """
         changed: dict[str, str] = {}
         try:
             changed = kinds.differing(self.resident, self.config(knobs), changes)
+        except workload.LoopError:
+            raise
         except Exception as error:  # whatever a user's code raises; the measurements that follow tell it
-            said = f"{type(error).__name__}: {error}"[:300]
+            said = user_code.in_a_line(error)
             self.recover(error)
             return {"changed": changed, "message": said}
         return {"changed": changed, "message": ""}
@@ -374,7 +377,7 @@ class Session:
         """Frees what a failed step holds: its frames and the allocator's cache; the next trial drops the gradients."""
         for link in oom.chain(error, contexts=True):
             traceback.clear_frames(link.__traceback__)
-        gc.collect()
+        garbage.collect()
         if self.setting.device == "cuda" and not oom.poisoned(error):
             torch.cuda.empty_cache()
 
@@ -399,7 +402,7 @@ class Session:
         """
         own = self.resident.held_bytes()
         if self.memory.held_bytes() > own:
-            gc.collect()
+            garbage.collect()
             if not self._settled:  # what torch imported at its first step: 118,000 objects, 65 ms a collection
                 gc.freeze()  # no sooner: what a run still holds when it fails would never be collected
                 self._settled = True

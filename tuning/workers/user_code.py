@@ -31,6 +31,7 @@ _HINTS = (
     (r"calls sys\.exit", "exit"),
     (r"must be map-style", "iterable"),
     (r"takes \d+ positional arguments? but", "signature"),
+    (r"Tried to step \d+ times. The specified number of total steps", "schedule"),
 )
 _REMEDIES = {
     "shapes": "samples differ in shape: give `collate(samples)`, which pads them, and `length(sample)` for bucketing; "
@@ -47,6 +48,8 @@ _REMEDIES = {
     "iterable": "give it __len__ and __getitem__; a stream of samples cannot be drawn from by index",
     "signature": "is `self` missing? model(self, config), dataset(self, config, split), loss(self, model, batch), "
     "evaluate(self, model, batches)",
+    "schedule": "a scheduler is stepped once an optimiser step, not once a micro-batch: give it to run.prepare(model, "
+    "optimizer, scheduler), or step it where run.backward(...) returned True; run.steps is its length",
     "exit": 'what is run belongs behind `if __name__ == "__main__":`',
 }
 _OURS = [str(Path(__file__).resolve().parents[2] / name) for name in ("tuning", "trainables")]
@@ -90,6 +93,12 @@ def last_lines(error: BaseException) -> str:
     return "\n".join(
         f'File "{_short(f.filename)}", line {f.lineno}, in {f.name}\n  {f.line}' for f in frames(error)[-LAST_FRAMES:]
     )
+
+
+def in_a_line(error: BaseException) -> str:
+    """Returns what the error says, where in their files, and what would help."""
+    where, helps = place(error), remedy(error)
+    return f"{type(error).__name__}: {error}"[:500] + f" ({where})" * bool(where) + f": {helps}" * bool(helps)
 
 
 def place(error: BaseException) -> str:

@@ -92,6 +92,16 @@ def test_the_best_is_the_one_that_would_be_picked_and_stands_first(records, stud
     assert "best 1.84x before" in live.header(found)
 
 
+def test_a_best_that_is_before_itself_is_not_compared_with_it(records, study):
+    end = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "search")
+    found = progress(records[:end], study, 80.0)
+    assert found.best is not None
+    assert "x before" in live.header(found)
+    named = next(r for r in records[:end] if r.event == "probe" and r["name"] == "before")
+    same = Record(end, named.t, "probe", {**named.fields, "config": found.best.config})
+    assert "x before" not in live.header(progress([*records[:end], same], study, 80.0))
+
+
 def test_a_line_of_the_log_knows_the_best_and_the_count_that_the_table_shows(records, study):
     for end in range(len(records) + 1):
         found, table = standing(records[:end], study), progress(records[:end], study, 60.0)

@@ -101,6 +101,9 @@ def test_remedies_are_those_that_are_not_on_and_were_not_tried() -> None:
     on = judge(waiting, card(0.43), {"ram_cache": True, "num_workers": 4}, tried={"num_workers=8"})
     assert on is not None
     assert on.remedies == ("prefetch_factor=4", "persistent_workers=true", "device_augmentation=true")
+    asked = judge(waiting, card(0.43), asked=["num_workers", "batch_size"])
+    assert asked is not None
+    assert asked.remedies == ("num_workers=2",), "a loop of one's own asks for no other"
     crowded = judge(waiting, {"machine_cpu_frac": 0.99})
     assert crowded is not None
     assert crowded.remedies == ("ram_cache=true",)

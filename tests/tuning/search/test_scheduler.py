@@ -150,6 +150,31 @@ def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> 
     assert [t.outcome for t in trials(office.journal.records)] == ["killed", "oom"]
 
 
+@pytest.mark.parametrize(
+    ("message", "outcomes", "begun"),
+    [
+        ("ValueError: a label is out of range", ["crash"] * 9, 3),
+        ("ValueError: a label is out of range", ["crash", "data", "crash", "crash"], 3),
+        ("LoopError: train(run) returned without a report", ["crash"] * 9, 1),
+        ("ValueError: a label is out of range", ["crash", "crash", "oom", "crash", "crash", "crash"], 6),
+        ("LoopError: run['width']: there is no such knob", ["ok", "crash", "crash", "crash"], 4),
+    ],
+)
+def test_a_search_ends_where_its_first_trials_crash(
+    tmp_path: Path, message: str, outcomes: list[str], begun: int
+) -> None:
+    office = Office(tmp_path, count=20)
+    for outcome in outcomes:
+        if (request := office.scheduler.next_trial()) is None:
+            break
+        office.scheduler.ended(request.trial, {"outcome": outcome, "values": {"error": 0.5}, "message": message})
+    assert len(trials(office.journal.records)) == begun
+    assert ("crashed" in office.scheduler.stop_reason) == (begun < len(outcomes))
+    office.journal.close()
+    again = Office(tmp_path, count=20)  # with the file mended
+    assert again.scheduler.next_trial() is not None
+
+
 def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches(tmp_path: Path) -> None:
     office = Office(tmp_path, count=20)
     first = office.next()

@@ -137,7 +137,7 @@ def test_a_run_goes_on_on_its_cluster_or_where_it_is_said_now_and_leave_to_join_
         (["search.seed=3"], "search.seed=3 beside resume=one: a run goes on with the configuration it began with"),
     ],
 )
-def test_a_run_may_be_given_more_trials_and_time_and_nothing_else(tmp_path: Path, more: list[str], says: str) -> None:
+def test_a_run_may_be_given_more_trials_and_time_and_no_less(tmp_path: Path, more: list[str], says: str) -> None:
     opening = begun(tmp_path, "card=cpu", "search.trials=12")
     if says:
         with pytest.raises(ConfigError, match="beside resume=one") as raised:
@@ -148,8 +148,20 @@ def test_a_run_may_be_given_more_trials_and_time_and_nothing_else(tmp_path: Path
     assert found.search.max_time_s in (480.0, 240.0, None)
     assert found.search.trials in (20, 12, "auto")
     assert found.search.seed == resolve.from_resolved(opening["config"]).search.seed
-    assert setup.has_more(found, opening)
-    assert not setup.has_more(gone_on(tmp_path), opening)
+    assert setup.reopens(found, opening)
+    assert not setup.reopens(gone_on(tmp_path), opening)
+
+
+@pytest.mark.parametrize(("asked", "kept"), [("0.2", 0.2), ("5%", "5%")])
+def test_a_run_may_go_on_with_another_tolerance_which_opens_it_again(
+    tmp_path: Path, asked: str, kept: float | str
+) -> None:
+    opening = begun(tmp_path, "card=cpu", "search.trials=12")
+    found = gone_on(tmp_path, f"pick.tolerance={asked}")
+    assert (found.pick.tolerance, found.search) == (kept, gone_on(tmp_path).search)
+    assert setup.reopens(found, opening)
+    same = gone_on(tmp_path, f"pick.tolerance={resolve.from_resolved(opening['config']).pick.tolerance}")
+    assert not setup.reopens(same, opening)
 
 
 def test_the_nodes_of_a_cluster_are_written_and_told_and_in_the_report_with_what_speaks_against_them(

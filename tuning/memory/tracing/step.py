@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
 
-from trainables import loop
+from trainables import garbage, loop
 from trainables.batches import size_of, to_device
 from trainables.knobs import Knobs
 from trainables.plan import Plan
@@ -155,7 +155,7 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
     lifetimes = Lifetimes(job.config.device, FAKE, insides)
     lifetimes.hold(kept)
     trace = _traced_step(traced, job, micro_batch, lifetimes)
-    gc.collect()
+    garbage.collect()
     return trace, lifetimes.survivors()
 
 
