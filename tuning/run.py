@@ -80,7 +80,8 @@ PRUNERS
                           as it beats the workload's baselines [the workload's]
   dashboard=true          starts the Ray dashboard here and prints how to log in
   resume=ID|last          goes on with a run that was interrupted, or with one
-                          that is to have a larger search.max_time or .trials
+                          that is to have a larger search.max_time or .trials,
+                          or another pick.tolerance
   force=true              goes on with it although machine, data or code differ
   runs_dir=PATH name=ID   where the run is written [runs]
 
