@@ -22,6 +22,7 @@ from tuning.config.errors import TuningError
 from tuning.config.load import load
 from tuning.study import setup
 from tuning.workers import user_code
+from tuning.workers.own_workload import own_table
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -177,7 +178,7 @@ def test_each_example_of_the_contract_keeps_it(number: int, folder: Path) -> Non
 def said_of(path: Path) -> str:
     """Returns what a person is told of a file: the error and its special remedy, "" where it is right."""
     try:
-        config = setup.checked(load([f"workload={path.name}"], setup.own_table))[1]
+        config = setup.checked(load([f"workload={path.name}"], own_table))[1]
         session = Session(WorkerConfig(path.name, options=SMALL))
         session.warm({})
         session.describe({})

@@ -34,7 +34,8 @@ from tuning.report.named import Named
 from tuning.report.summary import Summary
 from tuning.report.trial_views import SPEED, TrialView
 from tuning.stats.uncertainty import Gain
-from tuning.study import setup, study
+from tuning.study import study
+from tuning.workers.own_workload import own_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,7 +193,7 @@ def tune(
     with using(table()):
         try:
             terminal.begin(started)
-            folder = study.run(load(typed, setup.own_table), terminal, started)
+            folder = study.run(load(typed, own_table), terminal, started)
         finally:
             terminal.close()
     return read_run(folder)

@@ -19,7 +19,7 @@ from tuning.config.errors import ConfigError, TuningError, reader_has_gone, requ
 from tuning.config.shareable import masked_items
 
 if TYPE_CHECKING:
-    from trainables.knobs import KnobTable
+    pass
 
 HELP = """\
 Finds the fastest training that keeps its accuracy and fits its card.
@@ -122,6 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
     from tuning.report import sentences
+    from tuning.workers.own_workload import own_table
 
     verbose = bool({"-v", "--verbose"} & set(flags)) or os.environ.get("TUNING_DEBUG") == "1"
     terminal = Terminal(verbosity=1 if verbose else -1 if {"-q", "--quiet"} & set(flags) else 0)
@@ -137,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
         validates = "--validate" in flags
         if not validates:
             terminal.begin(started)
-        config = load(overrides, _own_table)
+        config = load(overrides, own_table)
         from tuning.study import setup, study  # all that searches and measures, only now
 
         if validates:
@@ -158,13 +159,6 @@ def main(argv: list[str] | None = None) -> int:
         terminal.interrupted(signum)
         return 128 + signum
     return 0
-
-
-def _own_table(ref: str) -> KnobTable:
-    """Returns the knobs of a workload of one's own, whose file takes torch to import."""
-    from tuning.study import setup
-
-    return setup.own_table(ref)
 
 
 def _first_line(overrides: list[str]) -> None:

@@ -20,12 +20,15 @@ from trainables.knobs import Knobs, Scalar
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import option_fault
+from tuning.config.schema import StudyConfig
+from tuning.config.yaml_files import available
 from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, interrupt, predict_all
 from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers import machine, nvml
+from tuning.workers.own_workload import has_own_loop, own_table, with_own
 
 DESCRIPTION = """\
 Says what fits a card, without one: the predicted peak of a training step, by micro-batch, type of autocast,
@@ -71,7 +74,10 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     if not 1 <= asked.timeout <= 3600:
         raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
-    about = question(load(asked.settings), asked.kernels, nvml.gpus())
+    config = load(asked.settings, own_table)
+    if config.workload.ref not in available("workload"):
+        config = _with_own(config)
+    about = question(config, asked.kernels, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
     answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))
     answer["seconds"] = time.monotonic() - began
@@ -83,6 +89,16 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
             console.print(*estimate_lines.shown(answer, console.width), sep="\n")
         print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
     return 0 if any(row["cells"] for row in answer["rows"]) else 1
+
+
+def _with_own(config: StudyConfig) -> StudyConfig:
+    ref = config.workload.ref
+    if has_own_loop(ref):
+        raise ConfigError(
+            f"workload={ref} has a loop of its own: its memory cannot be predicted, and nothing was measured",
+            remedy=f"python -m tuning.run workload={ref} search.trials=0, which measures it in probes",
+        )
+    return with_own(config)
 
 
 def answered(about: Question, predicts: Predict) -> dict[str, Any]:
@@ -107,7 +123,6 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
         "kernels": about.kernels,
         "knobs": dict(about.knobs),
         "searched": {name: list(values) for name, values in about.searched.items()},
-        "notes": list(about.notes),
         "rows": [{**asdict(one), "cells": [_flat(c) for c in one.cells], **_largest(one)} for one in fits],
         "remedies": [] if fitting or not known else list(_remedies(about, known, predicts)),
     }

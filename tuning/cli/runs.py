@@ -21,6 +21,7 @@ from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
 from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
+from tuning.workers.own_workload import own_table
 
 
 def list_runs(arguments: Sequence[str]) -> int:
@@ -129,7 +130,7 @@ def check_machine(arguments: Sequence[str]) -> int:
     made = _parser("doctor", "Says what this machine has, and what a study would miss here.")
     made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a study's, such as workload=nli card=rtx3090")
     asked = made.parse_args(arguments)
-    config = load([*asked.settings, f"runs_dir={asked.runs_dir}"])
+    config = load([*asked.settings, f"runs_dir={asked.runs_dir}"], own_table)
     doctor.choose_devices(config)
     cuda = config.card.device != "cpu" and bool(nvml.gpus())  # a card that is not here is emulated
     checks = doctor.preflight(config, "cuda" if cuda else "cpu")

@@ -16,7 +16,6 @@ from trainables.knobs import KnobTable, table, use
 from trainables.our_knobs import OURS
 from tuning.config import command_line, yaml_files
 from tuning.config.command_line import Typed, WorkloadRef
-from tuning.config.declared import declared
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import (
     COMMAND_LINE,
@@ -38,17 +37,17 @@ MINUTE_S = 60
 """Below this a number without a unit is said to be seconds."""
 
 
-def load(argv: Sequence[str], table_of: Callable[[str], KnobTable] | None = None) -> StudyConfig:
+def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref: KnobTable()) -> StudyConfig:
     """Returns the configuration that the command line asks for; raises ConfigError, having written nothing.
 
-    From here on the knobs of its workload are in use. Those of a workload of one's own are only asked for where one is
-    typed: from `table_of`, else from what the file says in literals.
+    From here on the knobs of its workload are in use. Those of a workload of one's own are asked of `own_table`, only
+    where one is typed, as its file has to be imported.
     """
     typed = command_line.parse(argv, available("workload"))
     secrets = _secrets_of_a_run(typed)
     groups, workload = _groups(typed)
     ours = OURS.get(workload.ref, KnobTable({}))
-    use(ours if workload.packaged else _own_table(workload.ref, typed, table_of or _declared_table))
+    use(ours if workload.packaged else _own_table(workload.ref, typed, own_table))
     own_data = typed.values.get("workload.data", "null") != "null"
     defaults, files = copy.deepcopy(_merged(tuple(groups.items()), own_data))
     tree = copy.deepcopy(defaults)
@@ -72,11 +71,6 @@ def _meant(typed: Typed) -> Iterator[str]:
     text = typed.values.get("search.max_time", "")
     if text.isdecimal() and int(text) < MINUTE_S:
         yield f"search.max_time={text} is {text} seconds; {text} minutes are search.max_time={text}m"
-
-
-def _declared_table(ref: str) -> KnobTable:
-    found = declared(ref)
-    return KnobTable(found.knobs or {}, hooks=found.hooks)
 
 
 def _own_table(ref: str, typed: Typed, table_of: Callable[[str], KnobTable]) -> KnobTable:

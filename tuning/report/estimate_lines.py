@@ -49,7 +49,6 @@ def _unknown(answer: Mapping[str, Any]) -> Iterator[str]:
     """Yields why nothing is predicted, and what tells it instead."""
     reasons = dict.fromkeys(note.removeprefix("Untraceable: ") for row in answer["rows"] for note in row["notes"])
     yield f"This step cannot be predicted: {'; '.join(reasons) or 'it was not traced'}."
-    yield from (f"note: {note}" for note in answer["notes"])
     card = f" card={answer['card']['name']}" if answer["card"]["usable_bytes"] is not None else ""
     yield (
         f"To measure it instead, in probes and without training: python -m tuning.run workload={answer['ref']}{card} "
@@ -173,7 +172,7 @@ def _notes(answer: Mapping[str, Any]) -> Iterator[str]:
     ]
     tight = any(cell["verdict"] == "tight" for row in answer["rows"] for cell in row["cells"])
     more = ["tight: a study would try it, and it may run out of memory"] if tight else []
-    notes = [*answer["notes"], *trust, *more, *(note for row in answer["rows"] for note in row["notes"])]
+    notes = [*trust, *more, *(note for row in answer["rows"] for note in row["notes"])]
     yield from (f"note: {note}" for note in dict.fromkeys(notes))
 
 

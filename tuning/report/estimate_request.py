@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from trainables.knobs import KnobTable, Scalar, domain_of, table, use
-from tuning.config import yaml_files
+from trainables.knobs import Scalar, domain_of, table
 from tuning.config.cards import Card, refuse
-from tuning.config.declared import declared
-from tuning.config.resolve import COMMAND_LINE, apply_card, on_cuda, with_workload_defaults
+from tuning.config.resolve import COMMAND_LINE, apply_card, on_cuda
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.memory import calibration
@@ -32,7 +30,7 @@ class Question:
     """What is to be predicted: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
 
     `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
-    knobs the workload reads, `searched` those of several values with the ones left out, `notes` what else to know.
+    knobs the workload reads, `searched` those of several values with the ones left out.
     """
 
     workload: str
@@ -48,15 +46,10 @@ class Question:
     capability: tuple[int, int]
     read: tuple[str, ...]
     searched: Mapping[str, tuple[Scalar, ...]]
-    notes: tuple[str, ...]
 
 
 def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:
-    """Returns what a configuration asks; a card "auto" is the first of `gpus`, or this machine's CPU.
-
-    Raises ConfigError where a workload of one's own cannot be read, or refuses what was typed.
-    """
-    config, notes = _with_declared(config)
+    """Returns what a configuration asks; a card "auto" is the first of `gpus`, or this machine's CPU."""
     card = config.card
     if card.name == "auto" and gpus and card.memory_bytes is None:
         reserve_bytes = card.reserve_bytes or calibration.context_bytes(gpus[0].name)
@@ -86,23 +79,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         capability=card.capability or CAPABILITY,
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},
-        notes=notes,
     )
-
-
-def _with_declared(config: StudyConfig) -> tuple[StudyConfig, tuple[str, ...]]:
-    """Returns the configuration with what a workload of one's own says of itself, and what it does not say."""
-    if config.workload.ref in yaml_files.available("workload"):
-        return config, ()
-    found = declared(config.workload.ref)
-    space, options = found.default_space, found.options
-    if space is None or options is None or found.knobs is None:
-        missing = " and ".join(name for name in ("default_space", "options", "knobs") if getattr(found, name) is None)
-        text = f"{missing} of {config.workload.name} are no literals: knobs that are not typed are at their defaults"
-        return config, (text,)
-    use(KnobTable(found.knobs, hooks=found.hooks))
-    notes = () if found.before is not None else (f"BEFORE of {config.workload.name} is no literal, and left out",)
-    return with_workload_defaults(config, space, options, found.before or None), notes
 
 
 def _representative(space: Space) -> tuple[dict[str, Scalar], dict[str, tuple[Scalar, ...]]]:

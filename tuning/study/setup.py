@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables import workload
-from trainables.knobs import KnobTable, Scalar, kind_of, table, use
+from trainables.knobs import Scalar, kind_of, table, use
 from tuning.config import atomic
 from tuning.config.cards import GIB_BYTES
 from tuning.config.errors import ConfigError, UserCodeError
@@ -22,7 +22,6 @@ from tuning.config.resolve import (
     on_cuda,
     option_fault,
     resolved,
-    with_workload_defaults,
     workload_said,
 )
 from tuning.config.schema import SearchSection, StudyConfig
@@ -31,7 +30,8 @@ from tuning.config.space import Choice, Parameter, Range, Space, shown, values_o
 from tuning.journal.records import Record, last, read, table_of
 from tuning.journal.runs import JOURNAL, LAST, NEWEST_SCHEMA, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
-from tuning.workers import doctor, executors, machine, nvml, slots, user_code
+from tuning.workers import doctor, executors, machine, nvml, slots
+from tuning.workers.own_workload import with_own
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -164,10 +164,7 @@ def reopens(config: StudyConfig, study: Record) -> bool:
 def _complete(config: StudyConfig) -> StudyConfig:
     """Returns the configuration with the workload's own defaults and the device settled."""
     if config.workload.ref not in workload.BUILT_IN:
-        own = imported(config.workload.ref)
-        use(workload.table_of(own))
-        options = dict(getattr(own, "options", {}))
-        config = with_workload_defaults(config, own.default_space, options, workload.before_of(config.workload.ref))
+        config = with_own(config)
     doctor.choose_devices(config)
     ranges = [n for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"]
     if ranges and config.search.strategy == "staged":
@@ -186,26 +183,6 @@ def _complete(config: StudyConfig) -> StudyConfig:
     else:
         card = card.on("cpu", cores=max(1, machine.cores() // config.devices_per_trial))
     return apply_card(config, card)
-
-
-def imported(ref: str) -> workload.Workload | workload.OwnLoop:
-    """Returns a workload of one's own; raises ConfigError for what it lacks, and for whatever its file raises."""
-    try:
-        return workload.load(ref)
-    except workload.WorkloadError as error:
-        raise ConfigError(
-            f"workload={ref}: {error}", remedy="python -m tuning init FOLDER writes two that are right"
-        ) from error
-    except Exception as error:  # whatever a user's file raises when it is imported
-        lines = [f"{type(error).__name__}: {error}", *user_code.last_lines(error).splitlines()]
-        said = "\n  ".join(lines)
-        remedy = user_code.remedy(error) or "mend it; -v shows the whole traceback"
-        raise ConfigError(f"workload={ref} cannot be imported: {said}", remedy=remedy) from error
-
-
-def own_table(ref: str) -> KnobTable:
-    """Returns the knobs of a workload of one's own; raises ConfigError as `imported` does."""
-    return workload.table_of(imported(ref))
 
 
 def described(profiler: Worker, options: Mapping[str, Any], knobs: Mapping[str, Scalar]) -> dict[str, Any]:

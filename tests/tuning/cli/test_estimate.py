@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,24 +15,25 @@ from rich.console import Console
 
 from tests.commands import MINE, ROOT
 from tests.tuning.memory.logs import MIB, prediction
-from trainables import Knob
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
-from tuning.config.declared import Declared, declared
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
+from tuning.config.yaml_files import available
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
 from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers.nvml import Gpu
+from tuning.workers.own_workload import own_table, with_own
 
 GIB = 2**30
 LOOP = ROOT / "tests" / "data" / "plain_loop.py"
 
 
 def of(settings: str, kernels: Any = "auto", gpus: tuple[Gpu, ...] = ()) -> Question:
-    return question(load(settings.split()), kernels, gpus)
+    config = load(settings.split(), own_table)
+    return question(config if config.workload.ref in available("workload") else with_own(config), kernels, gpus)
 
 
 def formula(request: Request, width_mib: int = 16) -> Prediction:
@@ -108,34 +110,23 @@ def test_the_card_decides_kernels_and_limit() -> None:
     assert (found.card, found.kernels, found.memory_bytes) == ("NVIDIA L4", "cuda", 22 * GIB)
 
 
-def test_a_workload_of_ones_own_is_read_without_being_run() -> None:
-    before = set(sys.modules)
+def test_a_workload_of_ours_is_asked_without_torch() -> None:
+    text = "import sys; from tuning.cli import estimate as e; e.question(e.load(['workload=nli']), 'cpu', ()); "
+    asked = [sys.executable, "-c", text + "print('torch' in sys.modules)"]
+    assert subprocess.run(asked, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip() == "False"
+
+
+def test_a_workload_of_ones_own_is_what_its_file_says(tmp_path: Path) -> None:
     about = of(f"workload={MINE} card=rtx4060 workload.hidden=64")
     assert (about.micro_batches, about.options) == ((8, 16, 64), {"hidden": 64, "noise": 0.15})
-    assert not {name for name in set(sys.modules) - before if name.startswith(("torch", "cardtune_workload"))}
-
-
-def test_what_is_no_literal_is_said(tmp_path: Path) -> None:
-    mine = tmp_path / "own.py"
+    mine = tmp_path / "computed.py"
     mine.write_text(
-        "class A:\n    default_space = dict(batch_size=[1])\n    options: dict = {'size': 3}\nWORKLOAD = A()\n"
+        MINE.read_text() + "Moons.default_space = dict(Moons.default_space, micro_batch_size=[2**5], n=[1, 2])\n"
+        "Moons.knobs = dict(Moons.knobs, n=Knob(1, 'both', low=1, high=8))\n"
+        "BEFORE = dict(optimizer='sgd', momentum=0.9)\n"
     )
-    assert declared(str(mine)) == Declared(None, {"size": 3}, {})
-    assert "default_space of own" in of(f"workload={mine}").notes[0]
-    mine.write_text("class WORKLOAD:\n    default_space = {'batch_size': [1, 2]}\n")
-    assert declared(str(mine)) == Declared({"batch_size": [1, 2]}, {}, {})
-    mine.write_text(
-        "class WORKLOAD:\n    default_space = {'batch_size': [1, 2]}\nBEFORE = {'optimizer': 'sgd', 'momentum': 0.9}\n"
-    )
-    assert of(f"workload={mine}").knobs["optimizer"] == "sgd"
-    mine.write_text("class WORKLOAD:\n    default_space = {'batch_size': [32, 64]}\nBEFORE = dict(optimizer='sgd')\n")
-    assert of(f"workload={mine}").micro_batches == (64,)
-    assert of(f"workload={mine}").notes == ("BEFORE of own is no literal, and left out",)
-    mine.write_text(
-        "class WORKLOAD:\n    default_space = {'n': [1, 2]}\n    knobs = {'n': Knob(1, 'both', low=1, high=8)}\n"
-    )
-    assert declared(str(mine)).knobs == {"n": Knob(1, "both", low=1, high=8)}
-    assert of(f"workload={mine}").knobs["n"] == 2
+    computed = of(f"workload={mine} knobs.n=[1,4]")
+    assert (computed.micro_batches, computed.knobs["n"], computed.knobs["optimizer"]) == ((32,), 4, "sgd")
 
 
 # -- what is answered --------------------------------------------------------------------------------------------------
@@ -253,8 +244,6 @@ def test_a_file_that_is_no_workload_is_refused(text: str, tmp_path: Path, capsys
     mine.write_text(text)
     assert tuning_main.main(["estimate", f"workload={mine}"]) == 2
     assert f"error: workload={mine}" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="no such module"):
-        declared("nowhere_at_all")
 
 
 def test_types_of_frozen_weights_are_rows_where_several_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

@@ -290,18 +290,17 @@ def test_written_configuration_names_origins_and_loads_back(tmp_path):
 
 
 def test_a_knob_of_ones_own_is_typed_like_any_other(own):
-    own.write_text(
-        "from trainables import Knob\nclass Own:\n    knobs = {'channels': Knob(32, 'both', values=(16, 32, 64))}\n"
-        "    default_space = {'batch_size': [4, 8]}\nWORKLOAD = Own()\n"
-    )
-    for table_of in (None, lambda ref: KnobTable({"channels": Knob(32, "both", values=(16, 32, 64))})):
-        config = load([f"workload={own}", "knobs.channels=[16,64]", "named.before.channels=16"], table_of)
-        assert config.space.parameters["channels"] == Choice((16, 64))
-        assert config.named["before"] == {"channels": 16}
-        with pytest.raises(ConfigError, match=r"knobs.channels: 48 .*\n  allowed: one of 16, 32, 64"):
-            load([f"workload={own}", "knobs.channels=48"], table_of)
-        with pytest.raises(ConfigError, match=r"did you mean knobs\.channels"):
-            load([f"workload={own}", "knobs.chanels=16"], table_of)
+    def own_table(ref):
+        assert ref == str(own)
+        return KnobTable({"channels": Knob(32, "both", values=(16, 32, 64))})
+
+    config = load([f"workload={own}", "knobs.channels=[16,64]", "named.before.channels=16"], own_table)
+    assert config.space.parameters["channels"] == Choice((16, 64))
+    assert config.named["before"] == {"channels": 16}
+    with pytest.raises(ConfigError, match=r"knobs.channels: 48 .*\n  allowed: one of 16, 32, 64"):
+        load([f"workload={own}", "knobs.channels=48"], own_table)
+    with pytest.raises(ConfigError, match=r"did you mean knobs\.channels"):
+        load([f"workload={own}", "knobs.chanels=16"], own_table)
     load(["workload=signals"])
     with pytest.raises(ConfigError, match="channels is not a knob of this workload"):
         load(["workload=signals", "knobs.channels=16"])
