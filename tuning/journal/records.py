@@ -341,7 +341,7 @@ def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     was given more.
     """
     begun: dict[str, dict[str, Any]] = {}
-    since = next((record.seq for record in reopened(records)), 0)
+    since = next((record.seq for record in reopened(records, "search")), 0)
     for record in records:
         if record.event == "trial_start":
             begun[record["trial"]] = dict(record["config"])
@@ -350,10 +350,13 @@ def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     return list(begun.items())
 
 
-def reopened(records: Sequence[Record]) -> Sequence[Record]:
-    """Returns the records since the study was last given more trials, more time or another tolerance, else all."""
-    places = (n for n in reversed(range(len(records))) if records[n].event == "resume" and records[n].get("search"))
-    return records[next(places, 0) :]
+def reopened(records: Sequence[Record], *by: str) -> Sequence[Record]:
+    """Returns the records since the study was last given more to do, else all.
+
+    By "search", more trials or more time; by "pick", another tolerance; where nothing is said by either.
+    """
+    resumed = (n for n in reversed(range(len(records))) if records[n].event == "resume")
+    return records[next((n for n in resumed if any(records[n].get(one) for one in by or ("search", "pick"))), 0) :]
 
 
 def windows(records: Sequence[Record]) -> list[Record]:
@@ -363,8 +366,9 @@ def windows(records: Sequence[Record]) -> list[Record]:
 
 
 def stage_done(records: Sequence[Record], stage: str) -> bool:
-    """Returns whether the stage has ended; from the search on since the study was last given more."""
-    since = records if stage in ("estimate", "probe") else reopened(records)
+    """Returns whether the stage has ended; from the search on since the study was last given more to do."""
+    by = ("search",) if stage == "search" else ()
+    since = records if stage in ("estimate", "probe") else reopened(records, *by)
     return any(r.event == "stage" and r["stage"] == stage and r["state"] == "end" for r in since)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -202,7 +202,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
     refused = Counter(str(r.get("stage")) for r in not_run)
     confirming = Confirming(records, objectives, whole(study.get("val_samples")))
     cap_bytes = place.cap_bytes or (place.memory_bytes if place.type == "cuda" else None)
-    asked = texts(study["asked"]) if study.get("asked") is not None else None
+    asked = study["asked"] if isinstance(study.get("asked"), list) else None
     named = judged(records, named_of(confirming, pick, trials, probes), probes, cap_bytes, asked)
     names = {r.get("name") for r in records if r.event == "confirmed"}
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
@@ -236,7 +236,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         rule=str(pick.get("rule", "")),
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
-        notes=tuple(str(r.get("text", "")) for r in records if r.event == "note"),
+        notes=tuple(dict.fromkeys(_notes(records))),
         nodes=tuple(r.fields for r in records if r.event == "node"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
         is_finished=is_finished(records)
@@ -261,6 +261,16 @@ def _lost(records: Sequence[Record]) -> int:
         return 0
     started = {str(r.get("trial", "")) for r in records if r.event == "trial_start"}
     return len(started - {str(r.get("trial", "")) for r in records if r.event == "trial"})
+
+
+def _notes(records: Sequence[Record]) -> Iterator[str]:
+    """Yields what was noted, without what is of a pick that another has replaced since."""
+    since, of_a_pick = reopened(records), False
+    for record in records:
+        if record.event in ("stage", "resume"):
+            of_a_pick = record.get("stage") in ("confirm", "export")
+        elif record.event == "note" and not (of_a_pick and record.seq < since[0].seq):
+            yield str(record.get("text", ""))
 
 
 def _counts(views: Sequence[TrialView], refused: int, lost: int) -> dict[str, int]:

@@ -179,7 +179,7 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         yield "", f"{unsteady}."
     for name, own in best.quality.items():
         count, asked = len(own.by_seed), found.seeds_asked
-        short = f" of {asked} that were asked for" if count < asked else ""
+        short = f" of {asked} planned" if count < asked else ""
         seeds = f": range of the next run, 95 %, from {count} seeds{short}" if count > 1 else f": one seed{short}"
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
     if untrained := sentences.not_trained_sentence(found):

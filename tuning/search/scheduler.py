@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 import time
@@ -30,6 +31,7 @@ from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
 
 OUT_OF_TIME = "the search's share of search.max_time is spent"
+CRASHED = (Outcome.CRASH, Outcome.DATA)
 MOST_CRASHES = 3
 """Where so many trials crashed and none went further, others would too; of `run` used wrongly one is enough."""
 
@@ -107,8 +109,10 @@ class TrialScheduler:
         self._retries: list[dict[str, Scalar]] = []
         self._whole_s: dict[str, list[float]] = defaultdict(list)
         self._refused = 0
-        self._crashes: list[str] | None = []
-        """What the trials of this session crashed with, None once one has ended otherwise."""
+        self._crashes: dict[str, str] | None = {}
+        """What trials of this session crashed with, None once one of any session has come further."""
+        self._earlier: set[str] = set()
+        """The trials that ended in earlier sessions."""
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
         self._once_through = int((opening.get("train_samples") if opening else None) or plan.samples)
@@ -210,7 +214,7 @@ class TrialScheduler:
         kind, measured = self._live[trial]["kind"], result.get("measured_samples_per_s")
         rate = self._rate(knobs, measured, kind) or 0.0
         milestone = max(m for m in self._plan.milestones if m <= samples)
-        decision = Decision(True, f"{BEFORE} is trained to its end")
+        decision, self._crashes = Decision(True, f"{BEFORE} is trained to its end"), None
         if trial not in self._beside:
             self._qualities.rung(trial, milestone, values.get(self._objective))
             judged = self._pruner.decide(trial, milestone, rate, self._quality(values))
@@ -273,10 +277,10 @@ class TrialScheduler:
         )
         if other is None:
             learn(guard, knobs, record.fields, whole=self._whole_peaks)
-        if outcome not in (Outcome.CRASH, Outcome.DATA):
+        if outcome not in CRASHED:
             self._crashes = None
-        elif self._crashes is not None:
-            self._crashes.append(str(found.get("message")))
+        elif self._crashes is not None and other is None:
+            self._crashes[trial] = str(found.get("message"))
         self._teach(record)
         self._told(record)
         self._say_halved(trial, live.get("ran") or {}, ran)
@@ -341,15 +345,20 @@ class TrialScheduler:
             return Proposal(self._sampler.adopt(values), values)
         return self._sampler.propose()
 
+    @property
+    def only_crashes(self) -> bool:
+        """Returns whether those that began first crashed, and none has come further: others would crash, too."""
+        crashed = self._crashes or {}
+        begun = (trial for trial in self._attempts if trial not in self._earlier)
+        first = list(itertools.takewhile(crashed.__contains__, begun))
+        return len(first) >= MOST_CRASHES or any(crashed[trial].startswith("LoopError") for trial in first)
+
     def _is_over(self) -> bool:
         begun, most = len(self._attempts.keys() - self._beside), self._terms.trials
         if self.stop_reason:
             return True
-        crashed = self._crashes or ()
-        if len(crashed) >= MOST_CRASHES or any(said.startswith("LoopError") for said in crashed):
-            self.stop_reason = (
-                f"the first {len(crashed)} trials crashed" if len(crashed) > 1 else "the first trial crashed"
-            )
+        if self.only_crashes:
+            self.stop_reason = "the first trials crashed"
         elif begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
             self.stop_reason = f"all {most} trials were proposed"
         elif self._is_late("") and begun + self._refused >= self._plan.concurrency:
@@ -481,6 +490,9 @@ class TrialScheduler:
                 self._qualities.rung(record["trial"], milestone, values.get(self._objective))
                 self._pruner.remember(record["trial"], milestone, rate, self._quality(values))
             elif record.event == "trial" and latest.get(record["trial"]) == record.seq:  # else it began again
+                self._earlier.add(record["trial"])
+                if record["outcome"] not in CRASHED:
+                    self._crashes = None
                 self._teach(record)  # the guard was made of these records
                 self._retry(record)
             elif record.event == "refused" and record["stage"] == "search":

@@ -155,10 +155,12 @@ def _with_more(before: SearchSection, config: StudyConfig) -> SearchSection:
     return after
 
 
-def reopens(config: StudyConfig, study: Record) -> bool:
-    """Returns whether a study goes on with more trials, more time or another tolerance than its `study` record has."""
+def reopens(config: StudyConfig, study: Record) -> list[str]:
+    """Returns in which parts a study goes on with other than its `study` record has: in "search" more trials or time,
+    in "pick" another tolerance.
+    """
     before = from_resolved(study["config"])
-    return (config.search, config.pick) != (before.search, before.pick)
+    return [name for name in ("search", "pick") if getattr(config, name) != getattr(before, name)]
 
 
 def _complete(config: StudyConfig) -> StudyConfig:
@@ -272,11 +274,11 @@ def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator
         )
     if facts.get("reseeds"):
         yield "train(run) sets a seed of its own, so that trainings on other seeds tell nothing: use run.seed"
-    if (passes := facts.get("silent_passes") or 0) > 1:  # a report at the end of the first may have been about to come
+    if (passes := facts.get("silent_passes") or 0) > 1:  # a report behind the first may have been about to come
         names = ", ".join(f"{name}=..." for name in facts["objectives"])
         yield (
-            f"train(run) was tried for {passes} passes over its data and reported nothing; without a report a training "
-            f"has no result: if run.evaluate_now: run.report({names})"
+            f"train(run) was tried for {passes} passes over its data and reported nothing: a training whose end is not "
+            f"reported has no result; in the loop, if run.evaluate_now: run.report({names})"
         )
     for name, knobs in config.named.items():
         if (size := int(knobs.get("batch_size", 0))) > train:

@@ -31,6 +31,7 @@ from tuning.journal.records import (
     is_finished,
     last,
     read,
+    reopened,
     stage_done,
     table_of,
     trained_beside,
@@ -45,7 +46,7 @@ from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import duration
 from tuning.search import runtime_check
-from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, confirm, measure_windows
+from tuning.search.confirm import LEAST_ROUNDS, SHARE, Confirmed, ConfirmTerms, confirm, measure_windows
 from tuning.search.endings import OVER_MEMORY
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
@@ -179,7 +180,7 @@ class _Study:
 
     def open(self, facts: Mapping[str, Any], setting: WorkerConfig, free_bytes: int | None = None) -> None:
         """Writes who we are and what we run, or that we go on; `free_bytes` as `Limits` has it."""
-        self._setting = setting
+        self._setting, began = setting, self._began
         if last(self._journal.records, "study") is None:
             fields = study_fields(self._config, facts, setting, self._folder.name)
             if self._users is not None:
@@ -194,11 +195,13 @@ class _Study:
                     remedy="a new run; or force=true, to mix what was measured then with what is measured now",
                 )
             command, whole = command_of(self._config), resolved(self._config)
-            more = {n: whole[n] for n in ("search", "pick")} if reopens(self._config, self._opening()) else {}
+            more = {n: whole[n] for n in reopens(self._config, self._opening())}
             self._journal.append("resume", command=command, startup_s=startup_s, changed=changed, **more)
             if more:
                 opening = self._opening()
                 self._journal.append("study", **{**opening.fields, "config": {**opening["config"], **more}})
+            if more.keys() == {"pick"} and stage_done(self._journal.records, "search"):
+                self._began = max(self._began, self._started - (1 - SHARE) * (self._config.search.max_time_s or 0.0))
             for text in changed:
                 self._note(f"{text}; what was measured before is of then")
         if not (self._folder / "config.yaml").exists():  # nor does it where a run was killed between the two
@@ -209,7 +212,7 @@ class _Study:
         if (node := self._place) is not None:  # the target is not this machine
             here = node.room_bytes, node.cards or 1, int(node.device["cores"]), int(node.device["threads"])
         self._limits = Limits(self._config, self._facts, self._journal, self._began, *here)
-        self._terminal.opened(self._facts, self._folder, self._began, lambda: self._journal.records)
+        self._terminal.opened(self._facts, self._folder, began, lambda: self._journal.records)
         for found in self._users.nodes if self._users is not None else ():
             self._node(found)
         for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
@@ -317,6 +320,8 @@ class _Study:
             users = (self._users, self._node, self._target, shares)
             with executors.executor(self._config, plan, profiler, setting, *users) as executor:
                 executor.run(scheduler, plan)
+            if scheduler.only_crashes:
+                raise self._nothing_usable()
             if waiting := scheduler.waiting:
                 self._note(f"{', '.join(waiting)} fit no kind of device that was left, and did not begin")
             learned = groups.guard(self._journal.records, self._limits.cap_bytes())
@@ -340,6 +345,9 @@ class _Study:
             raise self._nothing_usable()
         with self._stage("confirm") as needed:
             if needed:
+                text = far_from_best(self._journal.records, picked, self._rule())
+                if text and not isinstance(self._config.pick.tolerance, str):
+                    self._note(text)
                 terms = self._confirm_terms()
                 self._append_pick(picked, confirm(profiler, self._journal, self._named, terms, self._told))
 
@@ -359,7 +367,9 @@ class _Study:
         ):
             failed = [(outcome, text) for outcome, text in found if text and outcome not in (Outcome.OK, Outcome.CUT)]
             for (outcome, text), count in collections.Counter(failed).most_common(1):
-                remedy = SMALLER if outcome in OVER_MEMORY else "mend what it names"
+                can_go_on = trained and not stage_done(records, "search")
+                go_on = f", and go on with resume={self._folder.name} force=true" if can_go_on else ""
+                remedy = SMALLER if outcome in OVER_MEMORY else f"mend what it names{go_on}"
                 return NoUsableTrial(f"{said}; {count} of {of}: {f'{outcome}: {text}'[:400]}", remedy=remedy)
         if trained or self._limits.left_s() > 0:
             return NoUsableTrial(said, remedy="search.max_time=10m")
@@ -419,8 +429,10 @@ class _Study:
             self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
             return
         sentence = selection.sentence(found.first, rule)
+        is_tried = any(r.event == "confirmed" and r["name"] == found.first for r in self._journal.records)
         if len(selection.means) == 1:
-            instead = f"{found.best}, since {picked.best} was worse on fresh seeds or failed"
+            why = "was worse on fresh seeds or failed" if is_tried else "was trained on no fresh seed in the time left"
+            instead = f"{found.best}, since {picked.best} {why}"
             begin = picked.rule if found.best == picked.best else instead
             sentence = f"{begin}; {sentence}"
         self._journal.append(
@@ -441,7 +453,7 @@ class _Study:
             them = "it" if len(late) == 1 else "them"
             text = f"{', '.join(late)} may change the pick, and no time was left for that"
             self._note(f"{text}: a larger search.max_time has {them} trained")
-        if found.best != found.first:
+        if found.best != found.first and is_tried:
             self._note(f"{found.best} takes the place of {found.first}, which the search had picked by one seed")
 
     def publish(self) -> None:
@@ -506,8 +518,6 @@ class _Study:
         if picked is None:
             return None
         if not isinstance(asked, str):
-            if text := far_from_best(self._journal.records, picked, self._rule()):
-                self._note(text)
             return picked
         return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
 
@@ -538,6 +548,6 @@ class _Study:
         self._terminal.note(sentences.node(record.fields))
 
     def _note(self, text: str) -> None:
-        if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
+        if not any(r.event == "note" and r["text"] == text for r in reopened(self._journal.records)):
             self._journal.append("note", text=text)
             self._terminal.note(text)

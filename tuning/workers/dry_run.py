@@ -74,7 +74,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "asked": sorted(state.asked),
         "reseeds": state.reseeds,
         "averages": state.averages,
-        "silent_passes": 0 if reported else state.epoch,
+        "silent_passes": 0 if state.reports else state.epoch,
         "asked_by": {call: list(names) for call, names in ASKED_BY.items()},
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
         "untrained": reported if "learning_rate" in state.asked and all(map(math.isfinite, reported.values())) else {},

@@ -164,14 +164,11 @@ class Session:
     def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns `changed`: the knobs of `changes` that change what is learned, each with the reason in words.
 
-        `message` says why that could not be measured, "" where it could. Raises LoopError where a loop of one's own
-        uses `run` as it cannot be used; what else fails may be of so small a batch alone.
+        `message` says why that could not be measured, "" where it could: it may be of so small a batch alone.
         """
         changed: dict[str, str] = {}
         try:
             changed = kinds.differing(self.resident, self.config(knobs), changes)
-        except workload.LoopError:
-            raise
         except Exception as error:  # whatever a user's code raises; the measurements that follow tell it
             said = user_code.in_a_line(error)
             self.recover(error)

@@ -25,12 +25,13 @@ _HINTS = (
     (r"grad can be implicitly created only for scalar outputs", "mean"),
     (r"does not require grad and does not have a grad_fn", "graph"),
     (r"optimizer got an empty parameter list", "parameters"),
-    (r"Torch not compiled with CUDA|No CUDA GPUs|on the same device|should be the same|same device type", "device"),
+    (r"Torch not compiled with CUDA|No CUDA GPUs|on the same device|same device type", "device"),
+    (r"cuda\.\w+Tensor.* should be the same", "device"),
     (r"device-side assert triggered", "assert"),
     (r"no terminal here", "terminal"),
     (r"calls sys\.exit", "exit"),
     (r"must be map-style", "iterable"),
-    (r"takes \d+ positional arguments? but", "signature"),
+    (r"\b(?:model|dataset|loss|evaluate)\(\) takes \d+ positional arguments? but", "signature"),
     (r"Tried to step \d+ times. The specified number of total steps", "schedule"),
 )
 _REMEDIES = {
@@ -98,7 +99,7 @@ def last_lines(error: BaseException) -> str:
 def in_a_line(error: BaseException) -> str:
     """Returns what the error says, where in their files, and what would help."""
     where, helps = place(error), remedy(error)
-    return f"{type(error).__name__}: {error}"[:500] + f" ({where})" * bool(where) + f": {helps}" * bool(helps)
+    return f"{type(error).__name__}: {error}"[:250] + f" ({where})" * bool(where) + f": {helps}" * bool(helps)
 
 
 def place(error: BaseException) -> str:

@@ -107,6 +107,11 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
     found = summary.from_records(probes).named
     assert (found["before"].verdict.bound, found["before"].verdict.band) == ("loader", "OK")
     assert found["before"].verdict.share == pytest.approx(0.4)
+    remedies = [r.partition("=")[0] for r in (*found["before"].verdict.remedies, *found["before"].verdict.tried)]
+    assert len(remedies) > 1
+    asks = [changed(r, asked=remedies[:1]) if r.event == "study" else r for r in probes]  # of a loop of one's own
+    verdict = summary.from_records(asks).named["before"].verdict
+    assert [r.partition("=")[0] for r in (*verdict.remedies, *verdict.tried)] == remedies[:1]
     whole = [changed(r, spans=spans(0.1)) if r.event == "confirmed" else r for r in probes]
     best = summary.from_records(whole).best
     assert (

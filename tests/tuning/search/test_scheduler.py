@@ -160,7 +160,7 @@ def test_a_lost_process_and_an_oom_are_endings_that_are_told(tmp_path: Path) -> 
         ("LoopError: run['width']: there is no such knob", ["ok", "crash", "crash", "crash"], 4),
     ],
 )
-def test_a_search_ends_where_its_first_trials_crash(
+def test_a_search_ends_where_its_first_trials_crash_and_may_go_on_once_they_are_mended(
     tmp_path: Path, message: str, outcomes: list[str], begun: int
 ) -> None:
     office = Office(tmp_path, count=20)
@@ -170,9 +170,47 @@ def test_a_search_ends_where_its_first_trials_crash(
         office.scheduler.ended(request.trial, {"outcome": outcome, "values": {"error": 0.5}, "message": message})
     assert len(trials(office.journal.records)) == begun
     assert ("crashed" in office.scheduler.stop_reason) == (begun < len(outcomes))
+    assert office.scheduler.only_crashes == (begun < len(outcomes))
     office.journal.close()
     again = Office(tmp_path, count=20)  # with the file mended
     assert again.scheduler.next_trial() is not None
+
+
+def crash(office: Office, *requests: TrialRequest) -> None:
+    for one in requests:
+        office.scheduler.ended(one.trial, {"outcome": "crash", "values": {}, "message": "ValueError: it broke"})
+
+
+@pytest.mark.parametrize("passes", ["a rung", "its end", "nothing"])
+def test_a_search_of_several_at_once_goes_on_while_a_trial_before_the_crashes_may_come_further(
+    tmp_path: Path, passes: str
+) -> None:
+    office = Office(tmp_path, count=20)
+    first, *others = [office.next() for _ in range(4)]
+    if passes == "a rung":
+        assert office.scheduler.at_rung(first.trial, office.result(first, 200))
+    crash(office, *others)
+    later = office.next()
+    assert not office.scheduler.only_crashes
+    if passes == "nothing":
+        crash(office, first)
+        assert office.scheduler.next_trial() is None
+        assert office.scheduler.only_crashes
+        return
+    office.finish(first)
+    crash(office, later)
+    assert office.scheduler.next_trial() is not None
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_came_to_its_end_before_a_search_was_broken_off_counts_beside_crashes(tmp_path: Path, ended: bool) -> None:
+    office = Office(tmp_path, count=20)
+    office.finish(office.next()) if ended else crash(office, office.next())
+    office.journal.close()
+    again = Office(tmp_path, count=20)
+    for _ in range(3):
+        crash(again, again.next())
+    assert again.scheduler.only_crashes != ended
 
 
 def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches(tmp_path: Path) -> None:

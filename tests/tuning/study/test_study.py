@@ -27,6 +27,7 @@ from tuning.journal.records import Journal, Record, last, stage_done
 from tuning.memory import groups
 from tuning.report import export, report, sentences, summary
 from tuning.search.protocols import TrialPlan
+from tuning.search.selection import far_from_best
 from tuning.study import setup, study
 from tuning.study.limits import Limits
 from tuning.workers import executors, machine
@@ -574,6 +575,55 @@ def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
     journal.close()
 
 
+@pytest.mark.parametrize("has_time", [True, False])
+def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(tmp_path: Path, has_time: bool) -> None:
+    made, journal, _ = opened(tmp_path, "search.max_time=4m", started=time.monotonic())
+    for trial, learning_rate, error, rate in (("t0", 0.1, 0.02, 10.0), ("t1", 0.2, 0.07, 90.0)):
+        config = {"learning_rate": learning_rate, "batch_size": 8, "micro_batch_size": 8}
+        journal.append(
+            "trial", trial=trial, config=config, outcome="ok", values={"error": error}, samples_per_s=rate, seed=0
+        )
+    with made._stage("search"):
+        pass
+    profiler = Seeded({0.1: 0.02, 0.2: 0.07})
+    made.confirm(profiler)  # type: ignore[arg-type]
+    first = summary.from_records(journal.records)
+    assert first.best is not None
+    assert first.best.trial == "t0"
+
+    wide = made._config.model_copy(update={"pick": made._config.pick.model_copy(update={"tolerance": 0.06})})
+    late = time.monotonic() - (0.0 if has_time else 1000.0)  # the four minutes are over
+    again = study._Study(wide, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, tmp_path, late)
+    again.open({**FACTS, "baselines": {}}, setup.setting_of(wide))
+    assert stage_done(journal.records, "search")
+    assert not stage_done(journal.records, "confirm")
+    if not has_time:
+        again._limits = Limits(wide, again._opening(), journal, late)
+    again.confirm(profiler)  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.best is not None
+    assert found.best.trial == ("t1" if has_time else "t0")
+    if has_time:
+        assert any(note.startswith("t1 is the fastest within pick.tolerance=0.06") for note in found.notes)
+    else:
+        assert found.rule.startswith("t0, since t1 was trained on no fresh seed in the time left; confirmed on 3")
+    assert len([r for r in journal.records if r.event == "trial"]) == 2
+    journal.close()
+
+
+def test_what_was_noted_of_a_pick_that_another_replaced_is_not_in_the_report(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, started=time.monotonic())
+    journal.append("note", text="of the machine")
+    for text, pick in (("of the first", {}), ("of the second", {"pick": {"tolerance": 0.1}})):
+        if pick:
+            journal.append("resume", command="", startup_s=0.0, changed=[], **pick)
+        with made._stage("confirm"):
+            journal.append("note", text=text)
+    journal.close()
+    notes = summary.from_records(journal.records).notes
+    assert [note for note in notes if note.startswith("of ")] == ["of the machine", "of the second"]
+
+
 @pytest.mark.parametrize(("errors", "best"), [({0.1: 0.2, 0.2: 0.205}, "t0"), ({0.1: 0.2, 0.2: 0.203}, "t1")])
 def test_the_pick_is_better_than_the_workloads_baseline_by_one_seed_and_confirmed(
     tmp_path: Path, errors: dict[float, float], best: str
@@ -900,8 +950,8 @@ def test_a_tolerance_as_large_as_the_best_error_is_told(tmp_path: Path, error: f
     for trial, value, rate in (("t0", 0.00975, 50.0), ("t1", error, 60.0)):
         journal.append("trial", trial=trial, config={}, outcome="ok", values={"error": value}, samples_per_s=rate)
     picked = made._pick()
-    journal.close()
-    told = "t1 is the fastest within pick.tolerance=0.01 of the best error seen, which is wide: 0.0146 for 0.00975"
     assert picked is not None
     assert picked.best == "t1"
-    assert any(r.event == "note" and str(r["text"]).startswith(told) for r in journal.records) == is_told
+    told = "t1 is the fastest within pick.tolerance=0.01 of the best error seen, which is wide: 0.0146 for 0.00975"
+    assert far_from_best(journal.records, picked, made._rule()).startswith(told) == is_told
+    journal.close()
