@@ -208,8 +208,11 @@ def _because(name: str, reference: _Seen, seen: _Seen, whose: str) -> str:
         return "its gradients come out otherwise"
     ratio = _ratio(reference, seen)
     if ratio is not None and abs(ratio - 0.5) < 0.01:
-        return "loss() is a sum over its batch; a mean would leave the micro-batch free"
-    return "loss() of a batch is not the mean of the losses of its samples: it compares or weighs them"
+        return "the loss is a sum over its batch; a mean would leave the micro-batch free"
+    return (
+        "the loss of a batch is not the mean of the losses of its samples, as where it compares them, or averages over "
+        "tokens or pixels that are not the same number in each"
+    )
 
 
 def _first_unlike(one: _Seen, other: _Seen) -> str:

@@ -205,6 +205,10 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
         raise WorkloadError(f"{ref}: {said}")
     before = getattr(module, "BEFORE", {})
     of_the_loop = KnobTable(hooks=REPLACING)
+    for name in (n for n in before if n not in space and n not in of_the_loop):
+        if near := near_names.nearest(name, [*space, *of_the_loop]):
+            raise WorkloadError(f"{ref}: BEFORE has {name}, which is no knob: did you mean {near}?")
+        space = {**space, name: [before[name]]}  # a setting of theirs that is not searched
     own = [name for name in space if name not in of_the_loop]
     try:
         knobs = {name: _own_knob(name, space[name], before) for name in own}

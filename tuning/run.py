@@ -83,7 +83,7 @@ PRUNERS
                           that is to have a larger search.max_time or .trials,
                           or another pick.tolerance
   force=true              goes on with it although machine, data or code differ
-  runs_dir=PATH name=ID   where the run is written [runs]
+  runs_dir=PATH name=ID   where the run is written [runs]; no two have one name
 
 options
   -q, --quiet     warnings and the result only

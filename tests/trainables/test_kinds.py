@@ -140,8 +140,8 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "dropout amid a block": (Images(lambda: conv(nn.Dropout(0.5), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "a rate in a function": (Images(lambda: conv(Rated(), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "dropout in attention and recurrence": (Images(Attending), {}),
-    "contrastive": (Images(conv, contrastive), {"micro_batch_size": "loss() of a batch is not the mean"}),
-    "sum": (Images(conv, summed), {"micro_batch_size": "loss() is a sum over its batch"}),
+    "contrastive": (Images(conv, contrastive), {"micro_batch_size": "the loss of a batch is not the mean"}),
+    "sum": (Images(conv, summed), {"micro_batch_size": "the loss is a sum over its batch"}),
     "weight norm": (Images(lambda: conv(None, weight_norm(nn.Conv2d(8, 8, 1)))), {}),
     "DoRA": (Images(Dora), {}),
     "a batch norm by hand": (

@@ -431,7 +431,8 @@ def test_an_own_knob_is_a_row_with_the_kind_it_gives() -> None:
         "layers": {"low": 1, "high": 4},
         "batch_size": 16,
     }
-    module = {"train": print, "OBJECTIVES": {"error": "min"}, "BEFORE": {"momentum": 0.5}, "SPACE": space}
+    before = {"momentum": 0.5, "warmup": 0.1, "name": "c"}  # the last two are not searched
+    module = {"train": print, "OBJECTIVES": {"error": "min"}, "BEFORE": before, "SPACE": space}
     found = load_own_loop("mine.py", SimpleNamespace(**module, __file__="mine.py"))
     rows = table_of(found)
     assert {n: (rows[n].kind, rows[n].default) for n in found.knobs} == {
@@ -441,7 +442,10 @@ def test_an_own_knob_is_a_row_with_the_kind_it_gives() -> None:
         "mode": ("learning", "a"),
         "flag": ("learning", False),
         "layers": ("learning", 2),
+        "warmup": ("learning", 0.1),
+        "name": ("learning", "c"),
     }
+    assert found.default_space["warmup"] == [0.1]
     assert found.default_space["width"] == [8, 16]
     assert found.default_space["micro_batch_size"] == 16
 
@@ -462,6 +466,10 @@ def test_a_train_of_a_plain_script_is_not_taken_for_that_of_a_loop(tmp_path: Pat
         ("SPACE = {'batch_size': [8]}\nOBJECTIVES = {'error': 'least'}", "'min' or 'max'"),
         ("SPACE = {'a': {'high': 3}}\nOBJECTIVES = {'error': 'min'}", "give a list of values, or low and high"),
         ("SPACE = {'a': {'values': [1], 'kind': 'odd'}}\nOBJECTIVES = {'error': 'min'}", "kind is 'odd'; allowed"),
+        (
+            "SPACE = {'width': [8, 9]}\nBEFORE = {'widht': 8}\nOBJECTIVES = {'error': 'min'}",
+            "BEFORE has widht, which is no knob: did you mean width?",
+        ),
         ("SPACE = {'a b': [1, 2]}\nOBJECTIVES = {'error': 'min'}", "give it another name"),
     ],
 )

@@ -52,7 +52,8 @@ def header(found: progress.Progress) -> str:
     """Returns the stage, what is done of it, and how much faster than `before` the best is."""
     parts = [f"stage {found.number} of {found.stages}: {found.stage}" if found.number else "starting"]
     if unit := progress.UNITS.get(found.stage):
-        parts.append(f"{found.done}{f' of {found.planned}' if found.planned is not None else ''} {unit}")
+        of = f" of {found.planned}" if found.planned is not None else ""
+        parts.append(f"{found.done}{of} {unit.removesuffix('s') if (found.done, of) == (1, '') else unit}")
     best = found.best
     if best is not None and best.samples_per_s and found.before:
         parts.append(f"best {best.samples_per_s / found.before:.2f}x {found.reference}")

@@ -12,6 +12,7 @@ import re
 import shlex
 import signal
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import shown
 from tuning.journal.records import Record
 from tuning.report import sentences, tables, text
-from tuning.report.format import LABEL_WIDTH, labelled, plain, table
+from tuning.report.format import LABEL_WIDTH, labelled, plain
 from tuning.report.summary import Summary
 from tuning.workers.doctor import Check
 from tuning.workers.worker import Asked
@@ -179,11 +180,18 @@ class Terminal:
             self._say(labelled([("wrote", f"{', '.join(p.name for p in paths)}, report.html in {folder}")]))
 
     def trials(self, summary: Summary) -> None:
-        """Prints every trial to stdout; nothing where none has ended."""
+        """Prints every trial to stdout, its knobs on lines of their own; nothing where none has ended."""
         found = tables.trial_list(summary)
-        if found is not None:
-            show(self._out, Text(f"\n{sentences.SEARCHED}\n"))
-            show(self._out, table(found.head, found.rows))
+        if found is None:
+            return
+        show(self._out, Text(f"\n{sentences.SEARCHED}\n"))
+        widths = [max(map(len, column)) for column in zip(found.head, *found.rows, strict=True)]
+        is_wide = sum(widths) + 2 * len(widths) <= self._out.width
+        for *cells, knobs in [found.head, *found.rows] if is_wide else [[*found.head[:-1], ""], *found.rows]:
+            own = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False))
+            line(self._out, f"{own}  {knobs}" if is_wide else own.rstrip())
+            for part in [] if is_wide else textwrap.wrap(knobs, self._out.width - 6, break_long_words=False):
+                line(self._out, f"      {part}")
 
     def error(self, error: BaseException) -> None:
         """Prints an error as it describes itself, and how to go on with a run that can be resumed."""

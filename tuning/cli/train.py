@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -35,6 +36,7 @@ from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
+from tuning.config.command_line import value_of
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.config.resolve import checked_options, option_fault
 from tuning.config.shareable import MASK
@@ -84,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--from", dest="source", required=True, metavar="YAML", help="a best.yaml")
+    made.add_argument("options", nargs="*", metavar="workload.NAME=VALUE", help="in place of an option of best.yaml")
     length = made.add_mutually_exclusive_group()
     length.add_argument(
         "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
@@ -102,12 +105,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
-    asked = parser().parse_args(argv)
+    asked = parser().parse_intermixed_args(argv)
     numbers = {flag: _number(flag, getattr(asked, flag.strip("-").replace("-", "_"))) for flag in _NUMBERS}
-    best = best_file.read(Path(asked.source))
+    best = _with_options(best_file.read(Path(asked.source)), asked.options)
     if lost := next((name for name, value in best.options.items() if value == MASK), ""):
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
-        raise ConfigError(what, remedy="write it there")
+        raise ConfigError(what, remedy=f"workload.{lost}=<value>")
     messages = console(sys.stderr, os.environ)
     out = asked.out if asked.out is not None else best.path.parent / "train"
     device = _device(asked.device)
@@ -337,6 +340,16 @@ def _ranks(best: Best) -> int:
     return int(best.measured.get("devices_per_trial") or 1)
 
 
+def _with_options(best: Best, typed: Sequence[str]) -> Best:
+    """Returns the configuration with options of the workload as they were typed."""
+    given = {key: value for key, found, value in (text.partition("=") for text in typed) if found}
+    if wrong := next((text for text in typed if not text.startswith("workload.") or "=" not in text), ""):
+        what = f"{wrong}: train takes options of the workload alone, knobs are those of {best.path}"
+        raise ConfigError(what, allowed="workload.NAME=VALUE", remedy="leave it out")
+    options = {key.removeprefix("workload."): value_of(key, value) for key, value in given.items()}
+    return dataclasses.replace(best, options={**best.options, **options})
+
+
 def _session(best: Best, device: str) -> Session:
     here = len(nvml.gpus()) if device == "cuda" else machine.cores()
     ranks = _ranks(best) if _ranks(best) <= here else 1
@@ -352,8 +365,7 @@ def _session(best: Best, device: str) -> Session:
     try:
         checked_options(best.options, declared, {})
     except ConfigError as error:
-        remedy = error.remedy.replace("workload.", "workload.options.")
-        raise ConfigError(f"{best.path}: {error.what}", allowed=error.allowed, remedy=remedy) from None
+        raise ConfigError(f"{best.path}: {error.what}", allowed=error.allowed, remedy=error.remedy) from None
     return session
 
 

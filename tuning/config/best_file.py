@@ -154,7 +154,8 @@ def read(path: Path) -> Best:
         warnings.append(f"{path.name} was edited by hand since it was exported: its sha256 does not match")
     if found.status == "unconfirmed":
         again = f"python -m tuning.run resume={found.provenance.study}"
-        warnings.append(f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that")
+        said = f"{path.name} is the best so far, and was not trained again on fresh seeds; {again} does that"
+        warnings.append(f"{said}, with a larger search.max_time where that was spent")
     if found.status == "not repeated":
         warnings.append(
             f"{path.name} came to much less on fresh seeds than in the search: train longer, and search again"

@@ -135,11 +135,14 @@ def complete(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def differing(config: Mapping[str, object], other: Mapping[str, object] | None) -> dict[str, object]:
-    """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`."""
+    """Returns the knobs of `config` that are otherwise in `other`, defaults filled in; all without an `other`.
+
+    What is without effect in `other`, and at its default in `config`, is none of them.
+    """
     if other is None:
         return dict(config)
-    ours, theirs = complete(config), complete(other)
-    return {name: value for name, value in ours.items() if name not in theirs or theirs[name] != value}
+    ours, theirs, defaults = complete(config), complete(other), Knobs().as_dict()
+    return {name: value for name, value in ours.items() if theirs.get(name, defaults.get(name)) != value}
 
 
 def changes(config: Mapping[str, object], other: Mapping[str, object]) -> list[str]:

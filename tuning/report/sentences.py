@@ -48,7 +48,7 @@ STEEP_FRAC = 0.6
 UNSTEADY = 2.0
 """Times by which two speeds of a configuration differ before that is said; within an hour 1.2 to 1.4 (two_cores.md)."""
 SEARCHED = (
-    "Trials, each with the speed that the search went by, mostly its probe's; confirmed ones are of windows in turns."
+    "Trials, each with the speed that the search went by: mostly its probe's, and not what was measured in turns."
 )
 FAILURES = 3
 """So many reasons of failures are told."""
@@ -309,7 +309,7 @@ def too_short_sentence(found: Summary) -> str:
             shares.append(sign * (end - rung) / learned if learned > 0 else 0.0)
     if not shares or statistics.median(shares) < STEEP_FRAC:
         return ""
-    share, objective = percent(statistics.median(shares)), plain(found.objective)
+    share, objective = percent(min(1.0, statistics.median(shares))), plain(found.objective)
     return (
         f"{share} of what trainings gain in {objective} over the baseline came after their last rung: they were too "
         "short to compare, and a larger budget.train_epochs tells more"

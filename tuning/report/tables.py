@@ -89,7 +89,8 @@ def active(found: Summary) -> Grid | None:
     if found.best is None or not found.best.active:
         return None
     words = {True: "as asked", False: "not as asked", None: "cannot be told"}
-    rows = runtime_check.compare(found.best.config, found.best.active)
+    asked = {name: value for name, value in found.best.config.items() if found.asks_for(name)}
+    rows = runtime_check.compare(asked, found.best.active)
     return Grid(["knob", "asked", "seen", ""], [[r.knob, r.asked, r.seen, words[r.agrees]] for r in rows])
 
 

@@ -41,8 +41,12 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     if search.strategy == "staged":
         steps.insert(0, f"probes for {duration(budget.probe.max_time_s)}")
     auto = budget.train_epochs == "auto"
-    epochs = "trials as long as the time allows" if auto else f"{budget.train_epochs:g} epochs a trial"
-    dtypes = space.given("amp_dtype")
+    epochs = (
+        "trials as long as the time allows"
+        if auto
+        else f"{budget.train_epochs:g} epoch{'s' * (budget.train_epochs != 1)} a trial"
+    )
+    dtypes, kinds = space.given("amp_dtype"), ("system", "both") if search.trials != 0 else ("system",)
     fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
@@ -50,7 +54,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
         ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
         ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
         ("active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"),
-        ("tried", ", ".join(n for n in space.parameters if kind_of(n) != "learning")),
+        ("probes", "of " + (", ".join(n for n in space.parameters if kind_of(n) in kinds) or "one configuration")),
     ]
 
 
@@ -194,7 +198,8 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     claim = sentences.claim_sentence(found.claim, found.gain("after", "before"))
     if claim:
         yield "claims", claim
-    for text in runtime_check.disagreements(best.config, best.active):
+    asked_for = {name: value for name, value in best.config.items() if found.asks_for(name)}
+    for text in runtime_check.disagreements(asked_for, best.active):
         yield "note", text
 
 

@@ -237,7 +237,7 @@ class _Study:
             self._note(text)
 
     def _settle_space(self) -> None:
-        self._space, plain = self._config.space, groups.defaults(self._config.space)
+        self._space, plain = self._config.space, groups.plain_defaults(self._config.space)
         if self._config.search.trials == 0:  # what is learned stays as it is trained today
             self._space = system_only(self._space, {**plain, **(self._limits.before() or {})})
         self._named = dict(self._config.named)
@@ -453,6 +453,9 @@ class _Study:
             them = "it" if len(late) == 1 else "them"
             text = f"{', '.join(late)} may change the pick, and no time was left for that"
             self._note(f"{text}: a larger search.max_time has {them} trained")
+        earlier = [r for r in self._journal.records if r.event == "pick"][:-1]
+        if earlier and earlier[-1].get("best") == found.best:
+            self._note(f"{found.best} was the pick before, too")
         if found.best != found.first and is_tried:
             self._note(f"{found.best} takes the place of {found.first}, which the search had picked by one seed")
 
@@ -537,7 +540,9 @@ class _Study:
     def _told(self, record: Record) -> None:
         """Says what was written, and once for each knob that it was not honoured."""
         self._terminal.record(record)
-        for text in runtime_check.disagreements(record.get("config") or {}, record.get("active") or {}):
+        asked = self._facts.get("asked")
+        config = {n: v for n, v in (record.get("config") or {}).items() if asked is None or n in asked}
+        for text in runtime_check.disagreements(config, record.get("active") or {}):
             self._note(text)
 
     def _node(self, node: Node) -> None:

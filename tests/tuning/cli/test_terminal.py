@@ -268,3 +268,18 @@ def test_a_terminal_that_goes_away_ends_nothing(records, study):
     terminal.left("the best so far is kept")
     with contextlib.suppress(OSError):  # what was not written
         gone.close()
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_list_of_trials_cuts_no_knob(records, width):
+    out = io.StringIO()
+    Terminal(out=out, err=io.StringIO(), env={"COLUMNS": str(width)}).trials(summary.from_records(records))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    found = [line for line in lines if line.startswith("t0")]
+    assert len(found) == 11
+    told = out.getvalue()
+    for trial in (r for r in records if r.event == "trial"):
+        assert f"batch_size={trial['config']['batch_size']}" in told
+    assert all(("=" in line) == (width == 200) for line in found)
+    assert not any(line.rstrip().endswith("=") for line in lines)

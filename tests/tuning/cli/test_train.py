@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from trainables.source import source_hash
 from trainables.workload import load
@@ -206,7 +207,7 @@ def test_an_option_edited_by_hand_is_checked(
     assert train(best, "--out", "out") == 2
     err = capsys.readouterr().err
     assert says in err
-    assert (key != "hiden") or "did you mean workload.options.hidden?" in err
+    assert (key != "hiden") or "did you mean workload.hidden?" in err
     assert not Path("out").exists()
 
 
@@ -224,6 +225,16 @@ def test_a_secret_that_was_not_written_down_is_asked_for(best: Path, capsys: pyt
     assert train(best, "--out", "out") == 2
     assert "workload.options.hub_token is a secret, which was not written down" in capsys.readouterr().err
     assert not Path("out").exists()
+
+
+def test_an_option_of_the_workload_may_be_typed(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(best, "workload.hiden=8", "--out", "out") == 2
+    assert "did you mean workload.hidden?" in capsys.readouterr().err
+    assert train(best, "knobs.batch_size=8", "--out", "out") == 2
+    assert "train takes options of the workload alone" in capsys.readouterr().err
+    assert not Path("out").exists()
+    assert train(best, "--out", "out", "workload.hidden=8", "--samples", "64") == 0
+    assert load_file("out/model.safetensors")["0.weight"].shape == (8, 2)
 
 
 def test_a_folder_has_one_training_at_a_time(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
