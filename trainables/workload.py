@@ -203,17 +203,15 @@ def load_own_loop(ref: str, module: Any) -> OwnLoop:
     _check_objectives(f"{ref}: OBJECTIVES", objectives)
     if said := near_names.fault_of_loop(module):
         raise WorkloadError(f"{ref}: {said}")
-    before = getattr(module, "BEFORE", {})
+    before = getattr(module, "BEFORE", None) or {}
     of_the_loop = KnobTable(hooks=REPLACING)
-    for name in (n for n in before if n not in space and n not in of_the_loop):
-        if near := near_names.nearest(name, [*space, *of_the_loop]):
-            raise WorkloadError(f"{ref}: BEFORE has {name}, which is no knob: did you mean {near}?")
-        space = {**space, name: [before[name]]}  # a setting of theirs that is not searched
+    # Settings of theirs that are not searched.
+    space = {**space, **{name: [before[name]] for name in before if name not in space and name not in of_the_loop}}
     own = [name for name in space if name not in of_the_loop]
     try:
         knobs = {name: _own_knob(name, space[name], before) for name in own}
     except (ValueError, TypeError) as error:
-        raise WorkloadError(f"{ref}: SPACE: {error}") from None
+        raise WorkloadError(f"{ref}: SPACE or BEFORE: {error}") from None
     searched = {name: _searched(given) if name in own else given for name, given in space.items()}
     sizes = space.get("batch_size")
     if sizes is not None and "micro_batch_size" not in space:

@@ -466,10 +466,6 @@ def test_a_train_of_a_plain_script_is_not_taken_for_that_of_a_loop(tmp_path: Pat
         ("SPACE = {'batch_size': [8]}\nOBJECTIVES = {'error': 'least'}", "'min' or 'max'"),
         ("SPACE = {'a': {'high': 3}}\nOBJECTIVES = {'error': 'min'}", "give a list of values, or low and high"),
         ("SPACE = {'a': {'values': [1], 'kind': 'odd'}}\nOBJECTIVES = {'error': 'min'}", "kind is 'odd'; allowed"),
-        (
-            "SPACE = {'width': [8, 9]}\nBEFORE = {'widht': 8}\nOBJECTIVES = {'error': 'min'}",
-            "BEFORE has widht, which is no knob: did you mean width?",
-        ),
         ("SPACE = {'a b': [1, 2]}\nOBJECTIVES = {'error': 'min'}", "give it another name"),
     ],
 )

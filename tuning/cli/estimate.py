@@ -7,7 +7,9 @@ every micro-batch size follows from that.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -74,9 +76,10 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
     if not 1 <= asked.timeout <= 3600:
         raise ConfigError(f"--timeout {asked.timeout:g}", allowed="1 to 3600 seconds", remedy="--timeout 300")
     began = time.monotonic()
-    config = load(asked.settings, own_table)
-    if config.workload.ref not in available("workload"):
-        config = _with_own(config)
+    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():  # what their file prints
+        config = load(asked.settings, own_table)
+        if config.workload.ref not in available("workload"):
+            config = _with_own(config)
     about = question(config, asked.kernels, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
     answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))

@@ -186,11 +186,12 @@ class Terminal:
             return
         show(self._out, Text(f"\n{sentences.SEARCHED}\n"))
         widths = [max(map(len, column)) for column in zip(found.head, *found.rows, strict=True)]
+        room = self._out.width - 6
         is_wide = sum(widths) + 2 * len(widths) <= self._out.width
         for *cells, knobs in [found.head, *found.rows] if is_wide else [[*found.head[:-1], ""], *found.rows]:
             own = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=False))
             line(self._out, f"{own}  {knobs}" if is_wide else own.rstrip())
-            for part in [] if is_wide else textwrap.wrap(knobs, self._out.width - 6, break_long_words=False):
+            for part in [] if is_wide else textwrap.wrap(knobs, room, break_long_words=False, break_on_hyphens=False):
                 line(self._out, f"      {part}")
 
     def error(self, error: BaseException) -> None:

@@ -36,10 +36,10 @@ from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import console, line
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
-from tuning.config.command_line import value_of
+from tuning.config.command_line import parse, value_of
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.config.resolve import checked_options, option_fault
-from tuning.config.shareable import MASK
+from tuning.config.shareable import MASK, masked_items
 from tuning.memory import oom
 from tuning.report import text
 from tuning.search import runtime_check
@@ -115,7 +115,8 @@ def main(argv: Sequence[str]) -> int:
     out = asked.out if asked.out is not None else best.path.parent / "train"
     device = _device(asked.device)
     _check_folder(out, resume=asked.resume, force=asked.force)
-    again = shlex.join(["python", "-m", "tuning", "train", *(a for a in argv if a not in ("--resume", "--force"))])
+    shown = masked_items(argv)
+    again = shlex.join(["python", "-m", "tuning", "train", *(a for a in shown if a not in ("--resume", "--force"))])
     again += FORCE if asked.force else ""
     fork_workers()
     ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
@@ -152,7 +153,7 @@ def main(argv: Sequence[str]) -> int:
                 line(messages, f"trains on {samples} samples, as {best.path.name} has it; {longer} for a whole job")
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
-        typed = shlex.join(["python", "-m", "tuning", "train", *argv])
+        typed = shlex.join(["python", "-m", "tuning", "train", *shown])
         line(messages, f"interrupted by {interrupted}")
         line(messages, interrupted.go_on or f"begin again with: {typed}")
         return 128 + interrupted.signum
@@ -342,10 +343,10 @@ def _ranks(best: Best) -> int:
 
 def _with_options(best: Best, typed: Sequence[str]) -> Best:
     """Returns the configuration with options of the workload as they were typed."""
-    given = {key: value for key, found, value in (text.partition("=") for text in typed) if found}
     if wrong := next((text for text in typed if not text.startswith("workload.") or "=" not in text), ""):
         what = f"{wrong}: train takes options of the workload alone, knobs are those of {best.path}"
         raise ConfigError(what, allowed="workload.NAME=VALUE", remedy="leave it out")
+    given = parse(typed).values
     options = {key.removeprefix("workload."): value_of(key, value) for key, value in given.items()}
     return dataclasses.replace(best, options={**best.options, **options})
 

@@ -48,13 +48,14 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     )
     dtypes, kinds = space.given("amp_dtype"), ("system", "both") if search.trials != 0 else ("system",)
     fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
+    measured = ", ".join(n for n in space.parameters if kind_of(n) in kinds)
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
         ("plan", ", ".join(steps)),
         ("budget", f"{budget.name}, {limit}, {epochs}, seed {search.seed}"),
         ("types", ", ".join(map(str, dtypes.values if isinstance(dtypes, Choice) else (dtypes,)))),
         ("active", ", ".join(fmt.assignments(fixed)) or "nothing beyond plain PyTorch"),
-        ("probes", "of " + (", ".join(n for n in space.parameters if kind_of(n) in kinds) or "one configuration")),
+        ("probes" if search.strategy == "staged" else "system", f"of {measured or 'one configuration'}"),
     ]
 
 

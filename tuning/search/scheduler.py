@@ -111,8 +111,6 @@ class TrialScheduler:
         self._refused = 0
         self._crashes: dict[str, str] | None = {}
         """What trials of this session crashed with, None once one of any session has come further."""
-        self._earlier: set[str] = set()
-        """The trials that ended in earlier sessions."""
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
         self._once_through = int((opening.get("train_samples") if opening else None) or plan.samples)
@@ -349,8 +347,7 @@ class TrialScheduler:
     def only_crashes(self) -> bool:
         """Returns whether those that began first crashed, and none has come further: others would crash, too."""
         crashed = self._crashes or {}
-        begun = (trial for trial in self._attempts if trial not in self._earlier)
-        first = list(itertools.takewhile(crashed.__contains__, begun))
+        first = list(itertools.takewhile(crashed.__contains__, self._attempts))
         return len(first) >= MOST_CRASHES or any(crashed[trial].startswith("LoopError") for trial in first)
 
     def _is_over(self) -> bool:
@@ -358,8 +355,9 @@ class TrialScheduler:
         if self.stop_reason:
             return True
         if self.only_crashes:
-            self.stop_reason = "the first trials crashed"
-        elif begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
+            self.stop_reason = "" if self._live else "the first trials crashed"
+            return True  # one that still runs may come further
+        if begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
             self.stop_reason = f"all {most} trials were proposed"
         elif self._is_late("") and begun + self._refused >= self._plan.concurrency:
             spent = f"its share of search.max_time was spent after {begun} of {most} trials"
@@ -477,7 +475,11 @@ class TrialScheduler:
     def _restore(self) -> None:
         """Brings sampler, pruner and counters to where the records left them."""
         records = self._journal.records
-        again = dict(unfinished(records))
+        again, ends = dict(unfinished(records)), {t.id: t for t in trials(records)}
+        if any(r.event == "rung" for r in records) or any(t.outcome not in CRASHED for t in ends.values()):
+            self._crashes = None
+        else:  # what they crashed of is mended: each begins again
+            again = {trial: dict(t.config) for trial, t in ends.items()} | again
         rates = {t.id: t.samples_per_s or 0.0 for t in trials(records) if t.id not in again}
         ended = [r for r in records if r.event in ("trial", "refused") and r.get("trial") not in again]
         latest = {r.get("trial"): r.seq for r in ended}
@@ -490,9 +492,6 @@ class TrialScheduler:
                 self._qualities.rung(record["trial"], milestone, values.get(self._objective))
                 self._pruner.remember(record["trial"], milestone, rate, self._quality(values))
             elif record.event == "trial" and latest.get(record["trial"]) == record.seq:  # else it began again
-                self._earlier.add(record["trial"])
-                if record["outcome"] not in CRASHED:
-                    self._crashes = None
                 self._teach(record)  # the guard was made of these records
                 self._retry(record)
             elif record.event == "refused" and record["stage"] == "search":

@@ -12,6 +12,7 @@ from typing import Any
 
 from trainables import workload
 from trainables.knobs import Scalar, kind_of, table, use
+from trainables.near_names import nearest
 from tuning.config import atomic
 from tuning.config.cards import GIB_BYTES
 from tuning.config.errors import ConfigError, UserCodeError
@@ -226,6 +227,13 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
     whole = space.fixed.get("batch_size", table().defaults["batch_size"])
     for name, given in space.as_raw().items():
         is_whole = name == "micro_batch_size" and ("batch_size" in asked or given == whole)
+        if name not in asked and name in table().own and name not in space.parameters:  # of BEFORE alone
+            near = table().also_called.get(name) or nearest(name, sorted(asked))
+            raise ConfigError(
+                f"{name}={shown(given)} of BEFORE: train(run) never asks for run[{name!r}]",
+                allowed=", ".join(sorted(asked)),
+                remedy=f"did you mean {near}? Else leave it out" if near else "leave it out",
+            )
         if name not in asked and not is_whole and (name in space.parameters or given != usual[name]):
             call = next((call for call, names in facts["asked_by"].items() if name in names), "")
             raise ConfigError(

@@ -200,13 +200,15 @@ class _Study:
             if more:
                 opening = self._opening()
                 self._journal.append("study", **{**opening.fields, "config": {**opening["config"], **more}})
-            if more.keys() == {"pick"} and stage_done(self._journal.records, "search"):
-                self._began = max(self._began, self._started - (1 - SHARE) * (self._config.search.max_time_s or 0.0))
             for text in changed:
                 self._note(f"{text}; what was measured before is of then")
         if not (self._folder / "config.yaml").exists():  # nor does it where a run was killed between the two
             write_resolved(self._config, self._folder / "config.yaml")
-        self._facts = self._opening()
+        records, self._facts = self._journal.records, self._opening()
+        since = reopened(records)[0]
+        is_by_pick = since.event == "resume" and bool(since.get("pick")) and not since.get("search")
+        if is_by_pick and stage_done(records, "search") and not stage_done(records, "confirm"):
+            self._began = max(self._began, time.monotonic() - (1 - SHARE) * (self._config.search.max_time_s or 0.0))
         here: tuple[int | None, int, int | None, int | None]
         here = free_bytes, executors.devices(self._config), None, None
         if (node := self._place) is not None:  # the target is not this machine
@@ -237,7 +239,7 @@ class _Study:
             self._note(text)
 
     def _settle_space(self) -> None:
-        self._space, plain = self._config.space, groups.plain_defaults(self._config.space)
+        self._space, plain = self._config.space, groups.defaults(self._config.space)
         if self._config.search.trials == 0:  # what is learned stays as it is trained today
             self._space = system_only(self._space, {**plain, **(self._limits.before() or {})})
         self._named = dict(self._config.named)
@@ -368,7 +370,7 @@ class _Study:
             failed = [(outcome, text) for outcome, text in found if text and outcome not in (Outcome.OK, Outcome.CUT)]
             for (outcome, text), count in collections.Counter(failed).most_common(1):
                 can_go_on = trained and not stage_done(records, "search")
-                go_on = f", and go on with resume={self._folder.name} force=true" if can_go_on else ""
+                go_on = f", and go on with {sentences.resume_command(self._folder)} force=true" if can_go_on else ""
                 remedy = SMALLER if outcome in OVER_MEMORY else f"mend what it names{go_on}"
                 return NoUsableTrial(f"{said}; {count} of {of}: {f'{outcome}: {text}'[:400]}", remedy=remedy)
         if trained or self._limits.left_s() > 0:

@@ -170,10 +170,12 @@ def test_a_search_ends_where_its_first_trials_crash_and_may_go_on_once_they_are_
         office.scheduler.ended(request.trial, {"outcome": outcome, "values": {"error": 0.5}, "message": message})
     assert len(trials(office.journal.records)) == begun
     assert ("crashed" in office.scheduler.stop_reason) == (begun < len(outcomes))
-    assert office.scheduler.only_crashes == (begun < len(outcomes))
+    is_ended = office.scheduler.only_crashes
+    assert is_ended == (begun < len(outcomes))
     office.journal.close()
-    again = Office(tmp_path, count=20)  # with the file mended
-    assert again.scheduler.next_trial() is not None
+    again = Office(tmp_path, count=begun)  # with the file mended
+    if is_ended:
+        assert [again.next().trial for _ in range(begun)] == [f"t{number:03d}" for number in range(begun)]
 
 
 def crash(office: Office, *requests: TrialRequest) -> None:
@@ -199,6 +201,15 @@ def test_a_search_of_several_at_once_goes_on_while_a_trial_before_the_crashes_ma
         return
     office.finish(first)
     crash(office, later)
+    assert office.scheduler.next_trial() is not None
+
+
+def test_where_the_first_trials_crash_and_one_that_still_runs_comes_further_the_search_goes_on(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=20)
+    *first, last = [office.next() for _ in range(4)]
+    crash(office, *first)
+    assert office.scheduler.next_trial() is None
+    assert office.scheduler.at_rung(last.trial, office.result(last, 200))
     assert office.scheduler.next_trial() is not None
 
 

@@ -575,8 +575,10 @@ def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
     journal.close()
 
 
-@pytest.mark.parametrize("has_time", [True, False])
-def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(tmp_path: Path, has_time: bool) -> None:
+@pytest.mark.parametrize(("limit", "has_time"), [("4m", True), ("9s", False)])  # of 9 s not enough is left for it
+def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(
+    tmp_path: Path, limit: str, has_time: bool
+) -> None:
     made, journal, _ = opened(tmp_path, "search.max_time=4m", started=time.monotonic())
     for trial, learning_rate, error, rate in (("t0", 0.1, 0.02, 10.0), ("t1", 0.2, 0.07, 90.0)):
         config = {"learning_rate": learning_rate, "batch_size": 8, "micro_batch_size": 8}
@@ -591,14 +593,17 @@ def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(t
     assert first.best is not None
     assert first.best.trial == "t0"
 
-    wide = made._config.model_copy(update={"pick": made._config.pick.model_copy(update={"tolerance": 0.06})})
-    late = time.monotonic() - (0.0 if has_time else 1000.0)  # the four minutes are over
-    again = study._Study(wide, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, tmp_path, late)
-    again.open({**FACTS, "baselines": {}}, setup.setting_of(wide))
+    before = {**journal.records[0].fields}
+    before["config"] = {**before["config"], "search": {**before["config"]["search"], "max_time": limit}}
+    journal.append("study", **before)
+    wide = resolve.from_resolved(before["config"])
+    wide = wide.model_copy(update={"pick": wide.pick.model_copy(update={"tolerance": 0.06}), "card": made._config.card})
+    for _ in range(2):  # as where it is broken off before it has confirmed
+        late = time.monotonic() - 1000.0  # its time was over long ago
+        again = study._Study(wide, Terminal(out=io.StringIO(), err=io.StringIO(), env={}), journal, tmp_path, late)
+        again.open({**FACTS, "baselines": {}}, setup.setting_of(wide))
     assert stage_done(journal.records, "search")
     assert not stage_done(journal.records, "confirm")
-    if not has_time:
-        again._limits = Limits(wide, again._opening(), journal, late)
     again.confirm(profiler)  # type: ignore[arg-type]
     found = summary.from_records(journal.records)
     assert found.best is not None
