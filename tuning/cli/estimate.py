@@ -126,6 +126,7 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
         "kernels": about.kernels,
         "knobs": dict(about.knobs),
         "searched": {name: list(values) for name, values in about.searched.items()},
+        "notes": list(dict.fromkeys(note for one in fits for note in one.notes)),
         "rows": [{**asdict(one), "cells": [_flat(c) for c in one.cells], **_largest(one)} for one in fits],
         "remedies": [] if fitting or not known else list(_remedies(about, known, predicts)),
     }

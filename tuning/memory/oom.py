@@ -33,6 +33,10 @@ class Outcome(StrEnum):
     CRASH = "crash"
 
 
+CRASHED = (Outcome.CRASH, Outcome.DATA)
+MOST_CRASHES = 3
+"""Where so many crashed and none came further, others would crash, too; of `run` used wrongly one is enough."""
+
 Retreat = Literal["", "micro_batch", "fewer_workers", "no_workers", "no_cache"]
 """What a trial changes to begin again: a smaller micro-batch, half the loader's processes or none, samples that are not
 kept in RAM; "" for nothing."""

@@ -47,7 +47,7 @@ def shown(answer: Mapping[str, Any], width: int) -> Iterator[RenderableType]:
 
 def _unknown(answer: Mapping[str, Any]) -> Iterator[str]:
     """Yields why nothing is predicted, and what tells it instead."""
-    reasons = dict.fromkeys(note.removeprefix("Untraceable: ") for row in answer["rows"] for note in row["notes"])
+    reasons = [note.removeprefix("Untraceable: ") for note in answer["notes"]]
     yield f"This step cannot be predicted: {'; '.join(reasons) or 'it was not traced'}."
     card = f" card={answer['card']['name']}" if answer["card"]["usable_bytes"] is not None else ""
     yield (
@@ -172,7 +172,7 @@ def _notes(answer: Mapping[str, Any]) -> Iterator[str]:
     ]
     tight = any(cell["verdict"] == "tight" for row in answer["rows"] for cell in row["cells"])
     more = ["tight: a study would try it, and it may run out of memory"] if tight else []
-    notes = [*trust, *more, *(note for row in answer["rows"] for note in row["notes"])]
+    notes = [*trust, *more, *answer["notes"]]
     yield from (f"note: {note}" for note in dict.fromkeys(notes))
 
 

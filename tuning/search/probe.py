@@ -12,7 +12,7 @@ from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
-from tuning.memory.oom import Outcome
+from tuning.memory.oom import CRASHED, MOST_CRASHES, Outcome
 from tuning.search.bottleneck import judge
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed
@@ -70,7 +70,7 @@ class ProbeStage:
         until = began + self._budget.max_time_s - len(named) * NAMED_TIMES * self._probe_s
         self._sweep(self._groups[0], until if len(self._groups) == 1 else began + FIRST_FRAC * (until - began))
         for group in self._groups[1:]:
-            if self._clock() < until:
+            if self._clock() < until and not self._only_crash:
                 self._at(self._start(group))
         for number, group in enumerate(self._groups[1:], start=1):
             share = (until - self._clock()) / (len(self._groups) - number)
@@ -87,13 +87,19 @@ class ProbeStage:
         In headpose batches of 32 were else left with what the first few probes had found: 265 samples/s beside 622.
         """
         start = self._start(group)
-        if self._place(start) not in self._known and self._clock() >= until and self._known:
+        if self._place(start) not in self._known and (self._clock() >= until or self._only_crash) and self._known:
             return
         smaller = self._smaller_batches()
         best = self._descend(start, until - len(smaller) * self._probe_s)
         for size in smaller:
             if best is not None and size < best.micro_batch_size and self._clock() < until:
                 self._at(self._clipped({**best.knobs, "micro_batch_size": size}))
+
+    @property
+    def _only_crash(self) -> bool:
+        """Returns whether all probes so far have crashed, `MOST_CRASHES` or more: others would, too."""
+        ends = [r.get("outcome") for r in self._known.values() if r.event == "probe"]
+        return len(ends) >= MOST_CRASHES and all(end in CRASHED for end in ends)
 
     def _smaller_batches(self) -> list[int]:
         """Returns the batch sizes of the space that a larger micro-batch than theirs does not answer for."""
@@ -112,7 +118,7 @@ class ProbeStage:
                     continue
                 for value in _nearest_first(_values(self._space, name), current.get(name)):
                     candidate = self._clipped({**(start if best is None else best.knobs), name: value})
-                    if self._place(candidate) not in self._known and self._clock() >= until:
+                    if self._place(candidate) not in self._known and (self._clock() >= until or self._only_crash):
                         return best
                     found = self._at(candidate)
                     if found is not None and inside(self._space, found) and self._rank(found) > self._rank(best):

@@ -19,7 +19,7 @@ from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
 from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.oom import Outcome
+from tuning.memory.oom import CRASHED, MOST_CRASHES, Outcome
 from tuning.search import endings
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
@@ -31,9 +31,6 @@ from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
 
 OUT_OF_TIME = "the search's share of search.max_time is spent"
-CRASHED = (Outcome.CRASH, Outcome.DATA)
-MOST_CRASHES = 3
-"""Where so many trials crashed and none went further, others would too; of `run` used wrongly one is enough."""
 
 
 @dataclass(frozen=True)

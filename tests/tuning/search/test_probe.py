@@ -78,6 +78,30 @@ def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) ->
     assert sum(1 for r in again.records if r.event == "probe" and r["name"] == "before") == 1
 
 
+class Broken(FormulaProfiler):
+    """A profiler of code that raises, in all probes but the first `works`."""
+
+    works = 0
+
+    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+        """Returns a crash, or the formula's speed."""
+        found = super().probe(knobs, time_s, best_samples_per_s)
+        if len(self.probed) <= self.works:
+            return found
+        return {"outcome": "crash", "message": "it broke", "samples_per_s": None, "windows": [], "wall_s": 0.0}
+
+
+@pytest.mark.parametrize("works", [0, 1])
+def test_where_the_first_three_probes_crash_no_others_are_tried_but_those_named(tmp_path: Path, works: int) -> None:
+    profiler, journal = Broken(), Journal.open(tmp_path / "trials.jsonl", create=True)
+    profiler.works = works
+    MemoryStage(profiler, SPACE, journal, None, clock=no_time).run()
+    stage = ProbeStage(profiler, SPACE, journal, guard(journal.records, None), BUDGET, clock=no_time)
+    stage.run({"before": {"batch_size": 16}}, lambda r: None)
+    assert (len(profiler.probed) == 4) == (works == 0)
+    assert profiler.probed[-1] == {"batch_size": 16}
+
+
 class Late(FormulaProfiler):
     """A profiler after search.max_time."""
 
