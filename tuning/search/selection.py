@@ -21,7 +21,7 @@ from tuning.search.throughput import Probed, Speeds, fastest, inside, probed
 from tuning.stats.pareto import front
 
 FAR_FRAC = 0.1
-"""Of the best quality seen: a pick that is worse by more is told of, though the tolerance allows it."""
+"""Of the best quality seen: a pick that is worse by more gets a note, though the tolerance allows it."""
 FASTER = 1.03
 """How many times faster other system knobs have to be to take the place of those a trial ran with."""
 

@@ -43,7 +43,7 @@ CACHE_TIME_FRAC, CACHE_UNTIL_S = 0.05, 6000.0
 EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": ("trials", "most_trials")}
 """What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
 TOLERANCE = "pick.tolerance"
-"""What a run may go on with another of: its pick is made anew."""
+"""The setting of which a resumed run may be given another value: it then chooses its best configuration again."""
 UNTRAINED = "untrained model"
 """The baseline that every workload has: its own model before any step."""
 
