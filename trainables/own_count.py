@@ -30,6 +30,8 @@ Event = Window | Evaluation | str
 ONLY_BACKWARD = "gradients are averaged by run.backward(loss, optimizer), and this loop steps by lines of its own"
 NO_STEP_AFTER = 256
 """Micro-batches without an optimiser step after which a loop is told that it lacks one."""
+UNSAID_STEPS = 8
+"""Steps of an optimiser by lines of their own after which `step` is missed: some loops call it behind several."""
 NO_END_AFTER = 100_000
 NO_END_AFTER_S = 60.0
 """A loop that asks for batches after the end of its run is ended after so many calls or seconds: it may never end."""
@@ -56,6 +58,8 @@ class OwnState(RunState):
     """The steps of the whole run as their function was told them last; 0 where it never asked."""
     is_misled: bool = False
     """Whether it was told others than there are, before its data were known."""
+    remark: str = ""
+    """What was seen of it that is likely a mistake, once it has come to its end; "" for nothing."""
     reseeds: bool = False
     """Whether their function has set another seed than the run's."""
     noise_seed: int | None = None
@@ -102,7 +106,8 @@ class Counted:
         self._is_alone = True
         """Whether one process trains, which is known once the first batch is asked for."""
         self._loss_sum: Tensor | float | None = None
-        self._since_step = 0
+        self._since_step = self._unsaid = 0
+        """Micro-batches and their own optimisers' steps since the last step that was told."""
         self._is_forward_over = self._has_stepped = self._is_closed = False
         self._is_due = self._one_pass = self._has_left = False
         self._asked_after_end = 0
@@ -120,6 +125,8 @@ class Counted:
         """Those that `backward` steps, each behind its optimiser."""
         self._schedules_at: dict[int, int | None] = {}
         """Where it left them, by their id."""
+        self._rates: list[float] | None = None
+        """The learning rates of what `prepare` was shown, behind the first step; empty once one of them has moved."""
         self._paused_at = self._closed_at = time.perf_counter()
 
     @property
@@ -234,7 +241,7 @@ class Counted:
                 raise LoopError(f"devices_per_trial={state.ranks.count}: {ONLY_BACKWARD}")
             if len(self._optimizers) <= 1:
                 state.ranks.stepped()
-        self._has_stepped, self._since_step = True, 0
+        self._has_stepped, self._since_step, self._unsaid = True, 0, 0
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         if state.steps == 1:
             self._see()
@@ -269,6 +276,11 @@ class Counted:
                 state.ranks.stepped()
             if seconds >= self._window_s or not self._is_warm:
                 self._close_where_full()
+        elif self._unsaid >= UNSAID_STEPS:
+            raise LoopError(
+                f"lines of your own stepped the optimiser {self._unsaid} times, and run.step() was not called: call it "
+                "behind each, or replace loss.backward(), step() and zero_grad() by run.backward(loss, optimizer)"
+            )
         elif self._since_step >= NO_STEP_AFTER * self._accumulation or (self.is_over and not state.steps):
             raise LoopError(
                 f"{self._since_step} micro-batches passed without an optimiser step: run.backward(loss, optimizer) "
@@ -441,6 +453,7 @@ class Counted:
         window = closed(self._watch, self._loss_sum, state.samples)
         self._loss_sum = None
         self._is_closed = True
+        self._watch_rates()
         self._give(window)
         self._paused_at = self._closed_at = time.perf_counter()
         reached = [m for m in self._milestones if m <= state.samples]
@@ -450,6 +463,20 @@ class Counted:
             state.counts = state.capped and state.sparse.evaluation()
             if state.counts:
                 self._watch_by(watched(state))
+
+    def _watch_rates(self) -> None:
+        """Remarks that an optimiser has a scheduler, as torch marks its `step`, and its rate has not moved so far."""
+        known = dict.fromkeys([*self._shown, *self._optimizers])
+        shown = [one for one in known if getattr(one.step, "_wrapped_by_lr_sched", False)]
+        rates = [float(group["lr"]) for one in shown for group in one.param_groups]
+        first, self._rates = self._rates, rates if self._rates in (None, rates) else []
+        self._state.remark = (
+            f"the {type(shown[0]).__name__} has a scheduler, and its learning rate was the same at the last step as at "
+            "the first: give the scheduler to run.prepare, so that run.backward steps it, and make it for run.steps "
+            "steps, not for passes"
+            if first and self._rates
+            else ""
+        )
 
     def _close_where_full(self) -> None:
         """Closes the window behind a step where it is long enough, or was the first one."""

@@ -136,7 +136,7 @@ class Run(Counted):
         if state.meter is not None:
             state.meter.adopt([*model.parameters(), *model.buffers()])
         for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._steps_by)
+            self._watch_steps(optimizer)
         self._shown += optimizers
         state.prepared.append(model)
         if state.model is None or (state.optimizer is None and optimizers):
@@ -235,6 +235,8 @@ class Run(Counted):
             if others:  # what the losses of others have left in its weights, while theirs alone was known
                 own.zero_grad()
             others[own] = False
+            if own not in self._shown and isinstance(own, torch.optim.Optimizer):
+                self._watch_steps(own)
         elif has_stepped:
             self._rescale()
         inputs = None if len(others) == 1 else [p for g in own.param_groups for p in g["params"] if p.requires_grad]
@@ -289,10 +291,20 @@ class Run(Counted):
         knobs = self._ask("set_to_none", "sync_every_step")
         return knobs.sync_every_step, knobs.set_to_none and not precision.keeps_gradients(knobs)
 
-    def _steps_by(self, *_: Any) -> None:
-        """An optimiser is about to step; raises LoopError where several processes train and their own lines step it."""
-        if self._state.ranks.count > 1 and not self._is_ours:
-            raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
+    def _watch_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        self._kept.callback(optimizer.register_step_pre_hook(self._steps_by).remove)
+
+    def _steps_by(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimiser is about to step; raises LoopError where `backward` does that, and their own lines do too."""
+        if not self._is_ours:
+            if self._state.ranks.count > 1:
+                raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
+            if optimizer in self._optimizers:
+                raise LoopError(
+                    f"run.backward steps the {type(optimizer).__name__} that it is given, after a whole batch, and so "
+                    "do lines of your own: leave out its step() and zero_grad()"
+                )
+            self._unsaid += 1
         if not self._is_forward_over:
             self.before_step()
 

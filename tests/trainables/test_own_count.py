@@ -395,6 +395,79 @@ def test_a_script_on_its_own_takes_the_one_value_that_is_given(
     assert own_loop.alone(64, device="cpu").loader()["batch_size"] == size
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (
+            "loss.backward(); optimizer.step(); optimizer.zero_grad()",
+            r"stepped the optimiser 8 times, and run\.step\(\)",
+        ),
+        ("run.backward(loss, optimizer); optimizer.step()", r"run\.backward steps the SGD .* so do lines of your own"),
+        ("run.backward(loss, other); other.step()", r"run\.backward steps the Adam .* so do lines of your own"),
+    ],
+)
+def test_steps_of_ones_own_that_are_missed_or_too_many_are_told_at_once(script: Any, lines: str, said: str) -> None:
+    body = f"""
+def train(run):
+    net, optimizer = made(run)
+    other = torch.optim.Adam(net.parameters())
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        loss = loss_of(net, batch)
+        {lines}
+"""
+    state = prepared(script(body), Plan(10_000, (10_000,)))
+    with pytest.raises(LoopError, match=said):
+        list(own_loop.train(state))
+    assert state.samples <= 9 * 8
+
+
+def test_an_optimiser_of_the_file_is_watched_by_the_training_at_hand_alone(script: Any) -> None:
+    body = """
+NET = nn.Linear(4, 1)
+OPTIMIZER = torch.optim.SGD(NET.parameters(), lr=0.1)
+
+def train(run):
+    run.prepare(NET, OPTIMIZER)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        run.backward(loss_of(NET, batch), OPTIMIZER)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    workload = script(body)
+    for _ in range(2):
+        state = prepared(workload, Plan(64, (64,)))
+        list(own_loop.train(state))
+        assert state.steps == 4
+    assert not workload.train.__globals__["OPTIMIZER"]._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "told"),
+    [
+        ("StepLR(optimizer, 1)", "", True),
+        ("StepLR(optimizer, 1)", "schedule.step()", False),
+        ("StepLR(optimizer, 1000)", "schedule.step()", True),
+        ("ReduceLROnPlateau(optimizer)", "schedule.step(1.0)", False),
+    ],
+)
+def test_a_scheduler_that_never_moves_the_rate_is_remarked_upon(
+    script: Any, schedule: str, steps: str, told: bool
+) -> None:
+    body = f"""
+def train(run):
+    net, optimizer = made(run)
+    schedule = torch.optim.lr_scheduler.{schedule}
+    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
+        run.backward(loss_of(net, batch), optimizer)
+        {steps}
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    state = prepared(script(body), Plan(64, (32, 64)))
+    list(own_loop.train(state))
+    assert ("SGD has a scheduler, and its learning rate was the same" in state.remark) == told
+
+
 # -- the end ---------------------------------------------------------------------------
 
 OWN_STEPS = """

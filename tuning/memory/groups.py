@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainables.knobs import Scalar, is_active, table
+from tuning.config.schema import PLAIN
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record, last
 from tuning.memory.guard import GRADIENTS_HELD, FitVerdict, MemoryGroup, MemoryGuard
@@ -116,6 +117,19 @@ def plain_defaults(space: Space) -> dict[str, Scalar]:
     if isinstance(parameter, Range):
         return {**start, "micro_batch_size": int(max(parameter.low, min(parameter.high, batch)))}
     return start
+
+
+def uncut(space: Space, records: Sequence[Record], learned: MemoryGuard) -> dict[str, Scalar]:
+    """As `plain_defaults`, with the largest micro-batch that was probed, or that fits as far as is known."""
+    start, parameter = plain_defaults(space), space.parameters.get("micro_batch_size")
+    if not isinstance(parameter, Choice):
+        return start
+    own = [r for r in records if r.event == "probe" and r["outcome"] == "ok" and r.get("name") in (None, PLAIN)]
+    ran = {micro_batch_of(r["config"]) for r in own}
+    sizes = sorted({int(v) for v in parameter.values} | {micro_batch_of(start)})
+    sizes = [size for size in sizes if size <= micro_batch_of(start)]
+    fitting = [size for size in sizes if size in ran or fits(learned, {**start, "micro_batch_size": size})]
+    return {**start, "micro_batch_size": max(fitting, default=sizes[0])}
 
 
 def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:

@@ -16,6 +16,7 @@ from tuning.config.cards import HERE, lacking
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.yaml_files import available
+from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
 from tuning.report.format import complete, duration, outcome, percent, plain, quality, rate, ratio, size
 from tuning.report.named import Named
@@ -50,6 +51,8 @@ UNSTEADY = 2.0
 SEARCHED = (
     "Trials, each with the speed that the search went by: mostly its probe's, and not what was measured in turns."
 )
+OTHERS_FRAC = 0.1
+"""Of a probe's cores, what other programs may take: 0.00 to 0.01 on a quiet machine of two, 0.3 to 0.4 beside one."""
 FAILURES = 3
 """So many reasons of failures are told."""
 LEAST_ALIKE = 3
@@ -196,6 +199,17 @@ def unsteady_sentence(best: Named) -> str:
         return ""
     said = f"its probe had {rate(probed)} samples/s: other work on the machine, or threads that wait for each other"
     return f"{said} (OMP_NUM_THREADS=1 tells); a gain is still the ratio of windows in turns"
+
+
+def disturbed(probes: Sequence[Record]) -> str:
+    """Returns that other programs took part of the processor while probes were timed, "" where that was little."""
+    taken = [share for r in probes if (share := finite(r.get("others_cpu_frac"))) is not None]
+    disturbed = [share for share in taken if share >= OTHERS_FRAC]
+    if not disturbed:
+        return ""
+    took = f"other programs took {percent(statistics.median(disturbed))} of the processor"
+    said = f"{took} while {len(disturbed)} of {len(probes)} probes were timed"
+    return f"{said}: these look slower than they are, and the search goes by them; a new run on a quiet machine tells"
 
 
 def not_trained_sentence(found: Summary) -> str:

@@ -26,6 +26,7 @@ _KEPT = (
         "active",
         "reports",
         "has_ended",
+        "remark",
     ),
     *("cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire", "node"),
 )

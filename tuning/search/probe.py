@@ -97,9 +97,14 @@ class ProbeStage:
 
     @property
     def _only_crash(self) -> bool:
-        """Returns whether all probes so far have crashed, `MOST_CRASHES` or more: others would, too."""
-        ends = [r.get("outcome") for r in self._known.values() if r.event == "probe"]
-        return len(ends) >= MOST_CRASHES and all(end in CRASHED for end in ends)
+        """Returns whether all probes so far have crashed, `MOST_CRASHES` or more: others would, too.
+
+        One is enough where it says that `run` is used wrongly.
+        """
+        ends = [r for r in self._known.values() if r.event == "probe"]
+        crashed = [str(r.get("message")) for r in ends if r.get("outcome") in CRASHED]
+        is_misused = any(text.startswith("LoopError") for text in crashed)
+        return len(crashed) == len(ends) and (is_misused or len(ends) >= MOST_CRASHES)
 
     def _smaller_batches(self) -> list[int]:
         """Returns the batch sizes of the space that a larger micro-batch than theirs does not answer for."""

@@ -239,9 +239,9 @@ class _Study:
             self._note(text)
 
     def _settle_space(self) -> None:
-        self._space, plain = self._config.space, groups.defaults(self._config.space)
+        self._space = self._config.space
         if self._config.search.trials == 0:  # what is learned stays as it is trained today
-            self._space = system_only(self._space, {**plain, **(self._limits.before() or {})})
+            self._space = system_only(self._space, self._today())
         self._named = dict(self._config.named)
         self._named.setdefault(PLAIN, groups.plain_defaults(self._config.space))
 
@@ -282,15 +282,27 @@ class _Study:
             return
         with self._stage("probe") as needed:
             if needed:
-                learned = groups.guard(self._journal.records, cap_bytes)
-                budget = self._config.budget.probe.model_copy(update={"max_time_s": self._limits.probe_s()})
-                stage = ProbeStage(profiler, self._space, self._journal, learned, budget)
-                stage.run(self._config.named, self._told)
+                self._probe(profiler, cap_bytes)
         if not self._opening().get("horizon_samples") and not self._limits.idle():  # else more time may make it longer
             self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
             passes = self._limits.horizon() / max(1, int(self._opening().get("train_samples") or 0))
             told = f"a trial trains on {self._limits.horizon():,} samples ({passes:.2g} passes), as the time allows"
-            self._note(f"{told}; budget.train_epochs=N sets it")
+            self._note(f"{told}; what is best then may not be for a longer one: budget.train_epochs=N sets its length")
+
+    def _probe(self, profiler: Worker, cap_bytes: int) -> None:
+        tried, size = None, "micro_batch_size"
+        self._settle_space()  # by what is known of memory by now
+        while tried != self._space:  # again where a batch held in one piece has not fitted
+            tried = self._space
+            learned = groups.guard(self._journal.records, cap_bytes)
+            budget = self._config.budget.probe.model_copy(update={"max_time_s": self._limits.probe_s()})
+            ProbeStage(profiler, tried, self._journal, learned, budget).run(self._config.named, self._told)
+            self._settle_space()
+        whole, held = groups.plain_defaults(self._config.space).get(size), self._space.fixed.get(size)
+        if held is not None and held != whole and not self._limits.before():
+            self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
+        if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
+            self._note(said)
 
     def search(self, profiler: Worker, setting: WorkerConfig) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
@@ -387,8 +399,14 @@ class _Study:
             return None
         learned = groups.guard(self._journal.records, self._limits.cap_bytes())
         before = self._limits.before()
-        start = {**groups.defaults(self._space), **(before or {})}
-        return fastest_probed(self._journal.records, self._space, learned, start, is_before=before is not None)
+        return fastest_probed(self._journal.records, self._space, learned, self._today(), is_before=before is not None)
+
+    def _today(self) -> dict[str, Scalar]:
+        """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
+        space, records = self._config.space, self._journal.records
+        if before := self._limits.before():
+            return {**groups.defaults(space), **before}
+        return groups.uncut(space, records, groups.guard(records, self._limits.cap_bytes()))
 
     def _of_search(self) -> list[Trial]:
         """Returns the trials that ended, without those trained beside the search."""
@@ -546,6 +564,8 @@ class _Study:
         config = {n: v for n, v in (record.get("config") or {}).items() if asked is None or n in asked}
         for text in runtime_check.disagreements(config, record.get("active") or {}):
             self._note(text)
+        if record.event == "trial" and (remark := record.get("remark")):
+            self._note(remark)
 
     def _node(self, node: Node) -> None:
         """Writes and says whether a node of the user's cluster runs trials."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ NO_RATE = 1e-12
 DRY_SEED = 20_011
 """No seed that a script would set by itself: one that does is told."""
 DRY_WINDOW_S = 0.2
-DRY_PLAN = Plan(samples=1_000_000_000, milestones=(1,), window_s=DRY_WINDOW_S)
+DRY_SAMPLES = 1_000_000_000
 
 
 def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -43,9 +42,10 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     seed of its own, `averages` that its gradients may be averaged over processes, `silent_passes` how often it went
     through its data without a report, which was due. `untrained` is what it reports, where
     it asks for a rate, so that the steps so far changed nothing. Raises what their function raises; out of memory,
-    it is tried with half the micro-batch.
+    it is tried with half the micro-batch: what it raises at a smaller one, as batch norm at one sample, is then no
+    mistake of theirs, and the lack of memory is raised.
     """
-    tried = {**knobs, "learning_rate": NO_RATE}
+    tried, lacked = {**knobs, "learning_rate": NO_RATE}, None
     while True:
         try:
             state, reported = _tried(session, resident, tried)
@@ -53,9 +53,9 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         except Exception as error:  # whatever a user's code raises
             micro = oom.halve(session.config(tried).knobs.micro_batch_size)
             if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM) or micro is None:
-                raise
+                raise lacked or error from None
             session.recover(error)
-            tried["micro_batch_size"] = micro
+            tried["micro_batch_size"], lacked = micro, error
     parameters = [] if state.model is None else list(state.model.parameters())
     found = {
         "parameters": {
@@ -93,8 +93,10 @@ def _tried(
     Nor where it reports what is not finite, as a metric of an untrained model may be, or its loss overflows in half
     precision: a trial tells. Raises what their function raises.
     """
-    plan = dataclasses.replace(DRY_PLAN, cap_bytes=session.setting.cap_bytes)
-    state = own_loop.prepare(resident, session.config(knobs, DRY_SEED), plan)
+    config, cap_bytes = session.config(knobs, DRY_SEED), session.setting.cap_bytes
+    due = 1 + config.knobs.batch_size  # at the second step, by which some mistakes are seen
+    plan = Plan(samples=DRY_SAMPLES, milestones=(due,), window_s=DRY_WINDOW_S, cap_bytes=cap_bytes)
+    state = own_loop.prepare(resident, config, plan)
     until = time.monotonic() + DRY_S
     try:
         with closing(own_loop.train(state)) as events:

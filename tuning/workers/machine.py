@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -26,6 +27,22 @@ def threads() -> int:
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(cores(), int(asked)) if asked.isdigit() and int(asked) else cores()
+
+
+class Processor(NamedTuple):
+    """Processor seconds of all cores since the machine began: busy ones, all, and those that other machines took."""
+
+    busy_s: float
+    whole_s: float
+    steal_s: float | None
+
+
+def processor() -> Processor:
+    """Returns what the cores of this machine have done so far; a container's are those of its host."""
+    times = psutil.cpu_times()
+    # Linux counts the time of guests in that of users as well.
+    whole_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return Processor(whole_s - times.idle - getattr(times, "iowait", 0.0), whole_s, getattr(times, "steal", None))
 
 
 def memory_bytes(root: Path = ROOT) -> int:

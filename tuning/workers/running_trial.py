@@ -113,6 +113,8 @@ class RunningTrial:
         has_ended = self._state is not None and self._state.has_ended
         found["done"] = found["outcome"] != Outcome.OK or found["samples"] >= self._plan.samples or has_ended
         if found["done"]:
+            if isinstance(self._state, OwnState) and found["outcome"] == Outcome.OK:
+                found["remark"] = self._state.remark
             found.update({} if found.get("poisoned") else self.end())
         return found
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
+from tuning.workers import machine
 from tuning.workers.nvml import NvmlCard
 
 MEANS = ("gpu_sm_frac", "power_w", "sm_clock_mhz")
@@ -69,8 +68,8 @@ class TelemetryReader:
         counters, wall_s = self._count(), max(now - self._opened, 1e-9)
         passed = {name: _less(value, self._counters[name]) for name, value in counters.items()}
         figures: dict[str, float | None] = {
-            "machine_cpu_frac": _over(passed["busy_s"], passed["total_s"]),
-            "steal_frac": _over(passed["steal_s"], passed["total_s"]),
+            "machine_cpu_frac": _over(passed["busy_s"], passed["whole_s"]),
+            "steal_frac": _over(passed["steal_s"], passed["whole_s"]),
         }
         throttled: frozenset[str] = frozenset()
         if self._card is not None:
@@ -101,13 +100,8 @@ class TelemetryReader:
 
     def _count(self) -> dict[str, float | None]:
         """Returns the counters, all in seconds but the energy."""
-        times = psutil.cpu_times()
-        # Linux counts the time of guests in that of users as well.
-        total_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         return {
-            "busy_s": total_s - times.idle - getattr(times, "iowait", 0.0),
-            "total_s": total_s,
-            "steal_s": getattr(times, "steal", None),
+            **machine.processor()._asdict(),
             "energy_j": self._card.energy_j() if self._card is not None and self._is_alone else None,
             **{name: count() for name, count in self._more.items()},
         }

@@ -29,7 +29,7 @@ from tuning import search_path
 from tuning.config.errors import PreflightError
 from tuning.memory import oom
 from tuning.memory.oom import Fault, Outcome
-from tuning.workers import user_code
+from tuning.workers import machine, user_code
 from tuning.workers.nvml import VISIBLE
 from tuning.workers.worker_config import Failed, Following, TrialOrder, WorkerConfig
 
@@ -140,8 +140,19 @@ class Worker:
         return self._measured(_FOOTPRINT, "footprint", dict(knobs), list(micro_batches))
 
     def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
-        """Returns `Session.probe`."""
-        return self._measured(_PROBED, "probe", dict(knobs), time_s, best_samples_per_s, expected_s=time_s)
+        """Returns `Session.probe`, and where it is known as `others_cpu_frac` the share of the cores that it could use
+        which other programs took at the least.
+        """
+        begun = self._processor_s()
+        found = self._measured(_PROBED, "probe", dict(knobs), time_s, best_samples_per_s, expected_s=time_s)
+        busy_s, whole_s, own_s = (now - then for now, then in zip(self._processor_s(), begun, strict=True))
+        if self._process is None or own_s < 0 or whole_s <= 0:  # elsewhere, or lost with the seconds that it had
+            return found
+        cores, own = os.cpu_count() or 1, self.config
+        wanted = (1 if own.device == "cuda" else own.threads) * own.ranks + int(knobs.get("num_workers") or 0)
+        wanted = min(wanted, cores)
+        taken = cores * (busy_s - own_s) / whole_s - (cores - wanted)
+        return {**found, "others_cpu_frac": max(0.0, taken / wanted)}
 
     def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
         """Returns `Session.window`."""
@@ -350,6 +361,13 @@ class Worker:
                     spent_s += times.user + times.system
                     spent_s += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
         return spent_s
+
+    def _processor_s(self) -> tuple[float, float, float]:
+        """Returns the seconds that the machine's cores have been busy, other virtual machines' left out; all that they
+        had; and ours of them.
+        """
+        (busy_s, whole_s, steal_s), own = machine.processor(), os.times()
+        return busy_s - (steal_s or 0.0), whole_s, own.user + own.system + self._spent_s()
 
     @property
     def _pipe(self) -> Connection:

@@ -120,6 +120,14 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
     )
 
 
+@pytest.mark.parametrize(("shares", "said"), [([None, 0.02, 0.0], ""), ([0.4, 0.3, 0.0, None], "35 %")])
+def test_other_programs_that_disturb_probes_are_told(records, shares, said):
+    probe = next(r for r in records if r.event == "probe")
+    found = sentences.disturbed([changed(probe, others_cpu_frac=share) for share in shares])
+    assert said in found
+    assert ("while 2 of 4 probes were timed" in found) == bool(said)
+
+
 @pytest.mark.parametrize(("times", "told"), [(1.3, False), (3.0, True), (0.3, True)])
 def test_a_configuration_with_two_speeds_is_remarked_upon(records, times, told):
     found = summary.from_records(records).best

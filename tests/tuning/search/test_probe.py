@@ -81,24 +81,27 @@ def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) ->
 class Broken(FormulaProfiler):
     """A profiler of code that raises, in all probes but the first `works`."""
 
-    works = 0
+    works, message = 0, "it broke"
 
     def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns a crash, or the formula's speed."""
         found = super().probe(knobs, time_s, best_samples_per_s)
         if len(self.probed) <= self.works:
             return found
-        return {"outcome": "crash", "message": "it broke", "samples_per_s": None, "windows": [], "wall_s": 0.0}
+        return {"outcome": "crash", "message": self.message, "samples_per_s": None, "windows": [], "wall_s": 0.0}
 
 
-@pytest.mark.parametrize("works", [0, 1])
-def test_where_the_first_three_probes_crash_no_others_are_tried_but_those_named(tmp_path: Path, works: int) -> None:
+@pytest.mark.parametrize(("works", "message", "few"), [(0, "it broke", 4), (0, "LoopError: so", 2), (1, "it broke", 0)])
+def test_where_the_first_three_probes_crash_no_others_are_tried_but_those_named(
+    tmp_path: Path, works: int, message: str, few: int
+) -> None:
+    """One is enough where it says that `run` is used wrongly."""
     profiler, journal = Broken(), Journal.open(tmp_path / "trials.jsonl", create=True)
-    profiler.works = works
+    profiler.works, profiler.message = works, message
     MemoryStage(profiler, SPACE, journal, None, clock=no_time).run()
     stage = ProbeStage(profiler, SPACE, journal, guard(journal.records, None), BUDGET, clock=no_time)
     stage.run({"before": {"batch_size": 16}}, lambda r: None)
-    assert (len(profiler.probed) == 4) == (works == 0)
+    assert len(profiler.probed) == few if few else len(profiler.probed) > 4
     assert profiler.probed[-1] == {"batch_size": 16}
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
 from trainables.plan import Plan
 from trainables.state import Diverged
+from trainables.workload import LoopError
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.study import setup
@@ -42,7 +43,7 @@ def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None
     assert not {"amp_dtype", "weight_decay", "length_bucketing"} & set(facts["asked"])
     assert facts["seen"] == {"batch_size": 16, "micro_batch_size": 4}
     assert facts["parameters"] == {"total": 5, "trainable": 5}
-    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(16, (16,)), dry_run.DRY_SEED)["values"]
+    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(32, (32,)), dry_run.DRY_SEED)["values"]
     assert facts["untrained"] == pytest.approx(trained, rel=1e-6), "however many steps were tried"
     fixed = session(PLAIN, HEAD.replace('lr=run["learning_rate"]', "lr=0.1"))
     assert fixed.describe(KNOBS)["untrained"] == {}, "it learns whatever the rate"
@@ -195,3 +196,31 @@ def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
         assert facts["reseeds"]
     said = setup.cautions(load(["workload=signals", "card=cpu"]), facts)
     assert any("sets a seed of its own" in sentence for sentence in said)
+
+
+def test_a_scheduler_that_is_stepped_twice_is_told_before_anything_is_measured(session: Any) -> None:
+    body = PLAIN.replace(
+        "net, optimizer = made(run)",
+        """net, optimizer = made(run)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    run.prepare(net, optimizer, schedule)""",
+    ).replace("            if run.ev", "            schedule.step()\n            if run.ev")
+    with pytest.raises(LoopError, match="so do lines of your own"):
+        session(body).describe({**KNOBS, "micro_batch_size": 16})
+
+
+def test_what_lacks_memory_is_not_told_as_what_a_micro_batch_of_one_raises(tmp_path: Path) -> None:
+    """Batch norm refuses one sample, to which the micro-batch was cut."""
+    path = tmp_path / "norm.py"
+    path.write_text(
+        HEAD
+        + PLAIN.replace(
+            "net, optimizer = made(run)",
+            """net = nn.Sequential(nn.Linear(4, 1), nn.BatchNorm1d(1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=run["learning_rate"])
+    run.prepare(net, optimizer)
+    held = torch.zeros(100)""",
+        )
+    )
+    with pytest.raises(Exception, match="out of memory"):
+        Session(WorkerConfig(str(path), {}, cap_bytes=100)).describe(KNOBS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -214,3 +215,19 @@ def test_its_process_and_its_loaders_end_when_the_process_that_started_it_is_kil
         study.kill()
     assert process is not None
     assert not psutil.wait_procs([loader, process], timeout=20)[1]
+
+
+def test_a_probe_tells_what_other_programs_take_of_its_cores_meanwhile() -> None:
+    endless = "import os\nwhile os.getppid() == {}: pass"
+    with Worker(WorkerConfig(str(MINE), threads=os.cpu_count() or 1)) as worker:
+        worker.load()
+        others = [
+            subprocess.Popen([sys.executable, "-c", endless.format(os.getpid())]) for _ in range(os.cpu_count() or 1)
+        ]
+        try:
+            beside = worker.probe(KNOBS, 1.0, 0.0)
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+    assert 0.1 <= beside["others_cpu_frac"] <= 1.0
