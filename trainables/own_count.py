@@ -276,7 +276,7 @@ class Counted:
                 state.ranks.stepped()
             if seconds >= self._window_s or not self._is_warm:
                 self._close_where_full()
-        elif self._unsaid >= UNSAID_STEPS:
+        elif self._unsaid >= UNSAID_STEPS and not self._optimizers:  # else those of `backward` count the batches
             raise LoopError(
                 f"lines of your own stepped the optimiser {self._unsaid} times, and run.step() was not called: call it "
                 "behind each, or replace loss.backward(), step() and zero_grad() by run.backward(loss, optimizer)"
@@ -465,15 +465,16 @@ class Counted:
                 self._watch_by(watched(state))
 
     def _watch_rates(self) -> None:
-        """Remarks that an optimiser has a scheduler, as torch marks its `step`, and its rate has not moved so far."""
-        known = dict.fromkeys([*self._shown, *self._optimizers])
+        """Remarks that an optimiser has a scheduler of theirs, as torch marks its `step`, and its rate is the same."""
+        ours = [schedule.optimizer for schedule in self._schedules]
+        known = dict.fromkeys(one for one in [*self._shown, *self._optimizers] if one not in ours)
         shown = [one for one in known if getattr(one.step, "_wrapped_by_lr_sched", False)]
         rates = [float(group["lr"]) for one in shown for group in one.param_groups]
         first, self._rates = self._rates, rates if self._rates in (None, rates) else []
         self._state.remark = (
-            f"the {type(shown[0]).__name__} has a scheduler, and its learning rate was the same at the last step as at "
-            "the first: give the scheduler to run.prepare, so that run.backward steps it, and make it for run.steps "
-            "steps, not for passes"
+            f"the {type(shown[0]).__name__} has a scheduler that run.prepare was not shown, and its learning rate was "
+            "the same at the last step as at the first: unless that is meant, show it to run.prepare, or call its "
+            "step(), and make it for run.steps steps, not for passes"
             if first and self._rates
             else ""
         )

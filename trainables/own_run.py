@@ -136,7 +136,8 @@ class Run(Counted):
         if state.meter is not None:
             state.meter.adopt([*model.parameters(), *model.buffers()])
         for optimizer in optimizers:
-            self._watch_steps(optimizer)
+            if optimizer not in self._shown:
+                self._watch_steps(optimizer)
         self._shown += optimizers
         state.prepared.append(model)
         if state.model is None or (state.optimizer is None and optimizers):
@@ -235,7 +236,7 @@ class Run(Counted):
             if others:  # what the losses of others have left in its weights, while theirs alone was known
                 own.zero_grad()
             others[own] = False
-            if own not in self._shown and isinstance(own, torch.optim.Optimizer):
+            if own not in self._shown and hasattr(own, "_optimizer_step_pre_hooks"):  # a wrapper may have none
                 self._watch_steps(own)
         elif has_stepped:
             self._rescale()
@@ -299,12 +300,12 @@ class Run(Counted):
         if not self._is_ours:
             if self._state.ranks.count > 1:
                 raise LoopError(f"devices_per_trial={self._state.ranks.count}: {ONLY_BACKWARD}")
-            if optimizer in self._optimizers:
+            if optimizer in self._optimizers and (not self._has_stepped or not _has_gradients(optimizer)):
                 raise LoopError(
                     f"run.backward steps the {type(optimizer).__name__} that it is given, after a whole batch, and so "
                     "do lines of your own: leave out its step() and zero_grad()"
                 )
-            self._unsaid += 1
+            self._unsaid += bool(self._state.micro_steps)
         if not self._is_forward_over:
             self.before_step()
 
@@ -317,3 +318,7 @@ class Run(Counted):
     def _rescale(self) -> None:
         self._scaler.update()
         self._optimizers.update(dict.fromkeys(self._optimizers, False))
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])

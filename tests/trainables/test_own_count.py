@@ -421,6 +421,42 @@ def train(run):
     assert state.samples <= 9 * 8
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "run.backward(loss, optimizer); center.sum().backward(); other.step(); other.zero_grad()",
+        "run.backward(loss, optimizer) and (loss_of(net, batch).backward(), optimizer.step(), optimizer.zero_grad())",
+        "run.backward(loss, wrapped)",
+        "run.backward(loss, optimizer) and other.step()",
+    ],
+)
+def test_steps_of_ones_own_beside_those_of_backward_are_theirs(script: Any, lines: str) -> None:
+    """A second optimiser by hand, a penalty behind a whole batch, a wrapper that is no optimiser by itself."""
+    body = f"""
+class Wrapped(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner = inner
+
+    param_groups = property(lambda self: self.inner.param_groups)
+    step = lambda self: self.inner.step()
+    zero_grad = lambda self, set_to_none=True: self.inner.zero_grad(set_to_none)
+
+def train(run):
+    net, center = nn.Linear(4, 1), nn.Parameter(torch.zeros(3))
+    optimizer, other = torch.optim.SGD(net.parameters(), lr=run["learning_rate"]), torch.optim.SGD([center], lr=0.1)
+    run.prepare(net, optimizer, other)
+    wrapped = Wrapped(optimizer)
+    for batch in run.batches(DataLoader(DATA, **run.loader())):
+        loss = loss_of(net, batch)
+        {lines}
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    state = prepared(script(body), Plan(128, (128,)), batch_size=64, micro_batch_size=4)
+    list(own_loop.train(state))
+    assert (state.samples, state.steps) == (128, 2)
+
+
 def test_an_optimiser_of_the_file_is_watched_by_the_training_at_hand_alone(script: Any) -> None:
     body = """
 NET = nn.Linear(4, 1)
@@ -447,6 +483,7 @@ def train(run):
         ("StepLR(optimizer, 1)", "", True),
         ("StepLR(optimizer, 1)", "schedule.step()", False),
         ("StepLR(optimizer, 1000)", "schedule.step()", True),
+        ("StepLR(optimizer, 1000); run.prepare(net, schedule)", "", False),
         ("ReduceLROnPlateau(optimizer)", "schedule.step(1.0)", False),
     ],
 )
@@ -465,7 +502,7 @@ def train(run):
 """
     state = prepared(script(body), Plan(64, (32, 64)))
     list(own_loop.train(state))
-    assert ("SGD has a scheduler, and its learning rate was the same" in state.remark) == told
+    assert ("SGD has a scheduler that run.prepare was not shown, and its learning" in state.remark) == told
 
 
 # -- the end ---------------------------------------------------------------------------

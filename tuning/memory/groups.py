@@ -11,8 +11,10 @@ from tuning.config.schema import PLAIN
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record, last
 from tuning.memory.guard import GRADIENTS_HELD, FitVerdict, MemoryGroup, MemoryGuard
+from tuning.memory.oom import Outcome
 from tuning.memory.profile import MemoryProfile
 
+_NO_ROOM = (Outcome.OOM, Outcome.HOST_OOM, Outcome.KILLED)
 _EDGE_FRAC = 0.1
 """So much of a range at either end is its edge."""
 
@@ -122,14 +124,20 @@ def plain_defaults(space: Space) -> dict[str, Scalar]:
 def uncut(space: Space, records: Sequence[Record], learned: MemoryGuard) -> dict[str, Scalar]:
     """As `plain_defaults`, with the largest micro-batch that was probed, or that fits as far as is known."""
     start, parameter = plain_defaults(space), space.parameters.get("micro_batch_size")
-    if not isinstance(parameter, Choice):
+    if parameter is None:
         return start
-    own = [r for r in records if r.event == "probe" and r["outcome"] == "ok" and r.get("name") in (None, PLAIN)]
-    ran = {micro_batch_of(r["config"]) for r in own}
-    sizes = sorted({int(v) for v in parameter.values} | {micro_batch_of(start)})
-    sizes = [size for size in sizes if size <= micro_batch_of(start)]
-    fitting = [size for size in sizes if size in ran or fits(learned, {**start, "micro_batch_size": size})]
-    return {**start, "micro_batch_size": max(fitting, default=sizes[0])}
+    ends: dict[int, set[str]] = {}
+    for record in records:
+        if record.event == "probe" and record.get("name") in (None, PLAIN):
+            ends.setdefault(micro_batch_of(record["config"]), set()).add(record["outcome"])
+    whole = micro_batch_of(start)
+    halves = [whole >> n for n in range(whole.bit_length())]
+    asked = [int(v) for v in parameter.values] if isinstance(parameter, Choice) else halves
+    sizes = sorted({size for size in asked if size in parameter and size < whole} | {whole})
+    failed = {size for size, found in ends.items() if found <= set(_NO_ROOM)}
+    fitting = [s for s in sizes if s not in failed and fits(learned, {**start, "micro_batch_size": s})]
+    ran = [s for s in sizes if Outcome.OK in ends.get(s, ())]
+    return {**start, "micro_batch_size": max([*fitting, *ran], default=sizes[0])}
 
 
 def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:

@@ -52,7 +52,7 @@ SEARCHED = (
     "Trials, each with the speed that the search went by: mostly its probe's, and not what was measured in turns."
 )
 OTHERS_FRAC = 0.1
-"""Of a probe's cores, what other programs may take: 0.00 to 0.01 on a quiet machine of two, 0.3 to 0.4 beside one."""
+"""Of a probe's cores, what other programs may take: 0.00 to 0.03 on two quiet ones, 0.32 to 0.44 beside one program."""
 FAILURES = 3
 """So many reasons of failures are told."""
 LEAST_ALIKE = 3
@@ -207,7 +207,7 @@ def disturbed(probes: Sequence[Record]) -> str:
     disturbed = [share for share in taken if share >= OTHERS_FRAC]
     if not disturbed:
         return ""
-    took = f"other programs took {percent(statistics.median(disturbed))} of the processor"
+    took = f"other programs took {percent(statistics.median(disturbed))} of their cores"
     said = f"{took} while {len(disturbed)} of {len(probes)} probes were timed"
     return f"{said}: these look slower than they are, and the search goes by them; a new run on a quiet machine tells"
 

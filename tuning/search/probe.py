@@ -67,7 +67,8 @@ class ProbeStage:
         """Measures until the stage's time is spent, then what is `named`; leaves out what the records hold."""
         self._told = told
         began = self._clock()
-        until = began + self._budget.max_time_s - len(named) * NAMED_TIMES * self._probe_s
+        have = {r["name"] for r in _ended(self._journal) if r["name"]}
+        until = began + self._budget.max_time_s - len(named.keys() - have) * NAMED_TIMES * self._probe_s
         self._sweep(self._groups[0], until if len(self._groups) == 1 else began + FIRST_FRAC * (until - began))
         for group in self._groups[1:]:
             if self._clock() < until and not self._only_crash:
@@ -75,7 +76,6 @@ class ProbeStage:
         for number, group in enumerate(self._groups[1:], start=1):
             share = (until - self._clock()) / (len(self._groups) - number)
             self._sweep(group, self._clock() + share)
-        have = {r["name"] for r in _ended(self._journal) if r["name"]}
         ends_at = began + self._budget.max_time_s
         for name, knobs in named.items():  # one step of a configuration tuned for a card can take 40 s on a CPU
             if name not in have and self._clock() < ends_at:

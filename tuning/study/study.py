@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainables.knobs import Scalar, use
+from trainables.knobs import Scalar, table, use
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
 from tuning.config.resolve import resolved, write_resolved
@@ -292,14 +292,17 @@ class _Study:
     def _probe(self, profiler: Worker, cap_bytes: int) -> None:
         tried, size = None, "micro_batch_size"
         self._settle_space()  # by what is known of memory by now
+        until = time.monotonic() + self._limits.probe_s()
         while tried != self._space:  # again where a batch held in one piece has not fitted
             tried = self._space
             learned = groups.guard(self._journal.records, cap_bytes)
-            budget = self._config.budget.probe.model_copy(update={"max_time_s": self._limits.probe_s()})
+            left_s = max(until - time.monotonic(), 2 * self._config.budget.probe.probe_time_s)
+            budget = self._config.budget.probe.model_copy(update={"max_time_s": left_s})
             ProbeStage(profiler, tried, self._journal, learned, budget).run(self._config.named, self._told)
             self._settle_space()
-        whole, held = groups.plain_defaults(self._config.space).get(size), self._space.fixed.get(size)
-        if held is not None and held != whole and not self._limits.before():
+        whole, held = groups.plain_defaults(self._config.space), self._space.fixed.get(size)
+        searched = self._config.search.trials == 0 and size in self._config.space.parameters
+        if searched and held not in (None, groups.micro_batch_of(whole)) and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
         if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
             self._note(said)
@@ -399,7 +402,8 @@ class _Study:
             return None
         learned = groups.guard(self._journal.records, self._limits.cap_bytes())
         before = self._limits.before()
-        return fastest_probed(self._journal.records, self._space, learned, self._today(), is_before=before is not None)
+        start = {**groups.defaults(self._space), **(before or {})}  # of a space of system knobs alone, what is held
+        return fastest_probed(self._journal.records, self._space, learned, start, is_before=before is not None)
 
     def _today(self) -> dict[str, Scalar]:
         """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
@@ -423,6 +427,8 @@ class _Study:
         before = self._limits.before()
         others = "as in before" if before else "at its default"
         rule = f"the fastest system knobs that were probed, every other knob {others}"
+        if "micro_batch_size" not in table().system and not before:
+            rule += f" (micro_batch_size={config.get('micro_batch_size', 'the batch')})"
         if before and config == self._space.complete({**groups.defaults(self._space), **before}):
             rule = "before as it is, as no probe was measured to be faster"
         rule += ": no trial of the search came to its end" if trials(self._journal.records) else ": nothing was trained"

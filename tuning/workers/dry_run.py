@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from trainables import garbage, own_loop
 from trainables.evaluation import Evaluation
@@ -17,6 +20,7 @@ from trainables.own_run import ASKED_BY
 from trainables.plan import Plan
 from trainables.source import source_hash
 from trainables.state import LOSS, Diverged
+from trainables.workload import WorkloadError
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
 from tuning.workers import fingerprint
@@ -32,7 +36,7 @@ NO_RATE = 1e-12
 DRY_SEED = 20_011
 """No seed that a script would set by itself: one that does is told."""
 DRY_WINDOW_S = 0.2
-DRY_SAMPLES = 1_000_000_000
+DRY_PLAN = Plan(samples=1_000_000_000, milestones=(1,), window_s=DRY_WINDOW_S)
 
 
 def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
@@ -53,7 +57,9 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         except Exception as error:  # whatever a user's code raises
             micro = oom.halve(session.config(tried).knobs.micro_batch_size)
             if oom.classify(error) not in (Outcome.OOM, Outcome.HOST_OOM) or micro is None:
-                raise lacked or error from None
+                if lacked is None or isinstance(error, WorkloadError):  # the latter is a mistake at any size
+                    raise
+                raise lacked from None
             session.recover(error)
             tried["micro_batch_size"], lacked = micro, error
     parameters = [] if state.model is None else list(state.model.parameters())
@@ -85,6 +91,13 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     return found
 
 
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Compiles nothing inside: what is tried is thrown away."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def _tried(
     session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]
 ) -> tuple[OwnState, Mapping[str, float]]:
@@ -93,19 +106,17 @@ def _tried(
     Nor where it reports what is not finite, as a metric of an untrained model may be, or its loss overflows in half
     precision: a trial tells. Raises what their function raises.
     """
-    config, cap_bytes = session.config(knobs, DRY_SEED), session.setting.cap_bytes
-    due = 1 + config.knobs.batch_size  # at the second step, by which some mistakes are seen
-    plan = Plan(samples=DRY_SAMPLES, milestones=(due,), window_s=DRY_WINDOW_S, cap_bytes=cap_bytes)
-    state = own_loop.prepare(resident, config, plan)
-    until = time.monotonic() + DRY_S
+    plan = dataclasses.replace(DRY_PLAN, cap_bytes=session.setting.cap_bytes)
+    state = own_loop.prepare(resident, session.config(knobs, DRY_SEED), plan, within=_eager())
+    until, reported = time.monotonic() + DRY_S, dict[str, float]()
     try:
         with closing(own_loop.train(state)) as events:
             for event in events:
                 if isinstance(event, Evaluation):
-                    return state, event.values
-                if time.monotonic() > until:
+                    reported = reported or dict(event.values)
+                if time.monotonic() > until or (reported and state.steps > 1):  # at a second step more is seen
                     break
     except Diverged as diverged:
         if not state.steps or (LOSS in str(diverged) and state.config.knobs.amp_dtype == "fp32"):
             raise
-    return state, {}
+    return state, reported

@@ -82,7 +82,7 @@ class RunningTrial:
         self._begin()
 
     def _begin(self) -> None:
-        self._session.sampler.begin()
+        self._session.telemetry.begin()
         self._events: Generator[Window | Evaluation] | None = None
         self._state: training.AnyState | None = None
         self._windows: list[Window] = []
@@ -149,14 +149,14 @@ class RunningTrial:
         return True
 
     def _to_milestone(self, pause_at: float) -> dict[str, Any]:
-        sampler = self._session.sampler
-        sampler.skip()  # the evaluation, and whatever the process did between two calls
+        telemetry = self._session.telemetry
+        telemetry.skip()  # the evaluation, and whatever the process did between two calls
         for event in self._events or ():
             if isinstance(event, Evaluation):
                 self._evaluate_s += event.wall_s
                 return {"values": event.values}
             self._windows.append(event)
-            sampler.read()
+            telemetry.read()
             if time.perf_counter() > pause_at and self._state is not None and self._state.samples < self._plan.samples:
                 return {"values": {}, "paused": True}
         return {"values": {}, "outcome": str(Outcome.NO_RESULT), "message": "the loop ended without an evaluation"}
@@ -180,6 +180,6 @@ class RunningTrial:
             "evaluate_s": self._evaluate_s,
             "setup_s": self._setup_s,
             "spans": spans_of(windows[1:] or windows),
-            "telemetry": self._session.sampler.summary(),
+            "telemetry": self._session.telemetry.summary(),
             "returned_at": time.time(),
         }

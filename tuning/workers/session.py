@@ -34,7 +34,7 @@ from tuning.workers.device_facts import device_facts
 from tuning.workers.device_memory import DeviceMemory, left_behind
 from tuning.workers.peers import Peers
 from tuning.workers.running_trial import Attempt, RunningTrial
-from tuning.workers.windows import micro_steps, read_windows, sampler_of, speed, works_of
+from tuning.workers.windows import micro_steps, read_windows, speed, telemetry_of, works_of
 from tuning.workers.worker_config import Following, Shrink, TrialOrder, WorkerConfig
 
 RELOAD_S = 1.0
@@ -61,7 +61,7 @@ class Session:
         self._caches = setting.slots
         self._loading_s = math.inf
         self._trial: RunningTrial | None = None
-        self.sampler = sampler_of(setting.device, is_alone=setting.ranks * setting.slots == 1)
+        self.telemetry = telemetry_of(setting.device, is_alone=setting.ranks * setting.slots == 1)
         self.peers = Peers(setting)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
         self.memory.limit(setting.cap_bytes)
@@ -236,7 +236,7 @@ class Session:
             windows: list[Window] = []
             steps: list[timing.MicroStep] = []
             end = ""
-            for window in read_windows(state, self.sampler):
+            for window in read_windows(state, self.telemetry):
                 windows.append(window)
                 steps += micro_steps(window, works.before(state, window.micro_steps))
                 if not steps:  # so far only an epoch's last batch, smaller than the others
@@ -252,7 +252,7 @@ class Session:
                 own_end = end or "the loop ended"
                 found.update(speed(windows), **dataclasses.asdict(known), samples_per_s=rate, end=own_end)
             found.update(peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
-            found["telemetry"] = self.sampler.summary()
+            found["telemetry"] = self.telemetry.summary()
         found["wall_s"] = time.perf_counter() - start
         return found
 
@@ -270,12 +270,12 @@ class Session:
             # The model's seed stays the session's: a new one would rebuild the model, which the window is not about.
             state = self.prepared(knobs, plan, self.setting.seed, epoch=1 + seed)
             windows: list[Window] = []
-            for window in read_windows(state, self.sampler, dropped=2):
+            for window in read_windows(state, self.telemetry, dropped=2):
                 windows.append(window)
                 if sum(w.wall_s for w in windows) >= window_s:
                     break
             found.update(speed(windows), peak_allocated_bytes=state.peak_allocated_bytes, active=state.active)
-            found["telemetry"] = self.sampler.summary()
+            found["telemetry"] = self.telemetry.summary()
         found["wall_s"] = time.perf_counter() - start
         return found
 

@@ -17,7 +17,7 @@ from tuning.search.timing import MicroStep
 from tuning.workers.telemetry import TelemetryReader
 
 
-def read_windows(state: training.AnyState, sampler: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
+def read_windows(state: training.AnyState, telemetry: TelemetryReader, dropped: int = 1) -> Iterator[Window]:
     """Yields the windows of a run without milestones, the first `dropped` left out; each is read as it closes.
 
     One in which a graph was compiled is left out, too: their own code may compile some, at a new shape even late. So is
@@ -26,12 +26,12 @@ def read_windows(state: training.AnyState, sampler: TelemetryReader, dropped: in
     events = (event for event in training.train(state) if isinstance(event, Window))
     for _ in range(dropped):
         next(events, None)
-    sampler.begin()
+    telemetry.begin()
     state_of_process = precision.graphs_made(), host_memory.is_kept()
     for window in events:
         before, state_of_process = state_of_process, (precision.graphs_made(), host_memory.is_kept())
         if state_of_process == before:
-            sampler.read()
+            telemetry.read()
             yield window
 
 
@@ -131,7 +131,7 @@ def micro_steps(window: Window, planned: Sequence[Planned]) -> list[MicroStep]:
     return [step for one, step in both if one.whole]
 
 
-def sampler_of(device: str, *, is_alone: bool = True) -> TelemetryReader:
+def telemetry_of(device: str, *, is_alone: bool = True) -> TelemetryReader:
     """Returns what reads the device this process trains on; NVML counts cards otherwise than torch, so by its UUID.
 
     With others in the same training, or on the same card, its energy is not that of the samples counted here.

@@ -143,10 +143,11 @@ class Worker:
         """Returns `Session.probe`, and where it is known as `others_cpu_frac` the share of the cores that it could use
         which other programs took at the least.
         """
-        begun = self._processor_s()
+        process, begun = self._process, self._processor_s()
         found = self._measured(_PROBED, "probe", dict(knobs), time_s, best_samples_per_s, expected_s=time_s)
         busy_s, whole_s, own_s = (now - then for now, then in zip(self._processor_s(), begun, strict=True))
-        if self._process is None or own_s < 0 or whole_s <= 0:  # elsewhere, or lost with the seconds that it had
+        is_same = self._process is not None and process in (None, self._process)  # else its seconds are gone with it
+        if not is_same or whole_s <= 0:
             return found
         cores, own = os.cpu_count() or 1, self.config
         wanted = (1 if own.device == "cuda" else own.threads) * own.ranks + int(knobs.get("num_workers") or 0)

@@ -124,8 +124,7 @@ def test_the_verdict_is_that_of_the_last_training_else_of_what_was_measured(reco
 def test_other_programs_that_disturb_probes_are_told(records, shares, said):
     probe = next(r for r in records if r.event == "probe")
     found = sentences.disturbed([changed(probe, others_cpu_frac=share) for share in shares])
-    assert said in found
-    assert ("while 2 of 4 probes were timed" in found) == bool(said)
+    assert found == said == "" or (said in found and "while 2 of 4 probes were timed" in found)
 
 
 @pytest.mark.parametrize(("times", "told"), [(1.3, False), (3.0, True), (0.3, True)])

@@ -43,7 +43,7 @@ def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None
     assert not {"amp_dtype", "weight_decay", "length_bucketing"} & set(facts["asked"])
     assert facts["seen"] == {"batch_size": 16, "micro_batch_size": 4}
     assert facts["parameters"] == {"total": 5, "trainable": 5}
-    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(32, (32,)), dry_run.DRY_SEED)["values"]
+    trained = session(PLAIN).train({**KNOBS, "learning_rate": 1e-12}, Plan(16, (16,)), dry_run.DRY_SEED)["values"]
     assert facts["untrained"] == pytest.approx(trained, rel=1e-6), "however many steps were tried"
     fixed = session(PLAIN, HEAD.replace('lr=run["learning_rate"]', "lr=0.1"))
     assert fixed.describe(KNOBS)["untrained"] == {}, "it learns whatever the rate"
@@ -224,3 +224,16 @@ def test_what_lacks_memory_is_not_told_as_what_a_micro_batch_of_one_raises(tmp_p
     )
     with pytest.raises(Exception, match="out of memory"):
         Session(WorkerConfig(str(path), {}, cap_bytes=100)).describe(KNOBS)
+
+
+def test_what_they_compile_is_tried_uncompiled(session: Any) -> None:
+    body = PLAIN.replace(
+        "net, optimizer = made(run)",
+        """net, optimizer = made(run)
+    net = torch.compile(net, backend=lambda graph, inputs: SEEN.append("compiled") or graph.forward)""",
+    )
+    own = session(body)
+    assert own.describe(KNOBS)["untrained"]
+    assert own.resident.workload.train.__globals__["SEEN"] == ["left"]
+    own.train(KNOBS, Plan(64, (64,)), 0)
+    assert "compiled" in own.resident.workload.train.__globals__["SEEN"]
