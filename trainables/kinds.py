@@ -3,18 +3,20 @@
 One batch is trained on twice, with the knob changed and without: same samples, same weights, same seed, fp32. What then
 differs by more than rounding in a gradient, or in a buffer such as the running mean of batch norm, is learned
 otherwise. Dropout is off, as its draws depend on the micro-batch and their distribution does not; so is the rate, so
-that further batches meet the same weights. A model that draws random numbers elsewhere is compared with itself under
-another seed first: what the knob changes by no more than that cannot be told, and is taken for nothing.
+that further batches meet the same weights. What draws random numbers elsewhere, as mixup does, is compared with itself
+under another seed first: what the knob changes by no more than that cannot be told. Of the micro-batch each module is
+then asked by itself whether it gives half of its batch the same values alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,7 @@ GRADIENT_ROUNDING_FRAC = 1e-3
 """The largest difference of a gradient, relative to its norm, that is taken for rounding."""
 NOISE_TIMES = 3.0
 """So many times the difference between two seeds says that a difference is the knob's."""
+OTHERWISE = "gives a sample other values beside other samples"
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
@@ -50,10 +53,17 @@ class _Seen:
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     calls: list[tuple[str, Tensor]] = field(default_factory=list)
+    asks: bool = False
+    """Whether modules are asked for half of a batch, too."""
+    unlike: str = ""
+    """The first that gave it other values than as a part of the batch."""
 
 
-def differing(resident: Resident | OwnResident, config: Config, changes: Mapping[str, Scalar]) -> dict[str, str]:
-    """Returns the knobs of `changes` whose other value changes what is learned, each with the reason in words.
+def differing(
+    resident: Resident | OwnResident, config: Config, changes: Mapping[str, Scalar], untold: list[str] | None = None
+) -> dict[str, str]:
+    """Returns the knobs of `changes` whose other value changes what is learned, each with the reason in words; adds to
+    `untold` those of which it cannot be told.
 
     Of `micro_batch_size` the value does not count: a batch of eight is trained on whole and in halves. A loop of one's
     own is tried with the knobs that it asks for, on its first eight samples. Raises what the workload raises,
@@ -72,7 +82,7 @@ def differing(resident: Resident | OwnResident, config: Config, changes: Mapping
     found = {}
     if "ram_cache" in changes and isinstance(resident, Resident) and _draws(resident, config, count):
         found["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
-    noise: float | None = None
+    noise, module = cast(float | None, None), ""
     whole = _run(resident, base, count)
     halves = base.with_knobs(micro_batch_size=count // 2)
     in_halves: _Seen | None = None
@@ -89,18 +99,33 @@ def differing(resident: Resident | OwnResident, config: Config, changes: Mapping
         except CheckpointError:  # a rate written into a function of a block that is computed again: not to be told
             continue
         by, whose = _difference(reference, seen)
-        if by > GRADIENT_ROUNDING_FRAC and noise is None:
-            noise = _difference(whole, _run(resident, base, count, noise_seed=1))[0]
-        if by > max(GRADIENT_ROUNDING_FRAC, NOISE_TIMES * (noise or 0.0)):
+        if by <= GRADIENT_ROUNDING_FRAC:
+            continue
+        if noise is None:
+            again = _run(resident, base, count, noise_seed=1, halves=True)
+            noise, module = _difference(whole, again)[0], again.unlike
+        if noise <= GRADIENT_ROUNDING_FRAC:
             found[name] = _because(name, reference, seen, whose)
+        elif name == "micro_batch_size" and module:
+            found[name] = f"{module} {OTHERWISE}"
+        elif by > NOISE_TIMES * noise:
+            found[name] = "a step comes out otherwise by more than its random numbers make of it"
+        elif untold is not None:
+            untold.append(name)
     return found
 
 
-def _run(resident: Resident | OwnResident, config: Config, count: int, noise_seed: int = 0) -> _Seen:
-    """Returns what training on the same few samples learned, in every phase of the workload."""
+def _run(
+    resident: Resident | OwnResident, config: Config, count: int, noise_seed: int = 0, *, halves: bool = False
+) -> _Seen:
+    """Returns what training on the same few samples learned, in every phase of the workload.
+
+    With `halves` each module is asked for the first half of its first batch once more.
+    """
+    seen = _Seen(asks=halves)
     if isinstance(resident, OwnResident):
-        return _run_own(resident, config, count, noise_seed)
-    few, seen = Few(resident, {"train": count, "val": count}), _Seen()
+        return _run_own(resident, config, count, noise_seed, seen)
+    few = Few(resident, {"train": count, "val": count})
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
     state = loop.prepare(few, config, Plan(samples=count * batches))
@@ -111,9 +136,8 @@ def _run(resident: Resident | OwnResident, config: Config, count: int, noise_see
     return seen
 
 
-def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int) -> _Seen:
+def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int, seen: _Seen) -> _Seen:
     """Returns what the first batch of a loop of one's own learned; `noise_seed` is set where it has drawn the batch."""
-    seen = _Seen()
     state = own_loop.prepare(resident, config, Plan(samples=count), within=_NoDropout())
     # Else what is drawn behind it, as augmentations are, would differ by the cut.
     state.noise_seed = noise_seed or None
@@ -165,14 +189,40 @@ def _label(name: str, module: nn.Module) -> str:
 def _told(seen: _Seen, label: str, shared: float) -> Callable[..., None]:
     """Returns the hook that keeps what a module gave of that share of the first micro-batch."""
 
-    def called(module: nn.Module, _: Any, given: Any) -> None:
+    def called(module: nn.Module, asked: Any, given: Any) -> None:
         if seen.gradients or len(seen.calls) >= MOST_CALLS:
             return
+        if seen.asks and not seen.unlike and _is_other_alone(module, asked, given):
+            seen.unlike = label
         tensor = next(iter(tensors_of(given)), None)
         if tensor is not None and tensor.dim() > 0 and tensor.is_floating_point():
             seen.calls.append((label, tensor.detach()[: round(len(tensor) * shared)].to("cpu", copy=True)))
 
     return called
+
+
+def _is_other_alone(module: nn.Module, asked: tuple[Any, ...], given: Any) -> bool:
+    """Returns whether a module gives the first half of its batch other values alone; False where that is not told."""
+    if not isinstance(given, Tensor) or not asked or not all(isinstance(one, Tensor) and one.dim() for one in asked):
+        return False
+    size = len(asked[0])
+    if size < 2 or given.dim() == 0 or any(len(one) != size for one in (*asked, given)):
+        return False
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            halves = [one[: size // 2] for one in asked]
+            alone, again = (type(module).forward(copy.deepcopy(module), *halves) for _ in range(2))
+    except Exception:  # whatever a module raises that is called otherwise than it was made for
+        return False
+    part = given.detach()[: size // 2]
+    if not isinstance(alone, Tensor) or alone.shape != part.shape or _is_unlike(alone.detach(), again.detach()):
+        return False  # the last: it draws random numbers
+    return _is_unlike(alone.detach(), part)
+
+
+def _is_unlike(one: Tensor, other: Tensor) -> bool:
+    scale = float(one.double().norm())
+    return float((one.double() - other.double()).norm()) > GRADIENT_ROUNDING_FRAC * scale + 1e-12
 
 
 def _difference(one: _Seen, other: _Seen) -> tuple[float, str]:
@@ -199,7 +249,7 @@ def _because(name: str, reference: _Seen, seen: _Seen, whose: str) -> str:
     """Returns why a knob changes what is learned, as far as the calls of modules and their buffers show it."""
     module = _first_unlike(reference, seen)
     if name == "micro_batch_size" and module:
-        return f"{module} gives a sample other values beside other samples"
+        return f"{module} {OTHERWISE}"
     if module:
         return f"{module} gives other values"
     if whose:
@@ -220,8 +270,7 @@ def _first_unlike(one: _Seen, other: _Seen) -> str:
     for (label, a), (name, b) in zip(_firsts(one), _firsts(other), strict=False):
         if label != name or a.shape != b.shape:
             return ""
-        scale = float(a.double().norm())
-        if float((a.double() - b.double()).norm()) > GRADIENT_ROUNDING_FRAC * scale + 1e-12:
+        if _is_unlike(a, b):
             return label
     return ""
 

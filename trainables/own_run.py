@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, precision
+from trainables.knobs import table
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted, Ended
 from trainables.workload import LoopError
@@ -54,7 +55,7 @@ class Run(Counted):
         """Returns the value of a knob; raises LoopError for a name that is none, with the one most like it."""
         values = self._state.config.knobs.as_dict()
         if name not in values:
-            near = nearest(name, values)
+            near = table().also_called.get(name) or nearest(name, values)
             raise LoopError(
                 f"run[{name!r}]: there is no such knob: {f'did you mean run[{near!r}]?' if near else _DECLARE}"
             )

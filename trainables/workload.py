@@ -262,6 +262,14 @@ def before_of(ref: str) -> Mapping[str, Scalar] | None:
     return cast("Mapping[str, Scalar] | None", getattr(_module(ref), "BEFORE", None))
 
 
+def epochs_of(ref: str) -> float | None:
+    """Returns the `EPOCHS` of a workload's module, how long it is trained today; None where there is no such number."""
+    found = getattr(_module(ref), "EPOCHS", None)
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if 0 < found < math.inf else None
+
+
 def table_of(workload: Workload | OwnLoop) -> KnobTable:
     """Returns the rows of the loop's knobs and of those that the workload declares.
 

@@ -121,6 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     algebra_on_one_thread()
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
+    from tuning.config.yaml_files import available
     from tuning.report import sentences
     from tuning.workers.own_workload import own_table
 
@@ -144,7 +145,9 @@ def main(argv: list[str] | None = None) -> int:
         if validates:
             _, config = setup.checked(config)
             left_out = config.dropped if verbose else sentences.left_out(config)
-            for text in [*left_out, "the configuration is valid"]:
+            is_own = config.workload.ref not in available("workload")
+            tried = "; its code is tried when a study begins" * is_own
+            for text in [*left_out, f"the configuration is valid{tried}"]:
                 terminal.note(text)
             terminal.space(config)
             return 0

@@ -278,11 +278,17 @@ def train(run):
 
 @pytest.mark.parametrize(
     ("norm", "noise", "augments", "is_found"),
-    [("ReLU()", "randn", 0.0, False), ("ReLU()", "zeros", 1.0, False), ("BatchNorm1d(8)", "zeros", 0.0, True)],
+    [
+        ("ReLU()", "randn", 0.0, False),
+        ("ReLU()", "zeros", 1.0, False),
+        ("BatchNorm1d(8)", "zeros", 0.0, True),
+        ("BatchNorm1d(8)", "randn", 0.0, True),
+    ],
 )
 def test_noise_of_a_loop_of_ones_own_is_not_taken_for_what_a_knob_changes(
     norm: str, noise: str, augments: float, is_found: bool, tmp_path: Path
 ) -> None:
+    """A norm is found by itself beside noise; else what is as large as that is said not to be known."""
     path = tmp_path / f"noisy_{noise}_{augments:.0f}.py"
     text = NOISY_LOOP.replace("NORM", f"nn.{norm}").replace("NOISE", noise)
     path.write_text(text.replace("AUGMENTS", str(augments)))
@@ -291,4 +297,8 @@ def test_noise_of_a_loop_of_ones_own_is_not_taken_for_what_a_knob_changes(
     resident = own_loop.OwnResident(own)
     config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 16}, table_of(own)), {})
     list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
-    assert ("micro_batch_size" in kinds.differing(resident, config, {"micro_batch_size": 8})) == is_found
+    untold: list[str] = []
+    changed = kinds.differing(resident, config, {"micro_batch_size": 8}, untold)
+    said = {"micro_batch_size": "BatchNorm1d (1) gives a sample other values beside other samples"}
+    assert changed == (said if is_found else {})
+    assert untold == ["micro_batch_size"] * (noise == "randn" and not is_found)

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from tuning.config.lenient import finite, whole
-from tuning.config.schema import PLAIN, StudyConfig
+from tuning.config.resolve import measured_beside
+from tuning.config.schema import StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Record, last, reopened, trained_beside
 from tuning.report.trial_views import SPEED
@@ -101,7 +102,7 @@ def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: 
 
 def turns(records: Sequence[Record], config: StudyConfig) -> list[str]:
     """Returns the names of the configurations that take turns in windows: those named, and "best" or several trials."""
-    named = list(dict.fromkeys([*config.named, PLAIN]))
+    named = measured_beside(config)
     own = [str(r["name"]) for r in records[began(records, "confirm") :] if r.event == "window"]
     return [*named, *(dict.fromkeys(name for name in own if name not in named) or ["best"])]
 

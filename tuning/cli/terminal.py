@@ -131,7 +131,8 @@ class Terminal:
         if not self._drawn:
             found = self._progress(self._records())
             said = f"{live.header(found)}   {live.clock(found)}" if found else f"stage {name}"
-            self._say(Text(said))
+            what = "   each with what differs from the best so far" * (name in ("probe", "search"))
+            self._say(Text(f"{said}{what}"))
             return
         records = self._records()
         ended = max((n for n, r in enumerate(records) if (r.event, r.get("state")) == ("stage", "start")), default=0)

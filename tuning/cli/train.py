@@ -164,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         result_on = console(sys.stdout, os.environ)
         model = str(job.out / MODEL) if result["model_sha256"] else "not written: run.prepare was shown none"
-        for said in (*text.trained(result, best.measured, best.samples), f"model   {model}"):
+        for said in (*text.trained(result, best.measured, best.samples, best.path.name), f"model   {model}"):
             line(result_on, said)
     return 0
 

@@ -69,6 +69,8 @@ class MeasuredPart(_Part):
 
     samples_per_s: SpeedPart
     quality: dict[str, QualityPart]
+    samples: int | None = None
+    """Where trainings ended by themselves, the samples that they came to, in the mean."""
     peak_allocated_bytes: int | None = Field(ge=0)
     device: str
     target: str = ""

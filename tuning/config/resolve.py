@@ -126,13 +126,14 @@ def with_workload_defaults(
     default_space: Mapping[str, object],
     options: Mapping[str, Scalar | None],
     before: Mapping[str, Scalar] | None = None,
+    epochs: float | None = None,
 ) -> StudyConfig:
     """Returns the configuration of a workload of one's own, completed with what its module declares.
 
     What was typed wins over `default_space`, over the defaults in `options`, and over `before`, the configuration that
     gains are measured against; where there is none, those are the plain defaults. What is not searched has the value of
-    `before`. Raises ConfigError for an unknown
-    option or one of another type, and for a bad space. A packaged workload has all this in its YAML: unchanged.
+    `before`. No trial whose length the time decides is longer than `epochs`. Raises ConfigError for an unknown option
+    or one of another type, and for a bad space. A packaged workload has all this in its YAML: unchanged.
     """
     ref = config.workload.ref
     if ref in yaml_files.available("workload"):
@@ -159,12 +160,21 @@ def with_workload_defaults(
     space = parsed_space(knobs, origins)
     check_whole(space)
     merged = checked_options({**options, **config.workload.options}, options, origins)
-    workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged)
+    workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged, epochs=epochs)
     plain = Knobs().as_dict() | {"micro_batch_size": plain_batch}
     reference = {BEFORE: own} if own else {PLAIN: plain}
     named = {**reference, **{name: values for name, values in config.named.items() if name != BEFORE}}
     update = {"workload": workload, "space": space, "named": named, "origins": origins, "dropped": dropped}
     return apply_card(config.model_copy(update=update), config.card)
+
+
+def measured_beside(config: StudyConfig) -> list[str]:
+    """Returns the names of the configurations that a pick is measured beside.
+
+    The plain defaults are among them, but where a file of the user's own says what is trained today.
+    """
+    is_own = BEFORE in config.named and config.workload.ref not in yaml_files.available("workload")
+    return list(dict.fromkeys([*config.named, *([] if is_own else [PLAIN])]))
 
 
 def resolved(config: StudyConfig) -> Tree:
@@ -248,7 +258,8 @@ def check_whole(space: Space) -> None:
     if not space.parameters:
         raise ConfigError(
             f"knobs: all {len(space.fixed)} have one value each, so there is nothing to search",
-            remedy="give one of them choices, such as knobs.batch_size=[16,32,64]",
+            remedy="give one of them choices, such as knobs.batch_size=[16,32,64]; or knobs.num_workers=[0,1] with "
+            "search.trials=0: it trains nothing, and best.yaml has the others as they are",
         )
 
 

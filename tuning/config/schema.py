@@ -133,6 +133,8 @@ class WorkloadSection(Section):
     ref: str
     name: Slug
     options: dict[str, Scalar | None]
+    epochs: float | None = None
+    """How long one of the user's own is trained today, None where its file does not say."""
 
 
 class CardSection(Section):

@@ -277,7 +277,10 @@ def _range(name: str, raw: Mapping[Any, object]) -> Scalar | Range:
     if low > high:
         raise ConfigError(f"{said}: low is greater than high", allowed="low <= high", remedy=example)
     if flags["log"] and low <= 0:
-        raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=example)
+        usual = float(table().defaults[name]) / 5
+        least = usual if 0 < usual < high else high / 100
+        above = f"'knobs.{name}={{low: {least:g}, high: {high:g}, log: true}}', or leave out log" * (high > 0)
+        raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=above or example)
     integer = bool(flags["integer"]) or domain_of(name).type is int
     if integer and (low != int(low) or high != int(high)):
         raise ConfigError(f"{said}: low and high of whole numbers must be whole", remedy=example)

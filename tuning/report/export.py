@@ -156,6 +156,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
             "status": "confirmed" if speed else "probed",
         },
         "quality": {name: _quality(found) for name, found in named.quality.items()},
+        **({} if named.samples is None else {"samples": named.samples}),
         "peak_allocated_bytes": named.peak_allocated_bytes,
         "device": place.device,
         "target": place.target,

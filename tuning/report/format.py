@@ -74,9 +74,13 @@ def speed(found: Throughput | None, probed: float | None = None) -> str:
 
 
 def quality(found: Quality) -> str:
-    """Returns a quality: "0.906 (0.893 to 0.919)", the range of the next run, where several seeds say it."""
+    """Returns a quality: "0.906 (0.893 to 0.919)", the range of the next run, where several seeds say it; two as they
+    are.
+    """
     if found.low is None or found.high is None or len(found.by_seed) < 2:
         return f"{found.mean:.3f}"
+    if len(found.by_seed) == 2:  # of which an interval is too wide to tell anything
+        return f"{found.mean:.3f} ({' and '.join(f'{value:.3f}' for value in sorted(found.by_seed.values()))})"
     return f"{found.mean:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 

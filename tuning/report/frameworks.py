@@ -172,6 +172,11 @@ def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
             found["optim"] = "adamw_torch_fused"
         if told["optimizer"] == "sgd":
             found["optim_args"] = f"momentum={told['momentum']!r},nesterov={_nesterov(told)}"
+    elif "learning_rate" in told:
+        own = (
+            "those of your script, for which this rate was found; by default a Trainer has AdamW and a linear schedule"
+        )
+        told.undone["of your script"] = f"optimizer, schedule: {own}"
     found |= told.words(learning_rate="learning_rate", weight_decay="weight_decay", max_grad_norm="max_grad_norm")
     warmup_frac = told.ours.get("warmup_frac", 0.0)
     if warmup_frac < 1:  # as a number of steps it would be one

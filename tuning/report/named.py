@@ -41,6 +41,8 @@ class Named:
     quality: Mapping[str, Quality]
     peak_allocated_bytes: int | None
     seed: int | None
+    samples: int | None = None
+    """After which its qualities were measured, where trainings ended by themselves: the mean of them."""
     active: Mapping[str, Any] = field(default_factory=dict)
     """What its first optimiser step was seen to run (`trainables.witness`); `search.runtime_check.compare` reads it."""
     verdict: Verdict | None = None
@@ -85,6 +87,7 @@ class Confirming:
             quality={name: found for name, found in quality.items() if found is not None},
             peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
             seed=source.seed,
+            samples=_ended_after(learned) or (source.samples if source.has_ended and not learned else None),
             active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
         )
 
@@ -111,6 +114,12 @@ class Confirming:
         if by_seed or searched is None:
             return uncertainty.quality(by_seed, proportion_of=share_of, most=most) if by_seed else None
         return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, most=most, confirmed=False)
+
+
+def _ended_after(trainings: Sequence[Record]) -> int | None:
+    """Returns the mean of the samples of trainings, None unless one has ended by itself."""
+    samples = [count for r in trainings if r.get("outcome") == "ok" and (count := whole(r.get("samples")))]
+    return round(statistics.fmean(samples)) if samples and any(r.get("has_ended") for r in trainings) else None
 
 
 def named_of(

@@ -91,6 +91,8 @@ class Summary:
     times: Times
     intervals: tuple[Interval, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    """Those of the notes that say that something is likely wrong."""
     stop_reason: str
     is_finished: bool
     """Nothing more is measured: the run has come to its export."""
@@ -237,6 +239,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
         notes=tuple(dict.fromkeys(_notes(records))),
+        warnings=tuple(dict.fromkeys(_notes(records, warns=True))),
         nodes=tuple(r.fields for r in records if r.event == "node"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
         is_finished=is_finished(records)
@@ -263,13 +266,17 @@ def _lost(records: Sequence[Record]) -> int:
     return len(started - {str(r.get("trial", "")) for r in records if r.event == "trial"})
 
 
-def _notes(records: Sequence[Record]) -> Iterator[str]:
-    """Yields what was noted, without what is of a pick that another has replaced since."""
+def _notes(records: Sequence[Record], *, warns: bool = False) -> Iterator[str]:
+    """Yields what was noted, without what is of a pick that another has replaced since; what warns alone if asked."""
     since, of_a_pick = reopened(records), False
     for record in records:
         if record.event in ("stage", "resume"):
             of_a_pick = record.get("stage") in ("confirm", "export")
-        elif record.event == "note" and not (of_a_pick and record.seq < since[0].seq):
+        elif (
+            record.event == "note"
+            and not (of_a_pick and record.seq < since[0].seq)
+            and bool(record.get("warns")) >= warns
+        ):
             yield str(record.get("text", ""))
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from trainables.knobs import kind_of
 from tuning.config.cards import HERE
 from tuning.config.schema import StudyConfig
-from tuning.config.space import Choice
+from tuning.config.space import Choice, Range, values_of
 from tuning.journal.records import Record
 from tuning.report import format as fmt
 from tuning.report import sentences, tables
@@ -48,6 +48,10 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     )
     dtypes, kinds = space.given("amp_dtype"), ("system", "both") if search.trials != 0 else ("system",)
     fixed = {n: v for n, v in fmt.differing(space.fixed, {}).items() if kind_of(n) != "learning"}
+    batch = space.given("batch_size")
+    whole = batch.high if isinstance(batch, Range) else max(map(float, values_of(batch)))
+    if fixed.get("micro_batch_size") == whole:  # no batch is cut
+        del fixed["micro_batch_size"]
     measured = ", ".join(n for n in space.parameters if kind_of(n) in kinds)
     return [
         ("what", f"{config.workload.name} on {'this machine' if config.card.name in HERE else config.card.name}"),
@@ -155,6 +159,7 @@ def summary(found: Summary) -> list[RenderableType]:
     if found.place.virtual or sentences.is_held(found.place):
         rows.append(("device", sentences.place_sentence(found.place)))
     rows += [("knobs", said) for said in sentences.kinds(found.kinds)]
+    rows += [("note", Text(plain(said), style="yellow")) for said in found.warnings]
     if found.baselines:
         told = (f"{plain(n)} {', '.join(f'{v:.3f}' for v in own.values())}" for n, own in found.baselines.items())
         rows.append(("baselines", ", ".join(told)))
@@ -166,7 +171,9 @@ def summary(found: Summary) -> list[RenderableType]:
     if found.probes:
         rows.append(("probes", fmt.counts(found.probe_counts)))
         rows += [("", said) for said in sentences.failed(found.probes)]
-    parts = ", ".join(f"{name} {percent(seconds / times.wall_s)}" for name, seconds in sentences.shares(found))
+    parts = ", ".join(
+        f"{name} {percent(s / times.wall_s)}" for name, s in sentences.shares(found) if s >= 5e-4 * times.wall_s
+    )
     rows.append(("time", f"{duration(times.wall_s)}{': ' if parts else ''}{parts}"))
     if found.stop_reason and found.stop_reason != "finished":
         rows.append(("ended", found.stop_reason))
@@ -185,7 +192,8 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     for name, own in best.quality.items():
         count, asked = len(own.by_seed), found.seeds_asked
         short = f" of {asked} planned" if count < asked else ""
-        seeds = f": range of the next run, 95 %, from {count} seeds{short}" if count > 1 else f": one seed{short}"
+        seeds = f": range of the next run, 95 %, from {count} seeds{short}" if count > 2 else f": two seeds{short}"
+        seeds = f": one seed{short}" if count == 1 else seeds
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
     if untrained := sentences.not_trained_sentence(found):
         yield "", f"{untrained}."
@@ -233,17 +241,20 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
         yield Text(f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told.")
 
 
-def trained(result: Mapping[str, Any], measured: Mapping[str, Any], samples: int | None) -> Iterator[str]:
-    """Yields the result of a training, each figure beside what best.yaml says was measured after `samples` samples."""
+def trained(
+    result: Mapping[str, Any], measured: Mapping[str, Any], samples: int | None, name: str = "best.yaml"
+) -> Iterator[str]:
+    """Yields the result of a training, each figure beside what the file `name` says was measured after `samples`."""
     now, said = result[SPEED], measured[SPEED]["median"]
     if now:  # None where a resumed run had nothing left to train
-        yield f"{now:.1f} samples/s" + (f"  (best.yaml: {said:.1f}, {now / said - 1:+.1%})" if said else "")
+        yield f"{now:.1f} samples/s" + (f"  ({name}: {said:.1f}, {now / said - 1:+.1%})" if said else "")
     ended = bool(result.get("has_ended"))
     if ended:
         yield f"ended by itself after {result['samples']} samples"
-    after = "" if ended or samples in (None, result["samples"]) else f" after {samples} samples"
-    for name, value in result["values"].items():
-        known = measured["quality"].get(name)
+    samples = measured.get("samples") or samples
+    after = "" if samples in (None, result["samples"]) else f" after {samples} samples"
+    for objective, value in result["values"].items():
+        known = measured["quality"].get(objective)
         interval = f", {known['interval'][0]:.4f} .. {known['interval'][1]:.4f}" if known and known["interval"] else ""
-        beside = f"  (best.yaml{after}: {known['mean']:.4f}{interval})" if known else ""
-        yield f"{name} {value:.4f}{beside}"
+        beside = f"  ({name}{after}: {known['mean']:.4f}{interval})" if known else ""
+        yield f"{objective} {value:.4f}{beside}"

@@ -413,6 +413,6 @@ def _train_again(
             setup_s=found.get("setup_s", 0.0),
             evaluate_s=found["evaluate_s"],
             peak_allocated_bytes=found["peak_allocated_bytes"],
-            **{n: found[n] for n in ("spans", "telemetry", "active") if n in found},
+            **{n: found[n] for n in ("spans", "telemetry", "active", "has_ended") if n in found},
         )
     )

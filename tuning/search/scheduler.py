@@ -76,7 +76,7 @@ class TrialScheduler:
         self._terms, self._plan, self._told = terms, plan, told
         self._staged = terms.strategy == "staged"
         known = [p for p in probed(journal.records) if inside(space, p)] if self._staged else []
-        self._speeds = Speeds(known)
+        self._speeds = Speeds(known, is_alone=plan.concurrency == 1)
         searched = space.subset({"learning", "both"}) if self._staged else space
         self._names = tuple(searched.parameters)
         self._objective, mode = next(iter(terms.objectives.items()))

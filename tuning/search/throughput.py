@@ -84,7 +84,9 @@ _Effects = Mapping[tuple[int, Scalar], float]
 class Speeds:
     """What probes say of the speed of trials, and what trials say where nobody probed; `learn` takes the latter."""
 
-    def __init__(self, probes: Sequence[Probed]) -> None:
+    def __init__(self, probes: Sequence[Probed], *, is_alone: bool = False) -> None:
+        """`is_alone` says that one trial trains at a time, so that no neighbour costs it anything."""
+        self._is_alone = is_alone
         self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
         for probe in probes:
             self._groups.setdefault(group_of(probe.knobs), []).append(probe)
@@ -151,7 +153,7 @@ class Speeds:
         """Returns what a trial would have measured without neighbours: times the median of probed over measured speed
         of the trials that have both.
         """
-        return measured * (statistics.median(self._ratios) if self._ratios else 1.0)
+        return measured * (statistics.median(self._ratios) if self._ratios and not self._is_alone else 1.0)
 
 
 def fastest(speeds: Speeds, guard: MemoryGuard, knobs: Mapping[str, Scalar]) -> SystemChoice | None:

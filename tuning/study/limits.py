@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from trainables.knobs import Knobs, Scalar
 from tuning.config import yaml_files
-from tuning.config.resolve import COMMAND_LINE
-from tuning.config.schema import BEFORE, PLAIN, PLANNED_TRIALS, StudyConfig
+from tuning.config.resolve import COMMAND_LINE, measured_beside
+from tuning.config.schema import BEFORE, PLANNED_TRIALS, StudyConfig
 from tuning.journal.records import Journal, Record, last
 from tuning.memory import calibration, groups
 from tuning.report.format import duration
@@ -19,7 +20,7 @@ from tuning.search.probe import PROBE_FRAC
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
 from tuning.search.scheduler import SearchTerms
-from tuning.search.throughput import Speeds, probed
+from tuning.search.throughput import Speeds, group_of, probed
 from tuning.workers import machine, slots
 
 PREDICT_S = 60.0
@@ -150,9 +151,9 @@ class Limits:
     def horizon(self) -> int:
         """Returns the samples of a trial that is never stopped, as the journal has it or the budget says.
 
-        Where that is "auto", all trials one after the other at the fastest speed probed take the time of the search: in
-        whole epochs, or a part of one where the data are many. No fewer than `FEWEST_STEPS`; then there are fewer
-        trials.
+        Where that is "auto", all trials one after the other take the time of the search, by the speeds that were
+        probed: in whole epochs, or a part of one where the data are many. No fewer than `FEWEST_STEPS`; then there are
+        fewer trials. No more than the workload is trained today, where its file says that.
         """
         study = last(self._journal.records, "study")
         if study is not None and study.get("horizon_samples"):
@@ -160,14 +161,26 @@ class Limits:
         epochs, train_samples = self._config.budget.train_epochs, int(self._facts["train_samples"])
         if not isinstance(epochs, str):
             return max(1, round(epochs * train_samples))
-        limit_s, rate = self._config.search.max_time_s, self._fastest_per_s()
+        limit_s, rate = self._config.search.max_time_s, self._typical_per_s()
         if limit_s is None or not rate:
             return train_samples
         search_s, asked = max(0.0, self.left_s() - confirm.SHARE * limit_s), self._config.search.trials
         planned = PLANNED_TRIALS if asked == "auto" else max(1, asked)
         whole = rate * search_s / planned / train_samples
         least = FEWEST_STEPS * int(groups.defaults(self._config.space).get("batch_size", Knobs().batch_size))
-        return max(least, round(min(MOST_EPOCHS, math.floor(whole) if whole >= 1 else whole) * train_samples))
+        most = self._config.workload.epochs or MOST_EPOCHS
+        return max(least, round(min(most, math.floor(whole) if whole >= 1 else whole) * train_samples))
+
+    def _typical_per_s(self) -> float:
+        """Returns a trial's speed: of the fastest probe of each speed group, by the mean seconds a sample; 0 without.
+
+        Where widths and depths are searched, the fastest group of all is five times as fast as what many trials are.
+        """
+        groups: dict[Any, float] = {}
+        for probe in probed(self._journal.records):
+            place = group_of(probe.knobs)
+            groups[place] = max(groups.get(place, 0.0), probe.samples_per_s)
+        return statistics.harmonic_mean([*groups.values()]) if groups else 0.0
 
     def _fastest_per_s(self) -> float:
         """Returns the largest speed that was probed, 0 where nothing was."""
@@ -278,5 +291,5 @@ class Limits:
         return math.inf if limit_s is None else min(self.left_s(), confirm.SHARE * limit_s)
 
     def _configurations(self) -> int:
-        """Returns how many configurations take windows in turns: the best, what is named, the plain defaults."""
-        return len({*self._config.named, PLAIN}) + 1
+        """Returns how many configurations take windows in turns: the best, and those that it is measured beside."""
+        return len(measured_beside(self._config)) + 1

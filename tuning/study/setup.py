@@ -169,12 +169,12 @@ def _complete(config: StudyConfig) -> StudyConfig:
     if config.workload.ref not in workload.BUILT_IN:
         config = with_own(config)
     doctor.choose_devices(config)
-    ranges = [n for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"]
-    if ranges and config.search.strategy == "staged":
+    found = {n: p for n, p in config.space.parameters.items() if isinstance(p, Range) and kind_of(n) == "both"}
+    for name, given in found.items() if config.search.strategy == "staged" else ():
         raise ConfigError(
-            f"knobs.{ranges[0]} is a range, and the staged search probes each of its values",
+            f"knobs.{name} is a range, and the staged search probes each of its values",
             allowed="a list of values for a knob that changes speed and learning",
-            remedy=f"knobs.{ranges[0]}=[8,16,32], or search.strategy=joint",
+            remedy=f"knobs.{name}={shown(list(given.spread()))}, or search.strategy=joint",
         )
     card = config.card
     if card.device != "cpu":  # a named card that is not here is emulated on what is

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from trainables.knobs import Scalar, table, use
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
-from tuning.config.resolve import resolved, write_resolved
+from tuning.config.resolve import measured_beside, resolved, write_resolved
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import (
@@ -217,8 +217,10 @@ class _Study:
         self._terminal.opened(self._facts, self._folder, began, lambda: self._journal.records)
         for found in self._users.nodes if self._users is not None else ():
             self._node(found)
-        for text in (*sentences.left_out(self._config), *cautions(self._config, self._facts)):
+        for text in sentences.left_out(self._config):
             self._note(text)
+        for text in cautions(self._config, self._facts):
+            self._note(text, warns=True)
         self._settle_space()
 
     def measure_kinds(self, profiler: Worker) -> None:
@@ -232,7 +234,10 @@ class _Study:
             if found.get("outcome") != Outcome.CUT:  # else a study that goes on measures it
                 self._journal.append("kinds", changed=found["changed"], message=message, wall_s=wall_s)
             if message:
-                self._note(f"whether system knobs change what is learned was not measured: {message}")
+                self._note(f"whether system knobs change what is learned was not measured: {message}", warns=True)
+            if untold := found.get("untold"):
+                said = f"whether {', '.join(untold)} changes what is learned here is not known, and taken not to"
+                self._note(f"{said}: a step draws random numbers that change it as much", warns=True)
         use(table_of(self._journal.records))
         self._settle_space()
         for text in sentences.kinds(summary.kinds_of(self._journal.records)):
@@ -243,7 +248,8 @@ class _Study:
         if self._config.search.trials == 0:  # what is learned stays as it is trained today
             self._space = system_only(self._space, self._today())
         self._named = dict(self._config.named)
-        self._named.setdefault(PLAIN, groups.plain_defaults(self._config.space))
+        if PLAIN in measured_beside(self._config):
+            self._named.setdefault(PLAIN, groups.plain_defaults(self._config.space))
 
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are; on other kinds of device at the same time."""
@@ -283,13 +289,24 @@ class _Study:
         with self._stage("probe") as needed:
             if needed:
                 self._probe(profiler, cap_bytes)
+        config = self._config.workload
         if not self._opening().get("horizon_samples") and not self._limits.idle():  # else more time may make it longer
             self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
             passes = self._limits.horizon() / max(1, int(self._opening().get("train_samples") or 0))
-            told = f"a trial trains on {self._limits.horizon():,} samples ({passes:.2g} passes), as the time allows"
-            self._note(f"{told}; what is best then may not be for a longer one: budget.train_epochs=N sets its length")
+            told, today = f"a trial trains on {self._limits.horizon():,} samples ({passes:.2g} passes)", config.epochs
+            if today is not None and passes >= today:
+                self._note(f"{told}, as EPOCHS of {config.ref} says")
+            else:
+                longer = "a longer training may be another: EPOCHS of the file or budget.train_epochs=N sets its length"
+                self._note(f"{told}, as the time allows; what is best for {longer}", warns=today is not None)
 
     def _probe(self, profiler: Worker, cap_bytes: int) -> None:
+        if not self._space.parameters:
+            asked = self._facts.get("asked") or table().system
+            able = [n for n in table().system if n in asked and n not in self._config.space.parameters]
+            self._note(
+                f"no system knob is searched, so that there is nothing to compare; SPACE may have {', '.join(able)}"
+            )
         tried, size = None, "micro_batch_size"
         self._settle_space()  # by what is known of memory by now
         until = time.monotonic() + self._limits.probe_s()
@@ -305,7 +322,7 @@ class _Study:
         if searched and held not in (None, groups.micro_batch_of(whole)) and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
         if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
-            self._note(said)
+            self._note(said, warns=True)
 
     def search(self, profiler: Worker, setting: WorkerConfig) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
@@ -320,7 +337,7 @@ class _Study:
             plan, terms = self._limits.plan(), self._limits.terms()
             if terms.before is None and self._limits.before() is not None:
                 took = f"{BEFORE} is not trained: it takes over half of the search's time"
-                self._note(f"{took}; a larger search.max_time has it")
+                self._note(f"{took}; a larger search.max_time has it", warns=True)
             shares = [kind.share() for kind in self._others]
             counts = [share.plan.concurrency * self._machines(share.kind) for share in shares]
             own = plan.on_nodes(self._machines(self._target))
@@ -364,7 +381,7 @@ class _Study:
             if needed:
                 text = far_from_best(self._journal.records, picked, self._rule())
                 if text and not isinstance(self._config.pick.tolerance, str):
-                    self._note(text)
+                    self._note(text, warns=True)
                 terms = self._confirm_terms()
                 self._append_pick(picked, confirm(profiler, self._journal, self._named, terms, self._told))
 
@@ -473,7 +490,8 @@ class _Study:
             half_width=selection.half_width,
             **fields,
         )
-        late = [r["trial"] for r in self._journal.records if r.event == "rival" and r["decision"] == "too long"]
+        rivals = [r for r in reopened(self._journal.records) if r.event == "rival"]
+        late = [r["trial"] for r in rivals if r["decision"] == "too long"]
         late = [trial for trial in dict.fromkeys(late) if trial not in selection.means]
         if late:
             them = "it" if len(late) == 1 else "them"
@@ -571,7 +589,7 @@ class _Study:
         for text in runtime_check.disagreements(config, record.get("active") or {}):
             self._note(text)
         if record.event == "trial" and (remark := record.get("remark")):
-            self._note(remark)
+            self._note(remark, warns=True)
 
     def _node(self, node: Node) -> None:
         """Writes and says whether a node of the user's cluster runs trials."""
@@ -580,7 +598,8 @@ class _Study:
         record = self._journal.append("node", node=node.name, **said)
         self._terminal.note(sentences.node(record.fields))
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, *, warns: bool = False) -> None:
+        """Writes and says a note; one that `warns` of something likely wrong is in the summary, too."""
         if not any(r.event == "note" and r["text"] == text for r in reopened(self._journal.records)):
-            self._journal.append("note", text=text)
+            self._journal.append("note", text=text, **({"warns": True} if warns else {}))
             self._terminal.note(text)

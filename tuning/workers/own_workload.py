@@ -54,4 +54,5 @@ def with_own(config: StudyConfig) -> StudyConfig:
 
     own, before = imported(config.workload.ref), workload.before_of(config.workload.ref)
     use(workload.table_of(own))
-    return with_workload_defaults(config, own.default_space, dict(getattr(own, "options", {})), before)
+    epochs, options = workload.epochs_of(config.workload.ref), dict(getattr(own, "options", {}))
+    return with_workload_defaults(config, own.default_space, options, before, epochs)

@@ -164,16 +164,17 @@ class Session:
     def kinds(self, knobs: Mapping[str, Scalar], changes: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns `changed`: the knobs of `changes` that change what is learned, each with the reason in words.
 
-        `message` says why that could not be measured, "" where it could: it may be of so small a batch alone.
+        `message` says why that could not be measured, "" where it could: it may be of so small a batch alone. `untold`
+        are those whose change cannot be told from the random numbers that a step draws.
         """
-        changed: dict[str, str] = {}
+        changed, untold = dict[str, str](), list[str]()
         try:
-            changed = kinds.differing(self.resident, self.config(knobs), changes)
+            changed = kinds.differing(self.resident, self.config(knobs), changes, untold)
         except Exception as error:  # whatever a user's code raises; the measurements that follow tell it
             said = user_code.in_a_line(error)
             self.recover(error)
-            return {"changed": changed, "message": said}
-        return {"changed": changed, "message": ""}
+            return {"changed": changed, "message": said, "untold": untold}
+        return {"changed": changed, "message": "", "untold": untold}
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns parameter, gradient and optimiser bytes, and the measured peak for each micro-batch.

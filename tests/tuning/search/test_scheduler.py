@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -50,6 +51,7 @@ class Office:
         named: Any = None,
         space: Space = SPACE,
         profiler: FormulaProfiler | None = None,
+        concurrency: int = 1,
         **terms: Any,
     ) -> None:
         self.profiler = profiler or FormulaProfiler(cap_bytes)
@@ -62,7 +64,8 @@ class Office:
             stage.run(named or {}, lambda r: None)
         whole: dict[str, Any] = {"deadline": None, **terms}
         told = SearchTerms(strategy=strategy, trials=count, seed=0, eta=2, objectives={"error": "min"}, **whole)
-        self.scheduler = TrialScheduler(self.journal, space, learned, told, ORDERS, lambda r: None)
+        plan = dataclasses.replace(ORDERS, concurrency=concurrency)
+        self.scheduler = TrialScheduler(self.journal, space, learned, told, plan, lambda r: None)
 
     def next(self, kind: str = "") -> TrialRequest:
         request = self.scheduler.next_trial(kind)
@@ -621,15 +624,19 @@ def test_a_search_of_which_nothing_fits_ends_at_its_deadline(tmp_path: Path) -> 
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 0 of 50 trials")
 
 
-def test_a_trial_that_nobody_probed_is_judged_by_its_own_speed_less_what_neighbours_cost(tmp_path: Path) -> None:
-    office = Office(tmp_path)
+@pytest.mark.parametrize(("concurrency", "rate"), [(1, 7.0), (2, 14.0)])
+def test_a_trial_that_nobody_probed_is_judged_by_its_own_speed_less_what_neighbours_cost(
+    tmp_path: Path, concurrency: int, rate: float
+) -> None:
+    """Where there are any: one trial after another has none, and a probe that was off would spoil all others."""
+    office = Office(tmp_path, concurrency=concurrency)
     first, second = office.next(), office.next()
     found = office.result(first, 800)
     office.scheduler.ended(first.trial, {**found, "measured_samples_per_s": found["measured_samples_per_s"] / 2})
     unprobed = {**second.knobs, "micro_batch_size": 3}
     office.scheduler.ended(second.trial, {**office.result(second, 800), "knobs": unprobed, "measured_samples_per_s": 7})
     rates = [t.samples_per_s for t in trials(office.journal.records)]
-    assert rates == [pytest.approx(found["measured_samples_per_s"]), pytest.approx(14.0)]
+    assert rates == [pytest.approx(found["measured_samples_per_s"]), pytest.approx(rate)]
 
 
 def test_proposals_beside_each_other_differ_while_none_has_ended(tmp_path: Path) -> None:
