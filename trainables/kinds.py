@@ -39,6 +39,7 @@ GRADIENT_ROUNDING_FRAC = 1e-3
 NOISE_TIMES = 3.0
 """So many times the difference between two seeds says that a difference is the knob's."""
 OTHERWISE = "gives a sample other values beside other samples"
+SUM = "the loss is a sum over its batch; a mean would leave the micro-batch free"
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
@@ -53,8 +54,8 @@ class _Seen:
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     calls: list[tuple[str, Tensor]] = field(default_factory=list)
-    asks: bool = False
-    """Whether modules are asked for half of a batch, too."""
+    asks: int = 0
+    """The samples of a batch of which modules are asked for half, too; 0 where they are not."""
     unlike: str = ""
     """The first that gave it other values than as a part of the batch."""
 
@@ -109,7 +110,8 @@ def differing(
         elif name == "micro_batch_size" and module:
             found[name] = f"{module} {OTHERWISE}"
         elif by > NOISE_TIMES * noise:
-            found[name] = "a step comes out otherwise by more than its random numbers make of it"
+            is_sum = name == "micro_batch_size" and _is_sum(reference, seen)
+            found[name] = SUM if is_sum else "a step comes out otherwise by more than its random numbers make of it"
         elif untold is not None:
             untold.append(name)
     return found
@@ -120,9 +122,9 @@ def _run(
 ) -> _Seen:
     """Returns what training on the same few samples learned, in every phase of the workload.
 
-    With `halves` each module is asked for the first half of its first batch once more.
+    With `halves` modules are asked for the first half of the first batch once more.
     """
-    seen = _Seen(asks=halves)
+    seen = _Seen(asks=count if halves else 0)
     if isinstance(resident, OwnResident):
         return _run_own(resident, config, count, noise_seed, seen)
     few = Few(resident, {"train": count, "val": count})
@@ -192,7 +194,7 @@ def _told(seen: _Seen, label: str, shared: float) -> Callable[..., None]:
     def called(module: nn.Module, asked: Any, given: Any) -> None:
         if seen.gradients or len(seen.calls) >= MOST_CALLS:
             return
-        if seen.asks and not seen.unlike and _is_other_alone(module, asked, given):
+        if seen.asks and not seen.unlike and _is_other_alone(module, asked, seen.asks):
             seen.unlike = label
         tensor = next(iter(tensors_of(given)), None)
         if tensor is not None and tensor.dim() > 0 and tensor.is_floating_point():
@@ -201,23 +203,27 @@ def _told(seen: _Seen, label: str, shared: float) -> Callable[..., None]:
     return called
 
 
-def _is_other_alone(module: nn.Module, asked: tuple[Any, ...], given: Any) -> bool:
-    """Returns whether a module gives the first half of its batch other values alone; False where that is not told."""
-    if not isinstance(given, Tensor) or not asked or not all(isinstance(one, Tensor) and one.dim() for one in asked):
+def _is_other_alone(module: nn.Module, asked: tuple[Any, ...], count: int) -> bool:
+    """Returns whether a module gives the first half of its batch other values alone; False where that is not told.
+
+    Copies of it are asked, so that neither what it keeps nor what it changes in place is touched.
+    """
+    if not asked or not all(isinstance(one, Tensor) and one.dim() and len(one) == count for one in asked):
         return False
-    size = len(asked[0])
-    if size < 2 or given.dim() == 0 or any(len(one) != size for one in (*asked, given)):
-        return False
+    cuda = [asked[0].device] if asked[0].is_cuda else []
+
+    def given(size: int) -> Tensor:
+        own = copy.deepcopy(module)
+        found: Tensor = type(module).forward(own, *(one.detach()[:size].clone() for one in asked))
+        return found.detach()[: count // 2].to("cpu", torch.float32)
+
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            halves = [one[: size // 2] for one in asked]
-            alone, again = (type(module).forward(copy.deepcopy(module), *halves) for _ in range(2))
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+            alone, again, beside = given(count // 2), given(count // 2), given(count)
+        draws = _is_unlike(alone, again)
+        return not draws and alone.shape == beside.shape and len(alone) == count // 2 and _is_unlike(alone, beside)
     except Exception:  # whatever a module raises that is called otherwise than it was made for
         return False
-    part = given.detach()[: size // 2]
-    if not isinstance(alone, Tensor) or alone.shape != part.shape or _is_unlike(alone.detach(), again.detach()):
-        return False  # the last: it draws random numbers
-    return _is_unlike(alone.detach(), part)
 
 
 def _is_unlike(one: Tensor, other: Tensor) -> bool:
@@ -256,13 +262,17 @@ def _because(name: str, reference: _Seen, seen: _Seen, whose: str) -> str:
         return f"{whose} updates its buffers otherwise"
     if name != "micro_batch_size":
         return "its gradients come out otherwise"
-    ratio = _ratio(reference, seen)
-    if ratio is not None and abs(ratio - 0.5) < 0.01:
-        return "the loss is a sum over its batch; a mean would leave the micro-batch free"
+    if _is_sum(reference, seen):
+        return SUM
     return (
         "the loss of a batch is not the mean of the losses of its samples, as where it compares them, or averages over "
         "tokens or pixels that are not the same number in each"
     )
+
+
+def _is_sum(whole: _Seen, halves: _Seen) -> bool:
+    ratio = _ratio(whole, halves)
+    return ratio is not None and abs(ratio - 0.5) < 0.01
 
 
 def _first_unlike(one: _Seen, other: _Seen) -> str:

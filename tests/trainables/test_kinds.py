@@ -283,6 +283,7 @@ def train(run):
         ("ReLU()", "zeros", 1.0, False),
         ("BatchNorm1d(8)", "zeros", 0.0, True),
         ("BatchNorm1d(8)", "randn", 0.0, True),
+        ("ReLU(inplace=True)", "randn", 0.0, False),
     ],
 )
 def test_noise_of_a_loop_of_ones_own_is_not_taken_for_what_a_knob_changes(

@@ -279,6 +279,7 @@ def _range(name: str, raw: Mapping[Any, object]) -> Scalar | Range:
     if flags["log"] and low <= 0:
         usual = float(table().defaults[name]) / 5
         least = usual if 0 < usual < high else high / 100
+        least = max(1, round(least)) if domain_of(name).type is int else least
         above = f"'knobs.{name}={{low: {least:g}, high: {high:g}, log: true}}', or leave out log" * (high > 0)
         raise ConfigError(f"{said}: a logarithm needs low > 0", allowed="low > 0 with log", remedy=above or example)
     integer = bool(flags["integer"]) or domain_of(name).type is int

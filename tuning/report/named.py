@@ -141,7 +141,9 @@ def named_of(
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}
     for own in trials:
         if own.named in sources and own.outcome == "ok":
-            sources[own.named] = replace(sources[own.named], values=own.values, seed=own.seed)
+            sources[own.named] = replace(
+                sources[own.named], values=own.values, seed=own.seed, samples=own.samples, has_ended=own.has_ended
+            )
     return {name: confirming.named(name, source) for name, source in sources.items()}
 
 

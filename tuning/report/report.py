@@ -113,8 +113,12 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
         grounds = f"mean of {count} {more}, 95 %" if count > 1 else few
         yield speed(measured) if measured else rate(best.probed_samples_per_s), "samples a second", grounds
         for name, found in best.quality.items():
-            reach = fmt.quality(found).partition("(")[2].strip(")")
-            yield f"{found.mean:.3f}", name, f"next run {reach}" if reach else "one seed"
+            reach, seeds = fmt.quality(found).partition("(")[2].strip(")"), len(found.by_seed)
+            yield (
+                f"{found.mean:.3f}",
+                name,
+                f"{'next run' if seeds > 2 else 'two seeds'} {reach}" if reach else "one seed",
+            )
         if best.peak_allocated_bytes:
             cap = f"of {size(summary.place.cap_bytes)}" if summary.place.cap_bytes else "no cap"
             yield size(best.peak_allocated_bytes), "peak memory", cap

@@ -239,7 +239,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         times=timeline.times(records),
         intervals=tuple(timeline.intervals(records)),
         notes=tuple(dict.fromkeys(_notes(records))),
-        warnings=tuple(dict.fromkeys(_notes(records, warns=True))),
+        warnings=_warnings(records),
         nodes=tuple(r.fields for r in records if r.event == "node"),
         stop_reason=str(_last(records, "stop").get("reason", "")),
         is_finished=is_finished(records)
@@ -266,17 +266,22 @@ def _lost(records: Sequence[Record]) -> int:
     return len(started - {str(r.get("trial", "")) for r in records if r.event == "trial"})
 
 
-def _notes(records: Sequence[Record], *, warns: bool = False) -> Iterator[str]:
-    """Yields what was noted, without what is of a pick that another has replaced since; what warns alone if asked."""
+def _warnings(records: Sequence[Record]) -> tuple[str, ...]:
+    """Returns the last note of each subject that warns, without those that are not so any more."""
+    notes = set(_notes(records))
+    latest = {str(r["warns"]): str(r["text"]) for r in records if r.event == "note" and r.get("warns")}
+    if any(r.event == "trial_start" and r.get("named") == BEFORE for r in records):
+        latest.pop(BEFORE, None)
+    return tuple(text for text in latest.values() if text in notes)
+
+
+def _notes(records: Sequence[Record]) -> Iterator[str]:
+    """Yields what was noted, without what is of a pick that another has replaced since."""
     since, of_a_pick = reopened(records), False
     for record in records:
         if record.event in ("stage", "resume"):
             of_a_pick = record.get("stage") in ("confirm", "export")
-        elif (
-            record.event == "note"
-            and not (of_a_pick and record.seq < since[0].seq)
-            and bool(record.get("warns")) >= warns
-        ):
+        elif record.event == "note" and not (of_a_pick and record.seq < since[0].seq):
             yield str(record.get("text", ""))
 
 

@@ -251,7 +251,7 @@ def trained(
     ended = bool(result.get("has_ended"))
     if ended:
         yield f"ended by itself after {result['samples']} samples"
-    samples = measured.get("samples") or samples
+    samples = measured.get("samples") or (None if ended else samples)  # of an older file it is not known
     after = "" if samples in (None, result["samples"]) else f" after {samples} samples"
     for objective, value in result["values"].items():
         known = measured["quality"].get(objective)

@@ -25,6 +25,7 @@ from tuning.search.runtime_check import compare
 
 RIDGE = 0.1
 """What holds the effects of values of which little was measured near to none."""
+FEW_RATIOS = 3
 SAMPLES_PER_S = "samples_per_s"
 """The objective that every study has beside those of its workload."""
 
@@ -85,7 +86,10 @@ class Speeds:
     """What probes say of the speed of trials, and what trials say where nobody probed; `learn` takes the latter."""
 
     def __init__(self, probes: Sequence[Probed], *, is_alone: bool = False) -> None:
-        """`is_alone` says that one trial trains at a time, so that no neighbour costs it anything."""
+        """`is_alone` says that one trial trains at a time, so that no neighbour costs it anything.
+
+        What is left then is that probes are short, which takes `FEW_RATIOS` trials to tell from a probe that was off.
+        """
         self._is_alone = is_alone
         self._groups: dict[tuple[Scalar, ...], list[Probed]] = {}
         for probe in probes:
@@ -153,7 +157,8 @@ class Speeds:
         """Returns what a trial would have measured without neighbours: times the median of probed over measured speed
         of the trials that have both.
         """
-        return measured * (statistics.median(self._ratios) if self._ratios and not self._is_alone else 1.0)
+        enough = len(self._ratios) >= (FEW_RATIOS if self._is_alone else 1)
+        return measured * (statistics.median(self._ratios) if enough else 1.0)
 
 
 def fastest(speeds: Speeds, guard: MemoryGuard, knobs: Mapping[str, Scalar]) -> SystemChoice | None:

@@ -20,7 +20,7 @@ from tuning.search.probe import PROBE_FRAC
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
 from tuning.search.scheduler import SearchTerms
-from tuning.search.throughput import Speeds, group_of, probed
+from tuning.search.throughput import Speeds, group_of, probed, suits
 from tuning.workers import machine, slots
 
 PREDICT_S = 60.0
@@ -37,7 +37,7 @@ FEWEST_STEPS = 50
 Trials of 2 to 23 steps learned nothing (docs/log/newcomer.md).
 """
 MOST_EPOCHS = 100
-"""The most epochs that are chosen by time."""
+"""The most epochs that are chosen by time, where the file does not say how long it is trained today."""
 LONG_S = 12 * 3600.0
 """A search without a limit that takes so long is worth a word before it begins."""
 BEFORE_FRAC = 1 / 2
@@ -161,18 +161,25 @@ class Limits:
         epochs, train_samples = self._config.budget.train_epochs, int(self._facts["train_samples"])
         if not isinstance(epochs, str):
             return max(1, round(epochs * train_samples))
-        limit_s, rate = self._config.search.max_time_s, self._typical_per_s()
+        limit_s, rate, today = self._config.search.max_time_s, self._typical_per_s(), self._config.workload.epochs
         if limit_s is None or not rate:
-            return train_samples
+            return (
+                max(1, round((today or 1.0) * train_samples)) if limit_s is None else self._at_most_today(train_samples)
+            )
         search_s, asked = max(0.0, self.left_s() - confirm.SHARE * limit_s), self._config.search.trials
         planned = PLANNED_TRIALS if asked == "auto" else max(1, asked)
-        whole = rate * search_s / planned / train_samples
+        passes = min(today or MOST_EPOCHS, rate * search_s / planned / train_samples)
+        passes = math.floor(passes) if 1 <= passes != today else passes
         least = FEWEST_STEPS * int(groups.defaults(self._config.space).get("batch_size", Knobs().batch_size))
-        most = self._config.workload.epochs or MOST_EPOCHS
-        return max(least, round(min(most, math.floor(whole) if whole >= 1 else whole) * train_samples))
+        return self._at_most_today(max(least, round(passes * train_samples)))
+
+    def _at_most_today(self, samples: int) -> int:
+        """Returns the samples of a trial, no more than the file says that it is trained on today."""
+        today = self._config.workload.epochs
+        return samples if today is None else max(1, min(samples, round(today * int(self._facts["train_samples"]))))
 
     def _typical_per_s(self) -> float:
-        """Returns a trial's speed: the geometric mean of the fastest probe of each speed group; 0 without.
+        """Returns a trial's speed: the geometric mean of the fastest probe of each speed group; 0 without any probe.
 
         Where widths and depths are searched, the fastest group of all is many times as fast as what most trials are:
         with its speed five trials of 51 passes came to their end, with the harmonic mean fifty of 6.
@@ -180,8 +187,9 @@ class Limits:
         groups: dict[Any, float] = {}
         for probe in probed(self._journal.records):
             place = group_of(probe.knobs)
-            groups[place] = max(groups.get(place, 0.0), probe.samples_per_s)
-        return statistics.geometric_mean(groups.values()) if groups else 0.0
+            if suits(self._config.space, probe):
+                groups[place] = max(groups.get(place, 0.0), probe.samples_per_s)
+        return statistics.geometric_mean(groups.values()) if groups else self._fastest_per_s()
 
     def _fastest_per_s(self) -> float:
         """Returns the largest speed that was probed, 0 where nothing was."""

@@ -220,7 +220,7 @@ class _Study:
         for text in sentences.left_out(self._config):
             self._note(text)
         for text in cautions(self._config, self._facts):
-            self._note(text, warns=True)
+            self._note(text, warns=text)
         self._settle_space()
 
     def measure_kinds(self, profiler: Worker) -> None:
@@ -234,10 +234,11 @@ class _Study:
             if found.get("outcome") != Outcome.CUT:  # else a study that goes on measures it
                 self._journal.append("kinds", changed=found["changed"], message=message, wall_s=wall_s)
             if message:
-                self._note(f"whether system knobs change what is learned was not measured: {message}", warns=True)
+                said = f"whether system knobs change what is learned was not measured: {message}"
+                self._note(said, warns="kinds" if found.get("outcome") != Outcome.CUT else "")
             if untold := found.get("untold"):
                 said = f"whether {', '.join(untold)} changes what is learned here is not known, and taken not to"
-                self._note(f"{said}: a step draws random numbers that change it as much", warns=True)
+                self._note(f"{said}: a step draws random numbers that change it as much", warns="kinds")
         use(table_of(self._journal.records))
         self._settle_space()
         for text in sentences.kinds(summary.kinds_of(self._journal.records)):
@@ -248,7 +249,9 @@ class _Study:
         if self._config.search.trials == 0:  # what is learned stays as it is trained today
             self._space = system_only(self._space, self._today())
         self._named = dict(self._config.named)
-        if PLAIN in measured_beside(self._config):
+        before = [r for r in self._journal.records if r.event == "probe" and r["name"] == BEFORE]
+        has_failed = any(r["outcome"] not in (Outcome.OK, Outcome.CUT) for r in before)
+        if has_failed or PLAIN in measured_beside(self._config):  # else there would be nothing to compare with
             self._named.setdefault(PLAIN, groups.plain_defaults(self._config.space))
 
     def measure(self, profiler: Worker) -> None:
@@ -294,19 +297,21 @@ class _Study:
             self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
             passes = self._limits.horizon() / max(1, int(self._opening().get("train_samples") or 0))
             told, today = f"a trial trains on {self._limits.horizon():,} samples ({passes:.2g} passes)", config.epochs
-            if today is not None and passes >= today:
+            if today is None:
+                longer = "what is best for a longer one may be another: budget.train_epochs=N sets its length"
+                self._note(f"{told}, as the time allows; {longer}")
+            elif self._limits.horizon() == round(today * int(self._opening().get("train_samples") or 0)):
                 self._note(f"{told}, as EPOCHS of {config.ref} says")
             else:
-                longer = "a longer training may be another: EPOCHS of the file or budget.train_epochs=N sets its length"
-                self._note(f"{told}, as the time allows; what is best for {longer}", warns=today is not None)
+                whole = f"what is best for {today:g} passes may be another: a larger search.max_time has longer trials"
+                self._note(f"{told}, as the time allows; {whole}", warns="length")
 
     def _probe(self, profiler: Worker, cap_bytes: int) -> None:
         if not self._space.parameters:
             asked = self._facts.get("asked") or table().system
             able = [n for n in table().system if n in asked and n not in self._config.space.parameters]
-            self._note(
-                f"no system knob is searched, so that there is nothing to compare; SPACE may have {', '.join(able)}"
-            )
+            more = f"; {', '.join(able)} could be" if able else ""
+            self._note(f"no system knob is searched, so that there is nothing to compare{more}")
         tried, size = None, "micro_batch_size"
         self._settle_space()  # by what is known of memory by now
         until = time.monotonic() + self._limits.probe_s()
@@ -322,7 +327,7 @@ class _Study:
         if searched and held not in (None, groups.micro_batch_of(whole)) and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
         if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
-            self._note(said, warns=True)
+            self._note(said, warns="probes")
 
     def search(self, profiler: Worker, setting: WorkerConfig) -> None:
         """Stage 3: trials, until they are enough, time is up, or nothing is left to try."""
@@ -337,7 +342,7 @@ class _Study:
             plan, terms = self._limits.plan(), self._limits.terms()
             if terms.before is None and self._limits.before() is not None:
                 took = f"{BEFORE} is not trained: it takes over half of the search's time"
-                self._note(f"{took}; a larger search.max_time has it", warns=True)
+                self._note(f"{took}; a larger search.max_time has it", warns=BEFORE)
             shares = [kind.share() for kind in self._others]
             counts = [share.plan.concurrency * self._machines(share.kind) for share in shares]
             own = plan.on_nodes(self._machines(self._target))
@@ -381,7 +386,7 @@ class _Study:
             if needed:
                 text = far_from_best(self._journal.records, picked, self._rule())
                 if text and not isinstance(self._config.pick.tolerance, str):
-                    self._note(text, warns=True)
+                    self._note(text, warns="pick")
                 terms = self._confirm_terms()
                 self._append_pick(picked, confirm(profiler, self._journal, self._named, terms, self._told))
 
@@ -589,7 +594,7 @@ class _Study:
         for text in runtime_check.disagreements(config, record.get("active") or {}):
             self._note(text)
         if record.event == "trial" and (remark := record.get("remark")):
-            self._note(remark, warns=True)
+            self._note(remark, warns="remark")
 
     def _node(self, node: Node) -> None:
         """Writes and says whether a node of the user's cluster runs trials."""
@@ -598,8 +603,8 @@ class _Study:
         record = self._journal.append("node", node=node.name, **said)
         self._terminal.note(sentences.node(record.fields))
 
-    def _note(self, text: str, *, warns: bool = False) -> None:
-        """Writes and says a note; one that `warns` of something likely wrong is in the summary, too."""
+    def _note(self, text: str, *, warns: str = "") -> None:
+        """Writes and says a note; the last that `warns` of a subject is in the summary, too."""
         if not any(r.event == "note" and r["text"] == text for r in reopened(self._journal.records)):
-            self._journal.append("note", text=text, **({"warns": True} if warns else {}))
+            self._journal.append("note", text=text, **({"warns": warns} if warns else {}))
             self._terminal.note(text)

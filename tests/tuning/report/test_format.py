@@ -55,6 +55,15 @@ def test_rate(value, half_width, text):
 
 
 @pytest.mark.parametrize(
+    ("values", "text"), [([0.9], "0.900"), ([0.9, 0.5], "0.700 (0.500 and 0.900)"), ([0.5, 0.6, 0.7], "0.600 (")]
+)
+def test_two_seeds_are_shown_as_they_are(values: list[float], text: str) -> None:
+    found = uncertainty.quality(dict(enumerate(values)))
+    assert fmt.quality(found).startswith(text)
+    assert (" to " in fmt.quality(found)) == (len(values) > 2)
+
+
+@pytest.mark.parametrize(
     ("frac", "text"), [(0.0, "0 %"), (0.004, "0.4 %"), (0.615, "62 %"), (1.0, "100 %"), (None, "-")]
 )
 def test_percent(frac, text):

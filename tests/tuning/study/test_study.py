@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from tests.commands import MINE
 from tests.fakes import FormulaProfiler
@@ -878,6 +879,63 @@ def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked
     assert horizon % FACTS["train_samples"] == 0
     assert 0 < horizon <= fastest * 240 * 0.7 / planned
     assert made._limits.plan().samples == horizon
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "asked", "trains", "said"),
+    [
+        ("1.5", [], 1.5, "as EPOCHS of "),
+        ("1.5", ["search.max_time=null"], 1.5, "as EPOCHS of "),
+        ("0.01", [], 0.01, "as EPOCHS of "),  # fewer steps than are chosen by time
+        ("9000.0", [], None, "what is best for 9000 passes may be another: a larger search.max_time"),
+        ("True", [], None, "what is best for a longer one may be another: budget.train_epochs=N"),
+    ],
+)
+def test_no_trial_is_longer_than_the_file_says_that_it_is_trained_today(
+    tmp_path: Path, epochs: str, asked: list[str], trains: float | None, said: str
+) -> None:
+    (tmp_path / "timed.py").write_text(f"{MINE.read_text()}\nEPOCHS = {epochs}\n")
+    made, journal, _ = opened(tmp_path, f"workload={tmp_path / 'timed.py'}", *asked, started=time.monotonic())
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
+    horizon, samples = last(journal.records, "study")["horizon_samples"], FACTS["train_samples"]  # type: ignore[index]
+    assert horizon == round(trains * samples) if trains else horizon < 9000 * samples
+    (note,) = [r for r in journal.records if r.event == "note" and "a trial trains on" in r["text"]]
+    assert said in note["text"]
+    assert (note["text"] in summary.from_records(journal.records).warnings) == (epochs == "9000.0")
+    journal.close()
+
+
+def test_a_warning_is_in_the_summary_as_long_as_it_is_so(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, started=time.monotonic())
+    for text, warns in (
+        ("no", ""),
+        ("one of 2", "probes"),
+        ("two of 3", "probes"),
+        ("before is not trained", "before"),
+    ):
+        made._note(text, warns=warns)
+    found = summary.from_records(journal.records)
+    few = next(said for said in found.warnings if "10 samples" in said)
+    assert found.warnings == (few, "two of 3", "before is not trained")
+    printed = io.StringIO()
+    Console(file=printed, width=80).print(*text.summary(found))
+    assert "two of 3" in printed.getvalue()
+    assert "one of 2" not in printed.getvalue()
+    journal.append("trial_start", trial="t000", config={}, named="before")
+    assert summary.from_records(journal.records).warnings == (few, "two of 3")
+    journal.close()
+
+
+@pytest.mark.parametrize(("outcome", "beside"), [("ok", False), ("cut", False), ("oom", True), ("crash", True)])
+def test_the_plain_defaults_are_measured_where_what_is_trained_today_cannot_be(
+    tmp_path: Path, outcome: str, beside: bool
+) -> None:
+    made, journal, _ = opened(tmp_path, f"workload={MINE}", started=time.monotonic())
+    assert "plain defaults" not in made._named
+    journal.append("probe", name="before", config={}, outcome=outcome, samples_per_s=None)
+    made._settle_space()
+    assert ("plain defaults" in made._named) == beside
     journal.close()
 
 
