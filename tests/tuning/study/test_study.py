@@ -908,13 +908,13 @@ def test_no_trial_is_longer_than_the_file_says_that_it_is_trained_today(
 
 def test_a_warning_is_in_the_summary_as_long_as_it_is_so(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, started=time.monotonic())
-    for text, warns in (
+    for said, warns in (
         ("no", ""),
         ("one of 2", "probes"),
         ("two of 3", "probes"),
         ("before is not trained", "before"),
     ):
-        made._note(text, warns=warns)
+        made._note(said, warns=warns)
     found = summary.from_records(journal.records)
     few = next(said for said in found.warnings if "10 samples" in said)
     assert found.warnings == (few, "two of 3", "before is not trained")
