@@ -26,7 +26,7 @@ from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.config.schema import PLANNED_TRIALS, StudyConfig
 from tuning.journal.records import Journal, Record, last, stage_done
 from tuning.memory import groups
-from tuning.report import export, report, sentences, summary
+from tuning.report import export, report, sentences, summary, text
 from tuning.search.protocols import TrialPlan
 from tuning.search.selection import far_from_best
 from tuning.study import setup, study
