@@ -620,11 +620,11 @@ def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(
 def test_what_was_noted_of_a_pick_that_another_replaced_is_not_in_the_report(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, started=time.monotonic())
     journal.append("note", text="of the machine")
-    for text, pick in (("of the first", {}), ("of the second", {"pick": {"tolerance": 0.1}})):
+    for said, pick in (("of the first", {}), ("of the second", {"pick": {"tolerance": 0.1}})):
         if pick:
             journal.append("resume", command="", startup_s=0.0, changed=[], **pick)
         with made._stage("confirm"):
-            journal.append("note", text=text)
+            journal.append("note", text=said)
     journal.close()
     notes = summary.from_records(journal.records).notes
     assert [note for note in notes if note.startswith("of ")] == ["of the machine", "of the second"]
