@@ -64,6 +64,8 @@ class OwnState(RunState):
     """Whether their function has set another seed than the run's."""
     noise_seed: int | None = None
     """What torch is seeded with once more behind the first micro-batch: the order of the samples is drawn by then."""
+    rested_s: float = 0.0
+    """Seconds between passes, in no window, without those of a report that was due: evaluations that none asked for."""
     dataset: Any = field(default=None, repr=False)
     """What their loader reads from, None where that is not known."""
     micro_steps: deque[tuple[int, bool]] = field(default_factory=lambda: deque(maxlen=1 << 16), repr=False)
@@ -128,6 +130,8 @@ class Counted:
         self._rates: list[float] | None = None
         """The learning rates of what `prepare` was shown, behind the first step; empty once one of them has moved."""
         self._paused_at = self._closed_at = time.perf_counter()
+        self._rests_since = 0.0
+        """When a pass ended that another follows; 0 within a pass."""
 
     @property
     def seed(self) -> int:
@@ -189,6 +193,9 @@ class Counted:
             self._is_alone = state.ranks is ALONE
         if not self._watch.is_paused:
             self._loss_sum = None
+        if self._rests_since:
+            state.rested_s += time.perf_counter() - self._rests_since
+            self._rests_since = 0.0
         self._watch.go_on()
         if self._has_left:
             self._has_left = False
@@ -492,6 +499,7 @@ class Counted:
         """What follows is theirs, and in no window: the window ends here where it is long enough, or waits."""
         if self._is_closed:
             return
+        self._rests_since = time.perf_counter()
         is_whole = self._has_stepped and self._warm_up.is_over(self._state.steps)
         if self.is_over or (is_whole and time.perf_counter() - self._closed_at >= self._state.plan.window_s):
             self._close()

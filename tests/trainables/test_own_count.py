@@ -543,3 +543,23 @@ def test_a_loop_that_steps_no_more_ends(script: Any, body: str) -> None:
     once = body.replace("if (i + 1) % 3 == 0:", "if not SEEN and not SEEN.append(i):")
     with pytest.raises(WorkloadError, match=r"without an optimiser step|without a report at its end"):
         list(own_loop.train(prepared(script(once), Plan(128, (128,)))))
+
+
+def test_what_lies_between_two_passes_is_told(script: Any) -> None:
+    body = """
+import time
+
+def train(run):
+    net, optimizer = made(run)
+    for _ in run.epochs():
+        for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
+            run.backward(loss_of(net, batch), optimizer)
+        began = time.perf_counter()
+        while time.perf_counter() < began + 0.05:
+            pass
+        run.report(error=1.0)
+"""
+    state = prepared(script(body), Plan(256, (256,)))
+    found = [event for event in own_loop.train(state) if isinstance(event, Evaluation)]
+    assert 3 * 0.05 <= state.rested_s < 3 * 0.05 + 1.0, "the last of four is that of a report that was due"
+    assert found[0].wall_s >= 0.05

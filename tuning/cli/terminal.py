@@ -216,7 +216,8 @@ class Terminal:
         """Says that the run was interrupted and how to go on; nothing where it had not begun."""
         self.close()
         name = signal.Signals(signum).name if signum in list(signal.Signals) else f"signal {signum}"
-        line(self._err, f"interrupted by {name}; every trial that ended is saved")
+        who = " (Ctrl-C, or `stop`)" * (signum == signal.SIGINT)
+        line(self._err, f"interrupted by {name}{who}; every trial that ended is saved")
         if self._resume:
             self.resume_hint(self._resume)
 

@@ -62,7 +62,7 @@ def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref
     else:
         dropped = [*lacking, *drop_idle(tree["knobs"], origins)]
         config = checked(tree, origins, dropped, tuple(argv), defaults)
-        check_whole(config.space)
+        check_whole(config.space, config.search.trials)
     return apply_card(config, config.card)
 
 

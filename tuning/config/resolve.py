@@ -158,7 +158,7 @@ def with_workload_defaults(
             own.setdefault("micro_batch_size", own.get("batch_size", plain_batch))
     dropped = [*config.dropped, *drop_idle(knobs, origins)]
     space = parsed_space(knobs, origins)
-    check_whole(space)
+    check_whole(space, config.search.trials)
     merged = checked_options({**options, **config.workload.options}, options, origins)
     workload = WorkloadSection(ref=ref, name=config.workload.name, options=merged, epochs=epochs)
     plain = Knobs().as_dict() | {"micro_batch_size": plain_batch}
@@ -252,14 +252,14 @@ def drop_idle(knobs: Tree, origins: Mapping[str, str]) -> list[str]:
     return [f"knobs.{n}={shown(knobs.pop(n))} is left out: {space.unmet(n)}" for n in idle]
 
 
-def check_whole(space: Space) -> None:
-    """Raises ConfigError for a space with a knob that has no effect, or with nothing to search."""
+def check_whole(space: Space, trials: int | str) -> None:
+    """Raises ConfigError for a space with a knob that has no effect, or with nothing that `trials` could search."""
     Space.of(space.as_raw())
-    if not space.parameters:
+    if not space.parameters and trials != 0:
         raise ConfigError(
             f"knobs: all {len(space.fixed)} have one value each, so there is nothing to search",
-            remedy="give one of them choices, such as knobs.batch_size=[16,32,64]; or knobs.num_workers=[0,1] with "
-            "search.trials=0: it trains nothing, and best.yaml has the others as they are",
+            remedy="give one of them choices, such as knobs.batch_size=[16,32,64]; with search.trials=0 it is measured "
+            "as it is, and best.yaml has it",
         )
 
 

@@ -210,6 +210,8 @@ def _from_records(records: Sequence[Record]) -> Summary:
     confirmed = [confirming.named(t.trial, t) for t in trials if t.trial in names]
     best, others = named.get("best"), [n for n in named if n not in PICKS]
     ablation = ablation_results(ablated, texts(given.get("claims_of")), dict(best.config) if best else None)
+    resumed = [str(r["command"]) for r in records if r.event == "resume" and r.get("command")]
+    study = {**study, "command": " && ".join([str(study.get("command", "")), *resumed])}
     return Summary(
         id=str(study.get("id", "")),
         workload=str(study.get("workload", "")),

@@ -268,7 +268,7 @@ def of_data(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
     left = Space.parse({**space.as_raw(), "batch_size": raw})
     said = f"knobs.batch_size={shown(space.as_raw()['batch_size'])} goes to {shown(raw)}"
     dropped = [*config.dropped, f"{said}: there are {train} training samples"]
-    check_whole(left)
+    check_whole(left, config.search.trials)
     return config.model_copy(update={"space": left, "dropped": dropped})
 
 

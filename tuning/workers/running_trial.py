@@ -177,7 +177,7 @@ class RunningTrial:
             "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
             "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
             "train_s": sum(w.wall_s for w in windows),
-            "evaluate_s": self._evaluate_s,
+            "evaluate_s": self._evaluate_s + (state.rested_s if isinstance(state, OwnState) else 0.0),
             "setup_s": self._setup_s,
             "spans": spans_of(windows[1:] or windows),
             "telemetry": self._session.telemetry.summary(),
