@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from trainables.knobs import Scalar, table, use
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
-from tuning.config.resolve import measured_beside, resolved, write_resolved
+from tuning.config.resolve import COMMAND_LINE, measured_beside, resolved, write_resolved
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import (
@@ -423,9 +423,16 @@ class _Study:
         if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in self._of_search()):
             return None
         learned = groups.guard(self._journal.records, self._limits.cap_bytes())
-        before = self._limits.before()
-        start = {**groups.defaults(self._space), **(before or {})}  # of a space of system knobs alone, what is held
-        return fastest_probed(self._journal.records, self._space, learned, start, is_before=before is not None)
+        before, typed = self._limits.before(), self._typed()
+        start = {**groups.defaults(self._space), **(before or {}), **typed}  # of system knobs alone, what is held
+        is_before = before is not None and not typed
+        return fastest_probed(self._journal.records, self._space, learned, start, is_before=is_before)
+
+    def _typed(self) -> dict[str, Scalar]:
+        """Returns the knobs that the command line fixes, as far as `before` has other values."""
+        before, origins = self._limits.before() or {}, self._config.origins
+        fixed = {n: v for n, v in self._config.space.fixed.items() if origins.get(f"knobs.{n}") == COMMAND_LINE}
+        return {n: v for n, v in fixed.items() if before.get(n, v) != v}
 
     def _today(self) -> dict[str, Scalar]:
         """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
@@ -448,6 +455,7 @@ class _Study:
         measure_windows(profiler, self._journal, turns, few, self._told, lambda: until - time.monotonic())
         before = self._limits.before()
         others = "as in before" if before else "at its default"
+        others += "".join(f", {name}={value} as typed" for name, value in self._typed().items())
         rule = f"the fastest system knobs that were probed, every other knob {others}"
         if "micro_batch_size" not in table().system and not before:
             rule += f" (micro_batch_size={config.get('micro_batch_size', 'the batch')})"

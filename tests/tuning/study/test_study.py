@@ -753,6 +753,18 @@ def test_without_trials_what_is_learned_stays_as_it_is_trained_today(asked: str,
     journal.close()
 
 
+def test_without_trials_a_knob_that_is_typed_has_that_value_whatever_before_has(tmp_path: Path) -> None:
+    typed = ("knobs.learning_rate=0.01", "named.before.learning_rate=0.00123", "named.before.weight_decay=0.5")
+    made, journal, _ = opened(tmp_path, "search.trials=0", *typed, started=time.monotonic())
+    made.measure(FormulaProfiler())  # type: ignore[arg-type]
+    made.confirm(FormulaProfiler())  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.best is not None
+    assert (found.best.config["learning_rate"], found.best.config["weight_decay"]) == (0.01, 0.5)
+    assert "as in before, learning_rate=0.01 as typed" in found.rule
+    journal.close()
+
+
 def test_without_trials_the_pick_is_the_fastest_system_knobs_with_every_other_knob_at_its_default(
     tmp_path: Path,
 ) -> None:
