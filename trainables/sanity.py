@@ -105,10 +105,10 @@ class Few(Resident):
 
     def dataset(self, config: Config, split: Split) -> Dataset[Any]:
         """Returns samples spread evenly over the split."""
-        return _Part(self._whole.dataset(config, split), self._sizes[split], split)
+        return _FewSamples(self._whole.dataset(config, split), self._sizes[split], split)
 
 
-class _Part(Dataset[Any]):
+class _FewSamples(Dataset[Any]):
     """So many samples of a split, evenly spaced; None for all."""
 
     def __init__(self, whole: Dataset[Any], count: int | None, split: Split) -> None:

@@ -168,7 +168,7 @@ class BiLSTM(nn.Module):
         return torch.cat(ends, dim=1)[order.argsort()]
 
 
-class Net(nn.Module):
+class SequenceNet(nn.Module):
     """Encoder of a sequence, and a classifier on what it makes of it."""
 
     def __init__(self, channels: int, classes: int, width: int, packed: bool, dropout: float) -> None:
@@ -327,13 +327,15 @@ class Signals:
             self._references[key] = References(x.to(device), index.view(count, choices).to(device), steps)
         return self._references[key]
 
-    def model(self, config: Config) -> Net:
+    def model(self, config: Config) -> SequenceNet:
         """Returns a new model for the channels and classes of the training split."""
         train, knobs = self.dataset(config, "train"), config.knobs
-        return Net(len(train.mean), len(train.classes), knobs.hidden_size, knobs.sequence_packing, knobs.dropout)
+        return SequenceNet(
+            len(train.mean), len(train.classes), knobs.hidden_size, knobs.sequence_packing, knobs.dropout
+        )
 
     @staticmethod
-    def blocks(model: Net) -> list[nn.Module]:
+    def blocks(model: SequenceNet) -> list[nn.Module]:
         """Returns what activation checkpointing wraps."""
         return [*model.convolutions, model.lstm]
 

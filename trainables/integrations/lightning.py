@@ -66,10 +66,10 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
         )
     callbacks = own.pop("callbacks", None) or []
     callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    return {**_TRAINER_OFF, **own, **found, "callbacks": [*callbacks, _Study(run, pass_samples)]}
+    return {**_TRAINER_OFF, **own, **found, "callbacks": [*callbacks, _StudyCallback(run, pass_samples)]}
 
 
-class _Study(Callback):  # type: ignore[misc]  # what a check may lack
+class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
     """Tells `run` what a Trainer does, and the Trainer when to validate and when to end."""
 
     def __init__(self, run: Run, pass_samples: int | None) -> None:
