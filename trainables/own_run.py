@@ -33,7 +33,7 @@ from trainables.workload import LoopError
 
 _LOADER = ("micro_batch_size", *batches.LOADING_KNOBS)
 _PREPARE = ("channels_last", "compile", "activation_checkpointing")
-_BATCHES = ("non_blocking", "device_prefetch", "tf32", "cudnn_benchmark", "sdpa_backend", "empty_cache")
+_BATCHES = ("non_blocking", "device_prefetch", *precision.AROUND_ANY_LOOP)
 _DECLARE = "give it a value or values in SPACE"
 ASKED_BY: Mapping[str, tuple[str, ...]] = {
     "run.loader()": _LOADER,

@@ -36,6 +36,10 @@ class _Off(nullcontext[None], ContextDecorator):
     """No autocast, as a block or around a function."""
 
 
+AROUND_ANY_LOOP = ("tf32", "cudnn_benchmark", "sdpa_backend", "empty_cache")
+"""Knobs that are set around a training, whoever's loop it is in: nothing asks for them by name."""
+
+
 @contextmanager
 def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
     """Applies tf32, cudnn_benchmark and sdpa_backend inside the block and restores the process's settings after it.

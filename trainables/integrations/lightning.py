@@ -19,6 +19,7 @@ from torch import Tensor
 from trainables import batches
 from trainables.own_run import Run
 from trainables.plan import steps_to
+from trainables.precision import AROUND_ANY_LOOP
 from trainables.workload import WorkloadError
 
 if "lightning.pytorch" in sys.modules:
@@ -47,8 +48,8 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
     a knob or the study sets.
     """
     precision = _PRECISION[run["amp_dtype"]]
-    for name in ("tf32", "cudnn_benchmark", "sdpa_backend", "empty_cache"):
-        run[name]  # set around their whole function
+    for name in AROUND_ANY_LOOP:
+        run[name]
     on_card = run.device.type == "cuda"
     found = {
         "accelerator": "gpu" if on_card else "cpu",

@@ -18,6 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trainables.own_run import Run
 from trainables.plan import steps_to
+from trainables.precision import AROUND_ANY_LOOP
 from trainables.workload import WorkloadError
 
 _ARGUMENTS_OFF = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}
@@ -35,8 +36,8 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
     for fewer samples than a micro-batch has.
     """
     knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
-    for name in ("cudnn_benchmark", "sdpa_backend", "empty_cache"):
-        run[name]  # set around their whole function
+    for name in AROUND_ANY_LOOP:
+        run[name]
     loader, accumulation = run.loader(), run.accumulation
     micro = int(loader.pop("batch_size"))
     if len(train_set) < micro:
