@@ -37,7 +37,7 @@ class _Off(nullcontext[None], ContextDecorator):
 
 
 AROUND_ANY_LOOP = ("tf32", "cudnn_benchmark", "sdpa_backend", "empty_cache")
-"""Knobs that are set around a training, whoever's loop it is in: nothing asks for them by name."""
+"""Knobs that are set around a training, whoever's loop it is in: no line of that loop has to ask for them."""
 
 
 @contextmanager

@@ -181,8 +181,8 @@ class Limits:
     def _typical_per_s(self) -> float:
         """Returns a trial's speed: the geometric mean of the fastest probe of each speed group; 0 without any probe.
 
-        Where widths and depths are searched, the fastest group of all is many times as fast as what most trials are:
-        with its speed five trials of 51 passes came to their end, with the harmonic mean fifty of 6.
+        Where widths and depths are searched, the fastest group of all is many times as fast as what most trials are: of
+        one script it had five trials of 51 passes come to their end in three minutes, this mean 22 of 23.
         """
         groups: dict[Any, float] = {}
         for probe in probed(self._journal.records):
