@@ -407,6 +407,7 @@ BACK = BATCHES + "        run.backward(loss_of(net, batch), optimizer)\n"
         (BACK + "        raise SystemExit(1)\n", WorkloadError, "SystemExit"),
         ("    pass\n", WorkloadError, r"without asking for run.batches\(loader\)"),
         ("    run['momentun']\n", WorkloadError, r"run\['momentun'\]: there is no such knob"),
+        ("    run['lr']\n", WorkloadError, r"there is no such knob: did you mean run\['learning_rate'\]"),
     ],
 )
 def test_what_a_loop_gets_wrong_is_said(script: Any, body: str, kind: type[Exception], says: str) -> None:

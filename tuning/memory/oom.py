@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -35,7 +35,15 @@ class Outcome(StrEnum):
 
 CRASHED = (Outcome.CRASH, Outcome.DATA)
 MOST_CRASHES = 3
-"""Where so many crashed and none came further, others would crash, too; of `run` used wrongly one is enough."""
+
+
+def others_would_crash(messages: Sequence[str]) -> bool:
+    """Returns whether what has only crashed so far, with these messages, will go on so.
+
+    That takes `MOST_CRASHES`, and one where it says that `run` is used wrongly.
+    """
+    return len(messages) >= MOST_CRASHES or any(text.startswith("LoopError") for text in messages)
+
 
 Retreat = Literal["", "micro_batch", "fewer_workers", "no_workers", "no_cache"]
 """What a trial changes to begin again: a smaller micro-batch, half the loader's processes or none, samples that are not

@@ -12,7 +12,7 @@ from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
-from tuning.memory.oom import CRASHED, MOST_CRASHES, Outcome
+from tuning.memory.oom import CRASHED, Outcome, others_would_crash
 from tuning.search.bottleneck import judge
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed
@@ -97,14 +97,10 @@ class ProbeStage:
 
     @property
     def _only_crash(self) -> bool:
-        """Returns whether all probes so far have crashed, `MOST_CRASHES` or more: others would, too.
-
-        One is enough where it says that `run` is used wrongly.
-        """
+        """Returns whether all probes so far have crashed, and others would, too."""
         ends = [r for r in self._known.values() if r.event == "probe"]
         crashed = [str(r.get("message")) for r in ends if r.get("outcome") in CRASHED]
-        is_misused = any(text.startswith("LoopError") for text in crashed)
-        return len(crashed) == len(ends) and (is_misused or len(ends) >= MOST_CRASHES)
+        return len(crashed) == len(ends) and others_would_crash(crashed)
 
     def _smaller_batches(self) -> list[int]:
         """Returns the batch sizes of the space that a larger micro-batch than theirs does not answer for."""

@@ -19,7 +19,7 @@ from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
 from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.oom import CRASHED, MOST_CRASHES, Outcome
+from tuning.memory.oom import CRASHED, Outcome, others_would_crash
 from tuning.search import endings
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
@@ -345,7 +345,7 @@ class TrialScheduler:
         """Returns whether those that began first crashed, and none has come further: others would crash, too."""
         crashed = self._crashes or {}
         first = list(itertools.takewhile(crashed.__contains__, self._attempts))
-        return len(first) >= MOST_CRASHES or any(crashed[trial].startswith("LoopError") for trial in first)
+        return others_would_crash([crashed[trial] for trial in first])
 
     def _is_over(self) -> bool:
         begun, most = len(self._attempts.keys() - self._beside), self._terms.trials

@@ -285,3 +285,30 @@ def test_without_rounds_a_training_is_not_compared_with_a_probe(records):
     own = [r for r in records if r.event != "window"]
     fast = [changed(r, samples_per_s=1000.0) if r.event == "confirmed" and r["name"] == "best" else r for r in own]
     assert summary.from_records(fast).gain("best", "before") == summary.from_records(own).gain("best", "before")
+
+
+@pytest.mark.parametrize(
+    ("measured", "ended", "after"),
+    [
+        ({"samples": 400}, True, " after 400 samples"),  # as early stopping ended them
+        ({"samples": 500}, True, ""),
+        ({}, False, " after 900 samples"),
+        ({}, True, ""),  # of an older file that is not known
+    ],
+)
+def test_a_training_is_compared_with_what_was_measured_after_so_many_samples(measured, ended, after):
+    known = {"samples_per_s": {"median": 10.0}, "quality": {"f1": {"mean": 0.6, "interval": None}}, **measured}
+    result = {"samples_per_s": 11.0, "samples": 500, "values": {"f1": 0.7}, "has_ended": ended}
+    said = list(text.trained(result, known, 900, "before.yaml"))
+    assert said[0] == "11.0 samples/s  (before.yaml: 10.0, +10.0%)"
+    assert said[-1] == f"f1 0.7000  (before.yaml{after}: 0.6000)"
+
+
+def test_the_command_is_that_of_each_session_and_a_length_that_of_what_ended_by_itself(records):
+    again = Record(len(records), records[-1].t, "resume", {"command": "python -m tuning.run resume=one"})
+    found = summary.from_records([*records, again])
+    first = next(r for r in records if r.event == "study")["command"]
+    assert found.study["command"] == f"{first} && python -m tuning.run resume=one"
+    assert found.best.samples is None
+    early = [changed(r, has_ended=True, samples=320) if r.event == "confirmed" else r for r in records]
+    assert summary.from_records(early).best.samples == 320
