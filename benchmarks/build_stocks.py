@@ -15,7 +15,7 @@ import gzip
 from pathlib import Path
 
 from benchmarks.build_samples import checked
-from trainables.temporal import STOCKS_FILE
+from trainables.workloads.temporal import STOCKS_FILE
 
 STOCKS_SHA256 = "5abadf99b2d394f920120a27de6f0df129859d71d4cfb0bf661bcc99446ab1fd"
 TEXT_SHA256 = "feb24b3d3975f99cc675efd9532121d49628455b68bfb80549d73594fb8b8e55"

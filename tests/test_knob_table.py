@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainables import knob_columns, knob_page
-from trainables.knob_columns import Bound, Domain, Kind, Measured, Memory, Requires, Span, refusal
-from trainables.knobs import Knobs
-from trainables.our_knobs import EVERY
+from trainables.knob_columns import AskedBy, Bound, Domain, Kind, Measured, Memory, Requires, Span, refusal
+from trainables.knobs import OF_THE_LOOP, Knobs
+from trainables.our_knobs import EVERY, OURS
 from tuning.config.cards import Card
 
 ROOT = Path(__file__).parents[1]
@@ -34,17 +34,20 @@ def test_every_row_has_every_column(name: str) -> None:
     assert row.kind in get_args(Kind)
     assert row.memory in get_args(Memory)
     assert row.span in get_args(Span)
+    assert row.asked_by in get_args(AskedBy)
+    assert row.asked_by == "name" or name in OF_THE_LOOP
     assert set(row.remedies) <= set(get_args(Bound))
     assert row.domain.check(row.default) == getattr(Knobs(), name)
     assert row.seen is not None or name in ("learning_rate", "schedule", "warmup_frac", "empty_cache")
 
 
-@pytest.mark.parametrize("module", ["knobs", "our_knobs"])
+@pytest.mark.parametrize("module", ["knobs", "our_knobs", *(f"workloads/{ref}" for ref in OURS)])
 def test_no_row_of_ours_leaves_a_column_to_its_default(module: str) -> None:
     calls = (n for n in ast.walk(ast.parse((ROOT / f"trainables/{module}.py").read_text(encoding="utf-8"))))
     rows = [n for n in calls if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Knob"]
-    assert rows
-    assert all({"memory", "span", "claimed"} <= {k.arg for k in row.keywords} for row in rows)
+    columns = {"memory", "span", "claimed", *(["asked_by"] if module == "knobs" else [])}
+    assert rows or module.startswith("workloads/")
+    assert all(columns <= {k.arg for k in row.keywords} for row in rows)
 
 
 @names

@@ -144,10 +144,6 @@ class _Planned(Sampler[MicroBatch]):
         return len(self.micro_batches)
 
 
-LOADING_KNOBS = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
-"""Those that `loading` reads."""
-
-
 def loading(knobs: Knobs, device: str) -> dict[str, Any]:
     """Returns the arguments of a DataLoader that knobs set, for training on a device such as "cpu" or "cuda:0"."""
     found = {"num_workers": knobs.num_workers, "pin_memory": knobs.pin_memory and device.startswith("cuda")}

@@ -23,6 +23,21 @@ are held in it; one profile has all of that.
 Span = Literal["loader", "augment", "transfer", "compute", "optimizer", "none"]
 """The part of a step that a knob can shorten; of one that takes no time, the knob is not worth a probe."""
 Bound = Literal["loader", "transfer", "launch", "compute", "memory", "optimizer"]
+AskedBy = Literal["loader", "batch", "prepare", "batches", "around", "autocast", "backward", "clip", "name"]
+"""What applies a knob in a loop of one's own. around: it is set around a training, whoever's loop that is in. clip: a
+`run.backward` without a `max_norm` of its own. name: their own lines, which read it by `run["..."]`."""
+CALLS: Mapping[AskedBy, str] = {
+    "loader": "run.loader()",
+    "batch": "run.loader() and run.backward(loss, optimizer)",
+    "prepare": "run.prepare(model, optimizer)",
+    "batches": "run.batches(loader)",
+    "around": "run.batches(loader)",
+    "autocast": "run.autocast()",
+    "backward": "run.backward(loss, optimizer)",
+    "clip": "run.backward(loss, optimizer)",
+    "name": "",
+}
+"""The call of `run` that asks for a knob, by what its row says."""
 Seen = Mapping[str, Any]
 """The facts of a first step, `trainables.witness.Witness.facts`."""
 Found = tuple[str, bool | None] | None
@@ -134,6 +149,10 @@ class DeviceRule:
     why_not: Callable[[Device, Scalar], str | None]
 
 
+VOLTA, AMPERE = (7, 0), (8, 0)
+"""The first with code of Triton, and the first with bfloat16 and TensorFloat-32, as compute capabilities."""
+
+
 def cuda(why: str, *values: Scalar) -> DeviceRule:
     """Returns the rule of values that only a CUDA device honours; `why` begins the sentence about a CPU."""
     sentence = f"{why}, and this runs on the cpu"
@@ -216,9 +235,9 @@ class Knob:
     does not go together.
 
     Further columns are for the rows of the loop: `acts_in` are the modules of `trainables` that act on it. `seen` reads
-    it back from a first step, None where it leaves no trace there. `claimed` names the documents that recommend it
-    (docs/knobs.md). `remedies` are by what bounds a step. `also` are
-    other names that people use.
+    it back from a first step, None where it leaves no trace there. `asked_by` is the call of `run` that applies it in a
+    loop of one's own. `claimed` names the documents that recommend it (docs/knobs.md). `remedies` are by what bounds a
+    step. `also` are other names that people use.
     """
 
     default: Scalar
@@ -231,6 +250,7 @@ class Knob:
     span: Span | None = None
     """None: compute, or, of a learning knob, none."""
     seen: Reader | None = None
+    asked_by: AskedBy = "name"
     claimed: str = "-"
     requires: Requires | None = None
     rules: tuple[DeviceRule, ...] = ()

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainables.knob_columns import Knob, word
+from trainables.knob_columns import CALLS, Knob, word
 from trainables.knobs import OF_THE_LOOP
-from trainables.our_knobs import OURS, ROWS
+from trainables.our_knobs import EVERY, OURS
 
 _HEAD = """\
 # Knobs
 
 Every optimisation and what is known of it. `knobs.NAME=VALUE` fixes one, `'knobs.NAME=[A,B]'` searches its values,
 `'knobs.NAME={low: A, high: B, log: true}'` a range (of a knob of kind both only with `search.strategy=joint`, since
-probes need single values). This page is made from the tables in `trainables/knobs.py` and
-`our_knobs.py`: `python -m trainables.knob_page > docs/knobs.md`.
+probes need single values). This page is made from the rows in `trainables/knobs.py`,
+`our_knobs.py` and `workloads`: `python -m trainables.knob_page > docs/knobs.md`.
 
 - **Kind**: a system knob changes speed and memory only, a learning knob what is learned, one of kind both changes both
   ([design.md](design.md#3-knobs-have-kinds)). Tests hold the system ones to it: `tests/trainables/test_loop.py` and
@@ -35,6 +35,9 @@ probes need single values). This page is made from the tables in `trainables/kno
 - **Read back**: whether the first optimiser step of every run shows that the knob was honoured
   (`trainables/witness.py`); a knob that was not becomes a note, such as "knobs.sdpa_backend=efficient was asked; the
   first step showed attention by math".
+- **Own loop**: the call of `run` that applies it in [a loop of your own](own_loop.md). *any loop*: it is set around a
+  training, whoever's loop that is in, also [a framework's](frameworks.md). A dash: your own lines, where they read it
+  by `run["name"]`.
 - **Claimed in**: a letter is one of the documents whose claims are measured here. A: GPU Optimization for RTX 3090 Ti.
   B: GPU Optimization Guide - RTX 3090 (24GB). C: Complete Optimization Review - RTX 3090 24GB GPU. D: GPU Training
   Optimization Guide. E: GPU Optimization Summary. A dash: ours alone.
@@ -44,8 +47,8 @@ What single knobs bought on a CPU: [workloads](../benchmarks/results/workloads_c
 
 """
 _TABLE = """\
-| knob | what it does | kind | values | needs | try another value where | memory | read back | claimed in |
-|---|---|---|---|---|---|---|---|---|
+| knob | what it does | kind | values | needs | try another value where | memory | read back | own loop | claimed in |
+|---|---|---|---|---|---|---|---|---|---|
 """
 _OWN = """
 ## Knobs of our workloads
@@ -83,7 +86,7 @@ _WHERE: Mapping[str | None, str] = {
 
 def page() -> str:
     """Returns the page as Markdown."""
-    return _HEAD + _TABLE + _lines(OF_THE_LOOP) + _OWN + _TABLE + _lines(ROWS)
+    return _HEAD + _TABLE + _lines(OF_THE_LOOP) + _OWN + _TABLE + _lines(EVERY.own)
 
 
 def _lines(rows: Mapping[str, Knob]) -> str:
@@ -105,6 +108,11 @@ def _cells(name: str, row: Knob) -> Iterator[str]:
     yield "; ".join(_WHERE[part] for part in dict.fromkeys((row.span, *row.remedies)) if part in _WHERE) or "-"
     yield str(row.memory)
     yield "no" if row.seen is None else "yes"
+    call = "any loop" if row.asked_by == "around" else CALLS[row.asked_by]
+    yield (
+        " and ".join(f"`{one.partition('(')[0]}`" if one.startswith("run.") else one for one in call.split(" and "))
+        or "-"
+    )
     yield row.claimed
 
 

@@ -170,9 +170,9 @@ def nesterov(asked: Any, seen: Seen) -> Found:
 
 def max_grad_norm(asked: Any, seen: Seen) -> Found:
     """Reads whether the gradients' norm was taken before the optimiser's step."""
-    if "norms_taken" not in seen:
+    if "gradient_norms" not in seen:
         return None
-    taken = seen["norms_taken"] > 0
+    taken = bool(seen["gradient_norms"])
     return ("gradients held to a norm" if taken else "no norm of the gradients"), taken == (asked > 0)
 
 

@@ -279,8 +279,7 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
     optim.scale_rates(state.optimizer, optim.schedule(state.resident.workload, progress, state.config))
     state.counts = state.capped and state.sparse.whole(state.steps)
     with watched(state, "optimizer"):
-        if knobs.max_grad_norm > 0:
-            optim.hold_gradients(state.optimizer, state.scaler, knobs.max_grad_norm)
+        optim.hold_gradients(state.optimizer, state.scaler, knobs)
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))

@@ -6,7 +6,7 @@ import math
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
@@ -57,6 +57,19 @@ def built_in(groups: list[dict[str, Any]], knobs: Knobs) -> torch.optim.Optimize
     return torch.optim.AdamW(ready, fused=True if knobs.fused_optimizer else None)
 
 
+def facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Returns what an optimiser that has stepped is, as a first step tells it."""
+    groups = optimizer.param_groups
+    moments = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor) and t.dim()]
+    return {
+        "optimizer": type(optimizer).__name__,
+        "optimizer_state_dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in moments}),
+        "weight_decays": sorted({float(g["weight_decay"]) for g in groups if "weight_decay" in g}),
+        "momenta": sorted({float(g["momentum"]) for g in groups if "momentum" in g}),
+        "nesterov": any(g.get("nesterov") for g in groups),
+    }
+
+
 def state_bytes(model: nn.Module, knobs: Knobs) -> int:
     """Returns the bytes of the optimiser's state once it has stepped: of AdamW two moments of each trained number.
 
@@ -105,11 +118,17 @@ def scale_rates(optimizer: torch.optim.Optimizer, share: float) -> None:
         group["lr"] = share * group["peak_lr"]
 
 
-def hold_gradients(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, max_norm: float) -> None:
-    """Scales the gradients of a whole batch down to a norm, where it is larger; a GradScaler's own scale is taken out.
+def hold_gradients(
+    optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, knobs: Knobs, max_norm: float | None = None
+) -> None:
+    """Scales the gradients of a whole batch down to a norm, the knob's or the one given, where theirs is larger.
 
-    A norm that is not finite is left to the scaler, which skips such a step, or to the loss that follows.
+    A GradScaler's own scale is taken out. A norm that is not finite is left to the scaler, which skips such a step, or
+    to the loss that follows.
     """
+    max_norm = knobs.max_grad_norm if max_norm is None else max_norm
+    if max_norm <= 0:
+        return
     scaler.unscale_(optimizer)
     own = [p for group in optimizer.param_groups for p in group["params"]]
     nn.utils.clip_grad_norm_(own, max_norm)

@@ -1,7 +1,6 @@
-"""The knobs that only some of our workloads have, as rows of the table; a workload declares its own by `our_knobs`.
+"""The knobs of our workloads, as rows of the table: those that several share are here, the others in their modules.
 
-A workload of one's own declares its rows in its file. Ours are here, as several share one, and a command line is
-checked before the modules are imported, which takes seconds.
+A command line is checked before the modules are imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainables import knob_columns
 from trainables import knob_readers as read
-from trainables.knob_columns import FLAG, Domain, Knob, capability, cpu_flags, cuda, package
-from trainables.knobs import AMPERE, KnobTable
+from trainables.knob_columns import FLAG, Domain, Knob
+from trainables.knobs import KnobTable
 
 # fmt: off
 ROWS: Mapping[str, Knob] = {
@@ -20,11 +20,6 @@ ROWS: Mapping[str, Knob] = {
         False, "system", FLAG, "Augmentations write into the batch instead of making new tensors.",
         memory="minor", span="augment", claimed="E", seen=read.inplace_augmentation,
         remedies={"loader": lambda _, step: True if step.augment_frac >= 0.02 and not step.cuda else None},
-    ),
-    "architecture": Knob(
-        "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
-        "Kind of network, where the workload has several.", shapes_model=True,
-        memory="group", span="compute", claimed="D", seen=read.architecture,
     ),
     "hidden_size": Knob(
         128, "both", Domain(int, low=4, high=16_384), "Width of the network's hidden layers.", shapes_model=True,
@@ -34,11 +29,6 @@ ROWS: Mapping[str, Knob] = {
         False, "both", FLAG, "Compute on packed sequences, without their padding.", shapes_model=True,
         memory="group", span="compute", claimed="C, for later; E",
         seen=read.first_phase(read.flag("packed", "packed sequences", "no packed sequence")),
-    ),
-    "encoder_frac": Knob(
-        0.0, "both", Domain(float, low=0.0, high=0.9),
-        "Share of the training samples spent on the encoder alone, before the classifier.",
-        acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E", seen=read.encoder_frac,
     ),
     "augmentation": Knob(
         1.0, "learning", Domain(float, low=0.0, high=2.0),
@@ -50,67 +40,40 @@ ROWS: Mapping[str, Knob] = {
         memory="minor", span="none", claimed="A", seen=read.first_phase(read.dropout),
         shapes_model=True,
     ),
-    "adapter": Knob(
-        "dora", "both", Domain(str, values=("none", "lora", "dora")),
-        "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
-        memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
-    ),
-    "base_dtype": Knob(
-        "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
-        "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is fp32. "
-        "int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
-        shapes_model=True, memory="group", span="compute", claimed="-", seen=read.base_dtype, also=("base",),
-        rules=(
-            capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
-            cpu_flags("bf16 is no arithmetic of this processor, without AVX-512", ("avx512bw",), "bf16", "int8", "nf4"),
-            package("bitsandbytes", "quant", "nf4"),
-            cuda("fp16 is hardly arithmetic of a CPU, where a step takes many times that of fp32", "fp16"),
-        ),
-        remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
-        auto=("fp32", "bf16", "fp16", "int8", "nf4"),
-    ),
-    "adapter_rank": Knob(
-        16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
-        memory="group", span="compute", claimed="-", also=("rank",),
-        seen=read.listed("adapter_ranks", "adapters of rank"),
-    ),
 }
 # fmt: on
 """Every such row by the name of its knob."""
 
 
 def our_knobs(*names: str) -> Mapping[str, Knob]:
-    """Returns the rows of these names, as a workload of ours declares its own knobs.
-
-    A command line is checked without importing the workload, so that names are read from the text of its module: the
-    call has to be all that `knobs = ` is given, and the names literals in double quotes, without comments between them.
-    """
+    """Returns the rows of these names, as a workload of ours declares the knobs that it shares with another."""
     return {name: ROWS[name] for name in names}
 
 
-_CALL = re.compile(r'^    knobs\b[^=\n]*= our_knobs\(\s*((?:"\w+",?\s*)*)\)[ \t]*(?:#.*)?$', re.MULTILINE)
+_KNOBS = re.compile(r"^    knobs\b[^=\n]*= (.+(?:\n(?:     .*|    [\])}].*|))*)", re.MULTILINE)
+"""What a class says its knobs are: a line, and those that are indented deeper or close a bracket of it."""
 
 
-def _declared(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Returns the names of the knobs that each workload in the modules of a folder declares by `our_knobs`."""
-    found: dict[str, tuple[str, ...]] = {}
-    for path in sorted(folder.glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        if "\nWORKLOAD = " not in text:
-            continue
-        call = _CALL.search(text)
-        found[path.stem] = tuple(re.findall(r'"(\w+)"', call[1])) if call else ()
-        is_unread = call is None and re.search(r"\b(?:our_knobs\(|OURS\[)", text) is not None
-        if is_unread or not ROWS.keys() >= set(found[path.stem]):
-            form = 'knobs = our_knobs("dropout"), with names of our_knobs.ROWS and nothing else'
-            raise TypeError(f"{path.name}: expected {form}")
-    return found
+def _declared(path: Path) -> Mapping[str, Knob]:
+    """Returns the knobs that the workload in a module of ours declares, without importing it, which takes seconds.
+
+    Raises TypeError where that needs more than the names of `knob_columns`, `our_knobs` and `read`, the readers.
+    """
+    if (found := _KNOBS.search(path.read_text(encoding="utf-8"))) is None:
+        return {}
+    try:
+        return dict(eval(found[1], {**vars(knob_columns), "our_knobs": our_knobs, "read": read}))  # noqa: S307  # ours
+    except (NameError, KeyError, SyntaxError) as error:
+        form = '{**our_knobs("dropout"), "turns": Knob(2, "both", values=(1, 2))}'
+        raise TypeError(f"{path.name}: knobs = ...: expected {form}, and no other names: {error!r}") from None
 
 
 OURS: Mapping[str, KnobTable] = {
-    ref: KnobTable(our_knobs(*names)) for ref, names in _declared(Path(__file__).parent).items()
+    path.stem: KnobTable(_declared(path))
+    for path in sorted((Path(__file__).parent / "workloads").glob("*.py"))
+    if path.stem != "__init__"
 }
-"""The table of each of our workloads, by its name: the modules beside this one that hold a `WORKLOAD`."""
+"""The table of each of our workloads, by its name."""
 BUILT_IN = tuple(OURS)
-EVERY = KnobTable(ROWS)
+EVERY = KnobTable({name: row for rows in (KnobTable(ROWS), *OURS.values()) for name, row in rows.own.items()})
 """With all of them, as records and exports of earlier versions have, whatever their workload."""

@@ -26,24 +26,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainables import batches, optim, precision
-from trainables.knobs import table
+from trainables.knobs import asked_by, table
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted, Ended
 from trainables.workload import LoopError
 
-_LOADER = ("micro_batch_size", *batches.LOADING_KNOBS)
-_PREPARE = ("channels_last", "compile", "activation_checkpointing")
-_BATCHES = ("non_blocking", "device_prefetch", *precision.AROUND_ANY_LOOP)
+_LOADER, _PREPARE, _BACKWARD = asked_by("loader"), asked_by("prepare"), asked_by("backward")
+_BATCHES = (*asked_by("batches"), *asked_by("around"))
 _DECLARE = "give it a value or values in SPACE"
-ASKED_BY: Mapping[str, tuple[str, ...]] = {
-    "run.loader()": _LOADER,
-    "run.prepare(model, optimizer)": _PREPARE,
-    "run.batches(loader)": _BATCHES,
-    "run.autocast()": ("amp_dtype",),
-    "run.loader() and run.backward(loss, optimizer)": ("batch_size",),
-    "run.backward(loss, optimizer)": ("set_to_none", "sync_every_step", "max_grad_norm"),
-}
-"""The knobs that a call of `run` asks for, by call; any other is asked for by its name, as in run["learning_rate"]."""
 
 
 class Run(Counted):
@@ -214,7 +204,7 @@ class Run(Counted):
 
     def autocast(self) -> AbstractContextManager[object]:
         """Returns the context of a forward pass, in the type of numbers that the knob amp_dtype says."""
-        return precision.autocast(self._ask("amp_dtype"), self.device)
+        return precision.autocast(self._ask(*asked_by("autocast")), self.device)
 
     def backward(
         self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None, *, max_norm: float | None = None
@@ -254,7 +244,7 @@ class Run(Counted):
         if not self._is_alone:
             self._state.ranks.average(own)
         if limit > 0:
-            optim.hold_gradients(own, self._scaler, limit)
+            optim.hold_gradients(own, self._scaler, self._state.config.knobs, limit)
         self.before_step()
         self._is_ours = True
         if self._is_scaled:
@@ -285,12 +275,12 @@ class Run(Counted):
 
     @functools.cached_property
     def _max_norm(self) -> float:
-        return float(self._ask("max_grad_norm").max_grad_norm)
+        return float(self._ask(*asked_by("clip")).max_grad_norm)
 
     @functools.cached_property
     def _step_settings(self) -> tuple[bool, bool]:
         """Whether a step waits for the device, and whether it drops its gradients."""
-        knobs = self._ask("set_to_none", "sync_every_step")
+        knobs = self._ask(*_BACKWARD)
         return knobs.sync_every_step, knobs.set_to_none and not precision.keeps_gradients(knobs)
 
     def _watch_steps(self, optimizer: torch.optim.Optimizer) -> None:

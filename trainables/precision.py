@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from trainables.knob_readers import AUTOCAST
 from trainables.knobs import Knobs
 
+_TF32_CAPABILITY = (8, 0)
 _AUTOCAST = {name: getattr(torch, called) for name, called in AUTOCAST.items()}
 _SDPA = {
     # What flash has no kernel for, fp32 or any mask on CUDA, efficient attention has; math keeps the whole matrix.
@@ -34,10 +35,6 @@ def autocast(knobs: Knobs, device: torch.device) -> AbstractContextManager[objec
 
 class _Off(nullcontext[None], ContextDecorator):
     """No autocast, as a block or around a function."""
-
-
-AROUND_ANY_LOOP = ("tf32", "cudnn_benchmark", "sdpa_backend", "empty_cache")
-"""Knobs that are set around a training, whoever's loop it is in: no line of that loop has to ask for them."""
 
 
 @contextmanager
@@ -65,6 +62,15 @@ def _cuda_settings(tf32: bool, benchmark: bool) -> Iterator[None]:
             yield
         finally:
             torch.backends.cudnn.benchmark = before
+
+
+def kernel_facts(device: torch.device) -> dict[str, Any]:
+    """Returns what is set around a training at this moment, as a first step tells it; on a CPU nothing is."""
+    if device.type != "cuda":
+        return {}
+    able = torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
+    allowed = able and cast(Any, torch.backends.cuda.matmul).fp32_precision == "tf32"
+    return {"tf32": allowed, "cudnn_benchmark": torch.backends.cudnn.benchmark}
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainables import optim, precision
+
 StepPart = Literal["transfer", "forward_backward", "sync", "optimizer"]
 
 _MULTIPLIES = {f"aten.{n}" for n in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mkldnn_rnn_layer", "_cudnn_rnn")}
@@ -30,7 +32,6 @@ _MATH_ATTENTION = "aten._safe_softmax"
 _OPTIMIZER_OP = re.compile(r"aten\.(_fused_adamw?_|_foreach_addcdiv_|addcdiv_)$|bitsandbytes\.optimizer_update")
 _NORM_OP = re.compile(r"aten\.(_foreach_norm|linalg_vector_norm|norm)$")
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_TF32_CAPABILITY = (8, 0)
 
 
 class Witness:
@@ -41,7 +42,7 @@ class Witness:
         self._modes = _Operators(self), _Functions(self)
         self._part: StepPart = "forward_backward"
         self._counts: dict[str, Counter[str]] = {}
-        self._flags: dict[str, Any] = {}
+        self._around: dict[str, Any] | None = None
         self._micro_batches: list[int] = []
         self._rows = 0
         self._pinned: bool | None = None
@@ -87,12 +88,12 @@ class Witness:
             "recurrent": dict(self._of("recurrent")),
             "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
             "loss_reads": self._of("read")["loss"],
-            "norms_taken": sum(self._of("norm").values()),
+            "gradient_norms": _names(self._of("norm")),
             "dropouts": sorted(float(p) for p in self._of("dropout")),
             **self._augmented,
-            **self._flags,
+            **(self._around or {}),
             **_model_facts(self._model),
-            **_optimizer_facts(self._optimizer),
+            **optim.facts(self._optimizer),
         }
         if packing:
             found["packed"] = packing["packed"] > 0
@@ -141,10 +142,8 @@ class Witness:
             self._count("dropout", str(float(rate)))
 
     def _forward_backward(self, name: str, args: Sequence[Any]) -> None:
-        if not self._flags and self._device.type == "cuda":
-            able = torch.cuda.get_device_capability(self._device) >= _TF32_CAPABILITY
-            self._flags["tf32"] = able and torch.backends.cuda.matmul.fp32_precision == "tf32"
-            self._flags["cudnn_benchmark"] = torch.backends.cudnn.benchmark
+        if self._around is None:
+            self._around = precision.kernel_facts(self._device)
         if not _in_backward():
             self._count("operator", "forward")
         elif torch.is_grad_enabled():  # which it is in a backward pass only while a checkpointed block runs again
@@ -233,18 +232,6 @@ def _model_facts(model: nn.Module) -> dict[str, Any]:
         "widths": sorted({size for p in trainable.values() for size in p.shape}),
         # A gradient that is still there after zero_grad was filled with zeros.
         "grads_after_step": "none" if all(p.grad is None for p in trainable.values()) else "zero",
-    }
-
-
-def _optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    groups = optimizer.param_groups
-    moments = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor) and t.dim()]
-    return {
-        "optimizer": type(optimizer).__name__,
-        "optimizer_state_dtypes": sorted({_short(t.dtype) for t in moments}),
-        "weight_decays": sorted({float(g["weight_decay"]) for g in groups if "weight_decay" in g}),
-        "momenta": sorted({float(g["momentum"]) for g in groups if "momentum" in g}),
-        "nesterov": any(g.get("nesterov") for g in groups),
     }
 
 

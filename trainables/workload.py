@@ -287,7 +287,7 @@ def table_of(workload: Workload | OwnLoop) -> KnobTable:
 
 def _module(ref: str) -> Any:
     if ref in BUILT_IN:
-        return importlib.import_module(f"trainables.{ref}")
+        return importlib.import_module(f"trainables.workloads.{ref}")
     if ref.endswith(".py"):
         path = Path(ref).resolve()
         if not path.is_file():

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables import headpose
 from trainables.data import rendered_heads
 from trainables.data.head_mesh import rotation
-from trainables.headpose import BINS, FaceSample, HeadPose, PoseNet, between_deg, expected_deg, rotations
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.workload import Config, blocks
+from trainables.workloads import headpose
+from trainables.workloads.headpose import BINS, FaceSample, HeadPose, PoseNet, between_deg, expected_deg, rotations
 
 pytestmark = pytest.mark.workload
 

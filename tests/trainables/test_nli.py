@@ -12,12 +12,13 @@ import transformers
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainables import nli, precision
+from trainables import precision
 from trainables.data.nli_pairs import TextPair
 from trainables.frozen_linear import BLOCK_NUMBERS, LAYERS, FrozenLinear, Int8Linear
 from trainables.knobs import Knobs
-from trainables.nli import Classifier, Nli, Pairs, PairSample, last_token
 from trainables.workload import Config, WorkloadError, blocks
+from trainables.workloads import nli
+from trainables.workloads.nli import Classifier, Nli, Pairs, PairSample, last_token
 
 WORDS = ["?", "Premise", "Hypothesis", "Entailed", ":", "a", "b", "c", "d", "e"]
 

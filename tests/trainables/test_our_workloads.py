@@ -34,8 +34,8 @@ def test_options_that_mean_nothing_are_refused(ref: str, option: dict[str, Any],
 def test_the_extra_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, ref: str, package: str) -> None:
     load(ref)  # with all that it imports, which is put back behind the test
     for name in list(sys.modules):
-        if name.startswith((f"trainables.{ref}", "trainables.data", f"{package}.")):
+        if name.startswith((f"trainables.workloads.{ref}", "trainables.data", f"{package}.")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(WorkloadError, match=rf"workload {ref} needs: pip install 'cardtune\[{ref}\]' \(.*{package}"):
-        importlib.import_module(f"trainables.{ref}")
+        importlib.import_module(f"trainables.workloads.{ref}")

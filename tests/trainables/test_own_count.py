@@ -13,7 +13,7 @@ from torch import nn
 from tests.trainables.test_own_loop import HEAD, prepared
 from trainables import own_loop
 from trainables.evaluation import Evaluation
-from trainables.knobs import Knobs
+from trainables.knobs import OF_THE_LOOP, Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
 from trainables.workload import Config, LoopError, OwnLoop, WorkloadError, load, table_of
@@ -180,6 +180,24 @@ def test_a_pass_has_the_samples_of_what_is_wrapped(script: Any, loader: str) -> 
     assert (state.samples, state.epoch) == (96, 1)
 
 
+def test_each_call_of_run_asks_for_the_knobs_whose_rows_name_it(script: Any) -> None:
+    body = """
+def train(run):
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
+    run.prepare(net, optimizer)
+    for x, y in run.batches(DataLoader(DATA, **run.loader())):
+        with run.autocast():
+            loss = (net(x) - y.view(-1, 1)).square().mean()
+        run.backward(loss, optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    state = prepared(script(body), Plan(64, (64,)))
+    list(own_loop.train(state))
+    assert state.asked == {"learning_rate", *(name for name, row in OF_THE_LOOP.items() if row.asked_by != "name")}
+
+
 @pytest.mark.parametrize(
     "loader", ["Bare()", "list(DataLoader(DATA, batch_size=8))", "DataLoader(Endless(), batch_size=8)"]
 )
@@ -281,7 +299,7 @@ def train(run):
     for limit, is_seen in ((0.25, True), (0.0, "step()" in clips)):
         state = prepared(script(body), Plan(64, (64,)), max_grad_norm=limit)
         list(own_loop.train(state))
-        assert (state.active["norms_taken"] > 0) == is_seen
+        assert bool(state.active["gradient_norms"]) == is_seen
 
 
 def test_batches_count_what_was_drawn_whatever_collate_makes_of_them(script: Any) -> None:

@@ -64,27 +64,46 @@ def test_what_is_no_knob_is_refused() -> None:
 def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
     assert set(OURS) == set(yaml_files.available("workload"))
     for ref, rows in OURS.items():
-        assert dict(table_of(load(ref))) == dict(rows)
+        workload = load(ref)
+        assert list(table_of(workload)) == list(rows)
+        assert [row.as_raw() for row in table_of(workload).own.values()] == [row.as_raw() for row in rows.own.values()]
+        files = dict(yaml_files.of_groups({"workload": ref}))
+        assert files[f"search_spaces/workload/{ref}.yaml"]["workload"] == dict(workload.options)
 
 
-UNREAD = [
-    *("our_knobs('dropout')", 'our_knobs("dropuot")', 'our_knobs("dropout", *COMMON)', "our_knobs(DROPOUT)"),
-    *('{**our_knobs("dropout"), "own": OWN}', 'dict(our_knobs("dropout"))', 'rows.our_knobs("dropout")', 'OURS["nli"]'),
-]
+MOONS = """
+class Moons:
+    knobs: ClassVar[Mapping[str, Knob]] = {}
+    options = {}
 
 
-@pytest.mark.parametrize("declared", UNREAD)
-def test_names_that_cannot_be_read_from_the_text_of_a_module_are_an_error_and_not_left_out(
-    tmp_path: Path, declared: str
-) -> None:
-    text = "class Moons:\n    knobs: ClassVar[Mapping[str, Knob]] = {}\n\n\nWORKLOAD = Moons()\n"
-    (tmp_path / "moons.py").write_text(
-        text.replace("{}", 'our_knobs(\n        "dropout",\n        "hidden_size",\n    )  # as the others')
-    )
-    assert _declared(tmp_path) == {"moons": ("dropout", "hidden_size")}
-    (tmp_path / "moons.py").write_text(text.replace("{}", declared))
-    with pytest.raises(TypeError, match=r"moons\.py: expected"):
-        _declared(tmp_path)
+WORKLOAD = Moons()
+"""
+TURNS = """{
+        "turns": Knob(2, "both", values=(1, 2)),
+
+        **our_knobs(
+            "dropout"
+        ),
+    }  # fmt: skip"""
+
+
+def test_rows_are_read_from_the_text_of_a_module(tmp_path: Path) -> None:
+    module = tmp_path / "moons.py"
+    readable = {
+        'our_knobs("dropout", "hidden_size")': ["dropout", "hidden_size"],
+        TURNS: ["turns", "dropout"],
+        "{}": [],
+    }
+    for declared, names in readable.items():
+        module.write_text(MOONS.replace("{}", declared, 1))
+        assert list(_declared(module)) == names
+    module.write_text(MOONS.replace("    knobs", "    other"))
+    assert _declared(module) == {}
+    for unread in ('our_knobs("dropuot")', "OWN", '{"turns": Knob(2, "both", values=SIZES)}', "{"):
+        module.write_text(MOONS.replace("{}", unread, 1))
+        with pytest.raises(TypeError, match=r"moons\.py: knobs = ...: expected"):
+            _declared(module)
 
 
 def test_what_a_workload_does_not_declare_is_no_knob_of_it() -> None:

@@ -15,7 +15,9 @@ from trainables.data.tsp_instances import euclidean, solved
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
 from trainables.plan import Plan
-from trainables.pointer import (
+from trainables.resident import Resident
+from trainables.workload import Config, WorkloadError
+from trainables.workloads.pointer import (
     Instances,
     Pointer,
     PointerNet,
@@ -25,8 +27,6 @@ from trainables.pointer import (
     targets,
     tour_lengths,
 )
-from trainables.resident import Resident
-from trainables.workload import Config, WorkloadError
 
 pytestmark = pytest.mark.workload
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from trainables import signals
 from trainables.data import npy_sequences
 from trainables.knobs import Knobs
 from trainables.loop import prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.signals import BiLSTM, HostLengths, Signals, contrast, disturbed
 from trainables.workload import Config, blocks, phases
+from trainables.workloads import signals
+from trainables.workloads.signals import BiLSTM, HostLengths, Signals, contrast, disturbed
 
 pytestmark = pytest.mark.workload
 

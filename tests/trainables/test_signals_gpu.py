@@ -12,8 +12,8 @@ import torch
 from trainables import batches, draws
 from trainables.data import npy_sequences
 from trainables.knobs import Knobs
-from trainables.signals import Signals
 from trainables.workload import Config
+from trainables.workloads.signals import Signals
 
 pytestmark = [
     pytest.mark.gpu,

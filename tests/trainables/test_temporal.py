@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from trainables import temporal
 from trainables.data.errors import DataError
 from trainables.knobs import Knobs
 from trainables.loop import Evaluation, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from trainables.temporal import BarBlock, Temporal
 from trainables.workload import Config, WorkloadError, blocks
+from trainables.workloads import temporal
+from trainables.workloads.temporal import BarBlock, Temporal
 
 pytestmark = pytest.mark.workload
 

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from trainables import batches
+from trainables.knobs import asked_by
 from trainables.own_run import Run
 from trainables.plan import steps_to
-from trainables.precision import AROUND_ANY_LOOP
 from trainables.workload import WorkloadError
 
 if "lightning.pytorch" in sys.modules:
@@ -48,7 +48,7 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
     a knob or the study sets.
     """
     precision = _PRECISION[run["amp_dtype"]]
-    for name in AROUND_ANY_LOOP:
+    for name in asked_by("around"):
         run[name]
     on_card = run.device.type == "cuda"
     found = {

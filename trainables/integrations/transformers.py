@@ -16,9 +16,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trainables.knobs import asked_by
 from trainables.own_run import Run
 from trainables.plan import steps_to
-from trainables.precision import AROUND_ANY_LOOP
 from trainables.workload import WorkloadError
 
 _ARGUMENTS_OFF = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}
@@ -36,7 +36,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
     for fewer samples than a micro-batch has.
     """
     knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
-    for name in AROUND_ANY_LOOP:
+    for name in asked_by("around"):
         run[name]
     loader, accumulation = run.loader(), run.accumulation
     micro = int(loader.pop("batch_size"))

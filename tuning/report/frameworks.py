@@ -11,7 +11,7 @@ from typing import Any
 
 from trainables.host_memory import AT_START
 from trainables.knobs import KnobTable
-from trainables.our_knobs import EVERY, ROWS
+from trainables.our_knobs import EVERY
 from trainables.plan import evenly
 from tuning.config.best_file import REMEDY, Best
 from tuning.config.environment import ON_A_CPU
@@ -89,7 +89,7 @@ class _Told:
     def __init__(self, best: Best, on_cpu: bool, table: KnobTable) -> None:
         self.best, self.on_cpu, self.knobs, self.told = best, on_cpu, dict(best.knobs), set[str]()
         self.undone: dict[str, str] = {}
-        theirs = {name: row for name, row in table.own.items() if row != ROWS.get(name)}
+        theirs = {name: row for name, row in table.own.items() if row != EVERY.get(name)}
         self.ours = {name: value for name, value in self.knobs.items() if name not in theirs}
         rows = {**EVERY, **theirs}
         for name, value in self.knobs.items():

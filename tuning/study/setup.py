@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainables import workload
+from trainables.knob_columns import CALLS
 from trainables.knobs import Scalar, kind_of, table, use
 from trainables.near_names import nearest
 from tuning.config import atomic
@@ -235,7 +236,7 @@ def of_own_loop(config: StudyConfig, facts: Mapping[str, Any]) -> StudyConfig:
                 remedy=f"did you mean {near}? Else leave it out" if near else "leave it out",
             )
         if name not in asked and not is_whole and (name in space.parameters or given != usual[name]):
-            call = next((call for call, names in facts["asked_by"].items() if name in names), "")
+            call = CALLS[table()[name].asked_by]
             raise ConfigError(
                 f"knobs.{name}={shown(given)}: train(run) never asks for {name}, so it would do nothing",
                 allowed=", ".join(sorted(asked)),

@@ -16,7 +16,6 @@ from trainables.evaluation import Evaluation
 from trainables.knobs import Scalar
 from trainables.own_count import OwnState
 from trainables.own_loop import OwnResident
-from trainables.own_run import ASKED_BY
 from trainables.plan import Plan
 from trainables.source import source_hash
 from trainables.state import LOSS, Diverged
@@ -42,12 +41,11 @@ DRY_PLAN = Plan(samples=1_000_000_000, milestones=(1,), window_s=DRY_WINDOW_S)
 def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
     """Returns what `Session.describe` does, and as `asked` the knobs that were asked for.
 
-    `asked_by` are those by the call that asks for them, `seen` the sizes of its batches; `reseeds` says that it sets a
-    seed of its own, `averages` that its gradients may be averaged over processes, `silent_passes` how often it went
-    through its data without a report, which was due. `untrained` is what it reports, where
-    it asks for a rate, so that the steps so far changed nothing. Raises what their function raises; out of memory,
-    it is tried with half the micro-batch: what it raises at a smaller one, as batch norm at one sample, is then no
-    mistake of theirs, and the lack of memory is raised.
+    `seen` are the sizes of its batches; `reseeds` says that it sets a seed of its own, `averages` that its gradients
+    may be averaged over processes, `silent_passes` how often it went through its data without a report, which was due.
+    `untrained` is what it reports, where it asks for a rate, so that the steps so far changed nothing. Raises what
+    their function raises; out of memory, it is tried with half the micro-batch: what it raises at a smaller one, as
+    batch norm at one sample, is then no mistake of theirs, and the lack of memory is raised.
     """
     tried, lacked = {**knobs, "learning_rate": NO_RATE}, None
     while True:
@@ -81,7 +79,6 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "reseeds": state.reseeds,
         "averages": state.averages,
         "silent_passes": 0 if state.reports else state.epoch,
-        "asked_by": {call: list(names) for call, names in ASKED_BY.items()},
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
         "untrained": reported if "learning_rate" in state.asked and all(map(math.isfinite, reported.values())) else {},
     }

@@ -50,7 +50,12 @@ def test_a_module_travels_with_its_package_and_what_is_installed_or_ours_does_no
 ) -> None:
     (own / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    for ref, more in (("own.mine", {"own"}), ("nli", set()), ("yaml.nodes", set()), ("trainables.nli", set())):
+    for ref, more in (
+        ("own.mine", {"own"}),
+        ("nli", set()),
+        ("yaml.nodes", set()),
+        ("trainables.workloads.nli", set()),
+    ):
         stage = tmp_path / f"stage of {ref}"
         stage.mkdir()
         assert shipped.stage(ref, stage, own / "runs") == ref

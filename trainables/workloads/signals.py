@@ -32,6 +32,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import Dataset
 
 from trainables import draws
+from trainables import knob_readers as read
 from trainables.data import npy_sequences, sequence_sets
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain, Knob
@@ -219,9 +220,14 @@ class Signals:
     """Classes of sequences, judged by accuracy. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = our_knobs(
-        "hidden_size", "sequence_packing", "encoder_frac", "dropout", "augmentation", "inplace_augmentation"
-    )
+    knobs: ClassVar[Mapping[str, Knob]] = {
+        "encoder_frac": Knob(
+            0.0, "both", Domain(float, low=0.0, high=0.9),
+            "Share of the training samples spent on the encoder alone, before the classifier.",
+            acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E", seen=read.encoder_frac,
+        ),
+        **our_knobs("hidden_size", "sequence_packing", "dropout", "augmentation", "inplace_augmentation"),
+    }  # fmt: skip
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 5e-4, "high": 1e-2, "log": True},
         "batch_size": [16, 32, 64],

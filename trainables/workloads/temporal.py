@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from trainables import knob_readers as read
 from trainables.data import bar_baselines, timeframes
 from trainables.data.bar_windows import BarWindows, parts
 from trainables.data.timeframes import BAR_FEATURES, DAY_US, HOUR_US, Timeframe
@@ -35,7 +36,7 @@ try:
 except ImportError as error:
     raise WorkloadError(f"workload temporal needs: pip install 'cardtune[temporal]' ({error})") from None
 
-STOCKS_FILE = Path(__file__).parent / "data" / "samples" / "daily_stocks.csv.gz"
+STOCKS_FILE = Path(__file__).parents[1] / "data" / "samples" / "daily_stocks.csv.gz"
 INTRADAY, DAILY = "1h:24 4h:18 1D:10", "1D:24 1W:18 1M:10"
 HEAD_SIZE = 16
 
@@ -148,7 +149,14 @@ class Temporal:
     """One of two futures, judged by accuracy; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = our_knobs("architecture", "hidden_size", "dropout")
+    knobs: ClassVar[Mapping[str, Knob]] = {
+        "architecture": Knob(
+            "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
+            "Kind of network, where the workload has several.", shapes_model=True,
+            memory="group", span="compute", claimed="D", seen=read.architecture,
+        ),
+        **our_knobs("hidden_size", "dropout"),
+    }  # fmt: skip
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 7e-4, "high": 5e-3, "log": True},
         "batch_size": [32, 64, 128],

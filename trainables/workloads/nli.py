@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from trainables import knob_readers as read
 from trainables.data.cache import kept
 from trainables.data.nli_pairs import (
     ENTAILMENT_FILE,
@@ -39,7 +40,7 @@ from trainables.data.nli_pairs import (
     read_splits,
 )
 from trainables.frozen_linear import LAYERS, freeze_linears
-from trainables.knob_columns import Domain, Knob
+from trainables.knob_columns import AMPERE, Domain, Knob, capability, cpu_flags, cuda, package
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
 from trainables.our_knobs import our_knobs
@@ -180,9 +181,35 @@ class Nli:
     """Entailment or not, judged by accuracy; guessing is right half the time. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = our_knobs(
-        "dropout", "adapter", "adapter_rank", "base_dtype", "sequence_packing"
-    )
+    knobs: ClassVar[Mapping[str, Knob]] = {
+        "adapter": Knob(
+            "dora", "both", Domain(str, values=("none", "lora", "dora")),
+            "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
+            memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
+        ),
+        "adapter_rank": Knob(
+            16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
+            memory="group", span="compute", claimed="-", also=("rank",),
+            seen=read.listed("adapter_ranks", "adapters of rank"),
+        ),
+        "base_dtype": Knob(
+            "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
+            "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is "
+            "fp32. int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
+            shapes_model=True, memory="group", span="compute", claimed="-", seen=read.base_dtype, also=("base",),
+            rules=(
+                capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
+                cpu_flags(
+                    "bf16 is no arithmetic of this processor, without AVX-512", ("avx512bw",), "bf16", "int8", "nf4"
+                ),
+                package("bitsandbytes", "quant", "nf4"),
+                cuda("fp16 is hardly arithmetic of a CPU, where a step takes many times that of fp32", "fp16"),
+            ),
+            remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
+            auto=("fp32", "bf16", "fp16", "int8", "nf4"),
+        ),
+        **our_knobs("dropout", "sequence_packing"),
+    }  # fmt: skip
     default_space: ClassVar[Mapping[str, Any]] = {
         "learning_rate": {"low": 2e-4, "high": 3e-3, "log": True},
         "batch_size": [16, 32, 64],
@@ -192,7 +219,7 @@ class Nli:
     options: ClassVar[Mapping[str, Any]] = {
         "model": None,  # folder or hub id; None is the packaged MiniLM
         "data": None,  # file or folder; None is the embedded sample
-        "layers": 3,  # of MiniLM's 6, the first; a model of one's own keeps all it has
+        "layers": 2,  # of MiniLM's 6, the first; a model of one's own keeps all it has
         "max_length": 64,  # tokens of a row
         "val_frac": 0.2,
         "max_train_samples": None,
