@@ -27,9 +27,10 @@ from trainables.plan import Plan
 from tuning.config.load import load
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Space
+from tuning.journal.records import Trial
 from tuning.search.pruner import milestones
 from tuning.search.rule import Rule, absolute, best_baseline
-from tuning.search.selection import Finished, pick
+from tuning.search.selection import pick
 from tuning.study.setup import checked
 from tuning.workers import machine
 from tuning.workers.ray_cluster import RayCluster
@@ -153,7 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tolerance = absolute(config.pick.tolerance, [m[objective] for m in ended], mode)
     rule = Rule(objective, mode, tolerance, best_baseline(ended[0]["baselines"], objective, mode))
     own = {str(n): m for n, m in enumerate(ended)}
-    found = pick([Finished(n, {objective: m[objective]}, m["samples_per_s"]) for n, m in own.items()], rule)
+    ok = [Trial(n, m["knobs"], "ok", {objective: m[objective]}, m["samples_per_s"]) for n, m in own.items()]
+    if (found := pick(ok, rule)) is None:
+        return 1
     answer = {
         "ref": config.workload.ref,
         "options": dict(config.workload.options),

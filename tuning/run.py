@@ -46,7 +46,6 @@ settings (key=value, in any order; defaults in [brackets])
                           own auto with quick, 4 with full]
   budget.probe.max_time_s=N, budget.rungs.first_frac=X, budget.rungs.eta=N,
   budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   its other parts
-  preset=NAME             knobs fixed to a known set, such as rtx3090_max_perf
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
   named.before.KNOB=VALUE what you train with today: trained first, and what

@@ -19,7 +19,7 @@ from tuning.config import yaml_files
 from tuning.config.errors import ConfigError
 from tuning.config.space import near_knob, shown
 
-GROUPS = ("workload", "card", "budget", "preset")
+GROUPS = ("workload", "card", "budget")
 """Keys whose value names a file of `search_spaces/<key>/`."""
 
 MAX_CHARS = 4096

@@ -54,7 +54,7 @@ def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref
     for key, text in typed.values.items():
         _place(tree, key, text, free_options=not workload.packaged)
     origins = _origins(tree, files, typed)
-    lacking = [*_drop_lacking(tree["knobs"], origins), *_meant(typed)]
+    lacking = list(_meant(typed))
     options = checked_options(tree["workload"], defaults["workload"] if workload.packaged else None, origins)
     tree |= {"workload": {"ref": workload.ref, "name": workload.name, "options": options}, "secrets": secrets}
     if not workload.packaged:  # its own space, and with it what is idle, is known once its module is imported
@@ -82,20 +82,13 @@ def _own_table(ref: str, typed: Typed, table_of: Callable[[str], KnobTable]) -> 
     return table_of(ref)
 
 
-def _drop_lacking(knobs: Tree, origins: Mapping[str, str]) -> list[str]:
-    """Takes out of `knobs` what a preset sets and the workload does not have; returns a sentence for each."""
-    lacking = [n for n in knobs if n not in table() and "/preset/" in origins.get(f"knobs.{n}", "")]
-    return [f"knobs.{n}={shown(knobs.pop(n))} is left out: it is not a knob of this workload" for n in lacking]
-
-
 def _groups(typed: Typed) -> tuple[dict[str, str], WorkloadRef]:
     """Returns the file of each group, "null" for none, in the order in which they win, and the workload."""
     ((_, base),) = yaml_files.of_groups({})
     groups = {**{group: name or "null" for group, name in base["defaults"].items()}, **typed.groups}
     workload = command_line.choose_workload(groups["workload"], available("workload"))
-    for group in ("card", "budget", "preset"):
-        if group != "preset" or groups[group] != "null":
-            command_line.choose(group, groups[group], available(group))
+    for group in ("card", "budget"):
+        command_line.choose(group, groups[group], available(group))
     return {**groups, "workload": workload.ref if workload.packaged else "null"}, workload
 
 

@@ -96,7 +96,7 @@ def on_cuda(config: StudyConfig) -> StudyConfig:
     """
     ref, limit_s = config.workload.ref, config.search.max_time_s
     origins = {f"knobs.{n}": f"search_spaces/workload/{ref}.yaml" for n in yaml_files.on_card(ref)} | config.origins
-    own = {n: v for n, v in yaml_files.on_card(ref).items() if not _is_given(origins[f"knobs.{n}"])}
+    own = {n: v for n, v in yaml_files.on_card(ref).items() if origins[f"knobs.{n}"] != COMMAND_LINE}
     dropped = list(config.dropped)
     probes_s = config.budget.probe.max_time_s
     if "compile" in own and (probes_s < COMPILED_PROBES_S or (limit_s is not None and limit_s < COMPILED_S)):
@@ -107,11 +107,6 @@ def on_cuda(config: StudyConfig) -> StudyConfig:
     dropped += drop_idle(raw, origins)
     update = {"space": parsed_space(raw, origins), "origins": origins, "dropped": dropped}
     return config.model_copy(update=update)
-
-
-def _is_given(origin: str) -> bool:
-    """Returns whether a knob's values are a person's: typed, or of a preset."""
-    return origin == COMMAND_LINE or "/preset/" in origin
 
 
 def _largest(sizes: object) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,15 +23,6 @@ FAR_FRAC = 0.1
 """Of the best quality seen: a pick that is worse by more gets a note, though the tolerance allows it."""
 FASTER = 1.03
 """How many times faster other system knobs have to be to take the place of those a trial ran with."""
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A trial that ran to its end: its id, its qualities by objective, its samples a second."""
-
-    id: str
-    values: Mapping[str, float]
-    samples_per_s: float
 
 
 @dataclass(frozen=True)
@@ -162,45 +152,33 @@ def _chosen(
     records: Sequence[Record], ended: Sequence[Trial], rule: Rule, without: Collection[str] = ()
 ) -> Pick | None:
     beside = trained_beside(records)
-    whole = [t for t in ended if t.outcome == "ok" and t.samples_per_s and t.id not in beside]
-    ended = [t for t in whole if t.values.get(rule.objective) is not None]
     failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] not in ("ok", Outcome.CUT)}
-    failed |= set(without)
-    finished = [
-        Finished(t.id, {n: float(v) for n, v in t.values.items() if v is not None}, float(t.samples_per_s or 0.0))
-        for t in [t for t in ended if t.id not in failed] or ended
-    ]
-    return pick(finished, rule) if finished else None
+    return pick([t for t in ended if t.outcome == "ok" and t.id not in beside], rule, {*failed, *without})
 
 
-def pick(found: Sequence[Finished], rule: Rule) -> Pick:
+def pick(found: Sequence[Trial], rule: Rule, without: Collection[str] = ()) -> Pick | None:
     """Returns the pick over quality and speed by the rule, whose tolerance is in the objective's own unit.
 
-    Of equally fast ones the better, then the earlier is taken. Trials whose quality or speed is not finite are left
-    out; raises ValueError where none remain, or for an objective that a trial lacks.
+    None where no trial has a finite quality and speed. Those `without` are left out, as long as something else is
+    there. Of equally fast ones the better, then the earlier is taken.
     """
-    objective = rule.objective
-    for trial in found:
-        if objective not in trial.values:
-            there = ", ".join(trial.values) or "no values"
-            raise ValueError(f"{trial.id} has no {objective}; it has {there}")
-    usable = [c for c in found if math.isfinite(c.values[objective]) and math.isfinite(c.samples_per_s)]
-    if not usable:
-        raise ValueError(f"nothing to pick from: none of {len(found)} trials has finite {objective} and speed")
-    cost = {c.id: rule.sign * c.values[objective] for c in usable}
+    judged = [t for t in found if finite(t.samples_per_s) and finite(t.values.get(rule.objective)) is not None]
+    judged = [t for t in judged if t.id not in without] or judged
+    if not judged:
+        return None
+    value = {t.id: float(t.values[rule.objective] or 0.0) for t in judged}
+    speed = {t.id: float(t.samples_per_s or 0.0) for t in judged}
+    cost = {name: rule.sign * own for name, own in value.items()}
     least = min(cost.values())
-    within = [c for c in usable if rule.admits(cost[c.id], least)]
-    best = min(within, key=lambda c: (-c.samples_per_s, cost[c.id]))
-    accurate = min(usable, key=lambda c: (cost[c.id], -c.samples_per_s))
-    points = np.array([[-c.samples_per_s, cost[c.id]] for c in usable])
-    on_front = sorted((usable[i] for i in front(points)), key=lambda c: -c.samples_per_s)
+    best = min((name for name in cost if rule.admits(cost[name], least)), key=lambda n: (-speed[n], cost[n]))
+    accurate = min(cost, key=lambda n: (cost[n], -speed[n]))
+    names = list(cost)
+    on_front = [names[i] for i in front(np.array([[-speed[n], cost[n]] for n in names]))]
+    said = rule.words(cost[best], cost.values(), least, "the best seen")
     return Pick(
-        best=best.id,
-        most_accurate=accurate.id,
-        front=tuple(c.id for c in on_front),
-        rule=(
-            f"of {len(usable)} the fastest whose {objective} is "
-            f"{rule.words(cost[best.id], cost.values(), least, 'the best seen')}: "
-            f"{best.values[objective]:.4g} against {accurate.values[objective]:.4g}"
-        ),
+        best=best,
+        most_accurate=accurate,
+        front=tuple(sorted(on_front, key=lambda n: -speed[n])),
+        rule=f"of {len(judged)} the fastest whose {rule.objective} is {said}: "
+        f"{value[best]:.4g} against {value[accurate]:.4g}",
     )

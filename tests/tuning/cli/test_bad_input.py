@@ -13,7 +13,6 @@ TABLE = [
     ("workload=nope", "nope", "workload=nli"),
     ("card=rtx3009", "rtx3009", "did you mean card=rtx3090?"),
     ("budget=", "no value", "budget=<value>"),
-    ("preset=max", "max", "rtx3090_max_perf"),
     ("workload=../../secretdir/s", "../../secretdir/s", "workload=nli"),
     ("card=../card/cpu", "../card/cpu", "card=auto"),
     ("workload=/etc/passwd", "/etc/passwd", "workload=nli"),

@@ -123,15 +123,11 @@ def test_micro_batches_that_are_typed_as_auto_are_those_of_the_cards_batches(
         assert typed.space.given("micro_batch_size") == own.space.given("micro_batch_size")
 
 
-def test_what_is_typed_or_preset_stays_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_typed_stays_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     config = on(monkeypatch, "rtx3090", 16, "workload=nli", "knobs.batch_size=[4,6]", "knobs.num_workers=0")
     assert config.space.parameters["batch_size"] == Choice((4, 6))
     assert config.space.parameters["micro_batch_size"] == Choice((1, 2, 4))
     assert "prefetch_factor" not in config.space.as_raw()
-    preset = on(monkeypatch, "rtx3090", 16, "workload=nli", "preset=rtx3090_max_perf")
-    assert (
-        preset.space.fixed["batch_size"] == load(["workload=nli", "preset=rtx3090_max_perf"]).space.fixed["batch_size"]
-    )
 
 
 def test_a_card_that_is_not_here_has_the_space_of_what_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,14 +71,6 @@ def test_a_mapping_replaces_a_mapping_and_a_part_changes_a_part():
     assert part.origins["knobs.learning_rate"] == "command line"
 
 
-def test_preset_fixes_system_knobs_and_leaves_the_card():
-    config = load(["preset=rtx3090_max_perf"])
-    assert config.card.name == "auto"
-    assert set(config.space.subset({"system"}).parameters) == {"length_bucketing", "ram_cache"}
-    assert (config.space.fixed["batch_size"], config.space.fixed["amp_dtype"]) == (12, "bf16")
-    assert load(["preset=rtx3090_max_perf", "knobs.batch_size=8"]).space.fixed["batch_size"] == 8
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("4m", 240), ("1h30m", 5400), ("240", 240), ("1.5s", 1.5), ("null", None)]
 )
@@ -304,12 +296,6 @@ def test_a_knob_of_ones_own_is_typed_like_any_other(own):
     load(["workload=signals"])
     with pytest.raises(ConfigError, match="channels is not a knob of this workload"):
         load(["workload=signals", "knobs.channels=16"])
-
-
-def test_what_a_preset_sets_and_the_workload_lacks_is_left_out():
-    config = load(["workload=nli", "preset=rtx3090ti_routing"])
-    assert "hidden_size" not in config.space.fixed
-    assert "knobs.hidden_size=256 is left out: it is not a knob of this workload" in config.dropped
 
 
 def test_a_name_says_whether_it_holds_a_secret():

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning.config.space import Space
-from tuning.journal.records import Journal, trials
+from tuning.journal.records import Journal, Trial, trials
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.search.rule import Baseline, Rule, absolute, best_baseline
-from tuning.search.selection import Finished, fastest_probed, pick, recombine
+from tuning.search.selection import fastest_probed, pick, recombine
 
 
-def finished(*rows: tuple[float, float]) -> list[Finished]:
+def finished(*rows: tuple[float, float]) -> list[Trial]:
     """Trials t0, t1, ... of (quality, samples a second)."""
-    return [Finished(f"t{n}", {"accuracy": quality}, rate) for n, (quality, rate) in enumerate(rows)]
+    return [Trial(f"t{n}", {}, "ok", {"accuracy": quality}, rate) for n, (quality, rate) in enumerate(rows)]
 
 
 def test_the_fastest_within_the_tolerance_is_best() -> None:
