@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables import knob_columns, knob_page
+from trainables import batches, knob_columns, knob_page, optim, precision
 from trainables.knob_columns import AskedBy, Bound, Domain, Kind, Measured, Memory, Requires, Span, refusal
 from trainables.knobs import OF_THE_LOOP, Knobs
 from trainables.our_knobs import EVERY, OURS
@@ -45,7 +46,7 @@ def test_every_row_has_every_column(name: str) -> None:
 def test_no_row_of_ours_leaves_a_column_to_its_default(module: str) -> None:
     calls = (n for n in ast.walk(ast.parse((ROOT / f"trainables/{module}.py").read_text(encoding="utf-8"))))
     rows = [n for n in calls if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Knob"]
-    columns = {"memory", "span", "claimed", *(["asked_by"] if module == "knobs" else [])}
+    columns = {"memory", "span", "claimed", *(["asked_by", "by_hand"] if module == "knobs" else [])}
     assert rows or module.startswith("workloads/")
     assert all(columns <= {k.arg for k in row.keywords} for row in rows)
 
@@ -61,6 +62,21 @@ def test_values_of_other_columns_are_values_of_the_knobs(name: str) -> None:
     for measured in (Measured(True), Measured(False, cpu_frac=1.0, augment_frac=0.5)):
         advised = [remedy(Knobs(), measured) for remedy in row.remedies.values()]
         assert all(value is None or row.domain.check(value) == value for value in advised)
+
+
+@pytest.mark.parametrize(
+    ("function", "asked_by"),
+    [
+        (precision.kernels, {"around"}),
+        (precision.autocast, {"autocast"}),
+        (batches.loading, {"loader"}),
+        (optim.hold_gradients, {"clip", "backward"}),
+    ],
+)
+def test_what_serves_every_loop_reads_knobs_whose_rows_say_so(function: Any, asked_by: set[str]) -> None:
+    read = set(re.findall(r"knobs\.(\w+)", inspect.getsource(function)))
+    assert read
+    assert {OF_THE_LOOP[name].asked_by for name in read} <= asked_by
 
 
 def test_the_page_is_that_of_the_table() -> None:

@@ -153,10 +153,12 @@ VOLTA, AMPERE = (7, 0), (8, 0)
 """The first with code of Triton, and the first with bfloat16 and TensorFloat-32, as compute capabilities."""
 
 
-def cuda(why: str, *values: Scalar) -> DeviceRule:
-    """Returns the rule of values that only a CUDA device honours; `why` begins the sentence about a CPU."""
-    sentence = f"{why}, and this runs on the cpu"
-    return DeviceRule(values or (True,), "a CUDA device", lambda on, _: sentence if on.device == "cpu" else None)
+def only_on(device: Literal["cuda", "cpu"], why: str, *values: Scalar) -> DeviceRule:
+    """Returns the rule of values that only such a device honours; `why` begins the sentence about another."""
+    other = "cpu" if device == "cuda" else "cuda"
+    sentence = f"{why}, and this runs on {'the cpu' if other == 'cpu' else 'a CUDA device'}"
+    needs = "a CUDA device" if device == "cuda" else "a CPU"
+    return DeviceRule(values or (True,), needs, lambda on, _: sentence if on.device == other else None)
 
 
 def capability(least: tuple[int, int], what: str, *values: Scalar) -> DeviceRule:
@@ -261,6 +263,8 @@ class Knob:
     """What "auto" stands for in a space, as far as the device honours it and the machine has room for it."""
     replaced_by: str = ""
     """The hook of a workload in whose presence the loop has no use for the knob."""
+    by_hand: str = ""
+    """How one's own code has it, in a few words: for a framework that has none for it, and the page of knobs."""
     values: InitVar[Sequence[Scalar]] = ()
     low: InitVar[float] = -math.inf
     high: InitVar[float] = math.inf

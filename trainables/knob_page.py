@@ -35,6 +35,7 @@ probes need single values). This page is made from the rows in `trainables/knobs
 - **Read back**: whether the first optimiser step of every run shows that the knob was honoured
   (`trainables/witness.py`); a knob that was not becomes a note, such as "knobs.sdpa_backend=efficient was asked; the
   first step showed attention by math".
+- **By hand**: how a script without cardtune has it.
 - **Own loop**: the call of `run` that applies it in [a loop of your own](own_loop.md). *any loop*: it is set around a
   training, whoever's loop that is in, also [a framework's](frameworks.md). A dash: your own lines, where they read it
   by `run["name"]`.
@@ -96,7 +97,8 @@ def _lines(rows: Mapping[str, Knob]) -> str:
 def _cells(name: str, row: Knob) -> Iterator[str]:
     yield f"`{name}`"
     whose = [ref for ref, rows in OURS.items() if name in rows.own] or row.acts_in
-    yield f"{row.doc} ({', '.join(f'`{module}`' for module in whose)})"
+    by_hand = f" By hand: {row.by_hand}." if row.by_hand else ""
+    yield f"{row.doc}{by_hand} ({', '.join(f'`{module}`' for module in whose)})"
     yield row.kind
     others = [word(v) for v in row.domain.values if v != row.default]
     yield f"**{word(row.default)}**, {', '.join(others) if others else row.domain.describe()}"

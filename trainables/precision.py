@@ -39,9 +39,10 @@ class _Off(nullcontext[None], ContextDecorator):
 
 @contextmanager
 def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
-    """Applies tf32, cudnn_benchmark and sdpa_backend inside the block and restores the process's settings after it.
+    """Sets inside the block what the knobs that are `asked_by="around"` say, and restores the process's settings.
 
-    It has to be around forward *and* backward pass: products of the backward pass are two thirds of all, and a
+    In the packaged loop it is around forward and backward pass and evaluation, in a loop of one's own around all. It
+    has to be around forward *and* backward pass: products of the backward pass are two thirds of all, and a
     checkpointed block must be recomputed with the kernels it was computed with.
     """
     with ExitStack() as stack:
@@ -65,7 +66,7 @@ def _cuda_settings(tf32: bool, benchmark: bool) -> Iterator[None]:
 
 
 def kernel_facts(device: torch.device) -> dict[str, Any]:
-    """Returns what is set around a training at this moment, as a first step tells it; on a CPU nothing is."""
+    """Returns what `kernels` has set at this moment, as a first step tells it."""
     if device.type != "cuda":
         return {}
     able = torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY

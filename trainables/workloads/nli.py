@@ -40,7 +40,7 @@ from trainables.data.nli_pairs import (
     read_splits,
 )
 from trainables.frozen_linear import LAYERS, freeze_linears
-from trainables.knob_columns import AMPERE, Domain, Knob, capability, cpu_flags, cuda, package
+from trainables.knob_columns import AMPERE, Domain, Knob, capability, cpu_flags, only_on, package
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
 from trainables.our_knobs import our_knobs
@@ -203,7 +203,7 @@ class Nli:
                     "bf16 is no arithmetic of this processor, without AVX-512", ("avx512bw",), "bf16", "int8", "nf4"
                 ),
                 package("bitsandbytes", "quant", "nf4"),
-                cuda("fp16 is hardly arithmetic of a CPU, where a step takes many times that of fp32", "fp16"),
+                only_on("cuda", "fp16 is hardly arithmetic of a CPU, where steps take many times as long", "fp16"),
             ),
             remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
             auto=("fp32", "bf16", "fp16", "int8", "nf4"),

@@ -20,37 +20,6 @@ from tuning.report.summary import Place
 
 _SIZES = ("batch_size", "micro_batch_size")
 _OF_WORKERS = ("prefetch_factor", "persistent_workers")
-_BY_HAND: Mapping[str, str] = {
-    "num_workers": "the argument of DataLoader",
-    "prefetch_factor": "the argument of DataLoader",
-    "persistent_workers": "the argument of DataLoader",
-    "pin_memory": "the argument of DataLoader",
-    "length_bucketing": "sort the samples of a batch by length before it is cut into micro-batches",
-    "ram_cache": "a data set that keeps its prepared samples",
-    "non_blocking": "non_blocking=True where a batch is moved to the device",
-    "device_prefetch": "copy the next batch on a CUDA stream of its own",
-    "device_augmentation": "augment behind the copy to the device",
-    "amp_dtype": "torch.autocast around the forward pass",
-    "tf32": "torch.backends.cuda.matmul.allow_tf32 = True",
-    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
-    "channels_last": "model.to(memory_format=torch.channels_last)",
-    "sdpa_backend": "torch.nn.attention.sdpa_kernel around the training",
-    "compile": "model.compile, with this mode",
-    "activation_checkpointing": "torch.utils.checkpoint around each block of the model",
-    "empty_cache": "torch.cuda.empty_cache() before the training",
-    "optimizer": "the optimiser that you make",
-    "fused_optimizer": "fused=True of torch.optim.AdamW",
-    "momentum": "the argument of torch.optim.SGD",
-    "nesterov": "the argument of torch.optim.SGD",
-    "max_grad_norm": "torch.nn.utils.clip_grad_norm_ before each step",
-    "set_to_none": "optimizer.zero_grad(set_to_none=False)",
-    "sync_every_step": "loss.item() behind each micro-batch",
-    "learning_rate": "lr of your optimiser",
-    "weight_decay": "the argument of your optimiser",
-    "schedule": "a schedule of yours over the steps of the whole training",
-    "warmup_frac": "a warm-up of yours, over this share of the steps",
-}
-"""How a knob is set where a framework has no word for it; any other is set in one's own code."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +99,9 @@ class _Told:
 
     def unsaid(self) -> dict[str, str]:
         """Returns the knobs that were not told, where they ask for something, each with what to set instead."""
+        by_hand = {name: row.by_hand for name, row in EVERY.items() if name in self}
         found = {
-            name: f"{name}={value!r}: {(name in self and _BY_HAND.get(name)) or 'your own code sets it'}"
+            name: f"{name}={value!r}: {by_hand.get(name) or 'your own code sets it'}"
             for name, value in self.knobs.items()
             if name not in self.told and self._asks(name, value)
         }

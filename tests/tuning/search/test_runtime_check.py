@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainables import knobs
+from trainables.our_knobs import EVERY
 from tuning.search.runtime_check import compare, disagreements
 
 CPU: dict[str, Any] = {
@@ -95,6 +98,26 @@ def agrees(active: dict[str, Any], **asked: Any) -> bool | None:
 )
 def test_each_knob_is_held_against_what_was_seen(asked: dict[str, Any], as_asked: bool | None) -> None:
     assert agrees(CPU, **asked) is as_asked
+
+
+def test_a_knob_that_requires_another_is_read_where_that_is_set() -> None:
+    loading = {**CPU, "workers": 2, "prefetch_factor": 4, "persistent_workers": False}
+    rows = compare({"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True}, loading)
+    assert [row.agrees for row in rows] == [True, True, False]
+    for seen, as_asked in ((True, True), (False, False)):
+        rows = compare({"pin_memory": True, "device_prefetch": True}, {**CARD, "side_stream": seen})
+        assert [row.agrees for row in rows] == [True, as_asked]
+    sgd = {**CPU, "optimizer": "SGD", "optimizer_state_dtypes": [], "momenta": [0.9], "nesterov": True}
+    rows = compare({"optimizer": "sgd", "momentum": 0.5, "nesterov": True}, sgd)
+    assert [row.agrees for row in rows] == [True, False, True]
+    assert agrees({**CPU, "gradient_norms": ["aten._foreach_norm"]}, max_grad_norm=1.0) is True
+    assert agrees({**CPU, "gradient_norms": []}, max_grad_norm=1.0) is False
+    assert agrees({**CPU, "adapter": "lora", "adapter_ranks": [8]}, adapter_rank=16) is False
+
+
+def test_each_reader_has_a_case_here() -> None:
+    cases = set(re.findall(r"\w+", Path(__file__).read_text(encoding="utf-8")))
+    assert {name for name, row in EVERY.items() if row.seen is not None} <= cases
 
 
 def test_the_sentence_names_knob_value_and_what_ran() -> None:
