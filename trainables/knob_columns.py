@@ -34,7 +34,7 @@ CALLS: Mapping[AskedBy, str] = {
     "around": "run.batches(loader)",
     "autocast": "run.autocast()",
     "backward": "run.backward(loss, optimizer)",
-    "clip": "run.backward(loss, optimizer)",
+    "clip": "run.backward(loss, optimizer) without a max_norm of its own",
     "name": "",
 }
 """The call of `run` that asks for a knob, by what its row says."""

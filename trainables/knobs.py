@@ -42,6 +42,7 @@ __all__ = [
     "OF_THE_LOOP",
     "KnobTable",
     "Knobs",
+    "ReadKnobs",
     "Scalar",
     "asked_by",
     "domain_of",
@@ -346,9 +347,7 @@ class Knobs:
 
     def as_dict(self) -> dict[str, Scalar]:
         """Returns every knob by name."""
-        own = dict(self.__dict__)
-        own.pop("_table", None)
-        return own
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
     def with_(self, **changes: Scalar) -> Knobs:
         """Returns a copy with some knobs changed."""
@@ -381,6 +380,20 @@ class Knobs:
     def __repr__(self) -> str:
         """Returns the knobs as a call."""
         return f"Knobs({', '.join(f'{name}={value!r}' for name, value in self.as_dict().items())})"
+
+
+class ReadKnobs(Knobs):
+    """Knobs that note in `read` which of them are read by name."""
+
+    def __init__(self, knobs: Knobs, read: set[str]) -> None:
+        self.__dict__.update(knobs.__dict__, _read=read)
+
+    def __getattribute__(self, name: str) -> Any:
+        """Returns what it has; the name of a knob is noted."""
+        own = object.__getattribute__(self, "__dict__")
+        if name in own and not name.startswith("_"):
+            own.get("_read", set()).add(name)
+        return object.__getattribute__(self, name)
 
 
 OF_THE_LOOP: Mapping[str, Knob] = {name: row for name, row in vars(Knobs).items() if isinstance(row, Knob)}

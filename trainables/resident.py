@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 
 from trainables import garbage
 from trainables.batches import sample_lengths
+from trainables.knobs import ReadKnobs
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.validation import validation_batches, validation_loader
@@ -39,6 +41,8 @@ class Resident:
         self._lengths: dict[Hashable, list[int] | None] = {}
         self._model: nn.Module | None = None
         self._model_key: Hashable = None
+        self._model_reads: set[str] = set()
+        """The knobs that `model` has read: another value of one needs another model, whatever its row says."""
         self._first: dict[str, Tensor] = {}
         self._first_plain: dict[str, dict[str, Any]] = {}
         self.marks: Mapping[str, Tensor] = {}
@@ -47,16 +51,15 @@ class Resident:
     def model(self, config: Config) -> nn.Module:
         """Returns the model of the configuration on its device, with the weights it has before any training.
 
-        The same object is returned for the same options, seed, device and model-shaping knobs, unless its forward pass
-        has changed what is not restored. Numbers that its modules count in are what they were, too. Raises HookFailed
-        where the workload gives none.
+        The same object is returned for the same options, seed, device and knobs that shape it, by their rows or as
+        `model` reads them, unless its forward pass has changed what is not restored. Numbers that its modules count in
+        are what they were, too. Raises HookFailed where the workload gives none.
         """
-        key = (_options_key(config), config.seed, config.device, _shape_key(config))
-        if self._model is None or key != self._model_key or not self._can_be_restored(self._model):
+        if self._model is None or self._key(config) != self._model_key or not self._can_be_restored(self._model):
             self.drop_model()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
-                model = self.workload.model(config)
+                model = self.workload.model(replace(config, knobs=ReadKnobs(config.knobs, self._model_reads)))
             if not isinstance(model, nn.Module):
                 raise HookFailed("model", f"returned a {type(model).__name__}: it must return a torch.nn.Module")
             self._model = model.to(config.device)
@@ -64,7 +67,7 @@ class Resident:
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
             self._first_plain = {name: plain(module) for name, module in self._model.named_modules()}
             self.marks = marks(self._model)
-            self._model_key = key
+            self._model_key = self._key(config)
             return self._model
         for name, module in self._model.named_modules():
             for attribute, value in self._first_plain.get(name, {}).items():
@@ -77,6 +80,11 @@ class Resident:
         for parameter in self._model.parameters():
             parameter.grad = None
         return self._model
+
+    def _key(self, config: Config) -> Hashable:
+        rows = config.knobs.table
+        shape = [(n, v) for n, v in config.knobs.as_dict().items() if rows[n].shapes_model or n in self._model_reads]
+        return _options_key(config), config.seed, config.device, tuple(shape)
 
     def _can_be_restored(self, model: nn.Module) -> bool:
         """Returns whether the model is what it was once its first weights are copied into it.
@@ -180,8 +188,3 @@ def _mark(parameter: Tensor) -> Tensor:
 
 def _options_key(config: Config) -> Hashable:
     return tuple(sorted((k, repr(v)) for k, v in config.options.items()))
-
-
-def _shape_key(config: Config) -> Hashable:
-    rows = config.knobs.table
-    return tuple((n, v) for n, v in config.knobs.as_dict().items() if rows[n].shapes_model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from tests.fakes import Sums
 from trainables import Knob
-from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, is_active, table, using
+from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, ReadKnobs, is_active, table, using
 from trainables.our_knobs import OURS, _declared
+from trainables.resident import Resident
 from trainables.workload import BUILT_IN, Config, WorkloadError, load, table_of
 from tuning.config import yaml_files
 from tuning.config.load import load as load_config
@@ -117,6 +120,33 @@ def test_what_a_workload_does_not_declare_is_no_knob_of_it() -> None:
                 getattr(Knobs(), ours)
         with pytest.raises(ValueError, match="knob channels: expected one of 16, 32, 64, got 48"):
             Knobs(channels=48)
+
+
+def test_a_knob_that_the_model_reads_makes_another_whatever_its_row_says() -> None:
+    class Own(Sums):
+        knobs: ClassVar = {name: Knob(4, "both", values=(2, 4, 8)) for name in ("width", "steps")}
+
+        def model(self, config: Config) -> nn.Module:
+            return nn.Linear(1, config.knobs.width)
+
+    resident, rows = Resident(Own()), table_of(Own())
+    config = Config(Knobs.of({}, rows))
+    first = resident.model(config)
+    assert resident.model(config.with_knobs(steps=8, batch_size=4)) is first
+    assert resident.model(config.with_knobs(width=8)).out_features == 8
+    assert resident.model(config).out_features == 4
+
+
+def test_knobs_that_note_what_is_read_are_knobs_like_the_others() -> None:
+    read: set[str] = set()
+    knobs = ReadKnobs(Knobs(batch_size=16), read)
+    assert (knobs.batch_size, knobs.as_dict(), knobs) == (16, Knobs(batch_size=16).as_dict(), Knobs(batch_size=16))
+    again = pickle.loads(pickle.dumps(knobs))  # noqa: S301  # our own bytes
+    assert again.with_(batch_size=8) == Knobs(batch_size=8)
+    assert copy.deepcopy(knobs).batch_size == 16
+    with pytest.raises(AttributeError, match="not a knob of this workload"):
+        getattr(knobs, "widht")  # noqa: B009
+    assert read == {"batch_size"}
 
 
 def test_two_workloads_in_one_process_keep_their_own() -> None:

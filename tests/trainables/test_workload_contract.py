@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 from trainables import kinds
 from trainables.batches import batch_of, mapped, size_of, tensors_of
-from trainables.knobs import Knobs
+from trainables.knobs import Knobs, ReadKnobs
 from trainables.loop import Evaluation, evaluate, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
@@ -104,6 +105,15 @@ def test_same_seed_same_weights(resident: Resident, config: Config) -> None:
         torch.manual_seed(7)
         made.append(resident.workload.model(config).state_dict())
     assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
+def test_each_own_knob_says_whether_the_model_reads_it(resident: Resident, config: Config, workload_ref: str) -> None:
+    read: set[str] = set()
+    resident.workload.model(replace(config, knobs=ReadKnobs(config.knobs, read)))
+    own = table_of(resident.workload).own
+    shaping = {name for name, row in own.items() if row.shapes_model}
+    assert read & own.keys() <= shaping
+    assert workload_ref not in BUILT_IN or shaping <= read, "a row says that model reads it"
 
 
 def test_every_optimised_parameter_is_trainable_and_in_one_group(resident: Resident, config: Config) -> None:

@@ -195,7 +195,7 @@ def train(
     result = {
         "samples": state.samples,
         "resumed_at": begun_at,
-        "has_ended": state.has_ended,
+        **({"has_ended": True} if state.has_ended else {}),
         "seed": job.seed,
         "values": values,
         "samples_per_s": sum(w.samples for w in steady) / wall_s if wall_s else None,

@@ -43,7 +43,8 @@ def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
         )
     body = _body(summary, named, datetime.now(UTC))
     head = f"# The {name.replace('_', ' ')} configuration of run {plain(summary.id)}; it trains as it stands:\n"
-    head += f"#   python -m tuning train --from {path.name}\n"
+    out = "" if name == "best" else f" --out train-{path.stem}"  # of each a folder of its own
+    head += f"#   python -m tuning train --from {path.name}{out}\n"
     return atomic.write_text(path, head + best_file.text_of(body, str(path)))
 
 

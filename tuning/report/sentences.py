@@ -153,7 +153,7 @@ def cut_sentence(found: Summary) -> str:
         return ""
     limit_s = finite(mapping(mapping(found.study.get("config")).get("search")).get("max_time"))
     more = f" search.max_time={math.ceil(2 * limit_s / 60)}m" if limit_s else ""
-    command = f"python -m tuning.run resume={plain(found.id)}"
+    command = shlex.join(["python", "-m", "tuning.run", f"resume={plain(found.id)}", *_elsewhere(found, "runs_dir=")])
     return f"The search was cut short: {done} of {asked} trials ended; {command}{more} has more of them"
 
 
@@ -189,7 +189,13 @@ def kinds(found: Mapping[str, str]) -> list[str]:
 
 def ablate_command(found: Summary) -> str:
     """Returns the command that measures what each knob bought."""
-    return f"python -m tuning ablate {plain(found.id)}"
+    return shlex.join(["python", "-m", "tuning", "ablate", plain(found.id), *_elsewhere(found, "--runs-dir=")])
+
+
+def _elsewhere(found: Summary, option: str) -> list[str]:
+    """Returns what says where runs are, where that is not the default."""
+    runs_dir = plain(mapping(found.study.get("config")).get("runs_dir") or "runs")
+    return [] if runs_dir == "runs" else [f"{option}{runs_dir}"]
 
 
 def unsteady_sentence(best: Named) -> str:
@@ -386,8 +392,9 @@ def challenger_sentence(found: Mapping[str, Any]) -> str:
     needs = duration(found.get("expected_s"))
     if found.get("decision") == "confirm":
         return f"may take the pick's place: trained again, about {needs}"
-    left = duration(max(0.0, found.get("left_s") or 0.0))
-    return f"may take the pick's place, but needs {needs}, and {left} are left"
+    left_s = found.get("left_s") or 0.0
+    left = f"{duration(left_s)} are left" if left_s >= 1 else "no time is left"
+    return f"may take the pick's place, but needs {needs}, and {left} beside the windows"
 
 
 def shares(found: Summary) -> list[tuple[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tuning.report.sooner import sooner_sentence
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
+from tuning.search.probe import PROBE_FRAC
 
 MESSAGE_COLUMNS = 160
 """Of what an error says, so much stands in the line of a trial."""
@@ -39,7 +41,8 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     trials = f"{'up to ' * (search.trials == 'auto')}{search.most_trials} trials"
     steps = [f"{trials}{at_once}, {confirm}"]
     if search.strategy == "staged":
-        steps.insert(0, f"probes for {duration(budget.probe.max_time_s)}")
+        probes_s = min(budget.probe.max_time_s, PROBE_FRAC * (search.max_time_s or math.inf))
+        steps.insert(0, f"probes for {duration(probes_s)}")
     auto = budget.train_epochs == "auto"
     epochs = (
         "trials as long as the time allows"
