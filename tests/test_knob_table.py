@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from trainables import batches, knob_columns, knob_page, optim, precision
 from trainables.knob_columns import AskedBy, Bound, Domain, Kind, Measured, Memory, Requires, Span, refusal
-from trainables.knobs import OF_THE_LOOP, Knobs
+from trainables.knobs import OF_THE_LOOP, Knobs, asked_by
 from trainables.our_knobs import EVERY, OURS
+from trainables.own_run import Run
 from tuning.config.cards import Card
 
 ROOT = Path(__file__).parents[1]
@@ -65,18 +66,22 @@ def test_values_of_other_columns_are_values_of_the_knobs(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "asked_by"),
+    ("call", "functions", "elsewhere"),
     [
-        (precision.kernels, {"around"}),
-        (precision.autocast, {"autocast"}),
-        (batches.loading, {"loader"}),
-        (optim.hold_gradients, {"clip", "backward"}),
+        ("around", [precision.kernels], {"empty_cache"}),
+        ("autocast", [precision.autocast], set()),
+        ("loader", [batches.loading], {"micro_batch_size"}),
+        ("prepare", [Run.prepare, precision.set_memory_format], set()),
+        ("batches", [batches.Transfer], set()),
+        ("backward", [Run.__dict__["_step_settings"].func], set()),
+        ("clip", [optim.hold_gradients], set()),
     ],
 )
-def test_what_serves_every_loop_reads_knobs_whose_rows_say_so(function: Any, asked_by: set[str]) -> None:
-    read = set(re.findall(r"knobs\.(\w+)", inspect.getsource(function)))
-    assert read
-    assert {OF_THE_LOOP[name].asked_by for name in read} <= asked_by
+def test_what_serves_an_own_loop_reads_the_knobs_whose_rows_say_so(
+    call: AskedBy, functions: list[Any], elsewhere: set[str]
+) -> None:
+    read = {name for one in functions for name in re.findall(r"\bknobs\.(\w+)", inspect.getsource(one))}
+    assert read | elsewhere == set(asked_by(call))
 
 
 def test_the_page_is_that_of_the_table() -> None:
@@ -125,6 +130,14 @@ def test_bf16_on_a_cpu_depends_on_its_instruction_sets(
 def test_flags_are_read_from_the_machine() -> None:
     flags = knob_columns.flags_of_cpu()
     assert not flags or all(re.fullmatch(r"\w+", flag) for flag in flags)
+
+
+def test_a_rule_of_one_kind_of_device_says_which_another_is() -> None:
+    cpu, card, unknown = Card("cpu", device="cpu"), Card("h200", device="cuda"), Card("auto")
+    for device, other, words in (("cuda", cpu, "this runs on the cpu"), ("cpu", card, "this runs on a CUDA device")):
+        rule = knob_columns.only_on(device, "it is arithmetic")
+        assert [rule.why_not(on, True) for on in (card, cpu, unknown) if on is not other] == [None, None]
+        assert rule.why_not(other, True) == f"it is arithmetic, and {words}"
 
 
 def test_a_rule_is_of_its_values_alone() -> None:

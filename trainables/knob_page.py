@@ -19,6 +19,7 @@ Every optimisation and what is known of it. `knobs.NAME=VALUE` fixes one, `'knob
 probes need single values). This page is made from the rows in `trainables/knobs.py`,
 `our_knobs.py` and `workloads`: `python -m trainables.knob_page > docs/knobs.md`.
 
+- **What it does**, and *by hand*: how a script without cardtune has it.
 - **Kind**: a system knob changes speed and memory only, a learning knob what is learned, one of kind both changes both
   ([design.md](design.md#3-knobs-have-kinds)). Tests hold the system ones to it: `tests/trainables/test_loop.py` and
   `test_witness.py`. A net with batch norm, say, makes `micro_batch_size` both: [a study finds that
@@ -35,7 +36,6 @@ probes need single values). This page is made from the rows in `trainables/knobs
 - **Read back**: whether the first optimiser step of every run shows that the knob was honoured
   (`trainables/witness.py`); a knob that was not becomes a note, such as "knobs.sdpa_backend=efficient was asked; the
   first step showed attention by math".
-- **By hand**: how a script without cardtune has it.
 - **Own loop**: the call of `run` that applies it in [a loop of your own](own_loop.md). *any loop*: it is set around a
   training, whoever's loop that is in, also [a framework's](frameworks.md). A dash: your own lines, where they read it
   by `run["name"]`.
@@ -62,7 +62,7 @@ from trainables import Knob
 class Mine:
     knobs = {
         "channels": Knob(32, "both", values=(16, 32, 64), shapes_model=True),
-        "smoothing": Knob(0.1, "learning", low=0.0, high=0.3),
+        "smoothing": Knob(0.1, "learning", low=0.0, high=0.3, shapes_model=True),
         "mirror": Knob(False, "learning"),
     }
 ```

@@ -79,7 +79,7 @@ class Knobs:
         acts_in=("batches", "loop"), asked_by="batch", memory="step", span="optimizer", claimed="A B C D E",
         seen=read.equal("batch_size", "batches of {}"), also=("bs", "batch"),
         remedies={"optimizer": lambda own, _: 2 * own.batch_size},  # fewer steps for the same samples
-        by_hand="batches of the loader, times the micro-batches that are accumulated",
+        by_hand="batch_size of the training loader, times the micro-batches that are accumulated",
     ))
     micro_batch_size: int = _row(Knob(
         8, "system", Domain(int, low=1, high=65_536),
@@ -274,7 +274,7 @@ class Knobs:
         "Drop gradients after a step instead of filling them with zeros; not where CUDA graphs accumulate into them.",
         acts_in=("loop", "precision"), asked_by="backward", memory="step", span="compute", claimed="B C E",
         seen=read.set_to_none,
-        by_hand="optimizer.zero_grad(set_to_none=False)",
+        by_hand="set_to_none of optimizer.zero_grad",
     ))
     sync_every_step: bool = _row(Knob(
         False, "system", FLAG,
@@ -383,7 +383,7 @@ class Knobs:
 
 
 class ReadKnobs(Knobs):
-    """Knobs that note in `read` which of them are read by name."""
+    """Knobs that note in `read` which of them are read, by name or all of a workload's own, until they are `closed`."""
 
     def __init__(self, knobs: Knobs, read: set[str]) -> None:
         self.__dict__.update(knobs.__dict__, _read=read)
@@ -392,8 +392,18 @@ class ReadKnobs(Knobs):
         """Returns what it has; the name of a knob is noted."""
         own = object.__getattribute__(self, "__dict__")
         if name in own and not name.startswith("_"):
-            own.get("_read", set()).add(name)
+            own.get("_read", set()).add(name)  # a copy has none
         return object.__getattribute__(self, name)
+
+    def as_dict(self) -> dict[str, Scalar]:
+        """Returns every knob by name, as `with_` does, and notes the workload's own."""
+        self.__dict__.get("_read", set()).update(self.table.own)
+        return super().as_dict()
+
+    def closed(self) -> None:
+        """Makes them knobs like any other, which note nothing."""
+        del self.__dict__["_read"]
+        object.__setattr__(self, "__class__", Knobs)
 
 
 OF_THE_LOOP: Mapping[str, Knob] = {name: row for name, row in vars(Knobs).items() if isinstance(row, Knob)}

@@ -6,7 +6,7 @@ A command line is checked before the modules are imported, which takes seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainables import knob_columns
@@ -50,20 +50,21 @@ def our_knobs(*names: str) -> Mapping[str, Knob]:
     return {name: ROWS[name] for name in names}
 
 
-_KNOBS = re.compile(r"^    knobs\b[^=\n]*= (.+(?:\n(?:     .*|    [\])}].*|))*)", re.MULTILINE)
+_KNOBS = re.compile(r"^class (?:.|\n)*?^    knobs\b[^=\n]*= (.+(?:\n(?:     .*|    [\])}].*|))*)", re.MULTILINE)
 """What a class says its knobs are: a line, and those that are indented deeper or close a bracket of it."""
 
 
 def _declared(path: Path) -> Mapping[str, Knob]:
     """Returns the knobs that the workload in a module of ours declares, without importing it, which takes seconds.
 
-    Raises TypeError where that needs more than the names of `knob_columns`, `our_knobs` and `read`, the readers.
+    Raises TypeError for a wrong row, and where that needs more than the names of `knob_columns`, `our_knobs` and
+    `read`, the readers.
     """
     if (found := _KNOBS.search(path.read_text(encoding="utf-8"))) is None:
         return {}
     try:
         return dict(eval(found[1], {**vars(knob_columns), "our_knobs": our_knobs, "read": read}))  # noqa: S307  # ours
-    except (NameError, KeyError, SyntaxError) as error:
+    except Exception as error:  # whatever a wrong row raises
         form = '{**our_knobs("dropout"), "turns": Knob(2, "both", values=(1, 2))}'
         raise TypeError(f"{path.name}: knobs = ...: expected {form}, and no other names: {error!r}") from None
 
@@ -75,5 +76,17 @@ OURS: Mapping[str, KnobTable] = {
 }
 """The table of each of our workloads, by its name."""
 BUILT_IN = tuple(OURS)
-EVERY = KnobTable({name: row for rows in (KnobTable(ROWS), *OURS.values()) for name, row in rows.own.items()})
+
+
+def _together(tables: Iterable[Mapping[str, Knob]]) -> dict[str, Knob]:
+    """Returns all rows; raises TypeError where two of one name differ."""
+    found: dict[str, Knob] = {}
+    for name, row in (item for rows in tables for item in rows.items()):
+        if found.setdefault(name, row).as_raw() != row.as_raw():
+            said = "share one in our_knobs.ROWS, or give one another name"
+            raise TypeError(f"two workloads have a knob {name} by different rows: {said}")
+    return found
+
+
+EVERY = KnobTable(_together([ROWS, *(rows.own for rows in OURS.values())]))
 """With all of them, as records and exports of earlier versions have, whatever their workload."""

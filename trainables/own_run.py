@@ -32,6 +32,7 @@ from trainables.own_count import ONLY_BACKWARD, Counted, Ended
 from trainables.workload import LoopError
 
 _LOADER, _PREPARE, _BACKWARD = asked_by("loader"), asked_by("prepare"), asked_by("backward")
+_AUTOCAST, _CLIP = asked_by("autocast"), asked_by("clip")
 _BATCHES = (*asked_by("batches"), *asked_by("around"))
 _DECLARE = "give it a value or values in SPACE"
 
@@ -204,7 +205,7 @@ class Run(Counted):
 
     def autocast(self) -> AbstractContextManager[object]:
         """Returns the context of a forward pass, in the type of numbers that the knob amp_dtype says."""
-        return precision.autocast(self._ask(*asked_by("autocast")), self.device)
+        return precision.autocast(self._ask(*_AUTOCAST), self.device)
 
     def backward(
         self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None, *, max_norm: float | None = None
@@ -275,7 +276,7 @@ class Run(Counted):
 
     @functools.cached_property
     def _max_norm(self) -> float:
-        return float(self._ask(*asked_by("clip")).max_grad_norm)
+        return float(self._ask(*_CLIP).max_grad_norm)
 
     @functools.cached_property
     def _step_settings(self) -> tuple[bool, bool]:

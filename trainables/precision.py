@@ -39,7 +39,7 @@ class _Off(nullcontext[None], ContextDecorator):
 
 @contextmanager
 def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
-    """Sets inside the block what the knobs that are `asked_by="around"` say, and restores the process's settings.
+    """Sets inside the block what tf32, cudnn_benchmark and sdpa_backend say, and restores the process's settings.
 
     In the packaged loop it is around forward and backward pass and evaluation, in a loop of one's own around all. It
     has to be around forward *and* backward pass: products of the backward pass are two thirds of all, and a

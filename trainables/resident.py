@@ -40,9 +40,9 @@ class Resident:
         self._data: dict[Hashable, Dataset[Any]] = {}
         self._lengths: dict[Hashable, list[int] | None] = {}
         self._model: nn.Module | None = None
-        self._model_key: Hashable = None
+        self._model_config = Config()
         self._model_reads: set[str] = set()
-        """The knobs that `model` has read: another value of one needs another model, whatever its row says."""
+        """The knobs that `model` has read, or a model that keeps `config`: another value needs another model."""
         self._first: dict[str, Tensor] = {}
         self._first_plain: dict[str, dict[str, Any]] = {}
         self.marks: Mapping[str, Tensor] = {}
@@ -55,11 +55,15 @@ class Resident:
         `model` reads them, unless its forward pass has changed what is not restored. Numbers that its modules count in
         are what they were, too. Raises HookFailed where the workload gives none.
         """
-        if self._model is None or self._key(config) != self._model_key or not self._can_be_restored(self._model):
+        is_other = self._key(config) != self._key(self._model_config)  # by what is known by now to have been read
+        if self._model is None or is_other or not self._can_be_restored(self._model):
             self.drop_model()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.seed)
-                model = self.workload.model(replace(config, knobs=ReadKnobs(config.knobs, self._model_reads)))
+                knobs = ReadKnobs(config.knobs, self._model_reads)
+                model = self.workload.model(replace(config, knobs=knobs))
+                if config.knobs.compile != "off":
+                    knobs.closed()  # torch.compile would break its graph at each reading
             if not isinstance(model, nn.Module):
                 raise HookFailed("model", f"returned a {type(model).__name__}: it must return a torch.nn.Module")
             self._model = model.to(config.device)
@@ -67,7 +71,7 @@ class Resident:
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
             self._first_plain = {name: plain(module) for name, module in self._model.named_modules()}
             self.marks = marks(self._model)
-            self._model_key = self._key(config)
+            self._model_config = config
             return self._model
         for name, module in self._model.named_modules():
             for attribute, value in self._first_plain.get(name, {}).items():
@@ -107,7 +111,7 @@ class Resident:
     def drop_model(self) -> None:
         """Forgets the model, so that its memory can be used by the next."""
         parts = [weakref.ref(p) for p in self._model.parameters()] if self._model is not None else []
-        self._model, self._model_key = None, None
+        self._model = None
         self._first.clear()
         self._first_plain.clear()
         self.marks = {}

@@ -137,6 +137,25 @@ def test_a_knob_that_the_model_reads_makes_another_whatever_its_row_says() -> No
     assert resident.model(config).out_features == 4
 
 
+def test_what_a_model_reads_of_a_configuration_that_it_keeps_counts_from_then_on() -> None:
+    class Kept(nn.Linear):
+        def __init__(self, config: Config) -> None:
+            super().__init__(1, 1)
+            self.config = config
+
+    class Own(Sums):
+        knobs: ClassVar = {"steps": Knob(4, "both", values=(2, 4, 8))}
+
+        def model(self, config: Config) -> nn.Module:
+            return Kept(config)
+
+    resident, config = Resident(Own()), Config(Knobs.of({}, table_of(Own())))
+    first = resident.model(config)
+    assert first.config.knobs.steps == 4
+    assert resident.model(config) is first
+    assert resident.model(config.with_knobs(steps=8)).config.knobs.steps == 8
+
+
 def test_knobs_that_note_what_is_read_are_knobs_like_the_others() -> None:
     read: set[str] = set()
     knobs = ReadKnobs(Knobs(batch_size=16), read)
@@ -146,7 +165,10 @@ def test_knobs_that_note_what_is_read_are_knobs_like_the_others() -> None:
     assert copy.deepcopy(knobs).batch_size == 16
     with pytest.raises(AttributeError, match="not a knob of this workload"):
         getattr(knobs, "widht")  # noqa: B009
-    assert read == {"batch_size"}
+    assert read == {"batch_size", *table().own}
+    read.clear()
+    knobs.closed()
+    assert (type(knobs), knobs.batch_size, knobs, read) == (Knobs, 16, Knobs(batch_size=16), set())
 
 
 def test_two_workloads_in_one_process_keep_their_own() -> None:

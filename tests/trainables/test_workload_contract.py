@@ -112,7 +112,7 @@ def test_each_own_knob_says_whether_the_model_reads_it(resident: Resident, confi
     resident.workload.model(replace(config, knobs=ReadKnobs(config.knobs, read)))
     own = table_of(resident.workload).own
     shaping = {name for name, row in own.items() if row.shapes_model}
-    assert read & own.keys() <= shaping
+    assert read & own.keys() <= shaping, "give its row shapes_model=True"
     assert workload_ref not in BUILT_IN or shaping <= read, "a row says that model reads it"
 
 

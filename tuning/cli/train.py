@@ -195,7 +195,7 @@ def train(
     result = {
         "samples": state.samples,
         "resumed_at": begun_at,
-        **({"has_ended": True} if state.has_ended else {}),
+        "ended_early": state.has_ended,
         "seed": job.seed,
         "values": values,
         "samples_per_s": sum(w.samples for w in steady) / wall_s if wall_s else None,

@@ -298,7 +298,7 @@ def test_without_rounds_a_training_is_not_compared_with_a_probe(records):
 )
 def test_a_training_is_compared_with_what_was_measured_after_so_many_samples(measured, ended, after):
     known = {"samples_per_s": {"median": 10.0}, "quality": {"f1": {"mean": 0.6, "interval": None}}, **measured}
-    result = {"samples_per_s": 11.0, "samples": 500, "values": {"f1": 0.7}, "has_ended": ended}
+    result = {"samples_per_s": 11.0, "samples": 500, "values": {"f1": 0.7}, "ended_early": ended}
     said = list(text.trained(result, known, 900, "before.yaml"))
     assert said[0] == "11.0 samples/s  (before.yaml: 10.0, +10.0%)"
     assert said[-1] == f"f1 0.7000  (before.yaml{after}: 0.6000)"

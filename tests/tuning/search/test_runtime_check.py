@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,14 @@ def test_a_knob_that_requires_another_is_read_where_that_is_set() -> None:
 
 
 def test_each_reader_has_a_case_here() -> None:
-    cases = set(re.findall(r"\w+", Path(__file__).read_text(encoding="utf-8")))
+    cases = set[str]()
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            cases |= {str(one.arg) for one in node.keywords if node.func.id == "agrees"}
+        asked = node.args[0] if isinstance(node, ast.Call) and node.args else None
+        asked = node.elts[0] if isinstance(node, ast.Tuple) and len(node.elts) == 2 else asked
+        if isinstance(asked, ast.Dict):
+            cases |= {str(key.value) for key in asked.keys if isinstance(key, ast.Constant)}
     assert {name for name, row in EVERY.items() if row.seen is not None} <= cases
 
 
