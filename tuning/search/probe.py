@@ -10,7 +10,7 @@ from trainables.knobs import Scalar, is_active, table
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
-from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused
+from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused, uncut
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, Outcome, others_would_crash
 from tuning.search.bottleneck import judge
@@ -187,12 +187,14 @@ class ProbeStage:
         return None if verdict.fits else refused(self._journal, knobs, verdict, self._guard.cap_bytes, "probe")
 
     def _start(self, group: Mapping[str, Scalar]) -> dict[str, Scalar]:
-        """Returns where a group's descent starts: the best known in the group, else in any, else the defaults."""
+        """Returns where a group's descent starts: the best known in the group, else in any, else the defaults with each
+        batch in one piece, or in the largest that fit (docs/log/probes.md).
+        """
         here = {**self._space.fixed, **group, "batch_size": self._batch_size}
         found = [p for p in probed(list(self._known.values())) if inside(self._space, p)]
         own = [p for p in found if group_of(p.knobs) == group_of(here)]
         best = None if group is self._groups[0] else max(own or found, key=self._rank, default=None)
-        base = defaults(self._space) if best is None else best.knobs
+        base = uncut(self._space, self._journal.records, self._guard) if best is None else best.knobs
         return self._clipped({**here, **{n: v for n, v in base.items() if n in table().system}})
 
     def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:

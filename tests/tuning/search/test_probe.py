@@ -281,7 +281,7 @@ def test_after_an_oom_beside_gradients_it_is_probed_without_them(tmp_path: Path)
     cap_bytes = 415_000_000
     _, journal, _ = alone(tmp_path, cap_bytes, Optimist(cap_bytes))
     outcomes = [r["outcome"] for r in journal.records if r.event == "probe"]
-    assert list(zip(sizes(journal), outcomes, strict=True)) == [((64, 8), "ok"), ((64, 32), "oom"), ((32, 32), "ok")]
+    assert list(zip(sizes(journal), outcomes, strict=True)) == [((64, 32), "oom"), ((32, 32), "ok"), ((64, 8), "ok")]
 
 
 def test_a_sweep_goes_on_after_an_interrupt_and_probes_nothing_twice(tmp_path: Path) -> None:
@@ -316,3 +316,10 @@ def test_a_sweep_does_not_go_on_from_what_its_step_did_not_show(tmp_path: Path) 
     best = fastest(Speeds(known), learned, {"batch_size": 16})
     assert best is not None
     assert (best.system["sdpa_backend"], best.system["num_workers"]) == ("auto", 2)
+
+
+def test_the_first_probe_has_the_largest_micro_batch_that_fits(tmp_path: Path) -> None:
+    for cap_bytes, size in ((10**12, 32), (330_000_000, 8)):
+        (folder := tmp_path / str(size)).mkdir()
+        _, journal, _ = alone(folder, cap_bytes, Bare(cap_bytes))
+        assert sizes(journal)[0] == (64, size)
