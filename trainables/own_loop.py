@@ -219,6 +219,10 @@ def _work(state: ThreadedState) -> None:
     state.baton.leave(failure)
 
 
+_ALONE: list[Run] = []
+"""The latest run of a script on its own, whose kernels are set until there is another."""
+
+
 def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "", **knobs: Scalar) -> Run:
     """Returns a `run` for the script at hand on its own: python script.py, without a study, up to so many samples.
 
@@ -242,8 +246,11 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
     state = OwnState(config=config, plan=Plan(samples, tenths), workload=workload, pass_samples=pass_samples)
     counted(state, LiveBytes())
     seed_everything(seed)
+    while _ALONE:  # its knobs are not those of the one before
+        _ALONE.pop().let_go()
     run = Run(state, functools.partial(_shown, state))
     run.keep(run.kernels())
+    _ALONE.append(run)
     return run
 
 

@@ -581,3 +581,15 @@ def train(run):
     found = [event for event in own_loop.train(state) if isinstance(event, Evaluation)]
     assert 3 * 0.05 <= state.rested_s < 3 * 0.05 + 1.0, "the last of four is that of a report that was due"
     assert found[0].wall_s >= 0.05
+
+
+def test_what_is_set_around_a_script_on_its_own_ends_with_the_next(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = script(OVER.replace("LOADER", "DataLoader(DATA, **run.loader())"))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[workload.train.__module__])
+    usual = torch.backends.cuda.flash_sdp_enabled()
+    own_loop.alone(64, device="cpu", sdpa_backend="math")
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    own_loop.alone(64, device="cpu").let_go()
+    assert torch.backends.cuda.flash_sdp_enabled() == usual

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trainables import knobs
+from trainables.knobs import OF_THE_LOOP
 from trainables.our_knobs import EVERY
 from tuning.search.runtime_check import compare, disagreements
 
@@ -113,6 +114,12 @@ def test_a_knob_that_requires_another_is_read_where_that_is_set() -> None:
     assert agrees({**CPU, "gradient_norms": ["aten._foreach_norm"]}, max_grad_norm=1.0) is True
     assert agrees({**CPU, "gradient_norms": []}, max_grad_norm=1.0) is False
     assert agrees({**CPU, "adapter": "lora", "adapter_ranks": [8]}, adapter_rank=16) is False
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_default_is_not_denied_where_its_fact_is_missing(device: str) -> None:
+    defaults = {name: row.default for name, row in OF_THE_LOOP.items()}
+    assert disagreements(defaults, {"device": device, "batch_size": 32, "micro_batch_size": 8}) == []
 
 
 def test_each_reader_has_a_case_here() -> None:
