@@ -43,11 +43,11 @@ def test_every_row_has_every_column(name: str) -> None:
     assert row.seen is not None or name in ("learning_rate", "schedule", "warmup_frac", "empty_cache")
 
 
-@pytest.mark.parametrize("module", ["knobs", "our_knobs", *(f"workloads/{ref}" for ref in OURS)])
+@pytest.mark.parametrize("module", ["loop_knobs", "our_knobs", *(f"workloads/{ref}" for ref in OURS)])
 def test_no_row_of_ours_leaves_a_column_to_its_default(module: str) -> None:
     calls = (n for n in ast.walk(ast.parse((ROOT / f"trainables/{module}.py").read_text(encoding="utf-8"))))
     rows = [n for n in calls if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Knob"]
-    columns = {"memory", "span", "claimed", *(["asked_by", "by_hand"] if module == "knobs" else [])}
+    columns = {"memory", "span", "claimed", *(["asked_by", "by_hand"] if module == "loop_knobs" else [])}
     assert rows or module.startswith("workloads/")
     assert all(columns <= {k.arg for k in row.keywords} for row in rows)
 
