@@ -150,9 +150,10 @@ def _set_to_none(asked: Any, seen: Seen) -> Found:
 
 
 class LoopKnobs:
-    """The knobs that every workload has. Defaults are the plain PyTorch way, so every gain has something to be measured
-    against; of `micro_batch_size` the plain way is the whole batch (`tuning.memory.groups.plain_defaults`), and the
-    default one that fits.
+    """The knobs that every workload has, each with its row.
+
+    Defaults are the plain PyTorch way, so every gain has something to be measured against; of `micro_batch_size` the
+    plain way is the whole batch (`tuning.memory.groups.plain_defaults`), and the default one that fits.
 
     Kinds (docs/design.md section 3): *system* knobs change speed and memory only, *learning* knobs change what is
     learned, *both* change both. `tests/trainables/test_loop.py` holds the system ones to their word.

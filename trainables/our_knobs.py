@@ -64,7 +64,7 @@ def _declared(path: Path) -> Mapping[str, Knob]:
         return {}
     try:
         return dict(eval(found[1], {**vars(knob_columns), "our_knobs": our_knobs, "read": read}))  # noqa: S307  # ours
-    except Exception as error:  # whatever a wrong row raises
+    except (AttributeError, KeyError, NameError, SyntaxError, TypeError, ValueError) as error:
         form = '{**our_knobs("dropout"), "turns": Knob(2, "both", values=(1, 2))}'
         raise TypeError(f"{path.name}: knobs = ...: expected {form}, and no other names: {error!r}") from None
 

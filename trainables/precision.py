@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from trainables.knob_columns import AMPERE
 from trainables.knob_readers import AUTOCAST
 from trainables.knobs import Knobs
 
-_TF32_CAPABILITY = (8, 0)
 _AUTOCAST = {name: getattr(torch, called) for name, called in AUTOCAST.items()}
 _SDPA = {
     # What flash has no kernel for, fp32 or any mask on CUDA, efficient attention has; math keeps the whole matrix.
@@ -69,7 +69,7 @@ def kernel_facts(device: torch.device) -> dict[str, Any]:
     """Returns what `kernels` has set at this moment, as a first step tells it."""
     if device.type != "cuda":
         return {}
-    able = torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY
+    able = torch.cuda.get_device_capability(device) >= AMPERE
     allowed = able and cast(Any, torch.backends.cuda.matmul).fp32_precision == "tf32"
     return {"tf32": allowed, "cudnn_benchmark": torch.backends.cudnn.benchmark}
 

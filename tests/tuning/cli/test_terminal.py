@@ -15,7 +15,7 @@ from tuning.cli.terminal import Terminal
 from tuning.config import load
 from tuning.config.errors import ConfigError
 from tuning.journal.records import Record
-from tuning.report import summary
+from tuning.report import summary, text
 from tuning.workers import doctor
 
 FOLDER = Path("runs/nli/20261121-103412-3f2a")
@@ -114,6 +114,12 @@ def test_the_plan_is_told_before_anything_is_loaded_and_a_run_can_be_interrupted
     assert "plan      probes for 24s, 12 trials" in told
     terminal.interrupted(signal.SIGINT)
     assert "resume" not in stream.getvalue()
+
+
+def test_the_plan_has_the_time_that_probes_may_take_of_a_short_study():
+    for limit, probes in (("60s", "15s"), ("10m", "24s")):
+        plan = dict(text.planned(load.load(["workload=nli", f"search.max_time={limit}"])))["plan"]
+        assert plan.startswith(f"probes for {probes}, ")
 
 
 def test_80_columns_with_twelve_knobs_and_long_values(records, study):

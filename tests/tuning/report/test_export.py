@@ -185,3 +185,10 @@ def test_front_csv_holds_no_formula_and_no_escape_code(records, tmp_path):
         cells = [cell for row in csv.reader(file) for cell in row]
     assert any(cell.startswith("'=[/foo]") for cell in cells)
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@")) or not cell.isprintable()]
+
+
+def test_the_head_of_each_file_says_how_it_is_trained_beside_the_others(records, tmp_path):
+    found = summary.from_records(records)
+    for name, more in (("best", ""), ("before", " --out train-before")):
+        path = export.write_best(found, tmp_path / f"{name}.yaml", name=name)
+        assert path.read_text().splitlines()[1] == f"#   python -m tuning train --from {name}.yaml{more}"
