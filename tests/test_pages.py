@@ -18,7 +18,6 @@ from tests.golden.outputs import TINY, tiny
 from trainables import workload
 from trainables.workload import Workload
 from tuning import run as study
-from tuning.config.choices import PRUNERS
 from tuning.config.errors import TuningError
 from tuning.config.load import load
 from tuning.study import setup
@@ -110,9 +109,8 @@ def test_the_studies_of_an_answer_have_settings_that_there_are(folder: Path) -> 
 
 
 def test_the_page_of_settings_is_what_help_prints() -> None:
-    """But for the pruning rules, so that a new one has a place less."""
-    rules = {f"{name}: {said}" for name, said in PRUNERS.items()}
-    lines = [line for line in study.HELP.rstrip().splitlines() if line.strip() not in rules]
+    """But for the names of workloads, cards and pruning rules, so that a new one has a place less."""
+    lines = [line for line in study.TEMPLATE.rstrip().splitlines() if line.strip() not in study.LISTED]
     assert blocks("settings", "text") == ["\n".join(lines) + "\n"]
 
 

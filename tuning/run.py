@@ -11,17 +11,13 @@ import textwrap
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
 
-from tuning.config.choices import PRUNERS
+from tuning.config.choices import PRUNERS, available
 from tuning.config.environment import algebra_on_one_thread
 from tuning.config.errors import ConfigError, TuningError, reader_has_gone, require_platform
 from tuning.config.shareable import masked_items
 
-if TYPE_CHECKING:
-    pass
-
-HELP = """\
+TEMPLATE = """\
 Finds the fastest training that keeps its accuracy and fits its card.
 
   python -m tuning.run workload=nli
@@ -32,13 +28,14 @@ Finds the fastest training that keeps its accuracy and fits its card.
   python -m tuning.run resume=20261121-103412-3f2a
 
 settings (key=value, in any order; defaults in [brackets])
-  workload=NAME|FILE.py   nli, pointer, headpose, temporal, signals, or a file
-                          or module (my.moons) of your own with a WORKLOAD;
-                          python -m tuning init FOLDER writes two that run
+  workload=NAME|FILE.py   one of ours, or a file or module (my.moons) of yours
+                          with a WORKLOAD; python -m tuning init FOLDER writes
+                          two that run
+WORKLOADS
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
-  card=NAME               auto, cpu, rtx3090, rtx3090ti, rtx4060, rtx4090, t4,
-                          p100, a100, h100, h200; a card with less memory than
-                          yours is emulated, without a GPU any [auto]
+  card=NAME               the card to train on; one with less memory than yours
+                          is emulated, without a GPU any [auto]
+CARDS
   card.memory_gib=N       memory of one that is not listed (with card=auto)
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   how long a training is: epochs, or auto, as the time
@@ -96,9 +93,16 @@ exit codes
   130 interrupted   143 terminated
 
 other commands: python -m tuning --help
-""".replace(
-    "PRUNERS\n",
-    "".join(textwrap.indent(f"{name}: {said}\n", " " * 26) for name, said in PRUNERS.items()),
+"""
+LISTED = {
+    "WORKLOADS": [f"ours: {', '.join(available('workload'))}"],
+    "CARDS": textwrap.wrap(", ".join(available("card")), 54),
+    "PRUNERS": [f"{name}: {said}" for name, said in PRUNERS.items()],
+}
+"""What stands in place of a line of the template."""
+HELP = "".join(
+    line if line.strip() not in LISTED else textwrap.indent("\n".join([*LISTED[line.strip()], ""]), " " * 26)
+    for line in TEMPLATE.splitlines(keepends=True)
 )
 
 
@@ -120,7 +124,6 @@ def main(argv: list[str] | None = None) -> int:
     algebra_on_one_thread()
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
-    from tuning.config.yaml_files import available
     from tuning.report import sentences
     from tuning.workers.own_workload import own_table
 

@@ -20,6 +20,7 @@ from trainables.our_knobs import OURS, _declared
 from trainables.resident import Resident
 from trainables.workload import BUILT_IN, Config, WorkloadError, load, table_of
 from tuning.config import yaml_files
+from tuning.config.choices import available
 from tuning.config.load import load as load_config
 
 OWN = {
@@ -65,7 +66,7 @@ def test_what_is_no_knob_is_refused() -> None:
 
 
 def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
-    assert set(OURS) == set(yaml_files.available("workload"))
+    assert set(OURS) == set(available("workload"))
     for ref, rows in OURS.items():
         workload = load(ref)
         assert list(table_of(workload)) == list(rows)

@@ -19,11 +19,11 @@ from typing import Any
 from rich.console import Console
 
 from trainables.knobs import Knobs, Scalar
+from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.resolve import option_fault
 from tuning.config.schema import StudyConfig
-from tuning.config.yaml_files import available
 from tuning.memory.fitting import Cell, Fit, fit
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, default_cache, interrupt, predict_all

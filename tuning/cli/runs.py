@@ -133,10 +133,10 @@ def check_machine(arguments: Sequence[str]) -> int:
     config = load([*asked.settings, f"runs_dir={asked.runs_dir}"], own_table)
     doctor.choose_devices(config)
     cuda = config.card.device != "cpu" and bool(nvml.gpus())  # a card that is not here is emulated
-    checks = doctor.preflight(config, "cuda" if cuda else "cpu")
-    if not any(setting.startswith("workload=") for setting in asked.settings):
-        checks = [*(check for check in checks if check.name != "packages"), machine_checks.workloads()]
-    checks = list({check.name: check for check in [*checks, *machine_checks.found()]}.values())  # the later knows more
+    named = any(setting.startswith("workload=") for setting in asked.settings)
+    packages = machine_checks.packages(config.workload.ref if named else None)
+    checks = [*doctor.preflight(config, "cuda" if cuda else "cpu"), *packages, *machine_checks.found()]
+    checks = list({check.name: check for check in checks}.values())  # the later knows more
     if asked.json:
         print(json.dumps([asdict(check) for check in checks]))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import resources
 from typing import Literal
 
 Strategy = Literal["staged", "joint"]
@@ -14,3 +15,9 @@ PRUNERS: Mapping[PrunerName, str] = {
     "none": "no trial",
 }
 """Which trials are pruned at the budget's rungs; the rules themselves are `RULES` in `search/pruner.py`."""
+
+
+def available(group: str) -> tuple[str, ...]:
+    """Returns the files of `search_spaces/<group>/` without their ending, such as the cards for "card"."""
+    folder = resources.files("search_spaces") / group
+    return tuple(sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")))

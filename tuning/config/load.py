@@ -15,6 +15,7 @@ from typing import Any
 from trainables.knobs import KnobTable, table, use
 from trainables.our_knobs import OURS
 from tuning.config import command_line, yaml_files
+from tuning.config.choices import available
 from tuning.config.command_line import Typed, WorkloadRef
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import (
@@ -31,7 +32,6 @@ from tuning.config.resolve import (
 from tuning.config.schema import StudyConfig
 from tuning.config.shareable import is_secret
 from tuning.config.space import shown
-from tuning.config.yaml_files import available
 
 MINUTE_S = 60
 """Below this a number without a unit is said to be seconds."""

@@ -16,6 +16,7 @@ from typing import Any
 from trainables.knobs import Knobs, Scalar, table
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
+from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.schema import AFTER, BEFORE, PLAIN, CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
 from tuning.config.shareable import masked, masked_items
@@ -131,7 +132,7 @@ def with_workload_defaults(
     or one of another type, and for a bad space. A packaged workload has all this in its YAML: unchanged.
     """
     ref = config.workload.ref
-    if ref in yaml_files.available("workload"):
+    if ref in available("workload"):
         return config
     for name, value in options.items():
         if value is not None and type(value) not in _SCALARS:
@@ -168,7 +169,7 @@ def measured_beside(config: StudyConfig) -> list[str]:
 
     The plain defaults are among them, but where a file of the user's own says what is trained today.
     """
-    is_own = BEFORE in config.named and config.workload.ref not in yaml_files.available("workload")
+    is_own = BEFORE in config.named and config.workload.ref not in available("workload")
     return list(dict.fromkeys([*config.named, *([] if is_own else [PLAIN])]))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 
 MAX_BYTES = 64 * 1024
@@ -60,12 +61,6 @@ for _tag, _pattern, _first in _PLAIN_WORDS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole)
-
-
-def available(group: str) -> tuple[str, ...]:
-    """Returns the files of `search_spaces/<group>/` without their ending, such as the cards for "card"."""
-    folder = resources.files("search_spaces") / group
-    return tuple(sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")))
 
 
 def of_groups(groups: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from trainables.knobs import Knobs, Scalar
 from tuning.config import atomic, best_file
+from tuning.config.choices import available
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
-from tuning.config.yaml_files import available
 from tuning.report.format import plain
 from tuning.report.named import Named
 from tuning.report.sentences import file_of, kinds, place_sentence

@@ -13,9 +13,9 @@ from typing import Any
 
 from trainables.knobs import Knobs, Scalar, kind_of
 from tuning.config.cards import HERE, lacking
+from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
-from tuning.config.yaml_files import available
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
 from tuning.report.format import complete, duration, outcome, percent, plain, quality, rate, ratio, size

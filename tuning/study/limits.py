@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainables.knobs import Knobs, Scalar
-from tuning.config import yaml_files
+from tuning.config.choices import available
 from tuning.config.resolve import COMMAND_LINE, measured_beside
 from tuning.config.schema import BEFORE, PLANNED_TRIALS, StudyConfig
 from tuning.journal.records import Journal, Record, last
@@ -285,7 +285,7 @@ class Limits:
         """
         config, records = self._config, self._journal.records
         typed = any(k.startswith(f"named.{BEFORE}.") and o == COMMAND_LINE for k, o in config.origins.items())
-        if BEFORE not in config.named or not (typed or config.workload.ref not in yaml_files.available("workload")):
+        if BEFORE not in config.named or not (typed or config.workload.ref not in available("workload")):
             return None
         if any(r.event == "trial_start" and r.get("named") == BEFORE for r in records):
             return config.named[BEFORE]

@@ -22,13 +22,6 @@ SAME_CARD_FRAC = 0.9
 """A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16."""
 DIRTY_BYTES, MIN_CARD_BYTES = 256 * 2**20, 2**30
 """A desktop's display holds some 100 MiB; with less than a gibibyte left, a context and a small model are all."""
-PACKAGES = {
-    "nli": ("transformers", "peft"),
-    "pointer": ("fast_tsp",),
-    "headpose": ("PIL", "scipy"),
-    "temporal": ("pandas",),
-}
-"""What a workload of ours imports, or reads its embedded data from, beside what every install has."""
 TURING, CUDA_OF_TURING = (7, 5), 13
 """The oldest cards that CUDA 13 has code for; a P100 or V100 needs a build of torch for CUDA 12."""
 MIN_DISK_BYTES, MIN_SHM_BYTES, MIN_RAM_BYTES = 200 * 2**20, 256 * 2**20, 2 * 2**30
@@ -144,15 +137,6 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         f"{available / 2**30:.1f} GiB of RAM free",
         "" if available > MIN_RAM_BYTES else "close other programs: two trials and Ray take about 2 GiB",
     )
-    name = config.workload.ref
-    needed = PACKAGES.get(name, ())
-    missing = [m for m in needed if importlib.util.find_spec(m) is None]
-    if needed and not missing:
-        yield Check("packages", "OK", f"{name} has {' and '.join(needed)}")
-    if missing:
-        yield Check(
-            "packages", "FAIL", f"{name} needs {' and '.join(missing)}", f"pip install '.[{name}]' in cardtune's folder"
-        )
 
 
 def _dirty(gpu: Gpu, cap_bytes: int | None) -> Check:

@@ -6,8 +6,9 @@ For `doctor` alone, which may take its time: no study waits for these. What cann
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib.metadata
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import psutil
 
+from tuning.config.choices import available
 from tuning.memory.predictor import compiler
 from tuning.workers import doctor, machine
-from tuning.workers.doctor import PACKAGES, Check
+from tuning.workers.doctor import Check
 from tuning.workers.nvml import Driver, driver
 
 MIN_FILES = 4096
@@ -36,16 +38,27 @@ def found(env: Mapping[str, str] = os.environ, root: Path = machine.ROOT) -> lis
     return [*_torch(driver()), *_limits(root), *_files(), *_governor(root), *_threads(env), *_compiler(env)]
 
 
-def workloads() -> Check:
-    """Returns which of our workloads lack packages here."""
-    lacking = {name: [m for m in own if importlib.util.find_spec(m) is None] for name, own in PACKAGES.items()}
-    missing = {name: own for name, own in lacking.items() if own}
-    if not missing:
-        return Check("workloads", "OK", f"packages of {', '.join(PACKAGES)} are here")
+def packages(workload: str | None) -> Iterator[Check]:
+    """Yields whether this workload of ours lacks packages here; which of all ours do where None is asked for."""
+    try:
+        extras = importlib.metadata.requires("cardtune") or []
+    except importlib.metadata.PackageNotFoundError:  # run from its folder, without being installed
+        return
+    asked = [name for name in available("workload") if workload in (None, name)]
+    missing = {name: own for name in asked if (own := _lacking(extras, name))}
     said = "; ".join(f"{name} needs {' and '.join(own)}" for name, own in missing.items())
-    return Check(
-        "workloads", "WARN", said, f"pip install '.[{','.join(missing)}]' in cardtune's folder, for those you use"
-    )
+    remedy = f"pip install '.[{','.join(missing)}]' in cardtune's folder" + ", for those you use" * (workload is None)
+    if missing:
+        yield Check("packages", "WARN" if workload is None else "FAIL", said, remedy)
+    elif asked:
+        yield Check("packages", "OK", f"those of {', '.join(asked)} are here")
+
+
+def _lacking(extras: list[str], workload: str) -> list[str]:
+    """Returns what is not installed of the extra of that name, from requirements as a wheel's metadata has them."""
+    named = re.compile(rf"""([\w.-]+).*;.*extra == ['"]{re.escape(workload)}['"]""")
+    names = [found[1] for found in map(named.match, extras) if found]
+    return [name for name in names if not any(importlib.metadata.distributions(name=name))]
 
 
 def _torch(here: Driver | None) -> Iterator[Check]:

@@ -17,9 +17,9 @@ from tests.commands import MINE, ROOT
 from tests.tuning.memory.logs import MIB, prediction
 from tuning import __main__ as tuning_main
 from tuning.cli import estimate
+from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.config.yaml_files import available
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
 from tuning.report import estimate_lines

@@ -4,10 +4,10 @@ import pytest
 
 from trainables import knob_columns
 from tuning.config.cards import GIB_BYTES, HERE, Card, honoured, refuse, restrict
+from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.config.space import Choice, Space
-from tuning.config.yaml_files import available
 
 CPU = Card("cpu", dtypes=("fp32", "bf16"), device="cpu")
 T4 = Card("t4", 16 * GIB_BYTES, GIB_BYTES, (7, 5), ("fp32", "fp16"), "cuda")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -208,16 +207,3 @@ def test_cuda_counts_cards_as_their_driver_does() -> None:
     environment = {n: v for n, v in os.environ.items() if n != "CUDA_DEVICE_ORDER"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "PCI_BUS_ID\n"
-
-
-@pytest.mark.parametrize(("workload", "lacking"), [("pointer", "fast_tsp"), ("headpose", "scipy"), ("nli", "peft")])
-def test_packages_of_the_workload_asked_for_are_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload: str, lacking: str
-) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == lacking else real(name))
-    config = load([f"workload={workload}", "card=cpu", f"runs_dir={tmp_path}"])
-    found = {check.name: check for check in doctor.preflight(config, "cpu")}
-    assert (found["packages"].state, lacking in found["packages"].detail) == ("FAIL", True)
-    assert found["packages"].remedy == f"pip install '.[{workload}]' in cardtune's folder"
-    assert "python" not in found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import resource
 import sys
@@ -130,6 +131,20 @@ def test_more_threads_than_cores_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert checks(monkeypatch, tmp_path, OMP_NUM_THREADS="1")["threads"].state == "OK"
 
 
+@pytest.mark.parametrize(("workload", "lacking"), [("pointer", "fast-tsp"), ("headpose", "pillow"), ("nli", "peft")])
+def test_packages_are_looked_for_that_the_extra_names(
+    monkeypatch: pytest.MonkeyPatch, workload: str, lacking: str
+) -> None:
+    real = importlib.metadata.distributions
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: () if name == lacking else real(name=name))
+    (of_one,) = machine_checks.packages(workload)
+    (of_all,) = machine_checks.packages(None)
+    assert (of_one.state, of_all.state) == ("FAIL", "WARN")
+    assert of_one.detail == of_all.detail == f"{workload} needs {lacking}"
+    assert of_one.remedy == f"pip install '.[{workload}]' in cardtune's folder"
+    assert not list(machine_checks.packages("mine.py"))
+
+
 def test_doctor_checks_the_workload_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,9 +152,9 @@ def test_doctor_checks_the_workload_that_is_asked_for(
     assert __main__.main(["doctor", "workload=nli", "--json"]) == 0
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert all(check["state"] in ("OK", "WARN", "FAIL") and check["detail"] for check in found.values())
-    assert ("packages" in found, "workloads" in found) == (True, False)
+    assert found["packages"]["detail"] == "those of nli are here"
     assert __main__.main(["doctor"]) == 0
     told = capsys.readouterr().out
-    assert ("workloads" in told, max(map(len, told.splitlines())) <= 80) == (True, True)
+    assert ("headpose, nli" in told, max(map(len, told.splitlines())) <= 80) == (True, True)
     assert __main__.main(["doctor", "workload=none-such"]) == 2
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
+from trainables import knob_columns
 from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.workload import LoopError
@@ -122,7 +123,10 @@ def completed(tmp_path: Path, body: str, *arguments: str) -> Any:
     return setup.of_own_loop(config, facts)
 
 
-def test_a_knob_that_is_searched_and_never_asked_for_is_refused(tmp_path: Path) -> None:
+def test_a_knob_that_is_searched_and_never_asked_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx512bw"}))
     with pytest.raises(ConfigError, match=r"knobs.amp_dtype=\[fp32,bf16\]: train\(run\) never asks for amp_dtype") as e:
         completed(tmp_path, PLAIN, "knobs.amp_dtype=[fp32,bf16]")
     assert "run.autocast()" in e.value.remedy
