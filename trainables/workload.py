@@ -55,7 +55,7 @@ class Config:
 
 @runtime_checkable
 class Workload(Protocol):
-    """Four methods and two attributes; a file of one's own with a module-level `WORKLOAD` is enough.
+    """Four methods and their objectives, which a module has as its `WORKLOAD`; one of your own needs a space, too.
 
     Optional, each with a working default:
       `options: dict[str, Scalar | None]`   the workload's own settings and their defaults;
@@ -87,7 +87,6 @@ class Workload(Protocol):
     """
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]]
-    default_space: ClassVar[Mapping[str, Any]]
 
     def model(self, config: Config) -> nn.Module:
         """Returns a new model on the CPU, in fp32; called under `torch.manual_seed(config.seed)`."""
@@ -109,6 +108,13 @@ class Workload(Protocol):
         two small batches took tells how many samples fit into one.
         """
         ...
+
+
+@runtime_checkable
+class OwnWorkload(Workload, Protocol):
+    """A workload in a file of one's own, which says what is searched; of ours their files in search_spaces do."""
+
+    default_space: ClassVar[Mapping[str, Any]]
 
 
 REPLACING = ("optimizer", "schedule")
@@ -178,7 +184,8 @@ def load(ref: str) -> Workload | OwnLoop:
         )
     workload = found() if isinstance(found, type) else found
     missing = [n for n in ("model", "dataset", "loss", "evaluate") if not callable(getattr(workload, n, None))]
-    missing += [n for n in ("objectives", "default_space") if getattr(workload, n, None) is None]
+    attributes = ("objectives",) if ref in BUILT_IN else ("objectives", "default_space")
+    missing += [n for n in attributes if getattr(workload, n, None) is None]
     if missing:
         raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in docs/workload.md")
     _check_objectives(f"{ref}: objectives", workload.objectives)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ from trainables.workload import (
     parameter_groups,
     table_of,
 )
+from tuning.config.yaml_files import of_groups
 
 SMALL: dict[str, dict[str, Any]] = {
     "nli": {"max_train_samples": 32, "max_val_samples": 16, "layers": 1},
@@ -52,11 +54,18 @@ def resident(workload_ref: str) -> Resident:
 @pytest.fixture(scope="module")
 def config(resident: Resident, workload_ref: str) -> Config:
     options = {**dict(getattr(resident.workload, "options", {})), **SMALL.get(workload_ref, {})}
-    rate = typical_rate(resident.workload.default_space.get("learning_rate", 1e-3))
+    rate = typical_rate(space_of(workload_ref, resident.workload).get("learning_rate", 1e-3))
     rows = table_of(resident.workload)
     steady = {"dropout": 0.0} if "dropout" in rows else {}
     knobs = Knobs.of({"batch_size": 8, "micro_batch_size": 4, "learning_rate": rate, **steady}, rows)
     return Config(knobs, options)
+
+
+def space_of(ref: str, workload: Any) -> Mapping[str, Any]:
+    """Returns what is searched: a workload of ours has it in its file of `search_spaces`."""
+    if ref not in BUILT_IN:
+        return cast(Mapping[str, Any], workload.default_space)
+    return cast(Mapping[str, Any], dict(of_groups({"workload": ref}))[f"search_spaces/workload/{ref}.yaml"]["knobs"])
 
 
 def typical_rate(searched: Any) -> float:

@@ -140,12 +140,6 @@ class HeadPose:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"mae": "min"}
     knobs: ClassVar[Mapping[str, Knob]] = our_knobs("hidden_size", "dropout", "augmentation", "inplace_augmentation")
-    default_space: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": {"low": 1e-3, "high": 2e-2, "log": True},
-        "batch_size": [32, 64, 128],
-        "micro_batch_size": [16, 32, 64, 128],
-        "amp_dtype": ["fp32", "bf16"],
-    }
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # folder of 300W-LP, AFLW2000-3D or BIWI; None is drawn heads
         "val_data": None,  # folder of another set to validate on; None holds out a part of `data`

@@ -210,12 +210,6 @@ class Nli:
         ),
         **our_knobs("dropout", "sequence_packing"),
     }  # fmt: skip
-    default_space: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": {"low": 2e-4, "high": 3e-3, "log": True},
-        "batch_size": [16, 32, 64],
-        "micro_batch_size": [4, 8, 16, 32],
-        "amp_dtype": ["fp32", "bf16"],
-    }
     options: ClassVar[Mapping[str, Any]] = {
         "model": None,  # folder or hub id; None is the packaged MiniLM
         "data": None,  # file or folder; None is the embedded sample

@@ -183,13 +183,6 @@ class PointerNet:
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
     knobs: ClassVar[Mapping[str, Knob]] = our_knobs("hidden_size", "dropout", "augmentation", "inplace_augmentation")
-    default_space: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": {"low": 1e-3, "high": 5e-3, "log": True},
-        "batch_size": [16, 32, 64],
-        "micro_batch_size": [8, 16, 32, 64],
-        "hidden_size": [64, 128],
-        "amp_dtype": ["fp32", "bf16"],
-    }
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # None: cities; "uniform": squares; else a file or folder
         "nodes": 15,  # of a drawn instance, 5 to 20; None: TSPLIB problems as they are

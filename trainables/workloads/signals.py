@@ -228,12 +228,6 @@ class Signals:
         ),
         **our_knobs("hidden_size", "sequence_packing", "dropout", "augmentation", "inplace_augmentation"),
     }  # fmt: skip
-    default_space: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": {"low": 5e-4, "high": 1e-2, "log": True},
-        "batch_size": [16, 32, 64],
-        "micro_batch_size": [16, 32, 64],
-        "sequence_packing": [False, True],
-    }
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # folder of .npy files, digits or japanese_vowels; None is digits
         "val_frac": None,  # share of the training files to validate on; None is the folder's own val or test split

@@ -157,13 +157,6 @@ class Temporal:
         ),
         **our_knobs("hidden_size", "dropout"),
     }  # fmt: skip
-    default_space: ClassVar[Mapping[str, Any]] = {
-        "learning_rate": {"low": 7e-4, "high": 5e-3, "log": True},
-        "batch_size": [32, 64, 128],
-        "micro_batch_size": [32, 64, 128],
-        "architecture": ["lstm", "transformer", "mlp"],
-        "hidden_size": [32, 64],
-    }
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # file or folder; None is gym-anytrading's EURUSD, or the embedded stocks
         "timeframes": None,  # such as "1h:24 4h:18 1D:10", frame and window; None goes by the data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from trainables.knobs import KnobTable, use
 from tuning.config.errors import ConfigError
@@ -11,15 +11,15 @@ from tuning.config.schema import StudyConfig
 from tuning.workers import user_code
 
 if TYPE_CHECKING:
-    from trainables.workload import OwnLoop, Workload
+    from trainables.workload import OwnLoop, OwnWorkload
 
 
-def imported(ref: str) -> Workload | OwnLoop:
+def imported(ref: str) -> OwnWorkload | OwnLoop:
     """Returns a workload of one's own; raises ConfigError for what it lacks, and for whatever its file raises."""
     from trainables import workload  # here and below: `estimate` of a workload of ours does without torch
 
     try:
-        return workload.load(ref)
+        return cast("OwnWorkload | OwnLoop", workload.load(ref))
     except workload.WorkloadError as error:
         raise ConfigError(
             f"workload={ref}: {error}", remedy="python -m tuning init FOLDER writes two that are right"
