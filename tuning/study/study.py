@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -21,21 +20,18 @@ from typing import TYPE_CHECKING, Any
 from trainables.knobs import Scalar, table, use
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, NoUsableTrial, TuningError
-from tuning.config.resolve import COMMAND_LINE, measured_beside, resolved, write_resolved
+from tuning.config.resolve import measured_beside, resolved, write_resolved
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import (
     Journal,
     Record,
-    Trial,
     is_finished,
     last,
     read,
     reopened,
     stage_done,
     table_of,
-    trained_beside,
-    trials,
 )
 from tuning.journal.runs import JOURNAL
 from tuning.memory import groups
@@ -44,18 +40,16 @@ from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, sentences, summary
-from tuning.report.format import duration
 from tuning.search import runtime_check
-from tuning.search.confirm import LEAST_ROUNDS, SHARE, Confirmed, ConfirmTerms, confirm, measure_windows
-from tuning.search.endings import OVER_MEMORY
+from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan
-from tuning.search.rule import Rule
 from tuning.search.scheduler import TrialScheduler
-from tuning.search.selection import Pick, choose, far_from_best, fastest_probed, recombine, rule_of
+from tuning.search.selection import recombine
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
 from tuning.study.other_kinds import KindStudy, beside
+from tuning.study.picking import PickStage, nothing_usable
 from tuning.study.setup import (
     cautions,
     checked,
@@ -79,9 +73,6 @@ from tuning.workers.worker_config import WorkerConfig
 if TYPE_CHECKING:
     from tuning.workers.nodes import Node
     from tuning.workers.ray_join import JoinedCluster
-
-SMALLER = "a smaller knobs.batch_size, or a smaller model"
-"""What helps where nothing fits, whose micro-batch was halved already."""
 
 
 def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
@@ -374,65 +365,15 @@ class _Study:
     def confirm(self, profiler: Worker) -> None:
         """Stage 4: measures the pick and the named configurations again, and trains the pick on other seeds."""
         profiler.deadline = self._limits.ends_at
-        picked = self._pick()
-        if picked is None and (config := self._probed()) is not None:
-            with self._stage("confirm") as needed:
-                if needed:
-                    self._pick_probed(profiler, config)
-            return
-        if picked is None:
+        stage = PickStage(self._config, self._journal, self._limits, self._space, self._named, self._told, self._note)
+        if not stage.has_any:
             raise self._nothing_usable()
         with self._stage("confirm") as needed:
             if needed:
-                text = far_from_best(self._journal.records, picked, self._rule())
-                if text and not isinstance(self._config.pick.tolerance, str):
-                    self._note(text, warns="pick")
-                terms = self._confirm_terms()
-                self._append_pick(picked, confirm(profiler, self._journal, self._named, terms, self._told))
+                stage.run(profiler)
 
     def _nothing_usable(self) -> NoUsableTrial:
-        """Returns the error for a study without a pick, with why most of its trials failed.
-
-        Where none was begun, it is why proposals were refused or probes failed; else search.max_time was over before.
-        """
-        records = self._journal.records
-        trained = [(t.outcome, t.message) for t in self._of_search() if t.outcome != Outcome.REFUSED]
-        refused = [(str(Outcome.REFUSED), str(r.get("reason") or "")) for r in records if r.event == "refused"]
-        probes = [(str(r["outcome"]), str(r.get("message") or "")) for r in records if r.event == "probe"]
-        said = f"no trial of the search reached its end in {self._folder}"
-        for of, found in (
-            ("them", trained),
-            *(() if trained else (("the proposals", refused), ("the probes", probes))),
-        ):
-            failed = [(outcome, text) for outcome, text in found if text and outcome not in (Outcome.OK, Outcome.CUT)]
-            for (outcome, text), count in collections.Counter(failed).most_common(1):
-                can_go_on = trained and not stage_done(records, "search")
-                go_on = f", and go on with {sentences.resume_command(self._folder)} force=true" if can_go_on else ""
-                remedy = SMALLER if outcome in OVER_MEMORY else f"mend what it names{go_on}"
-                return NoUsableTrial(f"{said}; {count} of {of}: {f'{outcome}: {text}'[:400]}", remedy=remedy)
-        if trained or self._limits.left_s() > 0:
-            return NoUsableTrial(said, remedy="search.max_time=10m")
-        passed, limit = duration(self._limits.passed_s()), duration(self._config.search.max_time_s or 0.0)
-        said = f"search.max_time={limit} was over before anything was measured: {passed} have passed"
-        return NoUsableTrial(said, remedy="search.max_time=4m")
-
-    def _probed(self) -> dict[str, Scalar] | None:
-        """Returns what is trained today, else the defaults, with the fastest system knobs, where no trial of the search
-        failed and time alone let none end.
-        """
-        if any(t.outcome not in (Outcome.CUT, Outcome.STOPPED, Outcome.REFUSED) for t in self._of_search()):
-            return None
-        learned = groups.guard(self._journal.records, self._limits.cap_bytes())
-        before, typed = self._limits.before(), self._typed()
-        start = {**groups.defaults(self._space), **(before or {}), **typed}  # of system knobs alone, what is held
-        is_before = before is not None and not typed
-        return fastest_probed(self._journal.records, self._space, learned, start, is_before=is_before)
-
-    def _typed(self) -> dict[str, Scalar]:
-        """Returns the knobs that the command line fixes, as far as `before` has other values."""
-        before, origins = self._limits.before() or {}, self._config.origins
-        fixed = {n: v for n, v in self._config.space.fixed.items() if origins.get(f"knobs.{n}") == COMMAND_LINE}
-        return {n: v for n, v in fixed.items() if before.get(n, v) != v}
+        return nothing_usable(self._journal.records, self._folder, self._limits, self._config.search.max_time_s)
 
     def _today(self) -> dict[str, Scalar]:
         """Returns what is trained today, as far as it is known: `before`, else the plain defaults, as they fit."""
@@ -440,81 +381,6 @@ class _Study:
         if before := self._limits.before():
             return {**groups.defaults(space), **before}
         return groups.uncut(space, records, groups.guard(records, self._limits.cap_bytes()))
-
-    def _of_search(self) -> list[Trial]:
-        """Returns the trials that ended, without those trained beside the search."""
-        beside = trained_beside(self._journal.records)
-        return [t for t in trials(self._journal.records) if t.id not in beside]
-
-    def _pick_probed(self, profiler: Worker, config: Mapping[str, Scalar]) -> None:
-        """Measures what the probes found in turns with the named configurations, and writes it as the pick."""
-        until = time.monotonic() + self._limits.confirm_s()
-        turns = {"best": config, **{n: v for n, v in self._named.items() if n != "best"}}
-        budget = self._config.budget.confirm
-        few = budget.model_copy(update={"windows": LEAST_ROUNDS, "window_s": min(1.0, budget.window_s)})
-        measure_windows(profiler, self._journal, turns, few, self._told, lambda: until - time.monotonic())
-        before = self._limits.before()
-        others = "as in before" if before else "at its default"
-        others += "".join(f", {name}={value} as typed" for name, value in self._typed().items())
-        rule = f"the fastest system knobs that were probed, every other knob {others}"
-        if "micro_batch_size" not in table().system and not before:
-            rule += f" (micro_batch_size={config.get('micro_batch_size', 'the batch')})"
-        if before and config == self._space.complete({**groups.defaults(self._space), **before}):
-            rule = "before as it is, as no probe was measured to be faster"
-        rule += ": no trial of the search came to its end" if trials(self._journal.records) else ": nothing was trained"
-        self._journal.append("pick", best="", config=dict(config), rule=rule, front=[])
-
-    def _confirm_terms(self) -> ConfirmTerms:
-        seed, budget = self._config.search.seed, self._config.budget.confirm
-        until = time.monotonic() + self._limits.confirm_s()
-        return ConfirmTerms(
-            rule=self._rule(),
-            seeds=[seed + 1 + n for n in range(budget.seeds)],
-            budget=budget,
-            samples=self._limits.plan().samples,
-            left_s=lambda: until - time.monotonic(),
-        )
-
-    def _append_pick(self, picked: Pick, found: Confirmed) -> None:
-        """Writes the pick, by the rule over those that were confirmed."""
-        fields: dict[str, Any] = {"front": list(picked.front), "searched_best": picked.best}
-        fields["repeats"] = found.repeats
-        selection, rule = found.selection, self._rule()
-        if selection is None:
-            said = f"{picked.rule}; no training on fresh seeds came to its end"
-            self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
-            return
-        sentence = selection.sentence(found.first, rule)
-        is_tried = any(r.event == "confirmed" and r["name"] == found.first for r in self._journal.records)
-        if len(selection.means) == 1:
-            why = "was worse on fresh seeds or failed" if is_tried else "was trained on no fresh seed in the time left"
-            instead = f"{found.best}, since {picked.best} {why}"
-            begin = picked.rule if found.best == picked.best else instead
-            sentence = f"{begin}; {sentence}"
-        self._journal.append(
-            "pick",
-            best=found.best,
-            most_accurate=selection.bar_of,
-            rule=sentence,
-            confirmed={trial: rule.sign * mean for trial, mean in selection.means.items()},
-            bar=rule.sign * selection.bar,
-            bar_of=selection.bar_of,
-            difference=selection.difference,
-            half_width=selection.half_width,
-            **fields,
-        )
-        rivals = [r for r in reopened(self._journal.records) if r.event == "rival"]
-        late = [r["trial"] for r in rivals if r["decision"] == "too long"]
-        late = [trial for trial in dict.fromkeys(late) if trial not in selection.means]
-        if late:
-            them = "it" if len(late) == 1 else "them"
-            text = f"{', '.join(late)} may change the pick, and no time was left for that"
-            self._note(f"{text}: a larger search.max_time has {them} trained")
-        earlier = [r for r in self._journal.records if r.event == "pick"][:-1]
-        if earlier and earlier[-1].get("best") == found.best:
-            self._note(f"{found.best} was the pick before, too")
-        if found.best != found.first and is_tried:
-            self._note(f"{found.best} takes the place of {found.first}, which the search had picked by one seed")
 
     def publish(self) -> None:
         """Stage 5: best.yaml, front.csv, report.html and the summary, all drawn from the records."""
@@ -572,22 +438,6 @@ class _Study:
             gib = plan.cap_bytes / 2**30
             self._note(f"{plan.concurrency} trials run at once, {gib:.2f} GiB each; one that needs more runs alone")
 
-    def _pick(self) -> Pick | None:
-        asked = self._config.pick.tolerance
-        picked = choose(self._journal.records, self._rule())
-        if picked is None:
-            return None
-        if not isinstance(asked, str):
-            return picked
-        return dataclasses.replace(picked, rule=f"{picked.rule}; the tolerance is {asked} of that best")
-
-    def _rule(self) -> Rule:
-        """Returns what is asked of the pick."""
-        rule = rule_of(self._journal.records, self._config.pick.tolerance)
-        if rule is None:
-            raise RuntimeError(f"{self._journal.path} has no study record; open() writes it first")
-        return rule
-
     def _opening(self) -> Record:
         opening = last(self._journal.records, "study")
         if opening is None:
@@ -611,7 +461,7 @@ class _Study:
         record = self._journal.append("node", node=node.name, **said)
         self._terminal.note(sentences.node(record.fields))
 
-    def _note(self, text: str, *, warns: str = "") -> None:
+    def _note(self, text: str, warns: str = "") -> None:
         """Writes and says a note; the last that `warns` of a subject is in the summary, too."""
         if not any(r.event == "note" and r["text"] == text for r in reopened(self._journal.records)):
             self._journal.append("note", text=text, **({"warns": warns} if warns else {}))

