@@ -72,7 +72,9 @@ def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
         assert list(table_of(workload)) == list(rows)
         assert [row.as_raw() for row in table_of(workload).own.values()] == [row.as_raw() for row in rows.own.values()]
         files = dict(yaml_files.of_groups({"workload": ref}))
-        assert files[f"search_spaces/workload/{ref}.yaml"]["workload"] == dict(workload.options)
+        ours = files[f"search_spaces/workload/{ref}.yaml"]
+        assert ours["workload"] == dict(workload.options)
+        assert set(rows.own) <= set(ours["knobs"]), "a knob of its own that is never searched"
 
 
 MOONS = """
