@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import yaml
 
 from benchmarks.sampler_scores import PEER, Row, scores, table
-from trainables.workload import load as load_workload
+from trainables.workload_files import load as load_workload
 from tuning.config.load import load
 from tuning.memory.groups import plain_defaults
 

@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Gives `workload_ref` what --workload names, as `trainables.workload.load` takes it, or each of ours."""
+    """Gives `workload_ref` what --workload names, as `workload_files.load` takes it, or each of ours."""
     if "workload_ref" in metafunc.fixturenames:
         from trainables.workload import BUILT_IN
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
-from trainables import workload
+from trainables import workload_files
 from trainables.workload import Workload
 from tuning import run as study
 from tuning.config.errors import TuningError
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for path in EXAMPLES.glob("*.py"):
         shutil.copy(path, tmp_path)
     yield tmp_path
-    workload.forget_files()
+    workload_files.forget_files()
     sys.modules.pop("my_workload", None)
 
 

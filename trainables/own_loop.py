@@ -35,7 +35,8 @@ from trainables.own_run import Run
 from trainables.plan import Plan, evenly
 from trainables.state import counted
 from trainables.stopwatch import Window
-from trainables.workload import Config, OwnLoop, WorkloadError, load_own_loop, table_of
+from trainables.workload import Config, OwnLoop, WorkloadError, table_of
+from trainables.workload_files import load_own_loop
 
 LEAVING_S = 60.0
 """What their `finally` blocks may take once a run is over."""

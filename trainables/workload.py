@@ -1,4 +1,4 @@
-"""The contract between a workload and the loop, and `load`, which finds a workload by name, module or file.
+"""The contract between a workload and the loop.
 
 A workload says what is learned: data, model, loss, quality. Device, precision, accumulation, prefetch, timing,
 checkpoints and OOM are the loop's.
@@ -6,19 +6,11 @@ checkpoints and OOM are the loop's.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
-import inspect
-import math
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
-from trainables import near_names
-from trainables.knob_columns import Domain, Kind, Knob
+from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs, KnobTable, Scalar
 from trainables.our_knobs import BUILT_IN as BUILT_IN
 
@@ -147,10 +139,6 @@ class LoopError(WorkloadError):
     """A loop of one's own that does not do what `run` asks of it: its line is to blame, and no option."""
 
 
-class ImportEnds(BaseException):
-    """A script runs a study at its top level, and is read by that study as the file of its workload, up to there."""
-
-
 class HookFailed(Exception):
     """A method of a workload that raised, or that returned what the loop cannot use.
 
@@ -160,121 +148,6 @@ class HookFailed(Exception):
     def __init__(self, hook: str, said: str) -> None:
         super().__init__(said)
         self.hook = hook
-
-
-_FILE_PREFIX = "cardtune_workload_"
-_imports = 0
-
-
-def load(ref: str) -> Workload | OwnLoop:
-    """Returns the workload `ref` names: one of ours ("nli"), a dotted module, or a path to a .py file.
-
-    The module must hold a `WORKLOAD`, an instance or a class of the contract, or a function `train(run)` with a SPACE
-    and OBJECTIVES. It may hold a `BEFORE`, a dict of knobs that gains are measured against. Raises WorkloadError with
-    what is missing, or there and read by nobody (`near_names`). A file is imported under a name made of its stem, once
-    a process.
-    """
-    module = _module(ref)
-    found = getattr(module, "WORKLOAD", None)
-    if found is None and callable(getattr(module, "train", None)):
-        return load_own_loop(ref, module)
-    if found is None:
-        raise WorkloadError(
-            f"{ref} has no module-level WORKLOAD, and no def train(run); add one, such as WORKLOAD = MyWorkload()"
-        )
-    workload = found() if isinstance(found, type) else found
-    missing = [n for n in ("model", "dataset", "loss", "evaluate") if not callable(getattr(workload, n, None))]
-    attributes = ("objectives",) if ref in BUILT_IN else ("objectives", "default_space")
-    missing += [n for n in attributes if getattr(workload, n, None) is None]
-    if missing:
-        raise WorkloadError(f"{ref}: WORKLOAD lacks {', '.join(missing)}; the contract is in docs/workload.md")
-    _check_objectives(f"{ref}: objectives", workload.objectives)
-    if said := near_names.fault_of_class(workload, module):
-        raise WorkloadError(f"{ref}: {said}")
-    table_of(cast(Workload, workload))
-    return cast(Workload, workload)
-
-
-def load_own_loop(ref: str, module: Any) -> OwnLoop:
-    """Returns the loop of its own in a module; raises WorkloadError for what it lacks, and for wrong knobs."""
-    space, objectives = getattr(module, "SPACE", None), getattr(module, "OBJECTIVES", None)
-    try:
-        inspect.signature(module.train).bind(None)
-    except TypeError:
-        given = f"train{inspect.signature(module.train)}"
-        raise WorkloadError(f"{ref} has a {given}, and needs a train(run): give that one another name") from None
-    if not isinstance(space, Mapping) or not space:
-        raise WorkloadError(f"{ref} has a train(run) and no SPACE; add one, such as SPACE = {{'batch_size': [16, 32]}}")
-    if not isinstance(objectives, Mapping):
-        raise WorkloadError(f"{ref} has a train(run) and no OBJECTIVES; add OBJECTIVES = {{'accuracy': 'max'}}")
-    _check_objectives(f"{ref}: OBJECTIVES", objectives)
-    if said := near_names.fault_of_loop(module):
-        raise WorkloadError(f"{ref}: {said}")
-    before = getattr(module, "BEFORE", None) or {}
-    of_the_loop = KnobTable(hooks=REPLACING)
-    # Settings of theirs that are not searched.
-    space = {**space, **{name: [before[name]] for name in before if name not in space and name not in of_the_loop}}
-    own = [name for name in space if name not in of_the_loop]
-    try:
-        knobs = {name: _own_knob(name, space[name], before) for name in own}
-    except (ValueError, TypeError) as error:
-        raise WorkloadError(f"{ref}: SPACE or BEFORE: {error}") from None
-    searched = {name: _searched(given) if name in own else given for name, given in space.items()}
-    sizes = space.get("batch_size")
-    if sizes is not None and "micro_batch_size" not in space:
-        searched["micro_batch_size"] = max(sizes) if isinstance(sizes, list | tuple) else _end(sizes, "high")
-    rules, options = getattr(module, "BASELINES", {}), getattr(module, "OPTIONS", {})
-    found = OwnLoop(module.train, objectives, searched, knobs, options, rules, str(module.__file__))
-    table_of(found)
-    return found
-
-
-def _own_knob(name: str, given: Any, before: Mapping[str, Any]) -> Knob:
-    """Returns the row of a knob that a SPACE names: of learning alone, unless it says {"kind": "both", ...}."""
-    searched = _searched(given)
-    values = tuple(searched) if isinstance(searched, list | tuple) else ()
-    low, high = _end(searched, "low"), _end(searched, "high")
-    default = before.get(name, values[0] if values else low)
-    if isinstance(searched, Mapping) and "low" not in searched:
-        raise ValueError(f"{name}={given!r}: give a list of values, or low and high")
-    if not values and isinstance(searched, Mapping) and name not in before:
-        is_whole = isinstance(low, int) and isinstance(high, int)
-        middle = math.sqrt(low * high) if searched.get("log") else (low + high) / 2
-        default = round(middle) if is_whole else middle
-    if any(isinstance(value, float) for value in values) and not isinstance(default, str | bool):
-        default = float(default)
-    kind = given.get("kind", "learning") if isinstance(given, Mapping) else "learning"
-    texts = tuple(dict.fromkeys((default, *values))) if isinstance(default, str) else ()
-    return Knob(default, cast("Kind", kind), values=texts, shapes_model=kind == "both")
-
-
-def _searched(given: Any) -> Any:
-    """Returns what of a knob in a SPACE is searched: its values or its range, without its kind."""
-    if not isinstance(given, Mapping):
-        return given
-    return given["values"] if "values" in given else {n: v for n, v in given.items() if n != "kind"}
-
-
-def _end(given: Any, which: str) -> Any:
-    return given.get(which) if isinstance(given, Mapping) else given
-
-
-def _check_objectives(what: str, found: Mapping[str, Any]) -> None:
-    if not found or any(v not in ("min", "max") for v in found.values()):
-        raise WorkloadError(f"{what} must map each name to 'min' or 'max', got {dict(found)}")
-
-
-def before_of(ref: str) -> Mapping[str, Scalar] | None:
-    """Returns the `BEFORE` of a workload's module, knobs as they are now; None where there is none."""
-    return cast("Mapping[str, Scalar] | None", getattr(_module(ref), "BEFORE", None))
-
-
-def epochs_of(ref: str) -> float | None:
-    """Returns the `EPOCHS` of a workload's module, how long it is trained today; None where there is no such number."""
-    found = getattr(_module(ref), "EPOCHS", None)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return None
-    return float(found) if 0 < found < math.inf else None
 
 
 def table_of(workload: Workload | OwnLoop) -> KnobTable:
@@ -290,84 +163,6 @@ def table_of(workload: Workload | OwnLoop) -> KnobTable:
         return KnobTable(declared, hooks=[n for n in REPLACING if n in own or callable(getattr(workload, n, None))])
     except ValueError as error:
         raise WorkloadError(str(error)) from None
-
-
-def _module(ref: str) -> Any:
-    if ref in BUILT_IN:
-        return importlib.import_module(f"trainables.workloads.{ref}")
-    if ref.endswith(".py"):
-        path = Path(ref).resolve()
-        if not path.is_file():
-            raise WorkloadError(f"no workload file at {ref}")
-        name = f"{_FILE_PREFIX}{path.stem}"
-        known = sys.modules.get(name)
-        if known is not None and getattr(known, "__file__", None) == str(path):
-            return known
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise WorkloadError(f"{ref} cannot be imported as Python")
-        module = importlib.util.module_from_spec(spec)
-        _make_importable(path.parent)
-        sys.modules[name] = module  # before exec, so that dataclasses and pickles in it resolve
-        try:
-            with _importing([str(path)]):
-                spec.loader.exec_module(module)
-        except ImportEnds:  # what stands above that line is the workload
-            pass
-        except SystemExit as error:
-            del sys.modules[name]
-            raise WorkloadError(
-                f'{ref} calls sys.exit when it is imported; what is run belongs behind `if __name__ == "__main__":`'
-            ) from error
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
-    try:
-        with _importing(sys.argv):
-            return importlib.import_module(ref)
-    except ImportEnds:
-        said = f'{ref} runs a study when it is imported; that belongs behind `if __name__ == "__main__":`'
-        raise WorkloadError(said) from None
-    except ModuleNotFoundError as error:
-        if error.name is not None and ref.startswith(error.name):
-            known_names = ", ".join(BUILT_IN)
-            raise WorkloadError(f"no workload {ref!r}; ours are {known_names}, or give a .py file") from None
-        raise
-
-
-def is_importing() -> bool:
-    """Returns whether a workload's module is being imported: a study that it starts there would start itself."""
-    return _imports > 0
-
-
-def forget_files() -> None:
-    """Forgets the files that were imported, which may have changed since."""
-    for name in [name for name in sys.modules if name.startswith(_FILE_PREFIX)]:
-        del sys.modules[name]
-
-
-@contextlib.contextmanager
-def _importing(arguments: list[str]) -> Iterator[None]:
-    """A file that reads a command line when it is imported finds its own, an empty one, and not ours."""
-    global _imports
-    ours, sys.argv = sys.argv, arguments
-    _imports += 1
-    try:
-        yield
-    finally:
-        sys.argv = ours
-        _imports -= 1
-
-
-def _make_importable(folder: Path) -> None:
-    """Lets a workload's file import what lies beside it, as under `python file.py`; the standard library goes first.
-
-    Before installed packages, so that its own `data.py` or `evaluate.py` is meant.
-    """
-    if str(folder) not in sys.path:
-        installed = (n for n, entry in enumerate(sys.path) if Path(entry).name in ("site-packages", "dist-packages"))
-        sys.path.insert(next(installed, len(sys.path)), str(folder))
 
 
 def options_of(

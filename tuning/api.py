@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainables import workload as contract
+from trainables import workload_files
 from trainables.knobs import Knobs, Scalar, table, using
 from tuning.cli import runs
 from tuning.cli.terminal import Terminal
@@ -152,7 +153,7 @@ class LoadedBest(best_file.Best):
     @functools.cached_property
     def workload(self) -> contract.Workload | contract.OwnLoop:
         """Returns the workload that was tuned; raises what its file raises."""
-        return contract.load(self.ref)
+        return workload_files.load(self.ref)
 
     def config(self, device: str = "cpu") -> contract.Config:
         """Returns the configuration as the workload's methods take it, such as `workload.model(config)`."""
@@ -174,8 +175,8 @@ def tune(
     or nested, with plain values, lists and {low, high, log}; `settings` are those without a dot, such as card="rtx4060"
     or budget="full". Without `quiet` it says on stderr and stdout what the command line says. Raises TuningError.
     """
-    if contract.is_importing():  # by us, of a script that calls this without `if __name__ == "__main__":`
-        raise contract.ImportEnds
+    if workload_files.is_importing():  # by us, of a script that calls this without `if __name__ == "__main__":`
+        raise workload_files.ImportEnds
     if workload is not None and not isinstance(workload, str | Path):
         raise ConfigError(
             f"workload={type(workload).__name__}: an object cannot be sent to the processes that train",
@@ -189,7 +190,7 @@ def tune(
         raise ConfigError("no workload was given", remedy="tune('mine.py'), or tune(resume='last')")
     started = time.monotonic()
     terminal = Terminal(-1, out=io.StringIO()) if quiet else Terminal()
-    contract.forget_files()  # a notebook's may have been written anew
+    workload_files.forget_files()  # a notebook's may have been written anew
     with using(table()):
         try:
             terminal.begin(started)

@@ -30,7 +30,7 @@ Finds the fastest training that keeps its accuracy and fits its card.
 settings (key=value, in any order; defaults in [brackets])
   workload=NAME|FILE.py   one of ours, or a file or module (my.moons) of yours
                           with a WORKLOAD; python -m tuning init FOLDER writes
-                          two that run
+                          two that run [nli]
 WORKLOADS
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
   card=NAME               the card to train on; one with less memory than yours

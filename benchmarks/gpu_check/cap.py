@@ -16,7 +16,7 @@ from benchmarks.gpu_check.memory import capability_of
 from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
 from trainables.knobs import Scalar
 from trainables.plan import Plan
-from trainables.workload import load
+from trainables.workload_files import load
 from tuning.memory.fitting import Kernels
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig

@@ -18,7 +18,8 @@ from trainables import Knob, kinds, own_loop
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Config, OwnLoop, Split, load, table_of
+from trainables.workload import Config, OwnLoop, Split, table_of
+from trainables.workload_files import load
 
 CHANGES = {"micro_batch_size": 4, "activation_checkpointing": True, "channels_last": True, "length_bucketing": True}
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainables.workload import WorkloadError, load
+from trainables.workload import WorkloadError
+from trainables.workload_files import load
 
 FILE = """
 from tests.data.mine import Moons

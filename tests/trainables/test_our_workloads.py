@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainables.workload import Config, WorkloadError, load
+from trainables.workload import Config, WorkloadError
+from trainables.workload_files import load
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from trainables.evaluation import Evaluation
 from trainables.knobs import OF_THE_LOOP, Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
-from trainables.workload import Config, LoopError, OwnLoop, WorkloadError, load, table_of
+from trainables.workload import Config, LoopError, OwnLoop, WorkloadError, table_of
+from trainables.workload_files import load
 
 KNOBS = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
 

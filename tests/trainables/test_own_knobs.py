@@ -18,7 +18,8 @@ from trainables import Knob
 from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, ReadKnobs, is_active, table, using
 from trainables.our_knobs import OURS, _declared
 from trainables.resident import Resident
-from trainables.workload import BUILT_IN, Config, WorkloadError, load, table_of
+from trainables.workload import BUILT_IN, Config, WorkloadError, table_of
+from trainables.workload_files import load
 from tuning.config import yaml_files
 from tuning.config.choices import available
 from tuning.config.load import load as load_config

@@ -21,7 +21,8 @@ from trainables.own_run import Run
 from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.stopwatch import Window
-from trainables.workload import Config, OwnLoop, WorkloadError, load, load_own_loop, table_of
+from trainables.workload import Config, OwnLoop, WorkloadError, table_of
+from trainables.workload_files import load, load_own_loop
 
 DATA = Path(__file__).parents[1] / "data"
 HEAD = """

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from trainables.source import source_hash
-from trainables.workload import OwnLoop, load_own_loop
+from trainables.workload import OwnLoop
+from trainables.workload_files import load_own_loop
 
 TEXT = """
 import json, torch

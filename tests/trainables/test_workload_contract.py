@@ -23,17 +23,8 @@ from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
 from trainables.validation import validation_batches
-from trainables.workload import (
-    BUILT_IN,
-    Config,
-    Workload,
-    baselines,
-    blocks,
-    collate_of,
-    load,
-    parameter_groups,
-    table_of,
-)
+from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, collate_of, parameter_groups, table_of
+from trainables.workload_files import load
 from tuning.config.yaml_files import of_groups
 
 SMALL: dict[str, dict[str, Any]] = {

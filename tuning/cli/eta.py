@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from tuning.journal import timeline
 from tuning.journal.records import Record, last, reopened, trained_beside
 from tuning.report.trial_views import SPEED
 from tuning.search import confirm
-from tuning.search.probe import PROBE_FRAC
+from tuning.search.probe import probes_s
 
 FIRST_WINDOW_COST_S = 0.5
 """What a window takes beside its own length, before any was seen: 0.2 to 1 s."""
@@ -50,11 +51,8 @@ def ends_at_s(records: Sequence[Record], config: StudyConfig, used_s: float) -> 
 
 
 def _probe_left_s(config: StudyConfig, began_s: float, spent_s: float) -> float:
-    """Returns what is left for probes, which have their budget and a quarter of the time at the most."""
-    limit_s, whole_s = config.search.max_time_s, config.budget.probe.max_time_s
-    if limit_s is not None:
-        whole_s = min(whole_s, PROBE_FRAC * max(0.0, limit_s - began_s))
-    return max(0.0, whole_s - spent_s)
+    """Returns what is left for probes, which have their budget and a share of the time at the most."""
+    return max(0.0, probes_s(config, (config.search.max_time_s or math.inf) - began_s) - spent_s)
 
 
 def _search_left_s(records: Sequence[Record], config: StudyConfig, training_s: float, spent_s: float) -> float:

@@ -27,7 +27,7 @@ class _Part(BaseModel):
 
 
 class WorkloadPart(_Part):
-    """Which workload, as `trainables.workload.load` takes it, and its options."""
+    """Which workload, as `workload_files.load` takes it, and its options."""
 
     ref: str = Field(min_length=1)
     options: dict[str, Any]
@@ -109,7 +109,7 @@ class BestFile(_Part):
     """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
-    status: Literal["confirmed", "probed", "unconfirmed", "not repeated"] = "confirmed"
+    status: Literal["confirmed", "probed", "unconfirmed", "not repeated", "trained"] = "confirmed"
     workload: WorkloadPart
     knobs: dict[str, Scalar]
     train: TrainPart

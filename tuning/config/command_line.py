@@ -46,7 +46,7 @@ class Typed:
 
 @dataclass(frozen=True)
 class WorkloadRef:
-    """Which workload: `ref` as `trainables.workload.load` takes it, `name` fit for a folder, `packaged` if ours."""
+    """Which workload: `ref` as `workload_files.load` takes it, `name` fit for a folder, `packaged` if ours."""
 
     ref: str
     name: str

@@ -128,7 +128,7 @@ class Section(BaseModel):
 
 
 class WorkloadSection(Section):
-    """Which workload: `ref` as `trainables.workload.load` takes it, `name` of its runs folder, its own options."""
+    """Which workload: `ref` as `workload_files.load` takes it, `name` of its runs folder, its own options."""
 
     ref: str
     name: Slug
@@ -325,5 +325,9 @@ def validated(
     if fault["type"] == "extra_forbidden":
         raise ConfigError(f"{dotted}={shown(inner)}: there is no setting {dotted}{where}", remedy=f"leave out {dotted}")
     default = remedies.get(dotted)
-    remedy = f"edit {origin}" if where else f"{dotted}={shown(default)}" if dotted in remedies else f"change {dotted}"
+    remedy = f"leave out {dotted}" if default is None else f"{dotted}={shown(default)}"
+    if dotted not in remedies:
+        remedy = f"change {dotted}"
+    if where:
+        remedy = f"edit {origin}"
     raise ConfigError(f"{dotted}={shown(inner)} is not allowed{where}", allowed=allowed_by(fault), remedy=remedy)

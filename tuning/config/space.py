@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainables.knob_columns import Kind, Scalar
-from trainables.knobs import domain_of, is_active, kind_of, table
+from trainables.knobs import OF_THE_LOOP, domain_of, is_active, kind_of, table
 from tuning.config.errors import ConfigError
 
 MAX_CHOICES = 10_000
@@ -210,7 +210,9 @@ def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
 
 
 def near_knob(name: str) -> str:
-    """Returns a sentence with the knob most like `name`, or with all of them."""
+    """Returns a sentence with the knob most like `name`, or with all of them; of one that a hook replaces, which."""
+    if name in OF_THE_LOOP and (hook := OF_THE_LOOP[name].replaced_by) in table().hooks:
+        return f"leave it out: this workload has its own {hook}, which sets it"
     near = table().also_called.get(name) or next(iter(difflib.get_close_matches(name, table(), n=1, cutoff=0.6)), None)
     declared = "; a workload of yours declares its own as `knobs` of its class"
     return f"did you mean knobs.{near}?" if near else f"knobs are {', '.join(table())}{declared}"

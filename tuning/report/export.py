@@ -19,7 +19,7 @@ from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import plain
-from tuning.report.named import Named
+from tuning.report.named import PICKS, Named
 from tuning.report.sentences import file_of, kinds, place_sentence
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import MEASURED, SPEED
@@ -126,15 +126,18 @@ def status_of(summary: Summary, named: Named) -> str:
     """Returns whether the study came to its pick, and trained the configuration again on fresh seeds.
 
     What was picked and came to much less on them is "not repeated"; what was never trained is "probed": its speed alone
-    is known.
+    is known. One that was only measured beside the pick is "trained".
     """
+    is_pick = named.name in PICKS
     if named.name == "best" and not summary.provisional and not summary.repeats:
         return "not repeated"
-    if summary.provisional:
+    if summary.provisional and is_pick:
         return "unconfirmed"
     if not named.quality:
         return "probed"
-    return "confirmed" if any(quality.confirmed for quality in named.quality.values()) else "unconfirmed"
+    if any(quality.confirmed for quality in named.quality.values()):
+        return "confirmed"
+    return "unconfirmed" if is_pick else "trained"
 
 
 def _every_knob(summary: Summary, named: Named) -> dict[str, Scalar]:

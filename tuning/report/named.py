@@ -10,6 +10,7 @@ from typing import Any
 
 from tuning.config.lenient import finite, mapping, whole
 from tuning.journal.records import Record, windows
+from tuning.report.format import complete
 from tuning.report.trial_views import SPEED, TrialView, trained_as, view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
@@ -176,7 +177,10 @@ def judged(
 
 
 def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...]:
-    """Returns gains from the rounds in which both were measured; without any from their probes, or what is known."""
+    """Returns gains from the rounds in which both were measured; without any from their probes, or what is known.
+
+    Of a configuration over itself it is 1: that two measurements of it differ is noise.
+    """
     found = []
     for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
         if of not in named or over not in named:
@@ -189,6 +193,8 @@ def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...
             a, b = (one.samples_per_s for one in pair)
         if gain is None and a and b:
             gain = Gain(of, over, a / b, None, None, 0)
+        if complete(pair[0].config) == complete(pair[1].config) and gain is not None:
+            gain = Gain(of, over, 1.0, None, None, 0)
         if gain is not None:
             found.append(gain)
     return tuple(found)

@@ -55,6 +55,7 @@ def render(summary: Summary) -> str:
         refresh_s=0 if summary.is_finished else REFRESH_S,
         settings=fmt.settings(best.config, sentences.present(summary)) if best else [],
         place=sentences.place_sentence(summary.place),
+        notes=[note for note in summary.notes if note not in summary.warnings],
         claim=sentences.claim_sentence(summary.claim, summary.gain("after", "before")),
         stats=list(_stats(summary)),
         configurations=tables.configurations(summary),
@@ -110,7 +111,7 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
         one, more = ("window", "windows in turns") if best.throughput else ("whole training", "whole trainings")
         count = len(measured.windows) if measured else 0
         few = f"one {one}" if count else "one probe, not confirmed"
-        grounds = f"mean of {count} {more}, 95 %" if count > 1 else few
+        grounds = f"mean of {count} {more}{', 95 %' * (count > 2)}" if count > 1 else few
         yield speed(measured) if measured else rate(best.probed_samples_per_s), "samples a second", grounds
         for name, found in best.quality.items():
             reach, seeds = fmt.quality(found).partition("(")[2].strip(")"), len(found.by_seed)

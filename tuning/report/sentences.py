@@ -74,8 +74,8 @@ def answer(found: Summary) -> str:
     quality = beside_sentence(found)
     who = f"{name} has {quality}; it" if quality else name
     said = f"{who} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
-    rounds = max(g.rounds for g in gains)
-    if rounds > 1 and not all(alike):
+    rounds = max((g.rounds for g in gains if g.low is not None), default=0)
+    if rounds and not all(alike):
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
     slower = [g.over for g in gains if _slower(g)]
     known = [name for name in slower if found.objective in found.named[name].quality] or slower
@@ -162,7 +162,7 @@ def parts_sentence(found: Summary) -> str:
     reference = found.reference or next(iter(found.given()), None)
     gain = found.gain("best", reference.name) if reference else None
     own = found.parts.get(gain.over) if gain else None
-    if gain is None or own is None or gain.ratio < 1:
+    if gain is None or own is None or gain.ratio < 1 or not _differs(found, gain.over):
         return ""
     over, model = called(gain.over), "a smaller model" if own.is_smaller else "another model"
     if not own.model:
@@ -190,6 +190,11 @@ def kinds(found: Mapping[str, str]) -> list[str]:
 def ablate_command(found: Summary) -> str:
     """Returns the command that measures what each knob bought."""
     return shlex.join(["python", "-m", "tuning", "ablate", plain(found.id), *_elsewhere(found, "--runs-dir=")])
+
+
+def _differs(found: Summary, name: str) -> bool:
+    """Returns whether the pick is another configuration than the one of that name."""
+    return found.best is not None and complete(found.best.config) != complete(found.named[name].config)
 
 
 def _elsewhere(found: Summary, option: str) -> list[str]:
@@ -241,8 +246,9 @@ def found_by(best: Named) -> str:
 def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means: faster, slower, or no difference that the rounds can tell."""
     over = called(gain.over)
-    if gain.rounds < 2:
-        grounds = "one round" if gain.rounds else "probes, not side by side"
+    if gain.low is None:
+        rounds = "one round" if gain.rounds == 1 else f"{gain.rounds} rounds"
+        grounds = rounds if gain.rounds else "probes, not side by side"
         return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"
     if not gain.is_told:
         return f"not clearly faster or slower than {over}: {ratio(gain)} times"
@@ -256,7 +262,7 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
 
     That are learning knobs but the batch size: a probe answers for all of them (`search.throughput`).
     """
-    if gain.rounds > 1 and gain.is_told:  # what a knob of the user's own does is not known, and windows are
+    if gain.is_told:  # what a knob of the user's own does is not known, and windows are
         return ""
     ours, theirs = (complete(found.named[name].config) for name in (gain.of, gain.over))
     apart = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -267,7 +273,7 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
 
 
 def _slower(gain: Gain) -> bool:
-    return gain.rounds > 1 and gain.is_told and gain.ratio < 1
+    return gain.is_told and gain.ratio < 1
 
 
 def _learned(found: Summary, name: str) -> str:
@@ -419,7 +425,8 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
     named = [found.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
     first = [resume_command(folder)] if found.provisional else []
     again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
-    ablate = [["ablate", *named]] if not found.ablation else []
+    differs = any(_differs(found, one.name) for one in found.given())
+    ablate = [["ablate", *named]] if differs and not found.ablation else []
     rest = (*again, ["train", "--from", str(folder / "best.yaml")], *ablate, ["show", *named])
     return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
 

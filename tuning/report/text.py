@@ -24,7 +24,7 @@ from tuning.report.sooner import sooner_sentence
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
-from tuning.search.probe import PROBE_FRAC
+from tuning.search.probe import probes_s
 
 MESSAGE_COLUMNS = 160
 """Of what an error says, so much stands in the line of a trial."""
@@ -41,8 +41,7 @@ def planned(config: StudyConfig) -> list[tuple[str, str]]:
     trials = f"{'up to ' * (search.trials == 'auto')}{search.most_trials} trials"
     steps = [f"{trials}{at_once}, {confirm}"]
     if search.strategy == "staged":
-        probes_s = min(budget.probe.max_time_s, PROBE_FRAC * (search.max_time_s or math.inf))
-        steps.insert(0, f"probes for {duration(probes_s)}")
+        steps.insert(0, f"probes for {duration(probes_s(config, search.max_time_s or math.inf))}")
     auto = budget.train_epochs == "auto"
     epochs = (
         "trials as long as the time allows"
@@ -188,7 +187,8 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
     if grounds := best.throughput or best.trained:
         what = "window" if best.throughput else "whole training"
         count = len(grounds.windows)
-        ground = f": mean of {count} {what}s, ± 95 % interval of that mean" if count > 1 else f": one {what}"
+        reach = ", ± 95 % interval of that mean" * (count > 2)
+        ground = f": mean of {count} {what}s{reach}" if count > 1 else f": one {what}"
     yield "speed", f"{speed(grounds, best.probed_samples_per_s)} samples/s{ground}"
     if unsteady := sentences.unsteady_sentence(best):
         yield "", f"{unsteady}."

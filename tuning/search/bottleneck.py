@@ -190,9 +190,14 @@ def _busy(found: Shares) -> str:
 
 
 def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
-    """Yields what the knob table advises and is not done already; taking a setting back first, and system knobs."""
+    """Yields what the knob table advises and is not done already; taking a setting back first, and system knobs.
+
+    A knob that was measured to change what is learned here, where others know it as one of speed, is not advised.
+    """
     found = []
     for name, row in table().items():
+        if name in table().kinds:
+            continue
         value = row.remedies[bound](own, measured) if bound in row.remedies else None
         if value is not None and value != getattr(own, name) and is_active(name, own.as_dict()):
             found.append((value != row.default, row.kind != "system", f"{name}={word(value)}"))

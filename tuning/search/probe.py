@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainables.knobs import Scalar, is_active, table
-from tuning.config.schema import ProbeSection
+from tuning.config.schema import ProbeSection, StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused, uncut
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, Outcome, others_would_crash
 from tuning.search.bottleneck import judge
+from tuning.search.confirm import SHARE
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed
 
@@ -30,6 +31,15 @@ SHORTEST_FRAC = 1 / 3
 
 With 3 s each, nine of headpose's probes fitted 24 s, and half of its knobs were not tried.
 """
+
+
+def probes_s(config: StudyConfig, left_s: float) -> float:
+    """Returns the seconds that all probes may take where `left_s` are left of search.max_time.
+
+    Without trials they have what those would take.
+    """
+    frac = PROBE_FRAC if config.search.trials != 0 else 1 - SHARE
+    return min(config.budget.probe.max_time_s, frac * max(0.0, left_s))
 
 
 class ProbeStage:

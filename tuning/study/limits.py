@@ -16,7 +16,7 @@ from tuning.journal.records import Journal, Record, last
 from tuning.memory import calibration, groups
 from tuning.report.format import duration
 from tuning.search import confirm
-from tuning.search.probe import PROBE_FRAC
+from tuning.search.probe import PROBE_FRAC, probes_s
 from tuning.search.protocols import TrialPlan
 from tuning.search.pruner import milestones
 from tuning.search.scheduler import SearchTerms
@@ -83,7 +83,7 @@ class Limits:
 
     def probe_s(self) -> float:
         """Returns the seconds that all probes may take."""
-        return min(self._config.budget.probe.max_time_s, max(1.0, PROBE_FRAC * self.left_s()))
+        return max(1.0, probes_s(self._config, self.left_s()))
 
     def predict_s(self) -> float:
         """Returns the seconds that predicting memory may take; what is not predicted by then is measured.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def imported(ref: str) -> OwnWorkload | OwnLoop:
     """Returns a workload of one's own; raises ConfigError for what it lacks, and for whatever its file raises."""
-    from trainables import workload  # here and below: `estimate` of a workload of ours does without torch
+    from trainables import workload, workload_files  # here and below: `estimate` of one of ours does without torch
 
     try:
-        return cast("OwnWorkload | OwnLoop", workload.load(ref))
+        return cast("OwnWorkload | OwnLoop", workload_files.load(ref))
     except workload.WorkloadError as error:
         raise ConfigError(
             f"workload={ref}: {error}", remedy="python -m tuning init FOLDER writes two that are right"
@@ -50,9 +50,9 @@ def with_own(config: StudyConfig) -> StudyConfig:
 
     Raises ConfigError as `imported` does, and for what was typed and cannot be.
     """
-    from trainables import workload
+    from trainables import workload, workload_files
 
-    own, before = imported(config.workload.ref), workload.before_of(config.workload.ref)
+    own, before = imported(config.workload.ref), workload_files.before_of(config.workload.ref)
     use(workload.table_of(own))
-    epochs, options = workload.epochs_of(config.workload.ref), dict(getattr(own, "options", {}))
+    epochs, options = workload_files.epochs_of(config.workload.ref), dict(getattr(own, "options", {}))
     return with_workload_defaults(config, own.default_space, options, before, epochs)

@@ -60,7 +60,7 @@ class Attempt:
         self.fault = fault = oom.fault(error)
         outcome = Outcome.DIVERGED if isinstance(error, Diverged) else fault.outcome
         is_theirs = outcome in (Outcome.CRASH, Outcome.DATA)
-        message = user_code.in_a_line(error) if is_theirs else f"{type(error).__name__}: {error}"[:500]
+        message = user_code.in_a_line(error) if is_theirs else user_code.in_words(error)[:500]
         self._found.update(outcome=str(outcome), message=message, failed_at=time.time(), fault=fault.name)
         if outcome is Outcome.OOM:
             self._found["wanted_bytes"] = self._session.memory.wanted_bytes(str(error))

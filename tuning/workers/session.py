@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainables import garbage, kinds, loop, precision, sanity, training, workload
+from trainables import garbage, kinds, loop, precision, sanity, training, workload, workload_files
 from trainables.batches import size_of
 from trainables.knobs import Knobs, Scalar
 from trainables.live_bytes import parameter_bytes
@@ -53,7 +53,7 @@ class Session:
     def __init__(self, setting: WorkerConfig) -> None:
         self.setting = setting
         torch.set_num_threads(setting.threads)
-        self.resident = training.resident_of(workload.load(setting.workload))
+        self.resident = training.resident_of(workload_files.load(setting.workload))
         if isinstance(self.resident, Resident):
             self.resident.cache_limits = CacheLimits(self._free_for_cache, setting.cache_s)
         self.table = workload.table_of(self.resident.workload)

@@ -55,14 +55,17 @@ _REMEDIES = {
 }
 _OURS = [str(Path(__file__).resolve().parents[2] / name) for name in ("tuning", "trainables")]
 _INSTALLED = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+_WRAPPED = re.compile(r"(?:\w+: )?Caught \w+ in [^\n]*\nOriginal Traceback .*\n[ \t]+[^\n]*\n(\S.*)", re.DOTALL)
+"""What torch makes of an exception in a loader's process, or in its thread that pins; theirs stands last."""
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)\n +(?P<text>[^\n]+)')
 
 
 def failed(error: BaseException) -> Failed:
     """Returns the exception in words."""
+    kind = type(error).__name__
     return Failed(
-        kind=type(error).__name__,
-        text="it calls sys.exit" if isinstance(error, SystemExit) else str(error),
+        kind=kind,
+        text="it calls sys.exit" if isinstance(error, SystemExit) else in_words(error).removeprefix(f"{kind}: "),
         traceback=their_traceback(error),
         hook=_hook(error),
         last_lines=last_lines(error),
@@ -96,10 +99,15 @@ def last_lines(error: BaseException) -> str:
     )
 
 
+def in_words(error: BaseException) -> str:
+    """Returns type and text of the error; of one that a loader's process raised what stands at its traceback's end."""
+    return _WRAPPED.sub(lambda found: found[1].strip(), f"{type(error).__name__}: {error}")
+
+
 def in_a_line(error: BaseException) -> str:
     """Returns what the error says, where in their files, and what would help."""
     where, helps = place(error), remedy(error)
-    return f"{type(error).__name__}: {error}"[:250] + f" ({where})" * bool(where) + f": {helps}" * bool(helps)
+    return in_words(error)[:250] + f" ({where})" * bool(where) + f": {helps}" * bool(helps)
 
 
 def place(error: BaseException) -> str:

@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from trainables.source import source_hash
-from trainables.workload import load
+from trainables.workload_files import load
 from tuning import __main__
 from tuning.workers import nvml
 

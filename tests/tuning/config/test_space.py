@@ -146,3 +146,9 @@ def test_plain_defaults_take_each_batch_in_one_pass() -> None:
     ):
         space = parsed_space({"batch_size": batch, "micro_batch_size": micro, "learning_rate": [1e-3, 1e-2]}, {})
         assert plain_defaults(space).get("micro_batch_size", 64) == wanted, micro
+
+
+def test_of_a_knob_that_a_hook_replaces_the_hook_is_named():
+    with using(KnobTable(hooks=["optimizer"])), pytest.raises(ConfigError, match="not a knob of this") as raised:
+        parse_parameter("fused_optimizer", [False, True])
+    assert raised.value.remedy == "leave it out: this workload has its own optimizer, which sets it"

@@ -11,7 +11,8 @@ from tests.commands import share_library
 from trainables import loop
 from trainables.knobs import Knobs, Scalar, using
 from trainables.resident import Resident
-from trainables.workload import Config, load, table_of
+from trainables.workload import Config, table_of
+from trainables.workload_files import load
 from tuning.memory import calibration
 from tuning.memory.peaks import alone_bytes, highest
 from tuning.memory.prediction import Prediction

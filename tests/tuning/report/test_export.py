@@ -192,3 +192,10 @@ def test_the_head_of_each_file_says_how_it_is_trained_beside_the_others(records,
     for name, more in (("best", ""), ("before", " --out train-before")):
         path = export.write_best(found, tmp_path / f"{name}.yaml", name=name)
         assert path.read_text().splitlines()[1] == f"#   python -m tuning train --from {name}.yaml{more}"
+
+
+def test_what_was_trained_beside_the_pick_warns_of_nothing_to_be_done(found, tmp_path):
+    once = {n: dataclasses.replace(q, confirmed=False) for n, q in found.named["before"].quality.items()}
+    named = {**found.named, "before": dataclasses.replace(found.named["before"], quality=once)}
+    path = export.write_best(dataclasses.replace(found, named=named), tmp_path / "before.yaml", name="before")
+    assert (yaml.safe_load(path.read_text())["status"], best_file.read(path).warnings) == ("trained", ())

@@ -1,6 +1,7 @@
 """What a run found, from its records, whole or cut off."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from tuning.config import best_file
 from tuning.journal.records import Record
 from tuning.report import export, report, sentences, summary, text
+from tuning.report.named import gains
 from tuning.report.sooner import sooner_sentence
 
 
@@ -219,6 +221,16 @@ def test_what_differs_in_nothing_that_speed_depends_on_is_called_alike(records):
         found, named={**found.named, "before": dataclasses.replace(found.best, name="before")}
     )
     assert "1.85 (1.83 to 1.86) times as fast as before" in sentences.answer(measured), "whatever a knob was taken for"
+
+
+def test_the_pick_over_itself_gains_nothing_and_there_is_nothing_to_ablate(records, tmp_path):
+    found = summary.from_records(records)
+    same = {name: dataclasses.replace(found.best, name=name) for name in found.named}
+    own = gains(SimpleNamespace(by_round=lambda one: {0: len(one.name), 1: len(one.name)}), same)
+    assert {(g.ratio, g.low, g.rounds) for g in own} == {(1.0, None, 0)}
+    alone = dataclasses.replace(found, named=same, gains=own, ablation=())
+    assert not any("ablate" in command for command in sentences.next_commands(alone, tmp_path))
+    assert sentences.parts_sentence(alone) == ""
 
 
 def is_end(record, trial):

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainables.knobs import KnobTable, using
+from trainables.our_knobs import EVERY
 from tuning.report.sentences import verdict_sentence
 from tuning.search import bottleneck
 from tuning.search.bottleneck import card_words, judge, shares
@@ -104,6 +106,10 @@ def test_remedies_are_those_that_are_not_on_and_were_not_tried() -> None:
     asked = judge(waiting, card(0.43), asked=["num_workers", "batch_size"])
     assert asked is not None
     assert asked.remedies == ("num_workers=2",), "a loop of one's own asks for no other"
+    with using(KnobTable(EVERY.own, {"ram_cache": "both"})):
+        other = judge(waiting, card(0.43))
+    assert other is not None
+    assert other.remedies == ("num_workers=2", "device_augmentation=true"), "a cache changes what is learned here"
     crowded = judge(waiting, {"machine_cpu_frac": 0.99})
     assert crowded is not None
     assert crowded.remedies == ("ram_cache=true",)

@@ -117,7 +117,7 @@ def test_a_probe_that_kills_its_process_is_a_record_and_the_study_comes_to_its_e
     (tmp_path / "deadly.py").write_text(DEADLY, encoding="utf-8")
     quick = [a for a in STUDY[3:] if not a.startswith(("knobs.", "budget.train", "budget.probe.max"))]
     limits = [
-        "budget.probe.max_time_s=4",
+        "budget.probe.max_time_s=30",
         "search.trials=0",
         "concurrency=1",
         "name=deadly",

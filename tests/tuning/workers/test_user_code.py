@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from trainables.knobs import Scalar
 from trainables.ram_cache import CacheTooLarge
+from trainables.workload import Config, HookFailed
+from trainables.workload_files import load
 from tuning.config.errors import TuningError, UserCodeError
 from tuning.study import setup
 from tuning.workers import user_code
@@ -119,6 +122,19 @@ def test_a_data_set_that_cannot_be_read_is_their_code_too(tmp_path: Path) -> Non
     assert "mine.py raised FileNotFoundError" in str(error)
     assert "line 11, in dataset" in str(error)
     assert "session.py" not in error.traceback
+
+
+def test_what_a_loaders_process_raised_is_said_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FILE.format(body=ITEM), encoding="utf-8")
+    items = load(str(tmp_path / "mine.py")).dataset(Config(), "train")  # type: ignore[union-attr]
+    with pytest.raises(FileNotFoundError) as raised:
+        next(iter(DataLoader(items, num_workers=1)))
+    failed = user_code.failed(raised.value)
+    assert (failed.kind, failed.text) == ("FileNotFoundError", "no image 0")
+    assert "in __getitem__" in failed.last_lines
+    assert user_code.in_a_line(raised.value) == "FileNotFoundError: no image 0 (mine.py:15)"
+    hook = HookFailed("dataset", f"raised FileNotFoundError: {raised.value}")
+    assert user_code.failed(hook).text == "raised FileNotFoundError: no image 0"
 
 
 class Here(Worker):

@@ -27,7 +27,8 @@ from trainables.batches import size_of, to_device
 from trainables.knobs import Knobs
 from trainables.plan import Plan
 from trainables.resident import Resident
-from trainables.workload import Batch, Config, OwnLoop, Workload, WorkloadError, load, table_of
+from trainables.workload import Batch, Config, OwnLoop, Workload, WorkloadError, table_of
+from trainables.workload_files import load
 from tuning.memory.prediction import Confidence, Prediction
 from tuning.memory.trace import Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
