@@ -16,7 +16,7 @@ import pytest
 from tests.commands import ROOT, run, share_library, start, wait_for
 from tests.golden.outputs import TINY, tiny
 from trainables import workload_files
-from trainables.workload import Workload
+from trainables.workload import OwnWorkload, Workload
 from tuning import run as study
 from tuning.config.errors import TuningError
 from tuning.config.load import load
@@ -149,14 +149,18 @@ def read_hooks() -> set[str]:
 
 def read_module_names() -> set[str]:
     """Returns the names that our code reads from the module of a workload."""
-    text = (ROOT / "trainables" / "workload.py").read_text(encoding="utf-8")
+    text = (ROOT / "trainables" / "workload_files.py").read_text(encoding="utf-8")
     return set(re.findall(r'getattr\((?:module|_module\(ref\)), "([A-Z]+)"', text))
 
 
 def test_the_page_of_the_contract_names_every_hook() -> None:
     page = (DOCS / "workload.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^      `(\w+)", Workload.__doc__ or "", flags=re.M))
-    required = {name for name in (*vars(Workload), *Workload.__annotations__) if not name.startswith("_")}
+    required = {
+        name
+        for name in (*vars(OwnWorkload), *vars(Workload), *Workload.__annotations__, *OwnWorkload.__annotations__)
+        if not name.startswith("_")
+    }
     assert {"collate", "schedule", "batch", "in_ram"} <= documented
     assert {"model", "objectives"} <= required
     assert read_hooks() <= documented, "name it in the docstring of Workload"
