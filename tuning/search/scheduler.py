@@ -113,6 +113,7 @@ class TrialScheduler:
         self._once_through = int((opening.get("train_samples") if opening else None) or plan.samples)
         self.stop_reason = ""
         """Why no other trial begins, "" while more may."""
+        self.is_out_of_time = False
         self._restore()
 
     # -- what the executor calls --------------------------------------------------------------------------------------
@@ -358,7 +359,7 @@ class TrialScheduler:
             self.stop_reason = f"all {most} trials were proposed"
         elif self._is_late("") and begun + self._refused >= self._plan.concurrency:
             spent = f"its share of search.max_time was spent after {begun} of {most} trials"
-            self.stop_reason = f"{spent}; confirming takes the rest"
+            self.stop_reason, self.is_out_of_time = f"{spent}; confirming takes the rest", True
         return bool(self.stop_reason)
 
     def _is_late(self, kind: str) -> bool:

@@ -228,6 +228,18 @@ class Limits:
             f"is trained; search.max_time={enough}m gives it the time{shorter}"
         )
 
+    def few(self) -> str:
+        """Returns that the search has begun few trials, and about how long one of `PLANNED_TRIALS` takes; else ""."""
+        search, begun = (
+            self._config.search,
+            len({r["trial"] for r in self._journal.records if r.event == "trial_start"}),
+        )
+        planned = min(PLANNED_TRIALS, search.most_trials)
+        if search.max_time_s is None or begun >= planned:
+            return ""
+        enough = math.ceil(search.max_time_s * planned / max(1, begun) / 60)
+        return f"{begun} trials are few to choose among: search.max_time={enough}m has about {planned}"
+
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
         # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.

@@ -357,6 +357,8 @@ class _Study:
             learned = groups.guard(self._journal.records, self._limits.cap_bytes())
             recombine(self._journal, self._config.space, learned, self._told)
             self._note(f"the search ended: {scheduler.stop_reason}")
+            if scheduler.is_out_of_time and (few := self._limits.few()):
+                self._note(few, warns="few")
 
     def _machines(self, kind: str) -> int:
         """Returns on how many machines of a kind trials run."""

@@ -883,6 +883,25 @@ def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ([], "4 trials are few to choose among: search.max_time=12m has about 12"),
+        (["search.max_time=30s"], "4 trials are few to choose among: search.max_time=2m has about 12"),
+        (["search.trials=5"], "4 trials are few to choose among: search.max_time=5m has about 5"),
+        (["search.trials=4"], ""),
+        (["search.max_time=null"], ""),
+    ],
+)
+def test_few_trials_are_told_with_a_time_that_has_more(tmp_path: Path, asked: list[str], said: str) -> None:
+    made, journal, _ = opened(tmp_path, *asked, started=time.monotonic())
+    for trial in "abca":  # one began again
+        journal.append("trial_start", trial=trial, config={})
+    journal.append("trial_start", trial="d", config={}, beside=True)
+    assert made._limits.few() == said
+    journal.close()
+
+
 @pytest.mark.parametrize(("asked", "planned"), [(["search.trials=10"], 10), ([], PLANNED_TRIALS)])
 def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked: list[str], planned: int) -> None:
     made, journal, _ = opened(tmp_path, f"workload={MINE}", *asked, started=time.monotonic())
