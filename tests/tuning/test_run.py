@@ -28,6 +28,8 @@ def test_help_answers_at_once_and_imports_neither_torch_nor_ray() -> None:
     assert not {"torch", "ray", "yaml", "pydantic", "optuna"} & set(done.stderr.split())
     assert min(spent) < 0.6
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    assert "ours: headpose, nli, pointer, signals, temporal" in done.stdout
+    assert "a100, auto, cpu" in done.stdout
     assert done.stdout.splitlines()[2].strip().startswith("python -m tuning.run")
 
 

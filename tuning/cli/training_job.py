@@ -190,8 +190,9 @@ def telling(best: Best) -> Iterator[None]:
     except Exception as error:  # whatever a user's code raises
         outcome = oom.classify(error)
         if isinstance(error, WorkloadError) or outcome is oom.Outcome.DATA:
-            fault = option_fault(str(error), best.options)
-            raise ConfigError(f"{best.path}: {fault.what}", allowed=fault.allowed, remedy=fault.remedy) from error
+            fault = option_fault(user_code.in_words(error).removeprefix(f"{type(error).__name__}: "), best.options)
+            fault.what = f"{best.path}: {fault.what}"
+            raise fault from error
         if outcome is oom.Outcome.CRASH:
             raise user_code.error_of(user_code.failed(error), best.ref) from error
         short = outcome in (oom.Outcome.OOM, oom.Outcome.HOST_OOM)
@@ -217,4 +218,4 @@ def _ended(error: BaseException, job: TrainingJob) -> TuningError:
     again = (
         f"a lower learning_rate in {job.best.path.name}, and --force" if outcome is oom.Outcome.DIVERGED else job.go_on
     )
-    return StoppedEarly(f"{outcome}: {type(error).__name__}: {error}"[:300], remedy=again)
+    return StoppedEarly(f"{outcome}: {user_code.in_words(error)}"[:300], remedy=again)

@@ -17,7 +17,7 @@ from trainables.knobs import Knobs, Scalar, table
 from tuning.config import atomic, yaml_files
 from tuning.config.cards import Card, honoured, restrict
 from tuning.config.choices import available
-from tuning.config.errors import ConfigError
+from tuning.config.errors import ConfigError, PreflightError, TuningError
 from tuning.config.schema import AFTER, BEFORE, PLAIN, CardSection, StudyConfig, WorkloadSection, card_as_raw, validated
 from tuning.config.shareable import masked, masked_items
 from tuning.config.space import Space, parse_parameter, shown
@@ -291,9 +291,14 @@ def workload_said(text: str) -> str:
     return text[starts[-1] :].strip() if starts else ""
 
 
-def option_fault(message: str, options: Mapping[str, Any]) -> ConfigError:
-    """Returns the error for what a workload says of its data and options, with the option it speaks of named first."""
+def option_fault(message: str, options: Mapping[str, Any]) -> TuningError:
+    """Returns the error for what a workload says of its data and options, with the option it speaks of named first.
+
+    Of a package that is not installed here, how it is.
+    """
     text = " ".join(message.split())
+    if install := re.search(r"pip install '[^']+'", text):
+        return PreflightError(text[:400], remedy=install[0])
     what, _, allowed = text.partition("; allowed: ")
     if not allowed and ": expected " in text:
         what, _, allowed = text.partition(": expected ")

@@ -417,6 +417,7 @@ def shares(found: Summary) -> list[tuple[str, float]]:
     return sorted(((name, s) for name, s in parts if s > 0), key=lambda part: -part[1])
 
 
+@of_its_knobs
 def next_commands(found: Summary, folder: Path) -> list[str]:
     """Returns the commands that are of use next, to be pasted into a shell; `folder` is the run's."""
     if found.best is None:
@@ -425,7 +426,7 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
     named = [found.id, *(["--runs-dir", runs_dir] if runs_dir else [])]
     first = [resume_command(folder)] if found.provisional else []
     again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
-    differs = any(_differs(found, one.name) for one in found.given())
+    differs = not found.given() or any(_differs(found, one.name) for one in found.given())
     ablate = [["ablate", *named]] if differs and not found.ablation else []
     rest = (*again, ["train", "--from", str(folder / "best.yaml")], *ablate, ["show", *named])
     return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]

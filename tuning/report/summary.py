@@ -272,6 +272,8 @@ def _warnings(records: Sequence[Record]) -> tuple[str, ...]:
     """Returns the last note of each subject that warns, without those that are not so any more."""
     notes = set(_notes(records))
     latest = {str(r["warns"]): str(r["text"]) for r in records if r.event == "note" and r.get("warns")}
+    if not any(r.get("warns") == "few" for r in reopened(records, "search")):
+        latest.pop("few", None)
     if any(r.event == "trial_start" and r.get("named") == BEFORE for r in records):
         latest.pop(BEFORE, None)
     return tuple(text for text in latest.values() if text in notes)

@@ -239,7 +239,7 @@ def ablation(found: Sequence[AblationResult]) -> Iterator[RenderableType]:
     for grid in tables.ablation(found):
         yield fmt.table(grid.head, grid.rows)
         yield Text("")
-    untold = sum(1 for one in found if one.gain and not one.gain.is_told)
+    untold = sum(1 for one in found if one.gain and one.gain.low is not None and not one.gain.is_told)
     if untold:
         yield Text(f"{untold} of {len(found)} intervals hold 1.00: those knobs bought nothing here that can be told.")
 

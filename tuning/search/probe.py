@@ -21,7 +21,7 @@ from tuning.search.throughput import Probed, group_of, inside, place_of, probed
 PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
 PROBE_FRAC = 0.25
-"""The most of what is left of search.max_time after start-up that is spent on probes."""
+"""The most of what is left of search.max_time after start-up that is spent on probes, where trials follow."""
 FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
 NAMED_TIMES = 1.5
@@ -39,7 +39,7 @@ def probes_s(config: StudyConfig, left_s: float) -> float:
     Without trials they have what those would take.
     """
     frac = PROBE_FRAC if config.search.trials != 0 else 1 - SHARE
-    return min(config.budget.probe.max_time_s, frac * max(0.0, left_s))
+    return min(config.budget.probe.max_time_s, max(1.0, frac * left_s))
 
 
 class ProbeStage:

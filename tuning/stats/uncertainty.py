@@ -71,7 +71,7 @@ class Gain:
     """How many times faster `of` is than `over`: geometric mean over rounds in which both were measured.
 
     `low` and `high` are the ends of its 95 % interval, None below three such rounds; `rounds` is 0 where the two were
-    never measured side by side and the ratio is that of two separate figures.
+    never measured side by side and the ratio is that of two separate figures, or where they are one configuration.
     """
 
     of: str

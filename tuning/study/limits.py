@@ -12,7 +12,7 @@ from trainables.knobs import Knobs, Scalar
 from tuning.config.choices import available
 from tuning.config.resolve import COMMAND_LINE, measured_beside
 from tuning.config.schema import BEFORE, PLANNED_TRIALS, StudyConfig
-from tuning.journal.records import Journal, Record, last
+from tuning.journal.records import Journal, Record, last, trained_beside
 from tuning.memory import calibration, groups
 from tuning.report.format import duration
 from tuning.search import confirm
@@ -83,7 +83,7 @@ class Limits:
 
     def probe_s(self) -> float:
         """Returns the seconds that all probes may take."""
-        return max(1.0, probes_s(self._config, self.left_s()))
+        return probes_s(self._config, self.left_s())
 
     def predict_s(self) -> float:
         """Returns the seconds that predicting memory may take; what is not predicted by then is measured.
@@ -230,15 +230,14 @@ class Limits:
 
     def few(self) -> str:
         """Returns that the search has begun few trials, and about how long one of `PLANNED_TRIALS` takes; else ""."""
-        search, begun = (
-            self._config.search,
-            len({r["trial"] for r in self._journal.records if r.event == "trial_start"}),
-        )
+        search, records = self._config.search, self._journal.records
+        begun = len({r["trial"] for r in records if r.event == "trial_start"} - trained_beside(records))
         planned = min(PLANNED_TRIALS, search.most_trials)
         if search.max_time_s is None or begun >= planned:
             return ""
         enough = math.ceil(search.max_time_s * planned / max(1, begun) / 60)
-        return f"{begun} trials are few to choose among: search.max_time={enough}m has about {planned}"
+        few = f"{begun} trials are few" if begun != 1 else "1 trial is little"
+        return f"{few} to choose among: search.max_time={enough}m has about {planned}"
 
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""

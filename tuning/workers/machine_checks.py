@@ -18,8 +18,9 @@ from pathlib import Path
 import psutil
 
 from tuning.config.choices import available
+from tuning.config.errors import ConfigError
 from tuning.memory.predictor import compiler
-from tuning.workers import doctor, machine
+from tuning.workers import doctor, machine, own_workload
 from tuning.workers.doctor import Check
 from tuning.workers.nvml import Driver, driver
 
@@ -39,7 +40,10 @@ def found(env: Mapping[str, str] = os.environ, root: Path = machine.ROOT) -> lis
 
 
 def packages(workload: str | None) -> Iterator[Check]:
-    """Yields whether this workload of ours lacks packages here; which of all ours do where None is asked for."""
+    """Yields whether this workload of ours lacks packages here; which of all ours do where None is asked for.
+
+    One that loads all the same lacks what carries its own data or weights.
+    """
     try:
         extras = importlib.metadata.requires("cardtune") or []
     except importlib.metadata.PackageNotFoundError:  # run from its folder, without being installed
@@ -49,9 +53,17 @@ def packages(workload: str | None) -> Iterator[Check]:
     said = "; ".join(f"{name} needs {' and '.join(own)}" for name, own in missing.items())
     remedy = f"pip install '.[{','.join(missing)}]' in cardtune's folder" + ", for those you use" * (workload is None)
     if missing:
-        yield Check("packages", "WARN" if workload is None else "FAIL", said, remedy)
+        yield Check("packages", "WARN" if workload is None or _loads(workload) else "FAIL", said, remedy)
     elif asked:
         yield Check("packages", "OK", f"those of {', '.join(asked)} are here")
+
+
+def _loads(workload: str) -> bool:
+    try:
+        own_workload.imported(workload)
+    except ConfigError:
+        return False
+    return True
 
 
 def _lacking(extras: list[str], workload: str) -> list[str]:

@@ -5,6 +5,7 @@ Theirs is every file that is neither ours nor installed.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sysconfig
 import traceback
@@ -55,8 +56,10 @@ _REMEDIES = {
 }
 _OURS = [str(Path(__file__).resolve().parents[2] / name) for name in ("tuning", "trainables")]
 _INSTALLED = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-_WRAPPED = re.compile(r"(?:\w+: )?Caught \w+ in [^\n]*\nOriginal Traceback .*\n[ \t]+[^\n]*\n(\S.*)", re.DOTALL)
-"""What torch makes of an exception in a loader's process, or in its thread that pins; theirs stands last."""
+_WRAPPED = re.compile(r"(?:\b\w{1,80}: )?\bCaught \w+ in [^\n]*\nOriginal Traceback")
+"""How torch begins what it makes of an exception in a loader's process, or in its thread that pins."""
+_OWN = re.compile(r"(?:[\w.]*\.)?(\w+(?:: .*|\s*))", re.DOTALL)
+"""Type and text at a traceback's end, the type without its module."""
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)\n +(?P<text>[^\n]+)')
 
 
@@ -65,7 +68,7 @@ def failed(error: BaseException) -> Failed:
     kind = type(error).__name__
     return Failed(
         kind=kind,
-        text="it calls sys.exit" if isinstance(error, SystemExit) else in_words(error).removeprefix(f"{kind}: "),
+        text="it calls sys.exit" if isinstance(error, SystemExit) else in_words(error).removeprefix(kind).lstrip(": "),
         traceback=their_traceback(error),
         hook=_hook(error),
         last_lines=last_lines(error),
@@ -101,7 +104,12 @@ def last_lines(error: BaseException) -> str:
 
 def in_words(error: BaseException) -> str:
     """Returns type and text of the error; of one that a loader's process raised what stands at its traceback's end."""
-    return _WRAPPED.sub(lambda found: found[1].strip(), f"{type(error).__name__}: {error}")
+    said = f"{type(error).__name__}: {error}"
+    if (found := _WRAPPED.search(said)) is None:
+        return said
+    lines = said.rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    own = _OWN.fullmatch("\n".join(itertools.dropwhile(lambda line: line[:1].isspace(), lines)).strip())
+    return said[: found.start()] + own[1].strip() if own else said
 
 
 def in_a_line(error: BaseException) -> str:

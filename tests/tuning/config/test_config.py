@@ -12,7 +12,14 @@ from trainables.knobs import Knobs, KnobTable
 from tuning.config.cards import GIB_BYTES, Card
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.config.resolve import apply_card, from_resolved, resolved, with_workload_defaults, write_resolved
+from tuning.config.resolve import (
+    apply_card,
+    from_resolved,
+    option_fault,
+    resolved,
+    with_workload_defaults,
+    write_resolved,
+)
 from tuning.config.shareable import is_secret
 from tuning.config.space import Choice, Range
 
@@ -321,3 +328,9 @@ def test_what_a_workload_of_ones_own_does_not_search_stays_as_it_is_trained_toda
     made = with_workload_defaults(own, {"batch_size": [16, 32]}, {}, {"learning_rate": 0.02, "batch_size": 16})
     assert made.space.parameters["batch_size"] == Choice((16, 32))
     assert (made.space.fixed["learning_rate"], made.space.fixed["weight_decay"]) == (0.02, 0.3)
+
+
+def test_a_package_that_a_workload_lacks_is_a_fault_of_the_machine_and_no_option():
+    fault = option_fault("workload nli needs: pip install 'cardtune[nli]' (No module named 'peft')", {"a": "nli"})
+    assert (fault.exit_code, fault.remedy) == (3, "pip install 'cardtune[nli]'")
+    assert "No module named 'peft'" in fault.what

@@ -324,3 +324,11 @@ def test_the_command_is_that_of_each_session_and_a_length_that_of_what_ended_by_
     assert found.best.samples is None
     early = [changed(r, has_ended=True, samples=320) if r.event == "confirmed" else r for r in records]
     assert summary.from_records(early).best.samples == 320
+
+
+@pytest.mark.parametrize(("resumed_by", "is_told"), [("search", False), ("pick", True)])
+def test_that_trials_were_few_is_told_until_the_search_has_more_time(records, resumed_by, is_told):
+    few = Record(seq=900, t=records[-1].t, event="note", fields={"text": "2 trials are few", "warns": "few"})
+    more = Record(seq=901, t=records[-1].t, event="resume", fields={resumed_by: {"changed": 1}})
+    assert "2 trials are few" in summary.from_records([records[0], few, *records[1:]]).warnings
+    assert ("2 trials are few" in summary.from_records([records[0], few, *records[1:], more]).warnings) == is_told

@@ -886,10 +886,10 @@ def test_a_search_begins_only_where_a_training_can_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ([], "4 trials are few to choose among: search.max_time=12m has about 12"),
-        (["search.max_time=30s"], "4 trials are few to choose among: search.max_time=2m has about 12"),
-        (["search.trials=5"], "4 trials are few to choose among: search.max_time=5m has about 5"),
-        (["search.trials=4"], ""),
+        ([], "3 trials are few to choose among: search.max_time=16m has about 12"),
+        (["search.max_time=30s"], "3 trials are few to choose among: search.max_time=2m has about 12"),
+        (["search.trials=4"], "3 trials are few to choose among: search.max_time=6m has about 4"),
+        (["search.trials=3"], ""),
         (["search.max_time=null"], ""),
     ],
 )
@@ -1027,7 +1027,7 @@ def test_what_a_start_that_was_too_short_left_out_is_measured_once_there_is_more
     journal.close()
 
 
-def test_a_percentage_stands_in_the_rule_of_the_pick(tmp_path: Path) -> None:
+def test_a_percentage_is_of_the_best_quality(tmp_path: Path) -> None:
     made, journal, _ = opened(tmp_path, "pick.tolerance=10%", started=time.monotonic())
     for trial, error, rate in (("t0", 2.0, 50.0), ("t1", 2.15, 60.0), ("t2", 2.3, 70.0)):
         values = {"error": error}

@@ -12,7 +12,8 @@ import pytest
 
 from tests.tuning.workers.test_doctor import Driver
 from tuning import __main__
-from tuning.workers import doctor, machine_checks
+from tuning.config.errors import ConfigError
+from tuning.workers import doctor, machine_checks, own_workload
 from tuning.workers.doctor import Check
 
 
@@ -135,8 +136,15 @@ def test_more_threads_than_cores_are_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_packages_are_looked_for_that_the_extra_names(
     monkeypatch: pytest.MonkeyPatch, workload: str, lacking: str
 ) -> None:
+    def fails(ref: str) -> None:
+        raise ConfigError(f"workload={ref}: {lacking} is not here")
+
     real = importlib.metadata.distributions
     monkeypatch.setattr(importlib.metadata, "distributions", lambda name: () if name == lacking else real(name=name))
+    monkeypatch.setattr(own_workload, "imported", lambda ref: None)
+    (of_its_data,) = machine_checks.packages(workload)
+    assert of_its_data.state == "WARN", "it loads"
+    monkeypatch.setattr(own_workload, "imported", fails)
     (of_one,) = machine_checks.packages(workload)
     (of_all,) = machine_checks.packages(None)
     assert (of_one.state, of_all.state) == ("FAIL", "WARN")

@@ -137,6 +137,26 @@ def test_what_a_loaders_process_raised_is_said_in_its_own_words(tmp_path: Path) 
     assert user_code.failed(hook).text == "raised FileNotFoundError: no image 0"
 
 
+HEAD = 'Caught E in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File "a.py", line 1\n'
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (f"{HEAD}    x = 1 / 0\nOSError: a\n  b: 3\nc: 4\n", "OSError: a\n  b: 3\nc: 4"),
+        (f"{HEAD}    raise\nPIL.UnidentifiedImageError: no image\n", "UnidentifiedImageError: no image"),
+        (f"{HEAD}    assert x\nAssertionError\n", "AssertionError"),
+        (f"{HEAD}    raise\nKeyError: 1\n\nTraceback (most recent call last):\n  File\nOSError: b", "OSError: b"),
+        (f"{HEAD}    raise\nOSError: {HEAD}    raise\nOSError: b", "OSError: b"),
+        ("Caught a fish in a net", "ValueError: Caught a fish in a net"),
+        (f"{HEAD}    cut off", f"ValueError: {HEAD}    cut off"),
+        ("x" * 200_000, "ValueError: " + "x" * 200_000),
+    ],
+)
+def test_what_torch_wraps_is_unwrapped_and_nothing_else(told: str, said: str) -> None:
+    assert user_code.in_words(ValueError(told)) == said
+
+
 class Here(Worker):
     """A worker that answers in this process."""
 
