@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         description="Measures the best configuration less one knob at a time, and `before` with one more, in pairs.",
     )
     made.add_argument("id", help="a run's id, as `python -m tuning list` has it")
-    made.add_argument("--rounds", type=int, default=5, help="times each pair is measured, 3 to 100  [5]")
+    made.add_argument("--rounds", type=int, default=5, help="times each pair is measured, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
     made.add_argument("--only", default="", metavar="KNOBS", help="these knobs alone, separated by commas")
     made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
@@ -46,8 +46,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
     asked = parser().parse_args(argv)
-    if not 3 <= asked.rounds <= 100:
-        raise ConfigError(f"--rounds {asked.rounds}", allowed="3 to 100", remedy="--rounds 5")
+    if not 2 <= asked.rounds <= 100:
+        raise ConfigError(f"--rounds {asked.rounds}", allowed="2 to 100", remedy="--rounds 5")
     if not 0 < asked.window <= 600:
         raise ConfigError(
             f"--window {asked.window:g}", allowed="more than 0 and at most 600 seconds", remedy="--window 1"

@@ -21,6 +21,8 @@ from tuning.stats.uncertainty import Gain, Quality, Throughput
 LABEL_WIDTH = 10
 """Columns of "accuracy  ", "trials    " and the like."""
 _MAX_VALUE, _NAME_WIDTH = 36, 20
+SHOWN_FROM = 3
+"""Rounds or windows from which on an interval is shown: that of two is 9 times their distance, as in "2,610 ± 8,618"."""
 _OUTCOMES = {
     "host_oom": "host oom",
     "shm": "out of shared memory",
@@ -70,7 +72,7 @@ def speed(found: Throughput | None, probed: float | None = None) -> str:
     """Returns the mean of measurements ± half of the 95 % interval of that mean; without any, a probe's speed."""
     if found is None:
         return f"{rate(probed)} (probed)" if probed else "-"
-    return rate(found.mean, found.half_width)
+    return rate(found.mean, found.half_width if len(found.windows) >= SHOWN_FROM else None)
 
 
 def quality(found: Quality) -> str:
@@ -85,8 +87,8 @@ def quality(found: Quality) -> str:
 
 
 def ratio(gain: Gain, sign: str = "") -> str:
-    """Returns a gain with its 95 % interval, "1.84 (1.79 to 1.89)"."""
-    if gain.low is None or gain.high is None:
+    """Returns a gain with its 95 % interval, "1.84 (1.79 to 1.89)"; of few rounds, and of nothing, without."""
+    if gain.low is None or gain.high is None or gain.rounds < SHOWN_FROM or gain.low == gain.high:
         return f"{gain.ratio:.2f}{sign}"
     return f"{gain.ratio:.2f}{sign} ({gain.low:.2f} to {gain.high:.2f})"
 

@@ -194,7 +194,7 @@ def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...
         if gain is None and a and b:
             gain = Gain(of, over, a / b, None, None, 0)
         if complete(pair[0].config) == complete(pair[1].config) and gain is not None:
-            gain = Gain(of, over, 1.0, None, None, 0)
+            gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds)
         if gain is not None:
             found.append(gain)
     return tuple(found)

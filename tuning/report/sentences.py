@@ -18,7 +18,7 @@ from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
-from tuning.report.format import complete, duration, outcome, percent, plain, quality, rate, ratio, size
+from tuning.report.format import SHOWN_FROM, complete, duration, outcome, percent, plain, quality, rate, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
@@ -74,8 +74,8 @@ def answer(found: Summary) -> str:
     quality = beside_sentence(found)
     who = f"{name} has {quality}; it" if quality else name
     said = f"{who} is {' and '.join(told) if len(told) < 3 else '; '.join(told)}"
-    rounds = max((g.rounds for g in gains if g.low is not None), default=0)
-    if rounds and not all(alike):
+    rounds = max(g.rounds for g in gains)
+    if rounds >= SHOWN_FROM and not all(alike):
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
     slower = [g.over for g in gains if _slower(g)]
     known = [name for name in slower if found.objective in found.named[name].quality] or slower
@@ -246,7 +246,7 @@ def found_by(best: Named) -> str:
 def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means: faster, slower, or no difference that the rounds can tell."""
     over = called(gain.over)
-    if gain.low is None:
+    if gain.rounds < SHOWN_FROM:
         rounds = "one round" if gain.rounds == 1 else f"{gain.rounds} rounds"
         grounds = rounds if gain.rounds else "probes, not side by side"
         return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"

@@ -24,11 +24,8 @@ def t_975(degrees: int) -> float:
 
 
 def mean_half_width(values: Sequence[float]) -> float | None:
-    """Returns half the width of Student's 95 % interval of the mean of independent values.
-
-    None below three: that of two is 9 times their distance wide, and was printed as "2,610 ± 8,618 samples/s".
-    """
-    if len(values) < 3:
+    """Returns half the width of Student's 95 % interval of the mean of independent values, None below two."""
+    if len(values) < 2:
         return None
     return t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
@@ -37,7 +34,7 @@ def mean_half_width(values: Sequence[float]) -> float | None:
 class Throughput:
     """Samples a second of one configuration, over short windows or over whole trainings.
 
-    `half_width` is that of the 95 % interval of their mean, None below three.
+    `half_width` is that of the 95 % interval of their mean, None below two.
     """
 
     median: float
@@ -70,8 +67,8 @@ class Quality:
 class Gain:
     """How many times faster `of` is than `over`: geometric mean over rounds in which both were measured.
 
-    `low` and `high` are the ends of its 95 % interval, None below three such rounds; `rounds` is 0 where the two were
-    never measured side by side and the ratio is that of two separate figures, or where they are one configuration.
+    `low` and `high` are the ends of its 95 % interval, None below two such rounds; `rounds` is 0 where the two were
+    never measured side by side and the ratio is that of two separate figures.
     """
 
     of: str
@@ -145,7 +142,7 @@ def gain(of: str, over: str, pairs: Sequence[tuple[float, float]]) -> Gain | Non
     ratio = math.exp(statistics.fmean(logs))
     reach = mean_half_width(logs)
     if reach is None:
-        return Gain(of, over, ratio, None, None, len(logs))
+        return Gain(of, over, ratio, None, None, 1)
     reach = min(50.0, reach)
     return Gain(of, over, ratio, ratio * math.exp(-reach), ratio * math.exp(reach), len(logs))
 

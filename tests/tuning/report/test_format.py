@@ -260,3 +260,12 @@ def test_a_table_in_a_narrow_terminal_loses_no_letter(width):
     assert all(len(line) <= width for line in said.splitlines())
     wanted = Counter("".join(cell for row in [head, *rows] for cell in row).replace(" ", ""))
     assert wanted <= Counter(said)
+
+
+@pytest.mark.parametrize(("pairs", "said"), [([(2.0, 1.0), (8.0, 1.0)], "4.00x"), ([(4.0, 1.0)] * 3, "4.00x")])
+def test_an_interval_of_two_or_of_nothing_is_not_shown(pairs, said):
+    gain = uncertainty.gain("a", "b", pairs)
+    assert gain.low is not None
+    assert fmt.ratio(gain, "x") == said
+    assert fmt.speed(uncertainty.throughput([10.0, 20.0])) == "15.0"
+    assert "±" in fmt.speed(uncertainty.throughput([10.0, 20.0, 30.0]))

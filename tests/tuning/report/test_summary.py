@@ -227,7 +227,7 @@ def test_the_pick_over_itself_gains_nothing_and_there_is_nothing_to_ablate(recor
     found = summary.from_records(records)
     same = {name: dataclasses.replace(found.best, name=name) for name in found.named}
     own = gains(SimpleNamespace(by_round=lambda one: {0: len(one.name), 1: len(one.name)}), same)
-    assert {(g.ratio, g.low, g.rounds) for g in own} == {(1.0, None, 0)}
+    assert {(g.ratio, g.low, g.rounds) for g in own} == {(1.0, 1.0, 2)}
     alone = dataclasses.replace(found, named=same, gains=own, ablation=())
     assert not any("ablate" in command for command in sentences.next_commands(alone, tmp_path))
     assert sentences.parts_sentence(alone) == ""

@@ -93,15 +93,3 @@ def test_a_gain_needs_a_pair_of_rates_above_0():
 def test_an_accuracy_in_percent_is_no_share_and_gets_no_interval():
     found = uncertainty.quality({0: 78.05}, proportion_of=256)
     assert (found.mean, found.low, found.high) == (78.05, None, None)
-
-
-def test_of_two_rounds_there_is_a_ratio_and_no_interval():
-    found = uncertainty.gain("a", "b", [(2.0, 1.0), (8.0, 1.0)])
-    assert (found.ratio, found.low, found.high, found.rounds, found.is_told) == (
-        pytest.approx(4.0),
-        None,
-        None,
-        2,
-        False,
-    )
-    assert uncertainty.throughput([10.0, 20.0]).half_width is None
