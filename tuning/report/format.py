@@ -22,7 +22,7 @@ LABEL_WIDTH = 10
 """Columns of "accuracy  ", "trials    " and the like."""
 _MAX_VALUE, _NAME_WIDTH = 36, 20
 SHOWN_FROM = 3
-"""Rounds or windows from which on an interval is shown: that of two is 9 times their distance, as in "2,610 ± 8,618"."""
+"""Rounds or windows from which on an interval is shown: that of two is 9 times their distance ("2,610 ± 8,618")."""
 _OUTCOMES = {
     "host_oom": "host oom",
     "shm": "out of shared memory",
