@@ -90,7 +90,8 @@ def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(ende
 def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None:
     (tmp_path / "hungry.py").write_text(HUNGRY)
     card = ["card=rtx4060", "card.memory_gib=0.003", "card.reserve_gib=0", "knobs.amp_dtype=fp32"]
-    records = study(tmp_path, "concurrency=1", "search.trials=8", *card, workload="hungry.py")
+    time = "budget.probe.max_time_s=30"  # on a slow machine, too, the largest micro-batch is probed
+    records = study(tmp_path, "concurrency=1", "search.trials=8", time, *card, workload="hungry.py")
     first = of(records, "study")[0]
     cap = first["card"]["cap_bytes"]
     assert first["card"]["virtual"]
