@@ -14,14 +14,13 @@ from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of,
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, Outcome, others_would_crash
 from tuning.search.bottleneck import judge
-from tuning.search.confirm import SHARE
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed
 
 PASSES = 2
 """Passes over the knobs of a speed group: the second finds what only pays beside what the first has changed."""
 PROBE_FRAC = 0.25
-"""The most of what is left of search.max_time after start-up that is spent on probes, where trials follow."""
+"""The most of what is left of search.max_time after start-up that is spent on probes."""
 FIRST_FRAC = 0.5
 """Share of the time for the first group; what is found there is where the others start."""
 NAMED_TIMES = 1.5
@@ -34,12 +33,8 @@ With 3 s each, nine of headpose's probes fitted 24 s, and half of its knobs were
 
 
 def probes_s(config: StudyConfig, left_s: float) -> float:
-    """Returns the seconds that all probes may take where `left_s` are left of search.max_time.
-
-    Without trials they have what those would take.
-    """
-    frac = PROBE_FRAC if config.search.trials != 0 else 1 - SHARE
-    return min(config.budget.probe.max_time_s, max(1.0, frac * left_s))
+    """Returns the seconds that all probes may take where `left_s` are left of search.max_time."""
+    return min(config.budget.probe.max_time_s, max(1.0, PROBE_FRAC * left_s))
 
 
 class ProbeStage:
