@@ -294,7 +294,7 @@ def workload_said(text: str) -> str:
 def option_fault(message: str, options: Mapping[str, Any]) -> TuningError:
     """Returns the error for what a workload says of its data and options, with the option it speaks of named first.
 
-    Of a package that is not installed here, how it is.
+    Where a package is missing it is a PreflightError with the command that installs it, else a ConfigError.
     """
     text = " ".join(message.split())
     if install := re.search(r"pip install '[^']+'", text):

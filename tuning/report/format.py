@@ -22,7 +22,7 @@ LABEL_WIDTH = 10
 """Columns of "accuracy  ", "trials    " and the like."""
 _MAX_VALUE, _NAME_WIDTH = 36, 20
 SHOWN_FROM = 3
-"""Rounds or windows from which on an interval is shown: that of two is 9 times their distance ("2,610 ± 8,618")."""
+"""Rounds or windows from which on an interval is shown: half of that of two is 6.4 times their distance."""
 _OUTCOMES = {
     "host_oom": "host oom",
     "shm": "out of shared memory",
@@ -87,7 +87,10 @@ def quality(found: Quality) -> str:
 
 
 def ratio(gain: Gain, sign: str = "") -> str:
-    """Returns a gain with its 95 % interval, "1.84 (1.79 to 1.89)"; of few rounds, and of nothing, without."""
+    """Returns a gain with its 95 % interval, "1.84 (1.79 to 1.89)".
+
+    Without the interval below `SHOWN_FROM` rounds, and where the two are one configuration.
+    """
     if gain.low is None or gain.high is None or gain.rounds < SHOWN_FROM or gain.low == gain.high:
         return f"{gain.ratio:.2f}{sign}"
     return f"{gain.ratio:.2f}{sign} ({gain.low:.2f} to {gain.high:.2f})"

@@ -192,7 +192,7 @@ def _busy(found: Shares) -> str:
 def _remedies(bound: Bound, own: Knobs, measured: Measured) -> Iterator[str]:
     """Yields what the knob table advises and is not done already; taking a setting back first, and system knobs.
 
-    A knob that was measured to change what is learned here, where others know it as one of speed, is not advised.
+    A system knob that was measured to change what this workload learns is not advised.
     """
     found = []
     for name, row in table().items():

@@ -30,7 +30,7 @@ SMALLER = "a smaller knobs.batch_size, or a smaller model"
 
 
 class PickStage:
-    """What there is to confirm, by the records; `named` are the configurations it is measured beside.
+    """The pick that the records give, and its confirmation; `named` are the configurations it is measured beside.
 
     `told` gets each record that is written, `note` a sentence and the subject that it warns of.
     """

@@ -42,7 +42,8 @@ def found(env: Mapping[str, str] = os.environ, root: Path = machine.ROOT) -> lis
 def packages(workload: str | None) -> Iterator[Check]:
     """Yields whether this workload of ours lacks packages here; which of all ours do where None is asked for.
 
-    One that loads all the same lacks what carries its own data or weights.
+    What is missing is a failure where the workload cannot be imported without it, else a warning: some packages only
+    hold its default data or weights.
     """
     try:
         extras = importlib.metadata.requires("cardtune") or []

@@ -58,7 +58,7 @@ _OURS = [str(Path(__file__).resolve().parents[2] / name) for name in ("tuning", 
 _INSTALLED = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
 _WRAPPED = re.compile(r"(?:\b\w{1,80}: )?\bCaught \w+ in [^\n]*\nOriginal Traceback")
 """How torch begins what it makes of an exception in a loader's process, or in its thread that pins."""
-_OWN = re.compile(r"(?:[\w.]*\.)?(\w+(?:: .*|\s*))", re.DOTALL)
+_LAST_LINES = re.compile(r"(?:[\w.]*\.)?(\w+(?:: .*|\s*))", re.DOTALL)
 """Type and text at a traceback's end, the type without its module."""
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)\n +(?P<text>[^\n]+)')
 
@@ -108,7 +108,7 @@ def in_words(error: BaseException) -> str:
     if (found := _WRAPPED.search(said)) is None:
         return said
     lines = said.rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    own = _OWN.fullmatch("\n".join(itertools.dropwhile(lambda line: line[:1].isspace(), lines)).strip())
+    own = _LAST_LINES.fullmatch("\n".join(itertools.dropwhile(lambda line: line[:1].isspace(), lines)).strip())
     return said[: found.start()] + own[1].strip() if own else said
 
 
