@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import os
 import secrets
 from pathlib import Path
@@ -28,11 +26,11 @@ def cache_dir() -> Path:
 def write_whole(path: Path, payload: bytes, *, mode: int = PRIVATE) -> Path:
     """Returns `path`, which holds the payload for certain: draft, fsync, rename, fsync of the folder.
 
-    A crash at any moment leaves the old file or the new one. Drafts of writers that died (`.NAME.*.draft`) are removed
-    on the way. Raises OSError; the old file is then unchanged.
+    A crash at any moment leaves the old file or the new one; a killed writer's draft (`.NAME.*.draft`) stays beside it.
+    Raises OSError; the old file is then unchanged.
     """
-    _remove_stale_drafts(path)
-    draft, handle = _locked_draft(path, mode)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:
             left = memoryview(payload)
@@ -56,27 +54,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _locked_draft(path: Path, mode: int) -> tuple[Path, int]:
-    """Returns a new file beside `path` and its descriptor, which holds a lock for as long as the writer lives."""
-    while True:
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.draft")
-        handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with contextlib.suppress(OSError):  # a file system without locks: a stale draft stays there
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:
-            return draft, handle
-        os.close(handle)  # another writer took it for stale before the lock was ours
-
-
-def _remove_stale_drafts(path: Path) -> None:
-    """Removes the drafts of `path` whose writers are dead; the lock of a live writer is held."""
-    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.draft"):
-        with contextlib.suppress(OSError):
-            handle = os.open(draft, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                draft.unlink()
-            finally:
-                os.close(handle)

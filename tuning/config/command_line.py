@@ -33,7 +33,6 @@ _SECTIONS = ("knobs", "named", "search", "pick", "budget")  # groups of settings
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
-_CLOSING = {"[": "]", "{": "}", "(": ")"}
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,7 @@ def _split(item: str, workloads: Collection[str]) -> tuple[str, str]:
     value = text.strip() if is_option else unquoted(text.strip()) if is_text(key) else text
     if not value.strip():
         raise ConfigError(f"{said} has no value", remedy=f"{key}=<value>, or leave it out")
-    if is_text(key):
-        return key, value
-    _check_brackets(item, len(key) + 1)
-    return key, text
+    return key, value if is_text(key) else text
 
 
 def is_text(key: str) -> bool:
@@ -183,7 +179,7 @@ def value_of(key: str, text: str) -> Any:
     try:  # {low:8,high:64} is meant as {low: 8, high: 64}
         value = yaml_files.value(re.sub(r"(?<=\w):(?=[^\s:])", ": ", text) if "{" in text else text)
     except ValueError as error:
-        remedy = f"such as {{low: 8, high: 64}}; for text, add quotes: '{key}=\"...\"'"
+        remedy = f"such as [8,64] or {{low: 8, high: 64}}; for text, add quotes: '{key}=\"...\"'"
         raise ConfigError(f"{said}: {error}", allowed="a value, a list, a range", remedy=remedy) from None
     if isinstance(value, str) and "," in value and text.strip()[0] not in "'\"":
         raise _several(key, text)
@@ -216,39 +212,6 @@ def _check_characters(item: str) -> None:
                 allowed="letters, digits and signs of the keyboard; other letters in names and paths only",
                 remedy="type it again by hand",
             )
-
-
-def _check_brackets(item: str, start: int) -> None:
-    """Raises ConfigError at the first bracket or quote that has no partner, with a caret under it."""
-    stack: list[int] = []
-    quote = -1
-    for i in range(start, len(item)):
-        character = item[i]
-        if quote >= 0:
-            quote = -1 if character == item[quote] and item[i - 1] != "\\" else quote
-        elif character in "'\"":
-            quote = i
-        elif character in _CLOSING:
-            stack.append(i)
-            if len(stack) > yaml_files.MAX_DEPTH:
-                found = f"nested deeper than {yaml_files.MAX_DEPTH}"
-                raise _caret(item, i, found, "write a list of values, or {low: 1, high: 8}")
-        elif character in _CLOSING.values() and (not stack or _CLOSING[item[stack.pop()]] != character):
-            raise _caret(item, i, f"the {character} closes nothing", "remove it, or open it before")
-    if quote >= 0:
-        raise _caret(item, quote, f"the quote {item[quote]} is never closed", f"add a {item[quote]}")
-    if stack:
-        closing = _CLOSING[item[stack[-1]]]
-        raise _caret(
-            item, stack[-1], f"the {item[stack[-1]]} is never closed", f"add a {closing}, and quote it for the shell"
-        )
-
-
-def _caret(item: str, position: int, problem: str, remedy: str) -> ConfigError:
-    key = item.partition("=")[0]
-    start = max(0, position - 60)
-    line = item[start : start + 100]
-    return ConfigError(f"{key}: {problem}\n  {line}\n  {' ' * (position - start)}^", remedy=remedy)
 
 
 def _file(value: str, available: Collection[str]) -> str:
