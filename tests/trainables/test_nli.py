@@ -66,7 +66,7 @@ def gemma(folder: Path) -> Config:
 @pytest.fixture(scope="module")
 def minilm() -> tuple[Nli, Config, Classifier]:
     """The default path: the workload, its configuration and a model of two layers."""
-    workload, config = Nli(), Config(options={"layers": 2, "max_train_samples": 32, "max_val_samples": 8})
+    workload, config = Nli(), Config(options={"layers": 2, "max_train_samples": 8, "max_val_samples": 8})
     torch.manual_seed(0)
     return workload, config, workload.model(config)
 
