@@ -337,16 +337,18 @@ def rated(records: Sequence[Record]) -> dict[str, Record]:
 def unfinished(records: Sequence[Record]) -> list[tuple[str, dict[str, Any]]]:
     """Returns id and configuration of each trial that began and has no ending since, in the order they began.
 
-    A trial that was refused when it was to begin again has ended too; one that the time cut has not, once the study
-    was given more.
+    A trial that was refused when it was to begin again has ended too; one that the time cut, or kept from beginning
+    again, has not, once the study was given more.
     """
     begun: dict[str, dict[str, Any]] = {}
     since = next((record.seq for record in reopened(records, "search")), 0)
     for record in records:
         if record.event == "trial_start":
             begun[record["trial"]] = dict(record["config"])
-        elif record.event in ("trial", "refused") and (record.get("outcome") != "cut" or record.seq >= since):
-            begun.pop(record.get("trial", ""), None)
+        elif record.event in ("trial", "refused"):
+            is_cut = record.get("outcome") == "cut" or record.get("stopped_at") == 0
+            if not is_cut or record.seq >= since:
+                begun.pop(record.get("trial", ""), None)
     return list(begun.items())
 
 

@@ -76,7 +76,7 @@ def confirm(
         _, selection = _settled(journal.records, terms)
     if selection is not None:
         selection = _steady(selection, entrants(journal.records, terms), terms.rule)
-    best = first if selection is None else selection.best
+    best = _picked(journal.records, terms) if selection is None else selection.best  # not one that failed
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     if selection is not None and len(selection.admitted) > 1:
         own = {trial: configs[trial] for trial in selection.admitted}

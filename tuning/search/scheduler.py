@@ -102,6 +102,7 @@ class TrialScheduler:
         self._live: dict[str, dict[str, Any]] = {}
         self._beside = trained_beside(journal.records)
         self._attempts: Counter[str] = Counter()
+        self._asked: dict[str, dict[str, Scalar]] = {}
         self._again: list[TrialRequest] = []
         self._retries: list[dict[str, Scalar]] = []
         self._whole_s: dict[str, list[float]] = defaultdict(list)
@@ -308,7 +309,7 @@ class TrialScheduler:
 
     def _numbered(self, knobs: Mapping[str, Scalar]) -> TrialRequest:
         """Returns a new trial under the next id, which is taken from here on, though it may wait."""
-        trial = f"t{len(self._attempts):03d}"
+        trial = f"t{1 + max((int(known[1:]) for known in self._attempts), default=-1):03d}"
         self._attempts[trial] = 0
         return TrialRequest(trial, knobs, self._terms.seed)
 
@@ -458,7 +459,8 @@ class TrialScheduler:
         if number is not None:
             self._sampler.observe(number, self._observation(record))
         else:
-            self._sampler.replay(self._searched(knobs), self._observation(record))
+            asked = self._asked.get(trial, knobs)  # it may have gone on with other system knobs
+            self._sampler.replay(self._searched(asked), self._observation(record))
 
     def _observation(self, record: Record) -> Observation:
         return endings.observation(record, self._objective, self._qualities, self._guard)
@@ -484,6 +486,7 @@ class TrialScheduler:
         for record in records:
             if record.event == "trial_start":
                 self._attempts[record["trial"]] += 1
+                self._asked[record["trial"]] = record["config"]
             elif record.event == "rung" and record["trial"] in rates and record["trial"] not in self._beside:
                 milestone = max(m for m in self._plan.milestones if m <= record["samples"])
                 values, rate = record["values"], record.get(SAMPLES_PER_S) or rates[record["trial"]]
@@ -494,6 +497,8 @@ class TrialScheduler:
                 self._retry(record)
             elif record.event == "refused" and record["stage"] == "search":
                 self._refused += record.get("trial") is None
+                if record.get("trial"):
+                    self._attempts[record["trial"]] += 0  # it waited, and has its number
                 self._sampler.replay(self._searched(record["config"]), self._observation(record))
         for trial, knobs in again.items():
             if trial not in self._beside:

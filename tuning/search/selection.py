@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import Knobs, Scalar, table
 from tuning.config.lenient import finite, mapping
 from tuning.config.schema import BEFORE
 from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, Trial, last, trained_beside, trials
+from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
@@ -39,21 +41,27 @@ def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) ->
     """Gives each whole trial the fastest system knobs known for its speed group, where they fit and are faster.
 
     System knobs cannot change what is learned, so the quality of one configuration and the speed of another go
-    together. Known are the probes, and where there are none the trials' own speeds; each is a record `rated`.
+    together. Known are the probes, and where there are none the speeds of trials with the same batch size, which do not
+    tell the seconds of a micro-step from those of an optimiser step. Each is a record `rated`.
     """
     records = journal.records
     beside = trained_beside(records)
     ended = [t for t in trials(records) if t.outcome == Outcome.OK and t.samples_per_s and t.id not in beside]
     known = [p for p in probed(records) if inside(space, p)]
-    known = known or [Probed.of_trial(t.config, float(t.samples_per_s or 0.0)) for t in ended]
-    speeds = Speeds(known)
+
+    @functools.cache
+    def at(batch_size: int) -> Speeds:
+        alike = [t for t in ended if Knobs.of(t.config).batch_size == batch_size] if not known else []
+        return Speeds(known or [Probed.of_trial(t.config, float(t.samples_per_s or 0.0)) for t in alike])
+
     for trial in ended:
         learned = _learned(trial.config)
+        speeds = at(Knobs.of(trial.config).batch_size)
         choice = fastest(speeds, guard, learned)
         if choice is None:
             continue
-        config = space.complete({**learned, **choice.system})
-        speed = speeds.of(config)  # nothing where the micro-batch does not fit, or another group was probed
+        config = _fitting(space.complete({**learned, **choice.system}), space, guard)
+        speed = speeds.of(config)  # nothing where the micro-batch had to be cut, or another group was probed
         if speed is not None and speed > FASTER * float(trial.samples_per_s or 0.0):
             told(journal.append("rated", trial=trial.id, config=config, samples_per_s=speed))
 
@@ -95,7 +103,15 @@ def fastest_probed(
     if choice is None:
         return space.complete(start) if is_before and own else None
     stays = is_before and (own[-1] > choice.samples_per_s if own else not asked)
-    return space.complete(start if stays else {**start, **choice.system})
+    return space.complete(start) if stays else _fitting(space.complete({**start, **choice.system}), space, guard)
+
+
+def _fitting(config: dict[str, Scalar], space: Space, guard: MemoryGuard) -> dict[str, Scalar]:
+    """Returns the configuration with the micro-batch at which it may begin: `fastest` may mean a smaller one."""
+    group, micro_batch = need_of(config)
+    fits = guard.fitting(group, micro_batch)
+    may_be_cut = "micro_batch_size" in table().system and "micro_batch_size" not in space.fixed
+    return {**config, "micro_batch_size": fits} if may_be_cut and 0 < fits < micro_batch else config
 
 
 def so_far(records: Sequence[Record]) -> Pick | None:

@@ -372,6 +372,9 @@ def test_a_trial_that_the_time_cut_is_unfinished_once_the_study_was_given_more()
     assert unfinished(made(*first, more)) == [("t0", {"batch_size": 8})]
     assert unfinished(made(*first, more, start, ended("t0", "cut"))) == []
     assert unfinished(made(*first, more, start, ended("t0", "ok"), more)) == []
+    late = "trial", {"trial": "t0", "config": {}, "outcome": "stopped", "stopped_at": 0, "values": {}}
+    assert unfinished(made(start, ("resume", {}), late)) == [], "no time was left to begin again"
+    assert unfinished(made(start, ("resume", {}), late, more)) == [("t0", {"batch_size": 8})]
     assert unfinished(made(*first, more, ("refused", {"trial": "t0", "stage": "search", "config": {}}))) == []
 
 

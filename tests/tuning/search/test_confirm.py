@@ -303,6 +303,15 @@ def test_a_collapse_with_no_time_left_stays_the_pick_and_says_so(tmp_path: Path)
     assert (found.best, found.repeats, profiler.trained) == ("a", False, [(0.1, 1)])
 
 
+def test_what_failed_when_it_was_trained_again_is_no_pick_where_no_time_is_left_for_the_next(tmp_path: Path) -> None:
+    journal, profiler = searched(tmp_path), SeededBench({}, broken=0.1)
+    budget, seeds = BUDGET.model_copy(update={"top": 1, "seeds": 1}), (1,)
+    terms = ConfirmTerms(RULE, seeds, budget, samples=100, left_s=lambda: 0.0 if profiler.trained else 100.0)
+    found = confirm(profiler, journal, {"before": NAMED["before"]}, terms, ignore)
+    assert (found.first, found.selection, profiler.trained) == ("a", None, [(0.1, 1)])
+    assert found.best == "b"
+
+
 def test_with_no_time_left_nothing_is_trained_or_measured_and_challengers_are_named(tmp_path: Path) -> None:
     journal, profiler = searched(tmp_path), SeededBench({0.1: 0.215, 0.2: 0.221})
     found = settled(journal, profiler, left_s=0.0)

@@ -355,6 +355,35 @@ def test_an_interrupted_trial_that_new_knowledge_rules_out_is_refused_and_its_pl
     assert Office(tmp_path, strategy="joint", count=5).work() == []
 
 
+def test_a_search_that_goes_on_gives_no_number_twice_and_counts_on(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=6)
+    office.finish(office.next())
+    own = [(r.event, r.fields) for r in office.journal.records if r.get("trial") == "t000"]
+    for event, fields in own:  # t001 waited for another kind of device, and has no record
+        office.journal.append(event, **{**fields, "trial": "t002"})
+    before = {t.id: t for t in trials(office.journal.records)}
+    office.journal.close()
+    resumed = Office(tmp_path, count=6)
+    begun = [request.trial for request in resumed.work()]
+    assert len(begun) == len(set(begun)) == 4
+    assert {t.id: t for t in trials(resumed.journal.records) if t.id in before} == before
+    assert resumed.scheduler.stop_reason == "all 6 trials were proposed"
+
+
+def test_what_was_asked_for_is_not_proposed_again_though_the_trial_went_on_with_other_system_knobs(
+    tmp_path: Path,
+) -> None:
+    space = Space.of({"batch_size": 16, "micro_batch_size": 16, "num_workers": [0, 2], "learning_rate": 0.1})
+    office = Office(tmp_path, strategy="joint", space=space)
+    while (asked := office.next()).knobs["num_workers"] != 2:
+        office.finish(asked)
+    ran = {**asked.knobs, "num_workers": 0}
+    office.scheduler.ended(asked.trial, {**office.result(asked, ORDERS.samples), "knobs": ran})
+    office.journal.close()
+    begun = Office(tmp_path, strategy="joint", space=space).work()
+    assert 2 not in [request.knobs["num_workers"] for request in begun]
+
+
 def test_a_resumed_search_knows_of_memory_what_the_unbroken_one_did_and_no_more(tmp_path: Path) -> None:
     office = Office(tmp_path, strategy="joint", count=12, cap_bytes=400_000_000)
     office.work(6)

@@ -136,6 +136,35 @@ def test_a_quality_is_given_the_fastest_system_knobs_that_fit(tmp_path: Path, pr
     assert len(journal.records) == before, "what does not fit is given to nobody"
 
 
+def test_a_micro_batch_that_ran_out_of_memory_is_given_to_nobody(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    fast = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}
+    slow = {**fast, "micro_batch_size": 16, "num_workers": 0}
+    for knobs, rate in ((fast, 6400.0), (slow, 1000.0)):
+        steps = {"micro_step_s": knobs["micro_batch_size"] / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
+        journal.append("probe", name=None, config=knobs, outcome="ok", **steps)
+    journal.append("trial", trial="t0", config=slow, outcome="ok", values={"error": 0.1}, samples_per_s=1000.0)
+    tight = MemoryGuard(10**9, {})
+    tight.observe_oom(*need_of(fast))
+    recombine(journal, SPACE, tight, lambda r: None)
+    assert not [r for r in journal.records if r.event == "rated"], "nobody measured half of it"
+    picked = fastest_probed(journal.records, SPACE, tight, slow)
+    assert picked is not None
+    assert tight.judge(*need_of(picked)).fits
+    assert picked["num_workers"] == 2
+
+
+def test_without_probes_a_speed_is_given_only_to_trials_of_the_same_batch_size(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    space = Space.of({"batch_size": [8, 64], "micro_batch_size": [8, 16], "learning_rate": 0.1})
+    rows = ((64, 8, 291.0), (8, 8, 100.0), (64, 16, 250.0))  # steps of 20 ms, and 60 ms of the optimiser
+    for n, (batch, micro, rate) in enumerate(rows):
+        config = {"batch_size": batch, "micro_batch_size": micro, "learning_rate": 0.1}
+        journal.append("trial", trial=f"t{n}", config=config, outcome="ok", values={"error": 0.1}, samples_per_s=rate)
+    recombine(journal, space, MemoryGuard(None, {}), lambda r: None)
+    assert [t.samples_per_s for t in trials(journal.records)] == pytest.approx([291.0, 100.0, 291.0])
+
+
 @pytest.mark.parametrize(("before_per_s", "workers"), [(900.0, 2), (1100.0, 4)], ids=["probed", "before"])
 def test_what_is_trained_today_stays_where_no_system_knobs_beat_it(
     tmp_path: Path, before_per_s: float, workers: int
