@@ -30,10 +30,13 @@ def source_hash(workload: Workload | OwnLoop) -> str:
         path = workload.path if isinstance(workload, OwnLoop) else inspect.getsourcefile(type(workload))
     except TypeError:
         return ""
-    if not path:
-        return ""
-    digest = hashlib.sha256(Path(path).read_bytes())
-    for name, content in sorted(_imported(Path(path).resolve()).items()):
+    return file_hash(Path(path)) if path else ""
+
+
+def file_hash(path: Path) -> str:
+    """Returns the sha256 of a file and of the user's own modules that it imports; raises OSError."""
+    digest = hashlib.sha256(path.read_bytes())
+    for name, content in sorted(_imported(path.resolve()).items()):
         digest.update(f"\n{name}\n".encode() + content)
     return digest.hexdigest()
 

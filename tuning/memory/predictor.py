@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import shlex
@@ -24,12 +25,15 @@ from typing import Any, Literal
 
 from trainables.files import cache_dir, write_whole
 from trainables.knobs import Scalar, table
+from trainables.source import file_hash
 from tuning import search_path
 from tuning.memory import calibration
 from tuning.memory.prediction import Prediction
 
 COMPILERS = ("g++", "c++", "clang++")
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+MOST_ENTRIES = 1000
+"""So many files of a folder that an option names are looked at."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,12 @@ def predict_all(
     wire = [_wire(request) for request in requests]
     found: dict[str, Prediction] = {}
     asked: dict[str, dict[str, str]] = {}
+    prints: dict[str, str] = {}
     for request, line in zip(requests, wire, strict=True):
-        key = _key(request, line)
+        source = f"{request.workload} {request.options}"
+        if source not in prints:  # once for all of them: it reads every module of the user's
+            prints[source] = fingerprint(request.workload, request.options)
+        key = _key(line, prints[source])
         known = _kept(cache, key)
         if known is not None:
             found[line] = known
@@ -109,7 +117,8 @@ def _ask(lines: list[str], deadline: float, places: Mapping[str, tuple[Path | No
         for line, text in zip(left, answers, strict=False):
             with contextlib.suppress(ValueError):
                 found[line] = Prediction.from_json(text)
-                _keep(*places[line], text)
+                if found[line].confidence != "none":  # what was wrong may be mended outside of what the key holds
+                    _keep(*places[line], text)
         missing = [line for line in left if line not in found]
         for line in missing if time.monotonic() >= deadline - 1.0 else missing[:1]:
             found[line] = Prediction("none", (why,), (), time.monotonic() - began)
@@ -169,44 +178,56 @@ def compiler(env: Mapping[str, str] = os.environ) -> list[str]:
     return next((c for c in (named, *([name] for name in COMPILERS)) if c and shutil.which(c[0])), [])
 
 
-def _key(request: Request, line: str) -> str:
+def _key(line: str, source: str) -> str:
     found = os.environ.get("CXX", "") + str(bool(compiler()))
-    depends = f"{line} {fingerprint(request.workload, request.options)} {found}"
-    return hashlib.sha256(depends.encode()).hexdigest()
+    return hashlib.sha256(f"{line} {source} {found}".encode()).hexdigest()
 
 
 def fingerprint(workload: str, options: Mapping[str, object]) -> str:
     """Returns a hash of what a prediction depends on beside its request.
 
-    These are the packages' versions, our own sources, the workload's file, what was measured of CUDA's libraries, and
-    of files and folders that its options name the size and the time of the last change.
+    These are the packages' versions, our own sources, the workload's file with what it imports of the user's, what was
+    measured of CUDA's libraries, and size and time of the last change of files and folders that its options name, and
+    of the files in those folders.
     """
     found = hashlib.sha256()
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.update(f"{name} {importlib.metadata.version(name)}\n".encode())
-    for path in _sources(workload):
+    for path in _sources():
         found.update(path.name.encode() + path.read_bytes())
+    if own := _file(workload):
+        found.update(file_hash(own).encode())
     for measured in calibration.known(calibration.folder()):
         found.update(json.dumps(asdict(measured), sort_keys=True).encode())
-    for value in options.values():
-        with contextlib.suppress(OSError, ValueError):
-            status = Path(str(value)).stat()
-            found.update(f"{value} {status.st_size} {status.st_mtime_ns}\n".encode())
+    for value in filter(None, options.values()):
+        for path in _named(Path(str(value))):
+            with contextlib.suppress(OSError, ValueError):
+                status = path.stat()
+                found.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
     return found.hexdigest()
 
 
-def _sources(workload: str) -> Iterable[Path]:
+def _named(path: Path) -> Iterable[Path]:
+    """Yields a file, or a folder and what is in it, as far as `MOST_ENTRIES`."""
+    yield path
+    with contextlib.suppress(OSError, ValueError):
+        yield from sorted(itertools.islice(path.iterdir(), MOST_ENTRIES))
+
+
+def _sources() -> Iterable[Path]:
     ours = importlib.util.find_spec("trainables")
     folders = [Path(place) for place in ours.submodule_search_locations or []] if ours is not None else []
     found = (path for folder in [*folders, Path(__file__).parent] for path in folder.rglob("*"))
     yield from sorted(path for path in found if path.suffix in (".py", ".cpp"))
+
+
+def _file(workload: str) -> Path | None:
+    """Returns the file of a workload of the user's own, None of one of ours."""
     if workload.endswith(".py"):
-        yield Path(workload)
-    elif "." in workload:
-        spec = importlib.util.find_spec(workload)
-        if spec is not None and spec.origin is not None:
-            yield Path(spec.origin)
+        return Path(workload)
+    spec = importlib.util.find_spec(workload) if "." in workload else None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def _kept(cache: Path | None, key: str) -> Prediction | None:

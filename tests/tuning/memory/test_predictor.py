@@ -110,6 +110,30 @@ def test_what_is_kept_holds_until_the_workload_or_its_data_change(tmp_path: Path
     assert len({one, two, fingerprint(str(mine), options)}) == 3
 
 
+@pytest.mark.parametrize("changed", ["helper.py", "model/config.json"])
+def test_an_imported_module_and_a_file_within_a_folder_that_an_option_names_are_seen_to_change(
+    process: Process, tmp_path: Path, changed: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    for name, text in (("own.py", "import helper\n"), ("helper.py", "N = 1\n"), ("model/config.json", "{'n': 1}\n")):
+        (tmp_path / name).write_text(text)
+    asked = [Request(str(tmp_path / "own.py"), {"model": str(tmp_path / "model")}, {}, "cuda")]
+    for _ in range(2):
+        predict_all(asked, cache=tmp_path / "kept")
+    assert len(process.runs) == 1
+    there = (tmp_path / changed).read_text()
+    (tmp_path / changed).write_text(there.replace("1", "100"))
+    predict_all(asked, cache=tmp_path / "kept")
+    assert len(process.runs) == 2
+
+
+def test_what_could_not_be_predicted_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answers = iter([Prediction("none", ("ImportError: no helper",), (), 0.1), Prediction("traced", (), (TRACE,), 0.1)])
+    monkeypatch.setattr(predictor, "_run", lambda lines, limit_s: ([next(answers).to_json()], ""))
+    found = [predict_all([request()], cache=tmp_path)[0].confidence for _ in range(3)]
+    assert found == ["none", "traced", "traced"]
+
+
 def test_an_interrupt_ends_what_another_thread_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready, own = tmp_path / "ready", tmp_path / "slow.py"
     own.write_text(f"import pathlib, signal\npathlib.Path({str(ready)!r}).touch()\nsignal.pause()\n")
