@@ -67,7 +67,7 @@ def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
         limit = "no limit to its memory"
     else:
         limit = f"{_gib(usable)} of {_gib(whole)} GiB for tensors"
-        limit += ", the rest for its context" if usable < whole else ""
+        limit += ", the rest for its context and what else is on it" if usable < whole else ""
     kernels = "CUDA " + ".".join(map(str, card["capability"])) if answer["kernels"] == "cuda" else "the CPU"
     yield f"{answer['workload']} on {card['name']}: {limit}; peak of one training step, kernels of {kernels}"
     chosen = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from trainables.knobs import Scalar, domain_of, table
@@ -14,7 +14,9 @@ from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
 from tuning.memory import calibration
 from tuning.memory.fitting import Kernels
+from tuning.workers import doctor
 from tuning.workers.nvml import Gpu
+from tuning.workers.slots import CONTEXT_BYTES
 
 AXES = ("amp_dtype", "activation_checkpointing", "adapter", "base_dtype")
 """The knobs of the table's rows, beside the micro-batch size; an adapter where the workload has it, and the
@@ -49,12 +51,8 @@ class Question:
 
 
 def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:
-    """Returns what a configuration asks; a card "auto" is the first of `gpus`, or this machine's CPU."""
-    card = config.card
-    if card.name == "auto" and gpus and card.memory_bytes is None:
-        reserve_bytes = card.reserve_bytes or calibration.context_bytes(gpus[0].name)
-        capability = card.capability or gpus[0].capability
-        card = Card(gpus[0].name, gpus[0].memory_bytes, reserve_bytes, capability, card.dtypes, "cuda")
+    """Returns what a configuration asks of a card, which may not be among `gpus`, or of this machine's CPU."""
+    card = _found(config.card, gpus)
     own: Kernels = "cpu" if card.device == "cpu" or (card.device == "auto" and not gpus) else "cuda"
     if own == "cuda":
         config = apply_card(on_cuda(config), card)
@@ -80,6 +78,24 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},
     )
+
+
+def _found(card: Card, gpus: Sequence[Gpu]) -> Card:
+    """Returns the card that "auto" stands for, with what a study would leave free as its reserve.
+
+    That is the one here that has least left, held to the memory that is asked for. More memory, or any without a card
+    here, is that of a card that is not listed: a context is taken off it.
+    """
+    if card.name != "auto" or card.device == "cpu":
+        return card
+    here, asked = min(gpus, key=doctor.free_bytes, default=None), card.memory_bytes
+    if here is None or here.memory_bytes < doctor.SAME_CARD_FRAC * (asked or 0):
+        reserve_bytes = min(card.reserve_bytes or CONTEXT_BYTES, asked or 0)
+        return card if asked is None else replace(card, reserve_bytes=reserve_bytes, device="cuda")
+    name, memory_bytes = (here.name, here.memory_bytes) if asked is None else (card.name, asked)
+    reserve_bytes = card.reserve_bytes or (calibration.context_bytes(here.name) if asked is None else 0)
+    reserve_bytes = max(reserve_bytes, memory_bytes - doctor.free_bytes(here))
+    return Card(name, memory_bytes, reserve_bytes, card.capability or here.capability, card.dtypes, "cuda")
 
 
 def _representative(space: Space) -> tuple[dict[str, Scalar], dict[str, tuple[Scalar, ...]]]:

@@ -20,12 +20,17 @@ from tuning.cli import estimate
 from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
+from tuning.journal.records import Journal
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request
 from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
+from tuning.study import setup
+from tuning.study.limits import Limits
+from tuning.workers import doctor, nvml
 from tuning.workers.nvml import Gpu
 from tuning.workers.own_workload import own_table, with_own
+from tuning.workers.slots import CONTEXT_BYTES
 
 GIB = 2**30
 LOOP = ROOT / "tests" / "data" / "plain_loop.py"
@@ -108,6 +113,32 @@ def test_the_card_decides_kernels_and_limit() -> None:
     assert of("workload=nli").kernels == "cpu"
     found = of("workload=nli", gpus=(Gpu("NVIDIA L4", 22 * GIB),))
     assert (found.card, found.kernels, found.memory_bytes) == ("NVIDIA L4", "cuda", 22 * GIB)
+
+
+def test_a_card_given_by_its_memory_is_a_card_with_a_context() -> None:
+    for gpus in ((), (Gpu("NVIDIA L4", 22 * GIB, 20 * GIB),)):
+        unlisted = of("workload=nli card=auto card.memory_gib=32", gpus=gpus)
+        assert (unlisted.card, unlisted.kernels, unlisted.capability) == ("auto", "cuda", (8, 6))
+        assert unlisted.usable_bytes == 32 * GIB - CONTEXT_BYTES
+        assert {c["amp_dtype"] for c in unlisted.couplings} == {"fp32", "bf16"}
+    assert of("workload=nli card.memory_gib=32 card.reserve_gib=2").usable_bytes == 30 * GIB
+    assert of("workload=nli card.memory_gib=0.5").usable_bytes == 0
+    assert of("workload=nli card=cpu card.memory_gib=32").kernels == "cpu"
+
+
+@pytest.mark.parametrize("settings", ["", "card.memory_gib=8", "card.reserve_gib=2"])
+@pytest.mark.parametrize("held", [(0, 0), (5, 0), (0, 16), (30, 0)])
+def test_a_card_that_is_here_leaves_what_a_study_would_get(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: str, held: tuple[int, int]
+) -> None:
+    gpus = [Gpu("NVIDIA L4", 22 * GIB, gib * GIB, (8, 9)) for gib in held]
+    monkeypatch.setattr(nvml, "gpus", lambda: gpus)
+    config = setup.checked(load(["workload=nli", f"runs_dir={tmp_path / 'runs'}", *settings.split()]))[1]
+    facts = {"device": {"name": "NVIDIA L4", "memory_bytes": 22 * GIB}}
+    with Journal.open(tmp_path / "trials.jsonl", create=True) as journal:
+        of_study = Limits(config, facts, journal, 0.0, min(map(doctor.free_bytes, gpus)), 2).cap_bytes()
+    found = of(f"workload=nli {settings}", gpus=tuple(gpus))
+    assert (found.usable_bytes, found.kernels, found.capability) == (of_study, "cuda", (8, 9))
 
 
 def test_a_workload_of_ours_is_asked_without_torch() -> None:
