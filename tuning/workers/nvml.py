@@ -65,7 +65,7 @@ def driver() -> Driver | None:
 
 def gpus() -> list[Gpu]:
     """Returns the visible CUDA devices by NVML; an empty list where there is no driver or none is visible."""
-    return _asked(lambda nvml: [_gpu(nvml, handle) for handle in _visible(nvml)], [])
+    return _asked(_gpus, [])
 
 
 def fault() -> str:
@@ -78,14 +78,14 @@ def fault() -> str:
     try:
         nvml.nvmlInit()
         try:
-            _visible(nvml)
+            _gpus(nvml)
         finally:
             nvml.nvmlShutdown()
     except tuple(kind for name in absent if (kind := getattr(nvml, name, None)) is not None):
         return ""
     except OSError:
         return ""
-    except nvml.NVMLError as error:
+    except (AttributeError, nvml.NVMLError) as error:
         return str(error)
     return ""
 
@@ -93,8 +93,9 @@ def fault() -> str:
 def choose(asked: str) -> None:
     """Makes visible, to this process and all it starts, the cards asked for: "all", or as `StudyConfig.devices` has it.
 
-    Those are among the cards that were visible before the first call. From here on they are named by UUID, which no
-    order of cards can change. Raises ConfigError for one that is not there.
+    Those are among the cards that were visible before the first call; the number of a card in MIG mode is its first
+    slice. From here on they are named by UUID, which no order of cards can change. Raises ConfigError for one that is
+    not there.
     """
     if asked == "all" and not _visible_before:
         return
@@ -106,15 +107,16 @@ def choose(asked: str) -> None:
         os.environ[VISIBLE] = _visible_before[0]
     if asked == "all":
         return
-    here, chosen = gpus(), list[Gpu]()
+    here = _asked(lambda nvml: [(n, _gpu(nvml, handle)) for n, handle, _ in _devices(nvml)], list[tuple[int, Gpu]]())
+    chosen = list[Gpu]()
     for one in asked.split(","):
-        found = [gpu for n, gpu in enumerate(here) if (n == int(one) if one.isdigit() else gpu.uuid.startswith(one))]
+        found = [gpu for n, gpu in here if (n == int(one) if one.isdigit() else gpu.uuid.startswith(one))]
+        found = found[:1] if one.isdigit() else found
         if len(found) != 1 or found[0] in chosen:
             fault = "is no card here" if not found else "is more than one card" if len(found) > 1 else "is named twice"
             raise ConfigError(
                 f"devices={asked}: {one} {fault}",
-                allowed=", ".join(f"{n} ({gpu.name}, {gpu.uuid})" for n, gpu in enumerate(here))
-                or "none: no card here",
+                allowed=", ".join(f"{n} ({gpu.name}, {gpu.uuid})" for n, gpu in here) or "none: no card here",
                 remedy="devices=all" if here else "leave it out",
             )
         chosen += found
@@ -150,23 +152,56 @@ def _driver(nvml: Any) -> Driver | None:
     return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), without, capability)
 
 
+def _gpus(nvml: Any) -> list[Gpu]:
+    return [_gpu(nvml, handle) for handle in _visible(nvml)]
+
+
 def _visible(nvml: Any) -> list[Any]:
-    """Returns the cards that CUDA_VISIBLE_DEVICES leaves visible, in its order; raises NVMLError."""
+    """Returns what CUDA enumerates: of slices that nobody has named the first alone, and no card beside it."""
+    found = _devices(nvml)
+    slices = [handle for _, handle, is_slice in found if is_slice]
+    return slices[:1] if slices and VISIBLE not in os.environ else [handle for _, handle, _ in found]
+
+
+def _devices(nvml: Any) -> list[tuple[int, Any, bool]]:
+    """Returns what CUDA_VISIBLE_DEVICES leaves visible, in its order, with its number and whether it is a slice.
+
+    Where the variable is not set, these are all cards and slices, each slice with the number of its card. Raises
+    NVMLError.
+    """
     visible = os.environ.get(VISIBLE)
     if visible is not None and visible.strip() in ("", "-1"):
         return []
-    every = [str(number) for number in range(nvml.nvmlDeviceGetCount())]
-    asked = every if visible is None else [part.strip() for part in visible.split(",")]
-    return [_handle(nvml, one) for one in asked if one in every or not one.isdigit()]
+    cards = [_parts(nvml, nvml.nvmlDeviceGetHandleByIndex(number)) for number in range(nvml.nvmlDeviceGetCount())]
+    if visible is None:
+        return [(number, *part) for number, parts in enumerate(cards) for part in parts]
+    found = [part for one in visible.split(",") for part in _named(nvml, one.strip(), cards)]
+    return [(number, *part) for number, part in enumerate(found)]
 
 
-def _handle(nvml: Any, asked: str) -> Any:
-    """Returns a card by its number or its UUID, of which CUDA takes the beginning, too; raises NVMLError."""
+def _parts(nvml: Any, handle: Any) -> list[tuple[Any, bool]]:
+    """Returns the slices of a card in MIG mode, of any other the card itself, and which of both they are."""
+    try:
+        if nvml.nvmlDeviceGetMigMode(handle)[0] != 1:
+            return [(handle, False)]
+    except (AttributeError, nvml.NVMLError):  # most cards have no such mode
+        return [(handle, False)]
+    found = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(nvml.NVMLError):
+            found.append((nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), True))
+    return found
+
+
+def _named(nvml: Any, asked: str, cards: list[list[tuple[Any, bool]]]) -> list[tuple[Any, bool]]:
+    """Returns a card or slice by its number or UUID, of which CUDA takes the beginning, too; raises NVMLError.
+
+    Of a card in MIG mode it is the first slice.
+    """
     if asked.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(asked))
-    handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-    own = (handle for handle in handles if str(nvml.nvmlDeviceGetUUID(handle)).startswith(asked))
-    return next(own, None) or nvml.nvmlDeviceGetHandleByUUID(asked)
+        return cards[int(asked)][:1] if int(asked) < len(cards) else []
+    own = [part for parts in cards for part in parts if str(nvml.nvmlDeviceGetUUID(part[0])).startswith(asked)]
+    return (own or _parts(nvml, nvml.nvmlDeviceGetHandleByUUID(asked)))[:1]
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:

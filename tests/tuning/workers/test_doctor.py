@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -74,6 +74,20 @@ def test_a_driver_that_does_not_answer_is_told_and_one_that_is_not_there_is_not(
     monkeypatch.setitem(sys.modules, "pynvml", Broken(0))
     assert nvml.gpus() == []
     assert nvml.fault() == said
+
+
+def test_a_card_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Refusing(Driver):
+        def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
+            """Fails."""
+            raise self.NVMLError("Insufficient Permissions")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Refusing(0))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert nvml.gpus() == []
+    checks = doctor.preflight(load(["workload=signals", f"runs_dir={tmp_path}"]), "cpu")
+    (driver,) = (check for check in checks if check.name == "driver")
+    assert (driver.state, driver.detail) == ("WARN", "it does not tell its cards: Insufficient Permissions")
 
 
 def found(monkeypatch: pytest.MonkeyPatch, held_bytes: int, *, old: bool = False) -> Gpu:
@@ -194,6 +208,77 @@ def test_a_card_that_is_not_there_is_one_error_with_those_that_are(
         setup.checked(load(["workload=nli", f"devices={asked}", f"runs_dir={tmp_path / 'runs'}"]))
     assert "0 (a, GPU-a000), 1 (b, GPU-b000)" in str(raised.value)
     assert not (tmp_path / "runs").exists()
+
+
+class Sliced(Driver):
+    """A driver of two cards; the first is in MIG mode, has two slices and says nothing of its memory."""
+
+    UUIDS: ClassVar = {0: "GPU-a", 1: "GPU-b", 10: "MIG-a0", 12: "MIG-a2"}
+
+    def nvmlDeviceGetCount(self) -> int:
+        """Returns 2."""
+        return 2
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        """Returns the mode now and after the next start of the card."""
+        return [self._of({0: 1}, handle, "Not Supported")] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        """Returns how many slices there may be."""
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> int:
+        """Returns a slice."""
+        return self._of({0: 10, 2: 12}, index, "Not Found")
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        """Returns the UUID of a card or slice."""
+        return self.UUIDS[handle]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        """Returns the card or slice."""
+        return self._of({u: handle for handle, u in self.UUIDS.items()}, uuid, "Not Found")
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
+        """Returns its memory."""
+        self._of({1: 1, 10: 1, 12: 1}, handle, "Insufficient Permissions")
+        return super().nvmlDeviceGetMemoryInfo(handle, version)
+
+    def _of(self, known: dict[Any, int], asked: Any, error: str) -> int:
+        if asked not in known:
+            raise self.NVMLError(error)
+        return known[asked]
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [(None, ["MIG-a0"]), ("0", ["MIG-a0"]), ("1", ["GPU-b"]), ("GPU-a", ["MIG-a0"]), ("MIG-a2", ["MIG-a2"])],
+)
+def test_a_card_in_mig_mode_is_its_first_slice_or_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, uuids: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Sliced(0))
+    monkeypatch.setenv(nvml.VISIBLE, visible or "")
+    if visible is None:
+        monkeypatch.delenv(nvml.VISIBLE)
+    assert [gpu.uuid for gpu in nvml.gpus()] == uuids
+    assert nvml.fault() == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible"), [("MIG-a2", "MIG-a2"), ("0", "MIG-a0"), ("1", "GPU-b"), ("MIG-a2,MIG-a0", "MIG-a2,MIG-a0")]
+)
+def test_a_slice_is_chosen_by_its_uuid_and_cards_by_number(
+    monkeypatch: pytest.MonkeyPatch, asked: str, visible: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Sliced(0))
+    monkeypatch.setattr(nvml, "_visible_before", [])
+    monkeypatch.delenv(nvml.VISIBLE, raising=False)
+    nvml.choose(asked)
+    assert os.environ[nvml.VISIBLE] == visible
+    assert [gpu.uuid for gpu in nvml.gpus()] == visible.split(",")
+    with pytest.raises(ConfigError, match="MIG- is more than one card"):
+        nvml.choose("MIG-")
 
 
 @pytest.mark.parametrize("beside", ["card=cpu", "cluster=head:6379"])
