@@ -31,7 +31,8 @@ _REASONS = {  # nvml.h, NVML_CLOCKS_EVENT_REASON_*; an idle card and clocks some
 
 @dataclass(frozen=True)
 class Gpu:
-    """A CUDA device as the driver reports it; `held_bytes` is what processes hold of it at this moment.
+    """A CUDA device as the driver reports it: `memory_bytes` are what processes may take of it, all together,
+    `held_bytes` what they hold at this moment.
 
     `capability` is its compute capability, None where the driver does not say; `uuid` is "" then.
     """
@@ -205,11 +206,11 @@ def _named(nvml: Any, asked: str, cards: list[list[tuple[Any, bool]]]) -> list[t
 
 
 def _gpu(nvml: Any, handle: Any) -> Gpu:
-    memory_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    try:  # the older call counts what the driver keeps for itself as used
-        held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used)
-    except (nvml.NVMLError, AttributeError, TypeError):
-        held_bytes = 0
+    try:  # what the driver keeps for itself is counted apart: CUDA has the rest
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        memory_bytes, held_bytes = int(memory.total - memory.reserved), int(memory.used)
+    except (nvml.NVMLError, AttributeError, TypeError):  # the older call counts it as used
+        memory_bytes, held_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total), 0
     uuid = ""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         uuid = str(nvml.nvmlDeviceGetUUID(handle))

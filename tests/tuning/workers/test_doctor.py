@@ -49,9 +49,11 @@ class Driver:
 
     def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         """Returns its memory; the first version counts what the driver keeps as used."""
-        if version is not None and self._old:
+        if version is None:
+            return SimpleNamespace(total=24 * GIB, used=self._held_bytes + GIB // 2)
+        if self._old:
             raise self.NVMLError("Function Not Found")
-        return SimpleNamespace(total=24 * GIB, used=self._held_bytes + (0 if version else GIB // 2))
+        return SimpleNamespace(total=24 * GIB, reserved=GIB // 2, used=self._held_bytes)
 
 
 class Absent(RuntimeError):
@@ -98,9 +100,9 @@ def found(monkeypatch: pytest.MonkeyPatch, held_bytes: int, *, old: bool = False
 
 
 def test_what_others_hold_is_told_apart_from_what_the_driver_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(monkeypatch, 0) == Gpu("NVIDIA Test", 24 * GIB, 0)
-    assert found(monkeypatch, 3 * GIB).held_bytes == 3 * GIB
-    assert found(monkeypatch, 3 * GIB, old=True).held_bytes == 0  # not known
+    assert found(monkeypatch, 0) == Gpu("NVIDIA Test", 47 * GIB // 2, 0)
+    assert found(monkeypatch, 3 * GIB) == Gpu("NVIDIA Test", 47 * GIB // 2, 3 * GIB)
+    assert found(monkeypatch, 3 * GIB, old=True) == Gpu("NVIDIA Test", 24 * GIB, 0)  # neither is known
 
 
 def test_a_study_on_a_card_asks_first_whether_torch_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +136,7 @@ def test_a_card_that_others_hold_memory_of_is_told_with_what_is_left(
     found(monkeypatch, 2 * GIB)
     checks = doctor.preflight(load(["workload=signals", "card=rtx3090", f"runs_dir={tmp_path}"]), "cuda")
     (dirty,) = (check for check in checks if check.name == "card memory")
-    said = "other processes hold 2.0 GiB of NVIDIA Test, so that 21.4 GiB are left of 23.2 asked for"
+    said = "other processes hold 2.0 GiB of NVIDIA Test, so that 20.9 GiB are left of 23.2 asked for"
     assert (dirty.state, dirty.detail) == ("WARN", said)
 
 
