@@ -142,9 +142,9 @@ class Space:
         return {**raw, **self.fixed}
 
     def settled(self, cores: int | None) -> Space:
-        """Returns the space with what each "auto" stands for: workers up to one a core of a device's share, and
-        micro-batches from a sixteenth of the largest batch to all of it; of others what the device honours
-        (`cards.restrict`). Without `cores` the device is not known yet, nor its batches, and all stay open.
+        """Returns the space with what each "auto" stands for: workers up to one a core of a device's share,
+        micro-batches of powers of two from a sixteenth of the largest batch, and all of it; of others what the device
+        honours (`cards.restrict`). Without `cores` the device is not known yet, nor its batches, and all stay open.
         """
         if cores is None:
             return self
@@ -153,8 +153,9 @@ class Space:
             if not isinstance(parameter, Choice) or not parameter.auto:
                 continue
             if name == "micro_batch_size":
-                largest = max(map(float, _ends(self.given("batch_size"))))
-                found[name] = Choice(tuple(v for v in parameter.values if largest / 16 <= float(v) <= largest))
+                largest = int(max(_ends(self.given("batch_size"))))
+                powers = (int(v) for v in parameter.values if largest / 16 <= float(v) < largest)
+                found[name] = Choice((*powers, largest))  # which is each smaller batch in one pass, too
             else:
                 most = cores if name == "num_workers" else math.inf
                 found[name] = Choice(tuple(v for v in parameter.values if isinstance(v, str) or v <= most))

@@ -126,7 +126,7 @@ def test_micro_batches_that_are_typed_as_auto_are_those_of_the_cards_batches(
 def test_what_is_typed_stays_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     config = on(monkeypatch, "rtx3090", 16, "workload=nli", "knobs.batch_size=[4,6]", "knobs.num_workers=0")
     assert config.space.parameters["batch_size"] == Choice((4, 6))
-    assert config.space.parameters["micro_batch_size"] == Choice((1, 2, 4))
+    assert config.space.parameters["micro_batch_size"] == Choice((1, 2, 4, 6))
     assert "prefetch_factor" not in config.space.as_raw()
 
 

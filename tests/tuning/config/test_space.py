@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from trainables.knob_columns import Knob
 from trainables.knobs import KnobTable, domain_of, using
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import parsed_space
-from tuning.config.space import Choice, Range, Space, parse_parameter
+from tuning.config.space import Choice, Range, Space, parse_parameter, values_of
 from tuning.memory.groups import plain_defaults
 
 SYSTEM = {
@@ -128,6 +129,26 @@ def test_auto_is_settled_by_cores_and_batches_and_stays_auto_until_then() -> Non
     assert space.settled(None) == space
     with pytest.raises(ConfigError, match="auto is not allowed"):
         Space.parse({"learning_rate": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [
+        (24, (2, 4, 8, 16, 24)),
+        ([48, 96], (8, 16, 32, 64, 96)),
+        ({"low": 8, "high": 40}, (4, 8, 16, 32, 40)),
+        (1, (1,)),
+        (64, (4, 8, 16, 32, 64)),
+    ],
+)
+def test_the_largest_batch_can_be_one_micro_batch(batch: Any, sizes: tuple[int, ...]) -> None:
+    settled = Space.parse({"micro_batch_size": "auto", "batch_size": batch}).settled(4)
+    assert values_of(settled.given("micro_batch_size")) == sizes
+    if not isinstance(batch, dict):
+        smallest = batch if isinstance(batch, int) else min(batch)
+        assert settled.complete({"batch_size": smallest, "micro_batch_size": sizes[-1]})["micro_batch_size"] == smallest
+    if isinstance(batch, int):
+        assert plain_defaults(settled).get("micro_batch_size") == batch
 
 
 def test_a_range_of_a_knob_with_a_list_of_values_is_refused() -> None:
