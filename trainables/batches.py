@@ -54,18 +54,22 @@ def plan_epoch(
 
     `phase_at(start)` is the phase of the batch that begins after `start` samples of the epoch.
     With `lengths` and the bucketing knob the samples of a batch are sorted by length before the batch is cut; the batch
-    as a whole is the same set of samples either way. The last batch of an epoch may be smaller.
+    as a whole is the same set of samples either way. The last batch of an epoch may be smaller, that before it by one.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
     order = torch.randperm(count, generator=generator, device="cpu").tolist()
     plan: list[MicroBatch] = []
-    for start in range(0, count, knobs.batch_size):
-        batch = order[start : start + knobs.batch_size]
+    bounds = [*range(0, count, knobs.batch_size), count]
+    # Batch norm takes no micro-batch of one sample: the last batch gets one from that before it, and the last two parts
+    # of any batch share theirs.
+    if count > knobs.batch_size > 2 and bounds[-1] - bounds[-2] == 1:
+        bounds[-2] -= 1
+    for start, stop in itertools.pairwise(bounds):
+        batch = order[start:stop]
         if knobs.length_bucketing and lengths is not None:
             batch.sort(key=lambda index: lengths[index])
         cuts = [*range(0, len(batch), knobs.micro_batch_size), len(batch)]
-        if len(batch) < knobs.batch_size and knobs.micro_batch_size > 2 < len(cuts) and cuts[-1] - cuts[-2] == 1:
-            # Batch norm takes no micro-batch of one sample: the last two of an epoch share theirs.
+        if knobs.micro_batch_size > 2 < len(cuts) and cuts[-1] - cuts[-2] == 1:
             cuts[-2] = (cuts[-3] + cuts[-1] + 1) // 2
         for begin, end in itertools.pairwise(cuts):
             part = tuple(batch[begin:end])

@@ -40,9 +40,11 @@ def _row(row: Knob) -> Any:
 
 
 def _micro_batch_size(asked: Any, seen: Seen) -> Found:
-    """Reads the largest micro-batch, which is never larger than its batch."""
-    largest = seen.get("micro_batch_size")
-    return (f"micro-batches of {largest}", largest == min(asked, seen["batch_size"])) if largest else None
+    """Reads the largest micro-batch: as many as asked make a batch, which may be cut into more equal ones."""
+    largest, batch = seen.get("micro_batch_size"), seen["batch_size"]
+    if not largest:
+        return None
+    return f"micro-batches of {largest}", largest <= asked and -(-batch // largest) == -(-batch // asked)
 
 
 def _non_blocking(asked: Any, seen: Seen) -> Found:

@@ -154,6 +154,12 @@ def test_a_micro_batch_is_never_larger_than_its_batch() -> None:
     assert agrees({**CPU, "micro_batch_size": 16}, micro_batch_size=64) is True
 
 
+def test_a_batch_may_be_cut_more_evenly_than_asked() -> None:
+    nine = {**CPU, "batch_size": 9, "micro_batch_size": 5}
+    assert agrees(nine, micro_batch_size=8) is True
+    assert agrees(nine, micro_batch_size=4) is agrees(nine, micro_batch_size=9) is False
+
+
 def test_what_a_later_phase_may_show_is_not_denied() -> None:
     phased = {**CPU, "phases": {"encoder": 0.5, "classifier": 0.5}}
     assert agrees(phased, dropout=0.2) is agrees(phased, sequence_packing=True) is None
