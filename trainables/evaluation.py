@@ -42,7 +42,7 @@ class Enough(Exception):
 
 
 def evaluate(state: State, model: nn.Module) -> Evaluation:
-    """Returns the workload's objectives on the validation split; raises Diverged where one is not finite."""
+    """Returns what `evaluate` does on the validation split; raises Diverged where an objective is not finite."""
     start = time.perf_counter()
     model.eval()
     if not state.evaluation_batch:
@@ -55,9 +55,9 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     missing = [name for name in state.resident.workload.objectives if name not in values]
     if missing:
         raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise Diverged(f"{name} is {value} after {state.samples} samples")
+    for name in state.resident.workload.objectives:
+        if not math.isfinite(values[name]):
+            raise Diverged(f"{name} is {values[name]} after {state.samples} samples")
     return Evaluation(state.samples, values, time.perf_counter() - start)
 
 

@@ -305,12 +305,12 @@ class Counted:
         May end the run here.
         """
         found = {name: float(value) for name, value in values.items()}
-        missing = [name for name in self._state.workload.objectives if name not in found]
+        missing = [name for name in self.objectives if name not in found]
         if missing:
             raise LoopError(f"run.report has {sorted(found)}, without {', '.join(missing)} of OBJECTIVES")
-        for name, value in found.items():
-            if not math.isfinite(value):
-                raise Diverged(f"{name} is {value} after {self._state.samples} samples")
+        for name in self.objectives:
+            if not math.isfinite(found[name]):
+                raise Diverged(f"{name} is {found[name]} after {self._state.samples} samples")
         self._keep(found)
         if self._is_due:
             self._is_due = False

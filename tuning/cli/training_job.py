@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from tuning.cli.signals import Interrupted, StopSignals
 from tuning.cli.terminal import line
 from tuning.config.best_file import Best
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
+from tuning.config.lenient import finite
 from tuning.config.resolve import option_fault
 from tuning.memory import oom
 from tuning.search import runtime_check
@@ -90,11 +90,11 @@ def train(
         "resumed_at": begun_at,
         "ended_early": state.has_ended,
         "seed": job.seed,
-        "values": values,
+        "values": {name: finite(value) for name, value in values.items()},
         "samples_per_s": sum(w.samples for w in steady) / wall_s if wall_s else None,
         "train_s": sum(w.wall_s for w in windows),
         "peak_allocated_bytes": state.peak_allocated_bytes,
-        "loss": windows[-1].loss if windows and math.isfinite(windows[-1].loss) else None,
+        "loss": finite(windows[-1].loss) if windows else None,
         "device": job.device,
         "threads": job.threads,
         "active": state.active,

@@ -260,4 +260,4 @@ def trained(
         known = measured["quality"].get(objective)
         interval = f", {known['interval'][0]:.4f} .. {known['interval'][1]:.4f}" if known and known["interval"] else ""
         beside = f"  ({name}{after}: {known['mean']:.4f}{interval})" if known else ""
-        yield f"{objective} {value:.4f}{beside}"
+        yield f"{objective} {'not finite' if value is None else f'{value:.4f}'}{beside}"

@@ -110,7 +110,7 @@ def _tried(
         with closing(own_loop.train(state)) as events:
             for event in events:
                 if isinstance(event, Evaluation):
-                    reported = reported or dict(event.values)
+                    reported = reported or {name: event.values[name] for name in state.workload.objectives}
                 if time.monotonic() > until or (reported and state.steps > 1):  # at a second step more is seen
                     break
     except Diverged as diverged:

@@ -102,6 +102,13 @@ def test_a_metric_that_is_undefined_before_training_is_left_to_the_trials(sessio
     assert no_thread()
 
 
+def test_a_metric_that_is_no_objective_may_be_undefined(session: Any) -> None:
+    own = session(PLAIN.replace("loss.item())", "loss.item(), auc=float('nan'))"))
+    assert set(own.describe(KNOBS)["untrained"]) == {"error"}
+    found = own.train(KNOBS, Plan(64, (64,)), 0)
+    assert (found["outcome"], set(found["values"])) == ("ok", {"error", "auc"})
+
+
 @pytest.mark.parametrize("amp_dtype", ["fp32", "fp16"])
 def test_a_first_loss_that_overflows_is_a_fault_unless_in_half_precision(session: Any, amp_dtype: str) -> None:
     knobs = {**KNOBS, "amp_dtype": amp_dtype}
