@@ -120,7 +120,8 @@ class Run(Counted):
         if any(isinstance(one, ReduceLROnPlateau) for one in self._schedules):
             raise LoopError("run.prepare(..., ReduceLROnPlateau): it waits for a metric, so step it yourself")
         model = model.to(self.device)
-        precision.set_memory_format(model, knobs)
+        if knobs.channels_last:  # else the layout that their own lines gave it holds
+            precision.set_memory_format(model, knobs)
         blocks = [child for m in model.modules() if isinstance(m, nn.ModuleList) for child in m]
         self.keep(precision.checkpointed(blocks, knobs.activation_checkpointing))
         if knobs.compile != "off":

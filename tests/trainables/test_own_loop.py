@@ -210,6 +210,27 @@ def test_what_they_compile_themselves_is_compiled_in_every_training(script: Any)
     assert set(made[-1]) == {"loss", "evaluation", "model"}
 
 
+LAID_OUT = """
+def train(run):
+    net = nn.Conv2d(4, 4, 3, padding=1)
+    if run.options["last"]:
+        net = net.to(memory_format=torch.channels_last)
+    net, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    SEEN.append(net.weight.is_contiguous(memory_format=torch.channels_last))
+    for x, _ in run.batches(DataLoader(DATA, batch_size=8)):
+        run.backward(net(x.view(-1, 4, 1, 1)).sum(), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(("theirs", "knob"), [(True, False), (True, True), (False, True), (False, False)])
+def test_a_layout_of_their_own_holds_where_the_knob_is_off(script: Any, theirs: bool, knob: bool) -> None:
+    workload = script(LAID_OUT, HEAD + f"OPTIONS = {{'last': {theirs}}}\n")
+    assert events(workload, Plan(8, (8,)), channels_last=knob)
+    assert workload.train.__globals__["SEEN"] == [theirs or knob]
+
+
 TEACHER = """
 def train(run):
     net, optimizer = made(run)
