@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,21 @@ ENDLESS = """class Endless(torch.utils.data.IterableDataset):
 
 
 class Data("""
+FIT = 'trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))'
 OWN_FIT = """net = Net(run["learning_rate"])
     net.loader = run.loader()
     trainer.fit(net)"""
+
+OWN_DATA = """class Net(LightningModule):
+    def setup(self, stage):
+        self.data = TRAIN
+
+    def train_dataloader(self):
+        return DataLoader(self.data, shuffle=True, **self.loader)
+
+    def val_dataloader(self):
+        return DataLoader(VAL, batch_size=256)
+"""
 
 
 @pytest.fixture
@@ -71,6 +84,31 @@ def test_a_schedule_ends_with_the_run(changed: Any) -> None:
     list(own_loop.train(state))
     assert state.optimizer is not None
     assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (300, pytest.approx(0.0, abs=1e-9))
+
+
+BY_PASSES = (
+    ("OneCycleLR(optimizer, self.learning_rate, total_steps=steps)", "CosineAnnealingLR(optimizer, steps)"),
+    ("self.trainer.estimated_stepping_batches", "self.trainer.max_epochs"),
+    ('"interval": "step"', '"interval": "epoch"'),
+)
+"""A schedule as it is usual."""
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize(("samples", "left"), [(4096, 0.0), (3520, 0.01 * (1 - math.cos(math.pi / 4)) / 2)])
+def test_a_schedule_by_passes_ends_with_the_run(changed: Any, has_own: bool, samples: int, left: float) -> None:
+    own = (("class Net(LightningModule):\n", OWN_DATA), (FIT, OWN_FIT)) if has_own else ()
+    session = changed(*BY_PASSES, *own)
+    state = own_loop.prepare(session.resident, session.config(KNOBS), Plan(samples, (samples,)))
+    list(own_loop.train(state))
+    assert state.optimizer is not None
+    assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (samples, pytest.approx(left, abs=1e-9))
+
+
+def test_a_pass_that_is_shorter_than_was_said_ends_no_run(changed: Any) -> None:
+    session = changed(*BY_PASSES, ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=2048)"))
+    found = session.train(KNOBS, Plan(4096, (4096,)), 0)
+    assert (found["outcome"], found["samples"], found.get("has_ended")) == ("ok", 4096, None), found["message"]
 
 
 NOTED = """class Noted(torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -150,16 +188,6 @@ def test_data_without_a_length(changed: Any) -> None:
 
 
 LOADERS = "DataLoader(TRAIN, shuffle=True, **run.loader()), DataLoader(VAL, batch_size=256)"
-OWN_DATA = """class Net(LightningModule):
-    def setup(self, stage):
-        self.data = TRAIN
-
-    def train_dataloader(self):
-        return DataLoader(self.data, shuffle=True, **self.loader)
-
-    def val_dataloader(self):
-        return DataLoader(VAL, batch_size=256)
-"""
 
 
 def test_data_that_are_given_to_fit(changed: Any) -> None:
@@ -171,7 +199,7 @@ def test_a_schedule_of_a_module_with_its_own_data_ends_with_the_run(changed: Any
     session = changed(
         ("moons(1024, 1)", "moons(100, 1)"),
         ("class Net(LightningModule):\n", OWN_DATA),
-        ('trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))', OWN_FIT),
+        (FIT, OWN_FIT),
     )
     found = session.train(KNOBS, Plan(300, (300,)), 0)  # torch raises where a cycle has too few steps
     assert (found["outcome"], found["samples"], found["spans"]["steps"]) == ("ok", 300, 11), found["message"]
@@ -199,8 +227,6 @@ def test_a_loader_that_is_made_late_has_its_micro_batches_added_up(changed: Any)
     fit = """net = Net(run["learning_rate"])
     net.run = run
     trainer.fit(net)"""
-    session = changed(
-        ("class Net(LightningModule):\n", lazy), ('trainer.fit(Net(run["learning_rate"]), Data(**run.loader()))', fit)
-    )
+    session = changed(("class Net(LightningModule):\n", lazy), (FIT, fit))
     found = session.probe(KNOBS, time_s=0.5)  # the first of its process, which is never begun again
     assert (found["outcome"], found["spans"]["micro_steps"]) == ("ok", 2 * found["spans"]["steps"]), found["message"]

@@ -23,9 +23,9 @@ from trainables.plan import steps_to
 from trainables.workload import WorkloadError
 
 if "lightning.pytorch" in sys.modules:
-    from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch import Callback
 else:
-    from pytorch_lightning import Callback, LightningModule
+    from pytorch_lightning import Callback
 
 _TRAINER_OFF = {
     "logger": False,
@@ -79,20 +79,27 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         self._counts = batches.SampleCounts(None)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Says how many steps there will be, for a schedule; the optimisers are made behind it."""
+        """Has the run's length said before optimisers are made: a loader may need what the module's `setup` makes."""
         if stage != "fit":
             return
         self._run.ends_with_pass = True
-        has_own = (
-            trainer.datamodule is None and type(pl_module).train_dataloader is not LightningModule.train_dataloader
-        )
-        if has_own:  # a loader of the module's may need what its `setup` makes
-            steps = self._run.steps
-        else:
-            trainer.fit_loop.setup_data()
-            trainer.accumulate_grad_batches = self._run.accumulation
-            steps = steps_to(self._run.samples, *self._pass(trainer), trainer.accumulate_grad_batches)
+        theirs = pl_module.configure_optimizers
+
+        def configure_optimizers() -> Any:
+            del pl_module.configure_optimizers
+            self._say_length(trainer)
+            return theirs()
+
+        pl_module.configure_optimizers = configure_optimizers
+
+    def _say_length(self, trainer: Any) -> None:
+        """Says how many steps and passes there will be, for a schedule."""
+        trainer.fit_loop.setup_data()
+        trainer.accumulate_grad_batches = self._run.accumulation
+        samples, micro = self._pass(trainer)
+        steps = steps_to(self._run.samples, samples, micro, trainer.accumulate_grad_batches)
         trainer.fit_loop.epoch_loop.max_steps = steps
+        trainer.fit_loop.max_epochs = math.ceil(self._run.samples / samples)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Sets what knobs change in the model, which is whole by now."""
@@ -115,6 +122,11 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         """Forgets what an earlier pass has logged, on which a schedule would move again; takes the pass's loader."""
         trainer.callback_metrics.clear()
         self._counts = batches.SampleCounts(trainer.train_dataloader, self._usual)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Goes on where the passes were shorter than was said: the run ends by its samples."""
+        if not self._run.is_done:
+            trainer.fit_loop.max_epochs = max(trainer.max_epochs, trainer.current_epoch + 2)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """A micro-batch is there."""
