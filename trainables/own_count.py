@@ -54,6 +54,8 @@ class OwnState(RunState):
     """Samples of one pass over the data; 0 until they are known, by this training or one before."""
     drops_last: bool = False
     """Whether a pass leaves out its last, smaller batch."""
+    own_size: int = 0
+    """The batch size of their loader where no knob's was asked for, in this training or one before; else 0."""
     steps_told: int = 0
     """The steps of the whole run as their function was told them last; 0 where it never asked."""
     is_misled: bool = False
@@ -182,6 +184,7 @@ class Counted:
             state.drops_last = bool(getattr(getattr(loader, "batch_sampler", None), "drop_last", False))
             if size == self._micro():  # or an earlier training made the loader
                 state.asked_here |= state.asked & {"micro_batch_size"}
+            state.own_size = 0 if state.asked_here & {"batch_size", "micro_batch_size"} else int(size or 0)
             self._knows_data = True
             state.is_misled = state.steps_told not in (0, self._steps())
             state.reseeds = torch.initial_seed() != self.seed
@@ -348,10 +351,8 @@ class Counted:
         if self._is_due and (self.is_over or not state.reports):
             said = "train(run) returned without a report at its end"
             raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
-        if self.is_over:
-            return
-        state.has_ended = True
-        if state.ranks.rank:  # which reports nothing
+        state.has_ended = not self.is_over
+        if self.is_over or state.ranks.rank:  # the others report nothing
             return
         if not state.reports or not state.steps:
             said = f"train(run) returned after {state.samples} of {self.samples} samples, without a report"
@@ -378,7 +379,8 @@ class Counted:
         return self._cut[0] if "micro_batch_size" in self._asked else 1
 
     def _steps(self) -> int:
-        state, micro, accumulation = self._state, self._micro(), self._accumulation
+        state, accumulation = self._state, self._accumulation
+        micro = state.own_size or self._micro()
         whole = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
         whole = whole or self.samples  # one pass, where none is known
         if self.ends_with_pass:
@@ -463,9 +465,8 @@ class Counted:
         self._watch_rates()
         self._give(window)
         self._paused_at = self._closed_at = time.perf_counter()
-        reached = [m for m in self._milestones if m <= state.samples]
-        if reached:
-            del self._milestones[: len(reached)]
+        if self._milestones and self._milestones[0] <= state.samples:
+            self._milestones = [m for m in self._milestones if m > state.samples]
             self._is_due = state.ranks.rank == 0
             state.counts = state.capped and state.sparse.evaluation()
             if state.counts:
@@ -534,8 +535,7 @@ class Counted:
         sizes = [count for count, _ in state.micro_steps]
         found = {"device": self.device.type, "batch_size": sum(sizes), "micro_batch_size": max(sizes)}
         seen = state.witness.facts() if state.witness is not None else {}
-        found |= {name: None if name in _NOT_WATCHED else value for name, value in seen.items()}
-        state.active = {**state.active, **found}
+        state.active |= found | {name: None if name in _NOT_WATCHED else value for name, value in seen.items()}
         state.witness = None
 
 

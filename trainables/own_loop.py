@@ -52,7 +52,7 @@ class OwnResident:
         """What their module holds on the device for itself: what was left when its first training was over."""
         self.asked: set[str] = set()
         """The knobs that their function has asked for in any training so far."""
-        self.pass_samples, self.drops_last = 0, False
+        self.pass_samples, self.drops_last, self.own_size = 0, False, 0
         """What the last training's data were, as `OwnState` has it."""
 
     def held_bytes(self) -> int:
@@ -124,7 +124,7 @@ def _begun(
     resident: OwnResident, config: Config, plan: Plan, within: AbstractContextManager[object] | None
 ) -> ThreadedState:
     state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked)
-    state.pass_samples, state.drops_last = resident.pass_samples, resident.drops_last
+    state.pass_samples, state.drops_last, state.own_size = resident.pass_samples, resident.drops_last, resident.own_size
     state.within = within or state.within
     if (usual := torch.get_default_device()).type != "cpu":
         state.makes_on = usual
@@ -143,7 +143,7 @@ def _begun(
     except BaseException:  # Ctrl-C: not to be waited for, as it may be loading; it ends where it waits next
         state.baton.go_on(is_over=True)
         raise
-    resident.pass_samples, resident.drops_last = state.pass_samples, state.drops_last
+    resident.pass_samples, resident.drops_last, resident.own_size = state.pass_samples, state.drops_last, state.own_size
     return state
 
 
@@ -229,6 +229,7 @@ def alone(samples: int, *, pass_samples: int = 0, seed: int = 0, device: str = "
 
     Knobs not given are those of its BEFORE, else at their defaults. What is reported is printed; ten reports are due.
     `pass_samples` are those of one pass over the data: where a pass ends in a smaller batch, `run.steps` depends on it.
+    It depends on `batch_size`, too, where the loader has a size of its own.
     """
     module = sys.modules["__main__"]
     if not hasattr(module, "SPACE"):
@@ -263,9 +264,11 @@ def _only(value: Any) -> Any:
 def _shown(state: OwnState, event: Event) -> None:
     if event == READY and state.is_misled:
         said = f"run.steps said {state.steps_told} before the data were known, and there are others"
-        _, micro = evenly(state.config.knobs.batch_size, state.config.knobs.micro_batch_size)
+        knobs, size = state.config.knobs, state.own_size
+        micro = size or evenly(knobs.batch_size, knobs.micro_batch_size)[1]
         seen = state.pass_samples // micro * micro if state.drops_last else state.pass_samples
-        print(f"{said}: read it behind run.loader(), and give alone(..., pass_samples={seen})")
+        given = f"alone(..., pass_samples={seen}{f', batch_size={size}' if size else ''})"
+        print(f"{said}: read it behind run.loader(), and give {given}")
     if isinstance(event, Evaluation):
         values = ", ".join(f"{name} {value:.5g}" for name, value in event.values.items())
         print(f"{event.samples} samples: {values}")

@@ -349,6 +349,28 @@ def test_the_steps_of_a_run_are_those_that_it_takes(script: Any, more: str, micr
     assert len(workload.train.__globals__["SEEN"]) <= 3, "begun again once in a process, at most"
 
 
+def test_the_steps_of_a_run_follow_a_loader_of_its_own_size(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = script(CYCLE.replace("**run.loader()", "batch_size=16").replace("MORE", ""))
+    config = Config(Knobs.of({"batch_size": 32, "micro_batch_size": 32, "learning_rate": 0.1}, table_of(workload)), {})
+    resident, seen = own_loop.OwnResident(workload), workload.train.__globals__["SEEN"]
+    for _ in range(2):
+        state = own_loop.prepare(resident, config, Plan(120, (120,)))
+        list(own_loop.train(state))
+        assert state.steps == seen[-1] == 8
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[workload.train.__module__])
+    run = own_loop.alone(120, pass_samples=60, device="cpu")
+    with pytest.raises(ValueError, match="total steps"):
+        workload.train(run)
+    assert "alone(..., pass_samples=60, batch_size=16)" in capsys.readouterr().out
+    run.let_go()
+    run = own_loop.alone(120, pass_samples=60, batch_size=16, device="cpu")
+    workload.train(run)
+    run.let_go()
+    assert seen[-1] == run._state.steps
+
+
 def test_a_probe_is_never_begun_again(script: Any) -> None:
     workload = script(CYCLE.replace("MORE", ""))
     running = own_loop.train(prepared(workload, Plan(10**9)))
