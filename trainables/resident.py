@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections import deque
+from collections.abc import Container, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.validation import validation_batches, validation_loader
 from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MARKED = 1000
 """Numbers of a parameter that are looked at to see whether it has changed, up to twice as many."""
 
@@ -45,6 +47,7 @@ class Resident:
         """The knobs that `model` has read, or a model that keeps `config`: another value needs another model."""
         self._first: dict[str, Tensor] = {}
         self._first_plain: dict[str, dict[str, Any]] = {}
+        self._first_kept: Mapping[tuple[str, str], object] = {}
         self.marks: Mapping[str, Tensor] = {}
         """Of the model's parameters before any training, as `marks` returns them."""
 
@@ -70,7 +73,7 @@ class Resident:
             # On the host: a copy of all that trains would be held on the card for as long as the process lives.
             self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
             self._first_plain = {name: plain(module) for name, module in self._model.named_modules()}
-            self.marks = marks(self._model)
+            self._first_kept, self.marks = _kept(self._model), marks(self._model)
             self._model_config = config
             return self._model
         for name, module in self._model.named_modules():
@@ -93,12 +96,12 @@ class Resident:
     def _can_be_restored(self, model: nn.Module) -> bool:
         """Returns whether the model is what it was once its first weights are copied into it.
 
-        It is not where a forward pass has made or resized a buffer, or written into frozen weights, such as those of a
-        teacher that follows the model.
+        It is not where a forward pass has made or resized a buffer, changed what a module keeps in plain attributes, or
+        written into frozen weights, such as those of a teacher that follows the model.
         """
         now = {name: (t.shape, t.dtype) for name, t in _changing(model)}
         first = {name: (t.shape, t.dtype) for name, t in self._first.items()}
-        return now == first and not written(model, self.marks)
+        return now == first and _kept(model) == self._first_kept and not written(model, self.marks)
 
     def held_bytes(self) -> int:
         """Returns the bytes of the model on its device, 0 where none is loaded; drops its gradients."""
@@ -162,6 +165,27 @@ class Resident:
 def plain(module: nn.Module) -> dict[str, Any]:
     """Returns the numbers that a module keeps beside its tensors, such as its count of steps."""
     return {name: value for name, value in vars(module).items() if type(value) in (int, float)}
+
+
+def _kept(model: nn.Module) -> dict[tuple[str, str], object]:
+    """Returns what modules keep beside their tensors and the numbers of `plain`, as values that can be compared."""
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}  # some modules list theirs
+    return {
+        (name, attribute): _comparable(value, own)
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if attribute not in _OF_EVERY_MODULE and type(value) not in (int, float)
+    }
+
+
+def _comparable(value: Any, own: Container[int], depth: int = 4) -> object:
+    """Returns the content of tensors, containers and plain values; of other objects, and further down, the type."""
+    if type(value) is Tensor and id(value) not in own and value.layout is torch.strided:
+        return value.shape, value.dtype, value.device, _mark(value).numpy().tobytes()
+    if isinstance(value, dict | list | tuple | set | deque) and depth:
+        parts = value.items() if isinstance(value, dict) else value
+        return [_comparable(one, own, depth - 1) for one in parts]
+    return value if value is None or isinstance(value, bool | int | float | str) else type(value)
 
 
 def _changing(model: nn.Module) -> list[tuple[str, Tensor]]:

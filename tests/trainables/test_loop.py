@@ -6,6 +6,7 @@ import functools
 import math
 import traceback
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 import torch
@@ -200,6 +201,44 @@ def test_a_model_that_its_forward_pass_changes_starts_every_trial_as_at_first() 
     assert results[0] == results[1] == results[2]
     first = Resident(Followed()).model(config)
     assert all(map(torch.equal, resident.model(config).parameters(), first.parameters()))
+
+
+class Keeper(Adder):
+    """An Adder whose forward pass changes what it keeps in plain attributes."""
+
+    def __init__(self, kept: str) -> None:
+        super().__init__(0.0)
+        self.kept, self.center, self.scale = kept, cast("Tensor | None", None), torch.ones(())
+        self.seen, self.sums = list[int](), {"all": 0.0}
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Returns shape (batch,) from (batch, time)."""
+        if self.kept == "center" and self.center is None:
+            self.center = values.mean()
+        elif self.kept == "scale":
+            self.scale = 0.9 * self.scale
+        elif self.kept == "seen":
+            self.seen.append(len(values))
+        elif self.kept == "sums":
+            self.sums["all"] += 0.1
+        found = super().forward(values) * self.scale + len(self.seen) + self.sums["all"]
+        return found if self.center is None else found - self.center
+
+
+@pytest.mark.parametrize("kept", ["center", "scale", "seen", "sums", ""])
+def test_what_a_module_keeps_in_plain_attributes_is_as_at_first_in_every_trial(kept: str) -> None:
+    class Keeping(Sums):
+        def model(self, config: Config) -> nn.Module:
+            return Keeper(kept)
+
+    resident, config = Resident(Keeping()), Config(Knobs(learning_rate=0.05, dropout=0.0))
+    found = []
+    for _ in range(3):
+        state = prepare(resident, config, Plan(samples=128))
+        list(train(state))
+        found.append((weights(state), state.model))
+    assert found[0][0] == found[1][0] == found[2][0]
+    assert (found[0][1] is found[2][1]) is (not kept), "what keeps nothing is used again"
 
 
 def test_the_last_batch_of_an_epoch_may_be_smaller_and_counts_fully() -> None:
