@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
+from torch.utils.data import IterableDataset
 
 from trainables import loop, own_loop, precision
 from trainables.batches import size_of, tensors_of
@@ -39,6 +40,10 @@ GRADIENT_ROUNDING_FRAC = 1e-3
 NOISE_TIMES = 3.0
 """So many times the difference between two seeds says that a difference is the knob's."""
 OTHERWISE = "gives a sample other values beside other samples"
+STREAM = (
+    "the data set is a stream, which every loader process reads by itself: all of it, where it has no shards by "
+    "get_worker_info()"
+)
 SUM = "the loss is a sum over its batch; a mean would leave the micro-batch free"
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
@@ -58,6 +63,8 @@ class _Seen:
     """The samples of a batch of which modules are asked for half, too; 0 where they are not."""
     unlike: str = ""
     """The first that gave it other values than as a part of the batch."""
+    is_stream: bool = False
+    """Whether its data set yields samples in an order of its own."""
 
 
 def differing(
@@ -85,6 +92,8 @@ def differing(
         found["ram_cache"] = "dataset[i] draws random numbers, and in RAM each sample has been drawn once and for all"
     noise, module = cast(float | None, None), ""
     whole = _run(resident, base, count)
+    if whole.is_stream and int(changes.get("num_workers", 0)) > 1:
+        found["num_workers"] = STREAM
     halves = base.with_knobs(micro_batch_size=count // 2)
     in_halves: _Seen | None = None
     for name, value in changes.items():
@@ -143,6 +152,7 @@ def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int,
     state = own_loop.prepare(resident, config, Plan(samples=count), within=_NoDropout())
     # Else what is drawn behind it, as augmentations are, would differ by the cut.
     state.noise_seed = noise_seed or None
+    seen.is_stream = isinstance(state.dataset, IterableDataset)
     with contextlib.closing(own_loop.train(state)) as events, contextlib.ExitStack() as stack:
         if state.model is None or state.optimizer is None:
             next(events)  # a generator that has begun can be closed

@@ -277,6 +277,33 @@ def train(run):
 """
 
 
+STREAM = """
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(DATA)
+
+"""
+
+
+@pytest.mark.parametrize(("is_stream", "workers", "is_found"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+def test_more_than_one_worker_of_a_stream_changes_what_is_learned(
+    is_stream: bool, workers: int, is_found: bool, tmp_path: Path
+) -> None:
+    text = NOISY_LOOP.replace("NORM", "nn.ReLU()").replace("NOISE", "zeros").replace("AUGMENTS", "0.0")
+    if is_stream:
+        text = text.replace("def train", STREAM + "def train").replace("DATA, shuffle=True", "Stream()")
+        text = text.replace("**run.loader())", "**run.loader()), samples=64")
+    path = tmp_path / f"stream_{is_stream}_{workers}.py"
+    path.write_text(text)
+    own = load(str(path))
+    assert isinstance(own, OwnLoop)
+    resident = own_loop.OwnResident(own)
+    config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 16}, table_of(own)), {})
+    list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
+    changed = kinds.differing(resident, config, {"micro_batch_size": 8, "num_workers": workers})
+    assert changed == ({"num_workers": kinds.STREAM} if is_found else {})
+
+
 @pytest.mark.parametrize(
     ("norm", "noise", "augments", "is_found"),
     [

@@ -313,14 +313,16 @@ def largest(given: Parameter | Scalar) -> float:
 def comparable(space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Returns the searched system knobs that could change what is learned, each with a value unlike that of `start`.
 
-    The micro-batch is always among them, as running out of memory halves it. What only loads, copies or times is not.
+    The micro-batch is always among them, as running out of memory halves it. What only loads, copies or times is not,
+    but for the largest number of loader processes, each of which may read all of a stream.
     """
     rows = table()
     found: dict[str, Scalar] = {"micro_batch_size": 1}
     for name, parameter in space.subset({"system"}).parameters.items():
-        acts = rows[name].span in ("compute", "augment") or name == "ram_cache" or name in rows.own
+        acts = rows[name].span in ("compute", "augment") or name in ("ram_cache", "num_workers") or name in rows.own
         if acts and isinstance(parameter, Choice) and name not in found:
-            found[name] = next(v for v in parameter.values if v != start.get(name, rows.defaults[name]))
+            others = [v for v in parameter.values if v != start.get(name, rows.defaults[name])]
+            found[name] = max(others, key=float) if name == "num_workers" else others[0]
     return found
 
 

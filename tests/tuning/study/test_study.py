@@ -25,6 +25,7 @@ from tuning.cli.terminal import Terminal
 from tuning.config import best_file, load, resolve
 from tuning.config.errors import ConfigError, NoUsableTrial, UserCodeError
 from tuning.config.schema import PLANNED_TRIALS, StudyConfig
+from tuning.config.space import Space
 from tuning.journal.records import Journal, Record, last, stage_done
 from tuning.memory import groups
 from tuning.report import export, report, sentences, summary, text
@@ -460,6 +461,11 @@ class Compared(FormulaProfiler):
         assert changes["micro_batch_size"]
         self.asked += 1
         return {"changed": {"micro_batch_size": "BatchNorm2d (down) gives other values"}, "message": ""}
+
+
+def test_what_is_compared_is_what_may_change_learning_and_the_most_loader_processes() -> None:
+    space = Space.of({"num_workers": [0, 1, 2], "pin_memory": [False, True], "sdpa_backend": ["auto", "math"]})
+    assert setup.comparable(space, {}) == {"micro_batch_size": 1, "num_workers": 2, "sdpa_backend": "math"}
 
 
 def test_what_changes_learning_is_written_and_read_back_and_not_measured_again(tmp_path: Path) -> None:
