@@ -65,6 +65,11 @@ def estimate(steps: Sequence[MicroStep], mean_work: float) -> Estimate:
     return Estimate(max(mean_s + slope * (mean_work - middle), 0.1 * mean_s), optimizer_step_s)
 
 
+def at_rate(samples_per_s: float, batch_size: int, micro_batch_size: int) -> Estimate:
+    """Returns what has so many samples a second at this batch size, all its time being that of micro-steps."""
+    return Estimate(batch_size / samples_per_s / math.ceil(batch_size / micro_batch_size), 0.0)
+
+
 def once_a_batch(steps: Sequence[MicroStep]) -> list[MicroStep]:
     """Returns the micro-steps, what those that end a batch take more than others of their work moved to the optimiser.
 

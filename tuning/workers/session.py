@@ -243,7 +243,10 @@ class Session:
                 if not steps:  # so far only an epoch's last batch, smaller than the others
                     continue
                 known = timing.estimate(timing.once_a_batch(steps) if ranks > 1 else steps, works.mean)
-                rate = known.samples_per_s(min(own.batch_size, works.samples), own.micro_batch_size)
+                sizes = min(own.batch_size, works.samples), own.micro_batch_size
+                if works.varies:  # a micro-step has no size that the seconds could be of
+                    known = timing.at_rate(speed(windows)["samples_per_s"], *sizes)
+                rate = known.samples_per_s(*sizes)
                 spent_s, window_s = time.perf_counter() - start, max(w.wall_s for w in windows)
                 if end := timing.ends(rate, best_samples_per_s, spent_s=spent_s, window_s=window_s, time_s=time_s):
                     break

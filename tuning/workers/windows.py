@@ -70,6 +70,8 @@ class Works:
     Where rows are packed there is no padding, and it is the sum of their lengths.
     """
 
+    varies = False
+
     def __init__(self, state: loop.State) -> None:
         self._knobs, self._seed = state.config.knobs, state.config.seed
         dataset = state.resident.dataset(state.config, "train")
@@ -101,23 +103,26 @@ class Works:
 class SeenWorks:
     """The work in each micro-step of a loop of one's own: all alike, but those smaller than the largest are not whole.
 
-    Which samples they hold is not known before they run.
+    Which samples they hold is not known before they run. A loader of one size has two, with that of a pass's last
+    batch: where there are more it `varies`, and all are whole.
     """
 
     mean = 1.0
 
     def __init__(self, state: OwnState) -> None:
+        self.varies = False
         self.samples = state.pass_samples or 1 << 62
 
     def before(self, state: OwnState, count: int) -> list[Planned]:
         """Returns the last `count` micro-steps of a run that stands between two batches."""
-        largest = max((size for size, _ in state.micro_steps), default=0)
+        sizes = {size for size, _ in state.micro_steps}
+        self.varies = len(sizes) > 2
         last = list(state.micro_steps)[-count:]
-        return [Planned(1.0, size == largest, ends_batch) for size, ends_batch in last]
+        return [Planned(1.0, self.varies or size == max(sizes), ends_batch) for size, ends_batch in last]
 
 
 def works_of(state: training.AnyState) -> Any:
-    """Returns the work in the micro-steps of a run: `samples` of a pass, `mean`, and `before(state, count)`."""
+    """Returns the work in the micro-steps of a run: `samples` of a pass, `mean`, `varies`, `before(state, count)`."""
     return SeenWorks(state) if isinstance(state, OwnState) else Works(state)
 
 

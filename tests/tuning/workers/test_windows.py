@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainables.test_own_loop import HEAD
 from trainables import loop
 from trainables.stopwatch import Window
 from tuning.workers.session import PROBE_WINDOW_S, Session, WorkerConfig
@@ -98,10 +99,37 @@ def test_works_follow_the_run_from_epoch_to_epoch(session: Session) -> None:
 
 
 def test_a_probe_waits_for_a_whole_batch(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuning.workers.session.PROBE_WINDOW_S", 0.0)  # a window is a step, the first of one sample
+    monkeypatch.setattr("tuning.workers.session.PROBE_WINDOW_S", 0.0)  # a window is a step, the first of two samples
     found = session.probe({**KNOBS, "batch_size": 61, "micro_batch_size": 61}, time_s=0.1)
     assert (found["outcome"], found["end"], len(found["windows"])) == ("ok", "time", 2)
     assert found["samples_per_s"] == pytest.approx(61 / (found["micro_step_s"] + found["optimizer_step_s"]))
+
+
+BUCKETS = """
+import time
+
+BUCKETS = [range(4), range(4, 12), range(12, 28)]
+
+def train(run):
+    net, optimizer = made(run)
+    for batch in run.batches(DataLoader(DATA, batch_sampler=SIZES), samples=28):
+        time.perf_counter.now += 0.01
+        run.backward(loss_of(net, batch), optimizer)
+"""
+
+
+@pytest.mark.parametrize(("sizes", "first"), [("BUCKETS", 4), ("BUCKETS[::-1]", 16)])
+def test_a_probe_of_batches_of_varying_size_has_the_speed_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, first: int
+) -> None:
+    path = tmp_path / f"buckets_{first}.py"
+    path.write_text(HEAD + BUCKETS.replace("SIZES", sizes))
+    session = Session(WorkerConfig(str(path), {}))
+    monkeypatch.setattr(time, "perf_counter", Clock())
+    found = session.probe({"learning_rate": 0.1, "batch_size": first, "micro_batch_size": first}, time_s=3.0)
+    assert found["outcome"] == "ok", found["message"]
+    assert found["samples_per_s"] == pytest.approx(28 / 0.03, rel=0.02)
+    assert first / (found["micro_step_s"] + found["optimizer_step_s"]) == pytest.approx(found["samples_per_s"])
 
 
 COMPILING = '''
