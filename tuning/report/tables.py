@@ -42,8 +42,7 @@ def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
 
 
 def _configuration(found: Summary, one: Named) -> list[str]:
-    shown = one.throughput or one.trained
-    fast = speed(shown, one.probed_samples_per_s) if one.samples_per_s else outcome(one.outcome)
+    fast = _speed(one) if one.samples_per_s else outcome(one.outcome)
     gain, own = found.gain("best", one.name), found.parts.get(one.name)
     part = "-" if gain is None or own is None else "unknown" if own.model_ratio is None else f"{own.model_ratio:.2f}x"
     learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
@@ -51,6 +50,12 @@ def _configuration(found: Summary, one: Named) -> list[str]:
     name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
     bought = [ratio(gain, "x") if gain else "-", part]
     return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held, one.card or "-"]
+
+
+def _speed(one: Named) -> str:
+    """Returns the speed of its windows; of its whole trainings or its probe, which read otherwise, with a mark."""
+    mark = " (trained)" if one.trained and not one.throughput else ""
+    return speed(one.throughput or one.trained, one.probed_samples_per_s) + mark
 
 
 def ablation(found: Sequence[AblationResult]) -> Iterator[Grid]:
@@ -146,8 +151,7 @@ def compared(first: Summary, second: Summary) -> Grid:
     rows += [["device", *(one.place.device for one in (first, second))]]
     bests = [one.best for one in (first, second)]
     rows += [["best", *(found_by(best) if best else "-" for best in bests)]]
-    fast = [speed(best.throughput or best.trained, best.probed_samples_per_s) if best else "-" for best in bests]
-    rows += [["samples/s", *fast]]
+    rows += [["samples/s", *(_speed(best) if best else "-" for best in bests)]]
     for name in dict.fromkeys([*first.objectives, *second.objectives]):
         rows.append([name, *(quality(b.quality[name]) if b and name in b.quality else "-" for b in bests)])
     rows += [["peak", *(size(best.peak_allocated_bytes if best else None) for best in bests)]]

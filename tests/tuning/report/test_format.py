@@ -211,6 +211,18 @@ def test_a_terminal_has_no_column_for_a_model_that_is_the_same(found: Summary) -
         assert ("by its model" in grid.head) == has_it
 
 
+def test_a_speed_of_trainings_is_marked_beside_speeds_of_windows(found: Summary) -> None:
+    assert found.best is not None
+    trained = uncertainty.throughput([39_203.0])
+    rival = replace(found.best, name="t003", trial="", trained=trained, throughput=None)
+    grid = tables.configurations(replace(found, confirmed=(found.best, rival)), brief=True)
+    assert grid is not None
+    fast = {row[0]: row[1] for row in grid.rows}
+    assert (fast["best t007"], fast["t003"]) == ("61.3 ± 0.7", "39,203 (trained)")
+    other = replace(found, named={**found.named, "best": replace(found.best, throughput=None, trained=trained)})
+    assert ["samples/s", "61.3 ± 0.7", "39,203 (trained)"] in tables.compared(found, other).rows
+
+
 @pytest.mark.parametrize(("rate", "stands"), [(3e-4, False), (None, True)])
 def test_the_answer_says_where_the_defaults_stand_in_all_that_is_learned(
     found: Summary, rate: float | None, stands: bool
