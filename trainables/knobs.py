@@ -139,8 +139,9 @@ class KnobTable(Mapping[str, Knob]):
     """The rows of one workload by the name of the knob: those of the loop, then its own.
 
     `kinds` are those that were measured on it, where they differ from what the row says; `hooks` are the methods that
-    it has in the place of knobs. A workload with an optimiser of its own may have a `momentum` of its own. Raises
-    ValueError for an own knob with the name of another of the loop's, or with one that Python has no attribute for.
+    it has in the place of knobs or beside them. A workload with an optimiser of its own may have a `momentum` of its
+    own. Raises ValueError for an own knob with the name of another of the loop's, or with one that Python has no
+    attribute for.
     """
 
     def __init__(

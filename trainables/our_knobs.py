@@ -53,6 +53,9 @@ def our_knobs(*names: str) -> Mapping[str, Knob]:
 _KNOBS = re.compile(r"^class (?:.|\n)*?^    knobs\b[^=\n]*= (.+(?:\n(?:     .*|    [\])}].*|))*)", re.MULTILINE)
 """What a class says its knobs are: a line, and those that are indented deeper or close a bracket of it."""
 
+_HOOKS = re.compile(r"^    def (optimizer|schedule|parameter_groups)\(self", re.MULTILINE)
+"""The methods of a class that are in the place of knobs or beside them (`KnobTable`)."""
+
 
 def _declared(path: Path) -> Mapping[str, Knob]:
     """Returns the knobs that the workload in a module of ours declares, without importing it, which takes seconds.
@@ -70,7 +73,7 @@ def _declared(path: Path) -> Mapping[str, Knob]:
 
 
 OURS: Mapping[str, KnobTable] = {
-    path.stem: KnobTable(_declared(path))
+    path.stem: KnobTable(_declared(path), hooks=_HOOKS.findall(path.read_text(encoding="utf-8")))
     for path in sorted((Path(__file__).parent / "workloads").glob("*.py"))
     if path.stem != "__init__"
 }

@@ -159,8 +159,9 @@ def table_of(workload: Workload | OwnLoop) -> KnobTable:
     if not isinstance(declared, Mapping):
         raise WorkloadError(f"knobs must be a dict of names and Knob(...), got {type(declared).__name__}")
     own = REPLACING if isinstance(workload, OwnLoop) else ()  # its optimiser and schedule are its own
+    hooks = (*REPLACING, "parameter_groups")
     try:
-        return KnobTable(declared, hooks=[n for n in REPLACING if n in own or callable(getattr(workload, n, None))])
+        return KnobTable(declared, hooks=[n for n in hooks if n in own or callable(getattr(workload, n, None))])
     except ValueError as error:
         raise WorkloadError(str(error)) from None
 

@@ -27,7 +27,7 @@ class Exported:
     """Settings in a framework's words: keyword arguments by the class that takes them.
 
     `unsaid` are the knobs that it has no word for, and variables of the environment, each with its value and how to
-    set it.
+    set it; and hooks of the workload's own.
     """
 
     settings: Mapping[str, Mapping[str, Any]]
@@ -52,12 +52,14 @@ class _Told:
     """The knobs of a configuration, and which of them a framework has been told.
 
     `ours` are those that mean what our table says: a workload's own may share a name with one of them. `undone` are
-    those that the framework changes by itself, each with how to set it back.
+    those that the framework changes by itself, each with how to set it back; `defaults` what it has in place of hooks.
     """
 
     def __init__(self, best: Best, on_cpu: bool, table: KnobTable) -> None:
         self.best, self.on_cpu, self.knobs, self.told = best, on_cpu, dict(best.knobs), set[str]()
         self.undone: dict[str, str] = {}
+        self.defaults: dict[str, str] = {}
+        self.has_groups = "parameter_groups" in table.hooks
         theirs = {name: row for name, row in table.own.items() if row != EVERY.get(name)}
         self.ours = {name: value for name, value in self.knobs.items() if name not in theirs}
         rows = {**EVERY, **theirs}
@@ -105,7 +107,18 @@ class _Told:
             for name, value in self.knobs.items()
             if name not in self.told and self._asks(name, value)
         }
-        return found | self.undone
+        return found | self._of_their_code() | self.undone
+
+    def _of_their_code(self) -> dict[str, str]:
+        """Returns the hooks of the workload's own in whose company its rate was found, where they were not told."""
+        own = [name for name in ("optimizer", "schedule") if name not in self]
+        own += ["parameter_groups"] if self.has_groups and "optimizer" in self else []  # else nobody asks for them
+        own = [name for name in own if name not in self.told]
+        if not own or "learning_rate" not in self:
+            return {}
+        others = ", ".join(self.defaults[name] for name in own if name in self.defaults)
+        default = f"; by default there is {others}" if others else ""
+        return {"hooks": f"{', '.join(own)}: of your own code, for which this rate was found{default}"}
 
     def _value(self, name: str) -> Any:
         return self.ours.get(name, EVERY[name].default)
@@ -121,6 +134,8 @@ class _Told:
 
 
 def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
+    groups = "one rate for all, and weight decay but of biases and norms"
+    told.defaults = {"optimizer": "AdamW", "schedule": "a linear schedule", "parameter_groups": groups}
     count, micro = told.cut()
     found: dict[str, Any] = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
     found |= told.loader("dataloader_")
@@ -142,11 +157,6 @@ def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
             found["optim"] = "adamw_torch_fused"
         if told["optimizer"] == "sgd":
             found["optim_args"] = f"momentum={told['momentum']!r},nesterov={_nesterov(told)}"
-    elif "learning_rate" in told:
-        own = (
-            "those of your script, for which this rate was found; by default a Trainer has AdamW and a linear schedule"
-        )
-        told.undone["of your script"] = f"optimizer, schedule: {own}"
     found |= told.words(learning_rate="learning_rate", weight_decay="weight_decay", max_grad_norm="max_grad_norm")
     warmup_frac = told.ours.get("warmup_frac", 0.0)
     if warmup_frac < 1:  # as a number of steps it would be one
@@ -212,7 +222,7 @@ def _nesterov(told: _Told) -> bool:
 
 
 def _json(told: _Told) -> dict[str, dict[str, Any]]:
-    told.told |= told.knobs.keys()
+    told.told |= {*told.knobs, "optimizer", "schedule", "parameter_groups"}
     best = told.best
     workload = {"ref": best.ref, "options": dict(best.options)}
     train = {"samples": best.samples, "seed": best.seed}

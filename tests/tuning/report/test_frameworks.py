@@ -12,7 +12,9 @@ import torch
 from trainables.host_memory import AT_START
 from trainables.knob_columns import Knob
 from trainables.knobs import KnobTable
-from trainables.our_knobs import EVERY
+from trainables.our_knobs import EVERY, OURS
+from trainables.workload import table_of
+from trainables.workload_files import load
 from tuning.config.best_file import Best
 from tuning.config.environment import ON_A_CPU
 from tuning.config.errors import ConfigError
@@ -108,6 +110,33 @@ def test_an_own_knob_by_the_name_of_one_of_ours_is_in_no_words_of_a_framework() 
     assert (found.settings["best"]["knobs"], found.unsaid) == (own, {})
     with pytest.raises(ConfigError, match=r"knobs.optimizer: expected one of adam, lion"):
         exported(best(optimizer="adamw"), "json", None, THEIRS)
+
+
+@pytest.mark.parametrize(
+    ("hooks", "says", "by_default"),
+    [
+        (["schedule"], "schedule: of your own code", "a linear schedule"),
+        (["optimizer", "parameter_groups"], "optimizer: of your own code", "AdamW"),
+        (
+            ["parameter_groups", "schedule"],
+            "schedule, parameter_groups: of your own code",
+            "a linear schedule, one rate",
+        ),
+    ],
+)
+def test_hooks_of_the_workloads_own_are_listed(hooks: list[str], says: str, by_default: str) -> None:
+    table = KnobTable(hooks=hooks)
+    for framework in sorted({*FRAMEWORKS} - {"json"}):
+        said = exported(best(**table.defaults), framework, None, table).unsaid["hooks"]
+        assert said.startswith(f"{says}, for which this rate was found")
+        assert (f"by default there is {by_default}" in said) == (framework == "transformers")
+        assert "hooks" not in exported(best(**KnobTable().defaults), framework).unsaid
+    assert exported(best(**table.defaults), "json", None, table).unsaid == {}
+
+
+def test_our_tables_know_the_hooks_of_the_classes() -> None:
+    for name in ("nli", "signals"):
+        assert OURS[name].hooks == table_of(load(name)).hooks == (("parameter_groups",) if name == "nli" else ())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw8bit"])
