@@ -118,7 +118,7 @@ class _Told:
             return {}
         others = ", ".join(self.defaults[name] for name in own if name in self.defaults)
         default = f"; by default there is {others}" if others else ""
-        return {"hooks": f"{', '.join(own)}: of your own code, for which this rate was found{default}"}
+        return {"of your own code": f"{', '.join(own)}: of your own code, for which this rate was found{default}"}
 
     def _value(self, name: str) -> Any:
         return self.ours.get(name, EVERY[name].default)
@@ -158,6 +158,9 @@ def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
         if told["optimizer"] == "sgd":
             found["optim_args"] = f"momentum={told['momentum']!r},nesterov={_nesterov(told)}"
     found |= told.words(learning_rate="learning_rate", weight_decay="weight_decay", max_grad_norm="max_grad_norm")
+    if "optimizer" in told and "weight_decay" in told and not told.has_groups and not told.asks("weight_decay", 0.0):
+        own = "a Trainer leaves biases and norms without; to decay them, too, give it your own optimizers=(...)"
+        told.undone["weight_decay"] = f"weight_decay={told['weight_decay']!r} of all parameters: {own}"
     warmup_frac = told.ours.get("warmup_frac", 0.0)
     if warmup_frac < 1:  # as a number of steps it would be one
         found |= told.words(warmup_frac="warmup_steps")

@@ -127,11 +127,21 @@ def test_an_own_knob_by_the_name_of_one_of_ours_is_in_no_words_of_a_framework() 
 def test_hooks_of_the_workloads_own_are_listed(hooks: list[str], says: str, by_default: str) -> None:
     table = KnobTable(hooks=hooks)
     for framework in sorted({*FRAMEWORKS} - {"json"}):
-        said = exported(best(**table.defaults), framework, None, table).unsaid["hooks"]
+        said = exported(best(**table.defaults), framework, None, table).unsaid["of your own code"]
         assert said.startswith(f"{says}, for which this rate was found")
         assert (f"by default there is {by_default}" in said) == (framework == "transformers")
-        assert "hooks" not in exported(best(**KnobTable().defaults), framework).unsaid
+        assert "of your own code" not in exported(best(**KnobTable().defaults), framework).unsaid
     assert exported(best(**table.defaults), "json", None, table).unsaid == {}
+
+
+@pytest.mark.parametrize(
+    ("decay", "hooks", "said"), [(0.1, [], True), (0.0, [], False), (0.1, ["parameter_groups"], False)]
+)
+def test_a_trainer_that_decays_less_than_was_trained_is_told(decay: float, hooks: list[str], said: bool) -> None:
+    table = KnobTable(hooks=hooks)
+    found = exported(best(**{**table.defaults, "weight_decay": decay}), "transformers", None, table)
+    assert found.settings["TrainingArguments"]["weight_decay"] == decay
+    assert ("leaves biases and norms without" in found.unsaid.get("weight_decay", "")) == said
 
 
 def test_our_tables_know_the_hooks_of_the_classes() -> None:
