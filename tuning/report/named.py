@@ -41,6 +41,7 @@ class Named:
     probed_samples_per_s: float | None
     quality: Mapping[str, Quality]
     peak_allocated_bytes: int | None
+    """The largest of its trial, or its probe, and of the trainings that confirm it."""
     seed: int | None
     samples: int | None = None
     """After which its qualities were measured, where trainings ended by themselves: the mean of them."""
@@ -75,7 +76,8 @@ class Confirming:
         confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
         trained = {*labels, trained_as(self.records).get(name, name)}  # with other system knobs, which teach the same
         learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
-        peaks = [peak for r in confirmed if (peak := whole(r.get("peak_allocated_bytes")))]
+        own = [r for r in confirmed if r.get("config", source.config) == source.config]  # else it was rated anew
+        peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         return Named(
             name=name,
@@ -86,7 +88,7 @@ class Confirming:
             throughput=uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))]),
             probed_samples_per_s=source.samples_per_s,
             quality={name: found for name, found in quality.items() if found is not None},
-            peak_allocated_bytes=source.peak_allocated_bytes or max(peaks, default=None),
+            peak_allocated_bytes=max(filter(None, peaks), default=None),
             seed=source.seed,
             samples=_ended_after(learned) or (source.samples if source.has_ended and not learned else None),
             active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),

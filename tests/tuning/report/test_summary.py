@@ -160,6 +160,23 @@ def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(
     assert found.quality["accuracy"].confirmed
 
 
+def test_a_peak_is_the_largest_of_trial_and_trainings_of_that_configuration(records, tmp_path):
+    best = summary.from_records(records).best
+    trained = [r for r in records if r.event == "confirmed" and r["name"] == "best"]
+    spans = {"wall_s": 1.0, "data_wait_s": 0.0, "transfer_s": 0.0, "forward_backward_s": 0.2, "optimizer_s": 0.1}
+    larger = changed(trained[0], peak_allocated_bytes=3 * 2**30, spans=spans)
+    other = changed(trained[1], peak_allocated_bytes=9 * 2**30, config={**best.config, "ram_cache": False})
+    study = [changed(r, card={**r["card"], "cap_bytes": 3 * 2**30}) if r.event == "study" else r for r in records]
+    found = summary.from_records([{trained[0].seq: larger, trained[1].seq: other}.get(r.seq, r) for r in study])
+    assert (best.peak_allocated_bytes, found.best.peak_allocated_bytes) == (1288490188, 3 * 2**30)
+    assert found.best.verdict.bound == "memory"
+    export.write_best(found, tmp_path / "best.yaml")
+    assert best_file.read(tmp_path / "best.yaml").measured["peak_allocated_bytes"] == 3 * 2**30
+    smaller = changed(trained[0], peak_allocated_bytes=2**20)
+    again = summary.from_records([smaller if r is trained[0] else r for r in records])
+    assert again.best.peak_allocated_bytes == best.peak_allocated_bytes
+
+
 def test_windows_of_another_configuration_are_not_those_of_the_best(records):
     best = summary.from_records(records).best
     assert best is not None
