@@ -177,7 +177,8 @@ def _module(ref: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and ref.startswith(error.name):
             known_names = ", ".join(BUILT_IN)
-            raise WorkloadError(f"no workload {ref!r}; ours are {known_names}, or give a .py file") from None
+            said = f"no workload {ref!r}; ours are {known_names}, or give a .py file"
+            raise WorkloadError(f"{said}; a module is looked for from the folder in which this was started") from None
         raise
 
 

@@ -26,6 +26,7 @@ from tuning.cli.terminal import console, line
 from tuning.cli.training_job import FORCE, MODEL, RESULT, TrainingJob, telling, train
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
+from tuning.config.choices import available
 from tuning.config.command_line import parse, value_of
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import checked_options
@@ -181,7 +182,11 @@ def _session(best: Best, device: str) -> Session:
     except Exception as error:  # whatever a user's file raises when it is imported
         said = f"{'' if isinstance(error, WorkloadError) else f'{type(error).__name__}: '}{error}"
         what = f"{best.path}: workload.ref={best.ref}: {said}"
-        raise ConfigError(what[:400], remedy="put the workload's file back, or install what it needs") from error
+        is_file = best.ref.endswith(".py") or best.ref in available("workload")
+        where = (
+            "put the workload's file back" if is_file else "type it where the study was started, which has the module"
+        )
+        raise ConfigError(what[:400], remedy=f"{where}, or install what it needs") from error
     declared = dict(getattr(session.resident.workload, "options", {}))
     try:
         checked_options(best.options, declared, {})

@@ -20,7 +20,7 @@ from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
 from tuning.report.format import plain
 from tuning.report.named import PICKS, Named
-from tuning.report.sentences import file_of, kinds, place_sentence
+from tuning.report.sentences import file_of, kinds, place_sentence, train_command
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import MEASURED, SPEED
 from tuning.stats.uncertainty import Quality
@@ -42,9 +42,8 @@ def write_best(summary: Summary, path: Path, *, name: str = "best") -> Path:
             remedy=f"python -m tuning.run resume={summary.id}",
         )
     body = _body(summary, named, datetime.now(UTC))
-    head = f"# The {name.replace('_', ' ')} configuration of run {plain(summary.id)}; it trains as it stands:\n"
-    out = "" if name == "best" else f" --out train-{path.stem}"  # of each a folder of its own
-    head += f"#   python -m tuning train --from {path.name}{out}\n"
+    whose = f"{name.replace('_', ' ')} configuration of run {plain(summary.id)}"
+    head = f"# The {whose}; it trains as it stands, where the study was started:\n#   {train_command(summary, name)}\n"
     return atomic.write_text(path, head + best_file.text_of(body, str(path)))
 
 

@@ -51,6 +51,7 @@ def render(summary: Summary) -> str:
         cut=sentences.cut_sentence(summary),
         parts=sentences.parts_sentence(summary),
         sooner=sooner_sentence(summary),
+        train=sentences.train_command(summary, "best"),
         untrained=sentences.not_trained_sentence(summary),
         refresh_s=0 if summary.is_finished else REFRESH_S,
         settings=fmt.settings(best.config, sentences.present(summary)) if best else [],

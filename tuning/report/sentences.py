@@ -16,6 +16,7 @@ from tuning.config.cards import HERE, lacking
 from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
+from tuning.config.shareable import shareable
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
 from tuning.report.format import SHOWN_FROM, complete, duration, outcome, percent, plain, quality, rate, ratio, size
@@ -192,6 +193,17 @@ def ablate_command(found: Summary) -> str:
     return shlex.join(["python", "-m", "tuning", "ablate", plain(found.id), *_elsewhere(found, "--runs-dir=")])
 
 
+def train_command(found: Summary, name: str) -> str:
+    """Returns the command that trains a named configuration, to be typed where the study was started.
+
+    Relative paths in options, and a workload that is a module, are found from there alone.
+    """
+    workload = mapping(mapping(found.study.get("config")).get("workload")).get("name") or Path(found.workload).stem
+    folder, file = Path(_recorded_runs_dir(found), plain(workload), plain(found.id)), file_of(name)
+    out = [] if name == "best" else ["--out", str(folder / f"train-{Path(file).stem}")]  # of each a folder of its own
+    return shareable(shlex.join(["python", "-m", "tuning", "train", "--from", str(folder / file), *out]))
+
+
 def _differs(found: Summary, name: str) -> bool:
     """Returns whether the pick is another configuration than the one of that name."""
     return found.best is not None and complete(found.best.config) != complete(found.named[name].config)
@@ -199,8 +211,12 @@ def _differs(found: Summary, name: str) -> bool:
 
 def _elsewhere(found: Summary, option: str) -> list[str]:
     """Returns what says where runs are, where that is not the default."""
-    runs_dir = plain(mapping(found.study.get("config")).get("runs_dir") or "runs")
+    runs_dir = _recorded_runs_dir(found)
     return [] if runs_dir == "runs" else [f"{option}{runs_dir}"]
+
+
+def _recorded_runs_dir(found: Summary) -> str:
+    return plain(mapping(found.study.get("config")).get("runs_dir") or "runs")
 
 
 def unsteady_sentence(best: Named) -> str:
@@ -228,9 +244,10 @@ def not_trained_sentence(found: Summary) -> str:
     reference, objective = found.reference, plain(found.objective)
     if reference is None or not objective or objective in reference.quality or found.provisional:
         return ""
-    name = file_of(reference.name)
-    command = f"python -m tuning train --from {name} --out train-{name.removesuffix('.yaml')}"
-    return f"The {objective} of {called(reference.name)} was not measured; in the run's folder {command} tells it"
+    command = train_command(found, reference.name)
+    return (
+        f"The {objective} of {called(reference.name)} was not measured; where the study was started {command} tells it"
+    )
 
 
 def called(name: str) -> str:

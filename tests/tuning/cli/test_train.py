@@ -230,6 +230,16 @@ def test_a_file_of_data_that_is_gone_is_named_with_its_option(best: Path, capsys
     assert not Path("out").exists()
 
 
+def test_a_module_that_is_not_found_from_here_is_looked_for_where_the_study_was_started(
+    best: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(best, "workload", "ref", "my.moons")
+    assert train(best, "--out", "out") == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "a module is looked for from the folder in which this was started" in err
+    assert "try: type it where the study was started" in err
+
+
 def test_a_secret_that_was_not_written_down_is_asked_for(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
     body = yaml.safe_load(best.read_text(encoding="utf-8"))
     edit(best, "workload", "options", {**body["workload"]["options"], "hub_token": "***"})

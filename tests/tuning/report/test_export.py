@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -187,11 +188,18 @@ def test_front_csv_holds_no_formula_and_no_escape_code(records, tmp_path):
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@")) or not cell.isprintable()]
 
 
-def test_the_head_of_each_file_says_how_it_is_trained_beside_the_others(records, tmp_path):
-    found = summary.from_records(records)
-    for name, more in (("best", ""), ("before", " --out train-before")):
+@pytest.mark.parametrize(("runs_dir", "shown"), [("runs", "runs"), ("my runs", "my runs"), ("/ann/r", "~/r")])
+def test_the_head_of_each_file_says_how_it_is_trained_where_the_study_was_started(
+    records, tmp_path, monkeypatch, runs_dir, shown
+):
+    monkeypatch.setenv("HOME", "/ann")
+    workload = {"ref": "my.moons", "name": "moons", "options": {}}
+    found = with_study(records, workload="my.moons", config={"workload": workload, "runs_dir": runs_dir})
+    folder = f"{shown}/moons/{found.id}"
+    for name, more in (("best", []), ("before", ["--out", f"{folder}/train-before"])):
         path = export.write_best(found, tmp_path / f"{name}.yaml", name=name)
-        assert path.read_text().splitlines()[1] == f"#   python -m tuning train --from {name}.yaml{more}"
+        said = path.read_text().splitlines()[1].removeprefix("#   ")
+        assert shlex.split(said) == ["python", "-m", "tuning", "train", "--from", f"{folder}/{name}.yaml", *more]
 
 
 def test_what_was_trained_beside_the_pick_warns_of_nothing_to_be_done(found, tmp_path):

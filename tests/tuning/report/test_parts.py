@@ -149,6 +149,9 @@ def test_what_was_not_trained_comes_with_the_command_that_trains_it(records, tmp
     own = [r for r in records if not (r.event == "confirmed" and r["name"] == "before")]
     found = summary.from_records(own)
     said = sentences.not_trained_sentence(found)
-    assert said.startswith("The accuracy of before was not measured; in the run's folder python -m tuning train --from")
-    assert (tmp_path / said.split("--from ")[1].split()[0]) in export.write_all(found, tmp_path)
+    folder, typed = f"runs/nli/{found.id}/", "where the study was started python -m tuning train --from"
+    assert said == (
+        f"The accuracy of before was not measured; {typed} {folder}before.yaml --out {folder}train-before tells it"
+    )
+    assert tmp_path / "before.yaml" in export.write_all(found, tmp_path)
     assert sentences.not_trained_sentence(summary.from_records(records)) == ""

@@ -188,7 +188,7 @@ def test_the_answer_comes_first_with_what_to_set_and_the_command(found, page):
         "times as fast as before",
         "None of the gain over before",
         "learning_rate=6.1e-4",
-        "train --from best.yaml",
+        f"train --from runs/nli/{found.id}/best.yaml",
     )
     places = [text.index(part) for part in order]
     assert places == sorted(places)
