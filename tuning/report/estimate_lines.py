@@ -129,7 +129,11 @@ def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
         return
     short = next((cell for cell in first["cells"] if cell["verdict"] == "no"), None)
     if short is None:
-        yield "All of these sizes fit; nothing has to be given up."
+        whole = all(row["cells"] and _fits(row) for row in answer["rows"])
+        if _fits(first):
+            yield f"All {'of these sizes' if whole else f'sizes of {_name(first)}'} fit; nothing has to be given up."
+        else:
+            yield f"No size of {_name(first)} is too large; one that is tight may run out of memory."
         return
     ways = list(_ways(rows, short["micro_batch"]))
     if ways:
@@ -142,6 +146,10 @@ def _advice(answer: Mapping[str, Any]) -> Iterator[str]:
             yield _way(one["knobs"], one, f", {fits}; costs {one['cost']}")
     else:
         yield "Nothing of this fits, and no knob saves anything: a larger card, or a smaller model."
+
+
+def _fits(row: Mapping[str, Any]) -> bool:
+    return all(cell["verdict"] == "fits" for cell in row["cells"])
 
 
 def _ways(rows: Sequence[Mapping[str, Any]], micro_batch: int) -> Iterator[str]:

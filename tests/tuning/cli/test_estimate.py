@@ -216,6 +216,27 @@ def test_what_does_not_fit_is_followed_by_what_would(capsys: pytest.CaptureFixtu
     assert "All of these sizes fit" in told("workload=nli card=h200", capsys)
 
 
+def test_that_all_fit_is_said_of_what_does(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer("workload=nli card=h200", capsys)
+
+    def shown(*others: str) -> str:
+        """Returns what is said where the largest size of the first rows has these verdicts."""
+        rows = [{**row, "cells": [*row["cells"]]} for row in found["rows"]]
+        for row, verdict in zip(rows, others, strict=False):
+            row["cells"][-1] = {**row["cells"][-1], "verdict": verdict}
+        console = Console(width=200)
+        with console.capture() as captured:
+            for part in estimate_lines.shown({**found, "rows": rows}, 200):
+                console.print(part)
+        return captured.get()
+
+    assert "All of these sizes fit; nothing" in shown()
+    assert "All sizes of fp32 fit; nothing" in shown("fits", "no")
+    assert "All sizes of fp32 fit; nothing" in shown("fits", "tight")
+    assert "No size of fp32 is too large; one that is tight may run out" in (said := shown("tight", "no"))
+    assert "nothing has to be given up" not in said
+
+
 def test_where_nothing_fits_there_are_remedies(capsys: pytest.CaptureFixture[str]) -> None:
     def wide(request: Request) -> Prediction:
         return formula(request, 40 if request.knobs["adapter"] == "lora" else 400)
