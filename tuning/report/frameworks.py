@@ -95,7 +95,9 @@ class _Told:
         return {word: self[name] for name, word in words.items() if name in self}
 
     def loader(self, prefix: str = "") -> dict[str, Any]:
-        """Returns what a DataLoader is told of its processes."""
+        """Returns what a DataLoader, or one that has such arguments behind a prefix, is told of its processes."""
+        if not prefix:
+            self.undone["order of the data"] = "shuffle=True: of the training's DataLoader, which does not by itself"
         names = ("num_workers", "pin_memory", *(_OF_WORKERS if self.ours.get("num_workers") else ()))
         return self.words(**{name: f"{prefix}{name}" for name in names})
 

@@ -74,6 +74,8 @@ def test_an_own_knob_and_what_there_is_no_word_for_are_listed(framework: str) ->
     assert set(unsaid) >= {"width", "channels_last"}
     assert not {"batch_size", "micro_batch_size", "amp_dtype"} & set(unsaid)
     assert ("num_workers" in unsaid) == (framework == "deepspeed")
+    shuffled = any(line.startswith("shuffle=True: ") for line in unsaid.values())
+    assert shuffled == (framework in ("lightning", "accelerate"))  # whose DataLoader is built by hand
     assert unsaid["channels_last"] == "channels_last=True: model.to(memory_format=torch.channels_last)"
 
 
