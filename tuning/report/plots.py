@@ -287,10 +287,8 @@ def _inline(svg: str, name: str, caption: str) -> str:
     svg = re.sub(r'font: ([\d.]+px) [^;"]*', r"font-size: \1; font-family: inherit", svg)
     for colour, css_property in _PROPERTIES.items():
         svg = svg.replace(colour, f"var(--{css_property})")
-    label = html.escape(caption, quote=True)
-    return re.sub(
-        r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', rf'<svg role="img" aria-label="{label}" \1', svg, count=1
-    )
+    head = f'<svg role="img" aria-label="{html.escape(caption, quote=True)}"'  # any text: no template of `re`
+    return re.sub(r'<svg ([^>]*?)width="[^"]*" height="[^"]*"', lambda found: f"{head} {found[1]}", svg, count=1)
 
 
 def _baseline(summary: Summary, values: Sequence[float]) -> Baseline | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import json
 import os
 import re
 import shutil
@@ -98,6 +99,14 @@ def test_hostile_text_stays_text(records):
     assert "&lt;script&gt;" in text
     assert "\x1b" not in text
     assert Page(text).crossed == []
+
+
+def test_an_objective_of_any_name_has_its_figures(records):
+    text = json.dumps([r.fields for r in records]).replace('"accuracy"', json.dumps(r"top\d \1 $x^$"))
+    own = [dataclasses.replace(r, fields=fields) for r, fields in zip(records, json.loads(text), strict=True)]
+    shown = Page(report.render(summary.from_records(own)))
+    assert any(r"op\d \1 $x^$" in (value or "") for name, value in shown.attributes if name == "aria-label")
+    assert shown.crossed == []
 
 
 def test_a_run_cut_off_anywhere_has_a_report_that_reads_itself_again(records):
