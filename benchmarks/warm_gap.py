@@ -2,7 +2,7 @@
 
     python -m benchmarks.warm_gap --trials 21 --out benchmarks/results/warm_gap.jsonl
 
-Four ways in one run, on the same trials of `nli` (64 training samples, DoRA on three layers of MiniLM):
+Four ways in one run, on the same trials of `nli` (64 training samples, DoRA on two layers of MiniLM):
   fresh     Ray Tune's default: a class Trainable, a new actor for every trial
   reuse     Ray Tune with reuse_actors=True and a reset_config that loads data and model again, as its docs show
   ours      reuse_actors=True, data and model resident, outcomes returned
@@ -33,7 +33,7 @@ from tuning.workers.worker_config import WorkerConfig
 OPTIONS = {"max_train_samples": 64, "max_val_samples": 16}
 KNOBS = {"learning_rate": 5e-4, "batch_size": 16, "micro_batch_size": 8, "ram_cache": True}
 TOO_LARGE = {**KNOBS, "batch_size": 64, "micro_batch_size": 64}
-CAP_BYTES = 700 * 2**20
+CAP_BYTES = 400 * 2**20
 """Holds a micro-batch of 8 and not one of 64."""
 SETTING = WorkerConfig("nli", OPTIONS, "cpu", threads=1)
 PLAN = Plan(samples=64, milestones=(64,))
