@@ -60,8 +60,8 @@ def plan_epoch(
     order = torch.randperm(count, generator=generator, device="cpu").tolist()
     plan: list[MicroBatch] = []
     bounds = [*range(0, count, knobs.batch_size), count]
-    # Batch norm takes no micro-batch of one sample: the last batch gets one from that before it, and the last two parts
-    # of any batch share theirs.
+    # Batch norm takes no micro-batch of one sample: the last batch gets one from that before it, and so does the last
+    # part of any batch.
     if count > knobs.batch_size > 2 and bounds[-1] - bounds[-2] == 1:
         bounds[-2] -= 1
     for start, stop in itertools.pairwise(bounds):
@@ -70,7 +70,7 @@ def plan_epoch(
             batch.sort(key=lambda index: lengths[index])
         cuts = [*range(0, len(batch), knobs.micro_batch_size), len(batch)]
         if knobs.micro_batch_size > 2 < len(cuts) and cuts[-1] - cuts[-2] == 1:
-            cuts[-2] = (cuts[-3] + cuts[-1] + 1) // 2
+            cuts[-2] -= 1
         for begin, end in itertools.pairwise(cuts):
             part = tuple(batch[begin:end])
             plan.append(MicroBatch(part, len(part) / len(batch), end == len(batch), epoch, phase_at(start)))

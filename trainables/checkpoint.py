@@ -82,9 +82,12 @@ def exists(folder: Path) -> bool:
 
 
 def clear(folder: Path) -> None:
-    """Removes the checkpoint of a run that has ended; the pointer goes first, so no half of it is ever left."""
+    """Removes the checkpoint of a run that has ended; the pointer goes first, so no half of it is ever left.
+
+    Drafts of one that was killed while it wrote tensors go, too: they are as large as the model.
+    """
     (folder / POINTER).unlink(missing_ok=True)
-    for state in folder.glob("state-*.safetensors"):
+    for state in (*folder.glob("state-*.safetensors"), *folder.glob(".*.safetensors.*.draft")):
         state.unlink(missing_ok=True)
 
 

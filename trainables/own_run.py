@@ -121,7 +121,7 @@ class Run(Counted):
             raise LoopError("run.prepare(..., ReduceLROnPlateau): it waits for a metric, so step it yourself")
         model = model.to(self.device)
         if knobs.channels_last:  # else the layout that their own lines gave it holds
-            precision.set_memory_format(model, knobs)
+            self.keep(precision.laid_out(model, knobs))
         blocks = [child for m in model.modules() if isinstance(m, nn.ModuleList) for child in m]
         self.keep(precision.checkpointed(blocks, knobs.activation_checkpointing))
         if knobs.compile != "off":

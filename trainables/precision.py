@@ -114,6 +114,16 @@ def set_memory_format(model: nn.Module, knobs: Knobs) -> None:
         cast(Any, model).to(memory_format=wanted)
 
 
+@contextmanager
+def laid_out(model: nn.Module, knobs: Knobs) -> Iterator[None]:
+    """Has weights laid out as the knob says, and behind it as they were: a script may keep its model."""
+    before = {name: p.is_contiguous() for name, p in model.named_parameters() if p.dim() == 4}
+    set_memory_format(model, knobs)
+    yield
+    if any(before.values()):
+        set_memory_format(model, knobs.with_(channels_last=False))
+
+
 def grad_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
     """Returns the loss scaler: at work for fp16, passing everything through otherwise."""
     return torch.amp.GradScaler(device.type, enabled=knobs.amp_dtype == "fp16")

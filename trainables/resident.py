@@ -117,7 +117,7 @@ class Resident:
         self._model = None
         self._first.clear()
         self._first_plain.clear()
-        self.marks = {}
+        self._first_kept, self.marks = {}, {}
         if any(part() is not None for part in parts):  # in a circle, and maybe frozen with what never changes
             gc.unfreeze()
             garbage.collect()

@@ -105,8 +105,27 @@ def test_a_schedule_by_passes_ends_with_the_run(changed: Any, has_own: bool, sam
     assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (samples, pytest.approx(left, abs=1e-9))
 
 
-def test_a_pass_that_is_shorter_than_was_said_ends_no_run(changed: Any) -> None:
-    session = changed(*BY_PASSES, ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=2048)"))
+IN_SETUP = (
+    ("self.trainer.estimated_stepping_batches", "self.total"),
+    (
+        "class Net(LightningModule):\n",
+        """class Net(LightningModule):
+    def setup(self, stage):
+        self.total = int(self.trainer.estimated_stepping_batches)
+
+""",
+    ),
+)
+
+
+def test_the_length_is_known_in_the_modules_setup_where_the_data_are_not_its_own(changed: Any) -> None:
+    found = changed(*IN_SETUP).train(KNOBS, Plan(2048, (2048,)), 0)  # torch raises where a cycle has too few steps
+    assert (found["outcome"], found["samples"]) == ("ok", 2048), found["message"]
+
+
+@pytest.mark.parametrize("by", [BY_PASSES, ()], ids=["passes", "steps"])
+def test_a_pass_that_is_shorter_than_was_said_ends_no_run(changed: Any, by: Any) -> None:
+    session = changed(*by, ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=2048)"))
     found = session.train(KNOBS, Plan(4096, (4096,)), 0)
     assert (found["outcome"], found["samples"], found.get("has_ended")) == ("ok", 4096, None), found["message"]
 

@@ -231,6 +231,16 @@ def test_a_layout_of_their_own_holds_where_the_knob_is_off(script: Any, theirs: 
     assert workload.train.__globals__["SEEN"] == [theirs or knob]
 
 
+def test_a_model_that_a_script_keeps_is_laid_out_as_it_was_behind_a_training(script: Any) -> None:
+    kept = LAID_OUT.replace("    net = nn.Conv2d", "    net = KEPT.setdefault(0, nn.Conv2d").replace(
+        "padding=1)", "padding=1))"
+    )
+    workload = script(kept, HEAD + "KEPT = {}\nOPTIONS = {'last': False}\n")
+    for knob in (False, True, False):
+        assert events(workload, Plan(8, (8,)), channels_last=knob)
+    assert workload.train.__globals__["SEEN"] == [False, True, False]
+
+
 TEACHER = """
 def train(run):
     net, optimizer = made(run)

@@ -23,9 +23,9 @@ from trainables.plan import steps_to
 from trainables.workload import WorkloadError
 
 if "lightning.pytorch" in sys.modules:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, LightningModule
 else:
-    from pytorch_lightning import Callback
+    from pytorch_lightning import Callback, LightningModule
 
 _TRAINER_OFF = {
     "logger": False,
@@ -79,10 +79,13 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         self._counts = batches.SampleCounts(None)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Has the run's length said before optimisers are made: a loader may need what the module's `setup` makes."""
+        """Says the run's length; with a module's own loader, which may need what its `setup` makes, behind that."""
         if stage != "fit":
             return
         self._run.ends_with_pass = True
+        if trainer.datamodule is not None or type(pl_module).train_dataloader is LightningModule.train_dataloader:
+            self._say_length(trainer)
+            return
         theirs = pl_module.configure_optimizers
 
         def configure_optimizers() -> Any:
@@ -99,7 +102,7 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         samples, micro = self._pass(trainer)
         steps = steps_to(self._run.samples, samples, micro, trainer.accumulate_grad_batches)
         trainer.fit_loop.epoch_loop.max_steps = steps
-        trainer.fit_loop.max_epochs = math.ceil(self._run.samples / samples)
+        trainer.fit_loop.max_epochs = math.ceil(self._run.samples / min(samples, trainer.num_training_batches * micro))
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Sets what knobs change in the model, which is whole by now."""

@@ -30,6 +30,7 @@ from tuning.memory.predictor import Request, default_cache, interrupt, predict_a
 from tuning.report import estimate_lines
 from tuning.report.estimate_request import Question, question
 from tuning.workers import machine, nvml
+from tuning.workers.doctor import choose_devices
 from tuning.workers.own_workload import has_own_loop, own_table, with_own
 
 DESCRIPTION = """\
@@ -80,6 +81,8 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
         config = load(asked.settings, own_table)
         if config.workload.ref not in available("workload"):
             config = _with_own(config)
+    if config.devices != "all":
+        choose_devices(config)
     about = question(config, asked.kernels, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
     answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))

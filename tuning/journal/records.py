@@ -302,7 +302,8 @@ def table_of(records: Sequence[Record]) -> KnobTable:
         own = ours.own if ours is not None else {name: Knob.of_raw(row) for name, row in raw.items()}
         measured = last(records, "kinds")
         kinds: dict[str, Kind] = {} if measured is None else dict.fromkeys(measured["changed"], "both")
-        return KnobTable(own, kinds, study.get("hooks", []) if study is not None else [])
+        hooks = ours.hooks if ours is not None else study.get("hooks", []) if study is not None else []
+        return KnobTable(own, kinds, hooks)
     except (KeyError, TypeError, ValueError, AttributeError):
         return EVERY
 

@@ -120,7 +120,8 @@ class _Told:
             return {}
         others = ", ".join(self.defaults[name] for name in own if name in self.defaults)
         default = f"; by default there is {others}" if others else ""
-        return {"of your own code": f"{', '.join(own)}: of your own code, for which this rate was found{default}"}
+        said = f"{', '.join(own)}: of the workload's own code, for which this rate was found{default}"
+        return {"of the workload's own": said}
 
     def _value(self, name: str) -> Any:
         return self.ours.get(name, EVERY[name].default)

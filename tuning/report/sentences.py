@@ -200,8 +200,14 @@ def train_command(found: Summary, name: str) -> str:
     """
     workload = mapping(mapping(found.study.get("config")).get("workload")).get("name") or Path(found.workload).stem
     folder, file = Path(_recorded_runs_dir(found), plain(workload), plain(found.id)), file_of(name)
-    out = [] if name == "best" else ["--out", str(folder / f"train-{Path(file).stem}")]  # of each a folder of its own
-    return shareable(shlex.join(["python", "-m", "tuning", "train", "--from", str(folder / file), *out]))
+    out = "" if name == "best" else f" --out {_quoted(folder / f'train-{Path(file).stem}')}"  # of each one of its own
+    return f"python -m tuning train --from {_quoted(folder / file)}{out}"
+
+
+def _quoted(path: Path) -> str:
+    """Returns a path for a shell, with the home folder as ~, which has to stand before the quotes."""
+    said = shareable(str(path))
+    return f"~/{shlex.quote(said[2:])}" if said.startswith("~/") else shlex.quote(said)
 
 
 def _differs(found: Summary, name: str) -> bool:

@@ -57,11 +57,9 @@ def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) ->
     for trial in ended:
         learned = _learned(trial.config)
         speeds = at(Knobs.of(trial.config).batch_size)
-        choice = fastest(speeds, guard, learned)
-        if choice is None:
-            continue
-        config = _fitting(space.complete({**learned, **choice.system}), space, guard)
-        speed = speeds.of(config)  # nothing where the micro-batch had to be cut, or another group was probed
+        configs = (space.complete({**learned, **choice.system}) for choice in speeds.ranked(learned))
+        config = next((one for one in configs if _fitting(one, space, guard) == one), None)
+        speed = None if config is None else speeds.of(config)  # nothing where another group was probed
         if speed is not None and speed > FASTER * float(trial.samples_per_s or 0.0):
             told(journal.append("rated", trial=trial.id, config=config, samples_per_s=speed))
 

@@ -173,10 +173,10 @@ def _devices(nvml: Any) -> list[tuple[int, Any, bool]]:
     visible = os.environ.get(VISIBLE)
     if visible is not None and visible.strip() in ("", "-1"):
         return []
-    cards = [_parts(nvml, nvml.nvmlDeviceGetHandleByIndex(number)) for number in range(nvml.nvmlDeviceGetCount())]
+    count = nvml.nvmlDeviceGetCount()
     if visible is None:
-        return [(number, *part) for number, parts in enumerate(cards) for part in parts]
-    found = [part for one in visible.split(",") for part in _named(nvml, one.strip(), cards)]
+        return [(n, *part) for n in range(count) for part in _parts(nvml, nvml.nvmlDeviceGetHandleByIndex(n))]
+    found = [part for one in visible.split(",") for part in _named(nvml, one.strip(), count)]
     return [(number, *part) for number, part in enumerate(found)]
 
 
@@ -194,14 +194,18 @@ def _parts(nvml: Any, handle: Any) -> list[tuple[Any, bool]]:
     return found
 
 
-def _named(nvml: Any, asked: str, cards: list[list[tuple[Any, bool]]]) -> list[tuple[Any, bool]]:
+def _named(nvml: Any, asked: str, count: int) -> list[tuple[Any, bool]]:
     """Returns a card or slice by its number or UUID, of which CUDA takes the beginning, too; raises NVMLError.
 
     Of a card in MIG mode it is the first slice.
     """
     if asked.isdigit():
-        return cards[int(asked)][:1] if int(asked) < len(cards) else []
-    own = [part for parts in cards for part in parts if str(nvml.nvmlDeviceGetUUID(part[0])).startswith(asked)]
+        return _parts(nvml, nvml.nvmlDeviceGetHandleByIndex(int(asked)))[:1] if int(asked) < count else []
+    own: list[tuple[Any, bool]] = []
+    for number in range(count):
+        with contextlib.suppress(nvml.NVMLError):  # one that is lost is not the one that is asked for
+            parts = _parts(nvml, nvml.nvmlDeviceGetHandleByIndex(number))
+            own += [part for part in parts if str(nvml.nvmlDeviceGetUUID(part[0])).startswith(asked)]
     return (own or _parts(nvml, nvml.nvmlDeviceGetHandleByUUID(asked)))[:1]
 
 

@@ -141,6 +141,12 @@ def test_a_card_that_is_here_leaves_what_a_study_would_get(
     assert (found.usable_bytes, found.kernels, found.capability) == (of_study, "cuda", (8, 9))
 
 
+def test_only_the_cards_that_a_study_would_use_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_visible_before", [])
+    with pytest.raises(ConfigError, match="devices=7: 7 is no card here"):
+        estimate.main(["workload=nli", "devices=7"])
+
+
 def test_a_workload_of_ours_is_asked_without_torch() -> None:
     text = "import sys; from tuning.cli import estimate as e; e.question(e.load(['workload=nli']), 'cpu', ()); "
     asked = [sys.executable, "-c", text + "print('torch' in sys.modules)"]

@@ -188,7 +188,9 @@ def test_front_csv_holds_no_formula_and_no_escape_code(records, tmp_path):
     assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@")) or not cell.isprintable()]
 
 
-@pytest.mark.parametrize(("runs_dir", "shown"), [("runs", "runs"), ("my runs", "my runs"), ("/ann/r", "~/r")])
+@pytest.mark.parametrize(
+    ("runs_dir", "shown"), [("runs", "runs"), ("my runs", "my runs"), ("/ann/r", "~/r"), ("/ann/my r", "~/my r")]
+)
 def test_the_head_of_each_file_says_how_it_is_trained_where_the_study_was_started(
     records, tmp_path, monkeypatch, runs_dir, shown
 ):
@@ -199,6 +201,7 @@ def test_the_head_of_each_file_says_how_it_is_trained_where_the_study_was_starte
     for name, more in (("best", []), ("before", ["--out", f"{folder}/train-before"])):
         path = export.write_best(found, tmp_path / f"{name}.yaml", name=name)
         said = path.read_text().splitlines()[1].removeprefix("#   ")
+        assert "'~" not in said, "a shell takes it for a name there"
         assert shlex.split(said) == ["python", "-m", "tuning", "train", "--from", f"{folder}/{name}.yaml", *more]
 
 

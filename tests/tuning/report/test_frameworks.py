@@ -117,11 +117,11 @@ def test_an_own_knob_by_the_name_of_one_of_ours_is_in_no_words_of_a_framework() 
 @pytest.mark.parametrize(
     ("hooks", "says", "by_default"),
     [
-        (["schedule"], "schedule: of your own code", "a linear schedule"),
-        (["optimizer", "parameter_groups"], "optimizer: of your own code", "AdamW"),
+        (["schedule"], "schedule: of the workload's own code", "a linear schedule"),
+        (["optimizer", "parameter_groups"], "optimizer: of the workload's own code", "AdamW"),
         (
             ["parameter_groups", "schedule"],
-            "schedule, parameter_groups: of your own code",
+            "schedule, parameter_groups: of the workload's own code",
             "a linear schedule, one rate",
         ),
     ],
@@ -129,10 +129,10 @@ def test_an_own_knob_by_the_name_of_one_of_ours_is_in_no_words_of_a_framework() 
 def test_hooks_of_the_workloads_own_are_listed(hooks: list[str], says: str, by_default: str) -> None:
     table = KnobTable(hooks=hooks)
     for framework in sorted({*FRAMEWORKS} - {"json"}):
-        said = exported(best(**table.defaults), framework, None, table).unsaid["of your own code"]
+        said = exported(best(**table.defaults), framework, None, table).unsaid["of the workload's own"]
         assert said.startswith(f"{says}, for which this rate was found")
         assert (f"by default there is {by_default}" in said) == (framework == "transformers")
-        assert "of your own code" not in exported(best(**KnobTable().defaults), framework).unsaid
+        assert "of the workload's own" not in exported(best(**KnobTable().defaults), framework).unsaid
     assert exported(best(**table.defaults), "json", None, table).unsaid == {}
 
 

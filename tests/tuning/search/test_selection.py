@@ -148,6 +148,14 @@ def test_a_micro_batch_that_ran_out_of_memory_is_given_to_nobody(tmp_path: Path)
     tight.observe_oom(*need_of(fast))
     recombine(journal, SPACE, tight, lambda r: None)
     assert not [r for r in journal.records if r.event == "rated"], "nobody measured half of it"
+    whole = {**fast, "micro_batch_size": 32}
+    steps = {"micro_step_s": 32 / 3100.0, "optimizer_step_s": 0.0, "samples_per_s": 3100.0}
+    journal.append("probe", name=None, config=whole, outcome="ok", **steps)
+    space = Space.of({**SPACE.as_raw(), "micro_batch_size": [16, 32, 64]})
+    recombine(journal, space, tight, lambda r: None)
+    assert [(r["config"], r["samples_per_s"]) for r in journal.records if r.event == "rated"] == [
+        (whole, pytest.approx(3100.0))
+    ]
     picked = fastest_probed(journal.records, SPACE, tight, slow)
     assert picked is not None
     assert tight.judge(*need_of(picked)).fits

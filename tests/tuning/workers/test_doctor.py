@@ -170,6 +170,22 @@ def test_cards_are_those_that_are_visible_in_their_order(
     assert "".join(gpu.name for gpu in nvml.gpus()) == names
 
 
+def test_a_card_that_nobody_asks_for_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(Two):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+            """Returns the handle of the first card."""
+            if index:
+                raise self.NVMLError("GPU is lost")
+            return 0
+
+    monkeypatch.setitem(sys.modules, "pynvml", Lost(0))
+    for visible in ("0", "GPU-a"):
+        monkeypatch.setenv(nvml.VISIBLE, visible)
+        assert ([gpu.name for gpu in nvml.gpus()], nvml.fault()) == (["a"], "")
+    monkeypatch.setenv(nvml.VISIBLE, "1")
+    assert (nvml.gpus(), nvml.fault()) == ([], "GPU is lost")
+
+
 @pytest.mark.parametrize(
     ("before", "asked", "visible"),
     [
