@@ -147,7 +147,7 @@ def test_a_loop_of_accelerate_that_leaves_run_batches_out_is_told(tmp_path: Path
 def test_what_a_script_evaluates_for_itself_is_in_no_window(tmp_path: Path) -> None:
     own = 'training_arguments(run, TRAIN, eval_strategy="steps", eval_steps=1, '
     session = session_of(
-        "trainer", tmp_path, ("training_arguments(run, TRAIN, ", own), ("Tokens(64, 2)", "Tokens(4096, 2)")
+        "trainer", tmp_path, ("training_arguments(run, TRAIN, ", own), ("Tokens(64, 2)", "Tokens(1024, 2)")
     )
     trial = session.trial(knobs_of("trainer"), FRAMEWORKS["trainer"].plan, 0)
     while not (found := trial.advance())["done"]:
