@@ -138,7 +138,10 @@ def _restore(state: State, stored: dict[str, Tensor], pointer: dict[str, Any]) -
                 state.optimizer.state[parameter][name] = tensor.item()
                 continue
             on_device = name != "step" or steps_on_device
-            state.optimizer.state[parameter][name] = tensor.to(parameter.device) if on_device else tensor
+            moved = tensor.to(parameter.device) if on_device else tensor
+            if moved.shape == parameter.shape:  # laid out as it is: a fused step goes through both in one order
+                moved = torch.empty_like(parameter, dtype=moved.dtype).copy_(moved)
+            state.optimizer.state[parameter][name] = moved
     for group, kept in zip(state.optimizer.param_groups, pointer["groups"], strict=True):
         group.update(kept)  # some optimisers keep what they have learned there, such as Prodigy its rate
     for name, module in state.model.named_modules():

@@ -34,7 +34,7 @@ def stop_after(state: State, samples: int) -> State:
 
 
 def weights(state: State) -> list[float]:
-    return [float(p.detach()) for p in state.model.parameters()]
+    return [value for p in state.model.parameters() for value in p.detach().flatten().tolist()]
 
 
 def both(workload: Sums, config: Config, folder: Path, samples: int = 64) -> tuple[State, State]:
@@ -209,3 +209,24 @@ def test_a_pointer_out_of_its_folder_is_refused(tmp_path: Path) -> None:
     pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "file": "../x.safetensors"}))
     with pytest.raises(checkpoint.CheckpointError, match="outside of its folder"):
         checkpoint.load(begin(), tmp_path, identity="a")
+
+
+class Images(Sums):
+    """Sums of images, by a convolution, whose weights a knob lays out."""
+
+    def model(self, config: Config) -> torch.nn.Module:
+        """Returns a convolution of the numbers as an image of two channels."""
+        layers = torch.nn.Unflatten(1, (2, 4, 4)), torch.nn.Conv2d(2, 4, 4), torch.nn.Flatten(), torch.nn.Linear(4, 1)
+        return torch.nn.Sequential(*layers, torch.nn.Flatten(0))
+
+    def collate(self, samples: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Returns 32 values a sample."""
+        batch = super().collate(samples)
+        values = batch["values"][:, :32]
+        return {**batch, "values": torch.nn.functional.pad(values, (0, 32 - values.shape[1]))}
+
+
+def test_moments_are_laid_out_as_their_weights_are(tmp_path: Path) -> None:
+    config = Config(KNOBS.with_(fused_optimizer=True, channels_last=True))
+    whole, resumed = both(Images(), config, tmp_path)
+    assert weights(resumed) == weights(whole)

@@ -5,7 +5,8 @@
     hpdb/01/rgb.cal                three lines of intrinsics, one of distortion, three of rotation, one of translation
                                    (mm): from the depth camera, in whose frame poses are, to the colour camera
 
-Angles are HopeNet's (Ruiz et al., arXiv 1710.00925). It took boxes from a face detector, which the database does not
+Angles are HopeNet's (Ruiz et al., arXiv 1710.00925), in the order of 300W-LP, as its released code has them since it
+transposes the matrix. It took boxes from a face detector, which the database does not
 hold; here the head's centre is projected into the colour image, and the box is as large as a head is at that distance.
 """
 
@@ -45,10 +46,10 @@ def read(poses: Iterable[Path]) -> list[Face]:
 
 
 def angles_deg(rotation: _Matrix) -> tuple[float, float, float]:
-    """Returns yaw, pitch and roll in degrees of the database's matrix (3, 3): R = Rz(roll) Ry(yaw) Rx(-pitch)."""
-    roll = math.atan2(rotation[1, 0], rotation[0, 0])
-    yaw = math.atan2(-rotation[2, 0], math.hypot(rotation[2, 1], rotation[2, 2]))
-    pitch = -math.atan2(rotation[2, 1], rotation[2, 2])
+    """Returns yaw, pitch and roll in degrees of the database's matrix (3, 3): R = Rx(-pitch) Ry(yaw) Rz(roll)."""
+    roll = -math.atan2(rotation[0, 1], rotation[0, 0])
+    yaw = math.atan2(rotation[0, 2], math.hypot(rotation[1, 2], rotation[2, 2]))
+    pitch = math.atan2(rotation[1, 2], rotation[2, 2])
     return math.degrees(yaw), math.degrees(pitch), math.degrees(roll)
 
 

@@ -80,14 +80,13 @@ def _write_300w_lp(stem: Path, rng: np.random.Generator) -> None:
 
 def _write_biwi(stem: Path, person: Head, rng: np.random.Generator) -> None:
     yaw, pitch, roll = _random_angles_deg(rng)
-    # BIWI's axes and order: x right, y down, z away from the camera, R = Rz(roll) Ry(yaw) Rx(-pitch); in ours that is
-    turned = np.asarray(rotation(0, 0, roll) @ rotation(yaw, 0, 0) @ rotation(0, pitch, 0), np.float32)
+    turned = rotation(yaw, pitch, roll)
     middle = np.array([*rng.normal(0.0, (40.0, 25.0)), rng.uniform(800.0, 1000.0)])  # in the depth camera's frame
     x, y, z = middle + SHIFT_MM
     at = np.array([x, y]) * FOCAL_PX / z + np.array(FRAME_PX) / 2
     camera = _camera(FOCAL_PX * 100.0 / z, at, turned, FRAME_PX)
     Image.fromarray(draw(person, turned, camera, rng)).save(f"{stem}_rgb.png", compress_level=1)
-    axes = np.diag([1.0, -1.0, -1.0])
+    axes = np.diag([1.0, -1.0, -1.0])  # BIWI's: x right, y down, z away from the camera
     rows = [" ".join(f"{value:.8f}" for value in row) + " \n" for row in [*(axes @ turned @ axes), middle]]
     Path(f"{stem}_pose.txt").write_text("".join([*rows[:3], "\n", rows[3]]))
 

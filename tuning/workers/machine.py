@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +21,11 @@ def cores(root: Path = ROOT) -> int:
     return max(1, min([own, *(int(share) for share in shares)]))
 
 
-def threads() -> int:
+def threads(env: Mapping[str, str] = os.environ) -> int:
     """Returns the threads that a training computes with which has the machine to itself: OMP_NUM_THREADS where that is
     set, at most the cores.
     """
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    asked = env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(cores(), int(asked)) if asked.isdigit() and int(asked) else cores()
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from trainables.knobs import Scalar
-from trainables.plan import Plan
 from trainables.ranks import End, Group
 from tuning.memory.oom import Outcome
 from tuning.workers.nvml import VISIBLE
@@ -58,10 +56,8 @@ class Peers:
             worker.__exit__()
         self._workers = []
 
-    def group(
-        self, knobs: Mapping[str, Scalar], seed: int, plan: Plan, epoch: int, threads: int, kind: type[Group] = Group
-    ) -> Group:
-        """Returns the group of a kind that trains with these knobs, once all are there."""
+    def group(self, order: Following, kind: type[Group] = Group) -> Group:
+        """Returns the group of a kind that trains as the order says, once all are there."""
         if self._group is not None:  # of a training that was never begun
             self._group.leave()
             self.left("broken")
@@ -71,9 +67,9 @@ class Peers:
         self._folder = tempfile.TemporaryDirectory(prefix="ct-ranks-")  # the last to meet still reads it
         rendezvous = str(Path(self._folder.name) / "rendezvous")
         for number, worker in enumerate(self._workers):
-            order = Following(dict(knobs), seed, plan, epoch, threads, number + 1, count, rendezvous)
-            thread = threading.Thread(target=self._follow, args=(worker, order), daemon=True)
-            self._threads[order.rank] = thread
+            own = replace(order, rank=number + 1, count=count, rendezvous=rendezvous)
+            thread = threading.Thread(target=self._follow, args=(worker, own), daemon=True)
+            self._threads[own.rank] = thread
             thread.start()
         try:
             self._group = kind(0, count, rendezvous, torch.device(self._device), self.left)

@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
 from ray import tune
 
 from trainables.knobs import Scalar
@@ -24,7 +25,8 @@ def described(config: WorkerConfig, knobs: Mapping[str, Scalar]) -> dict[str, An
     try:
         with Worker(arrived(config)) as worker:
             found = worker.describe(knobs)
-        found["device"] = {**found["device"], "threads": machine.threads()}
+        of_node = psutil.Process().parent() or psutil.Process()  # of Ray's: a task without a core has one thread
+        found["device"] = {**found["device"], "threads": machine.threads(of_node.environ())}
         cards = nvml.gpus() if config.device == "cuda" else []
         room_bytes = min(map(doctor.free_bytes, cards)) if cards else machine.available_bytes()
         return {**found, "torch": importlib.metadata.version("torch"), "room_bytes": room_bytes}

@@ -297,9 +297,10 @@ class Session:
     def together(self, state: training.AnyState) -> None:
         """Has the processes of the other ranks take part in a training from where it is; there may be none."""
         if self.peers:
-            knobs, seed = state.config.knobs.as_dict(), state.config.seed
-            order = knobs, seed, state.plan, state.epoch, torch.get_num_threads()
-            state.ranks = self.peers.group(*order, kind=self._group)
+            knobs, seed, silent_s = state.config.knobs.as_dict(), state.config.seed, state.config.loader_timeout_s
+            threads, caches = torch.get_num_threads(), self._caches
+            order = Following(knobs, seed, state.plan, state.epoch, threads, silent_s, caches)
+            state.ranks = self.peers.group(order, self._group)
 
     @property
     def _group(self) -> type[Group]:
@@ -310,12 +311,14 @@ class Session:
         found: dict[str, Any] = {}
         self._clear()
         self.use_threads(order.threads)
+        self._caches = order.caches * order.count
         with Attempt(self, found, order.plan.cap_bytes):
             self.memory.limit(order.plan.cap_bytes)
             group = self._group(order.rank, order.count, order.rendezvous, torch.device(self.setting.device))
             try:
                 try:
-                    state = training.prepare(self.resident, self.config(order.knobs, order.seed), order.plan)
+                    config = dataclasses.replace(self.config(order.knobs, order.seed), loader_timeout_s=order.silent_s)
+                    state = training.prepare(self.resident, config, order.plan)
                 except BaseException:
                     group.ready(is_so=False)
                     raise

@@ -58,16 +58,22 @@ class TrialOrder:
 
 @dataclass(frozen=True)
 class Following:
-    """A training that a process takes part in as `rank` of `count`; they meet in the file `rendezvous`."""
+    """A training that a process takes part in as `rank` of `count`; they meet in the file `rendezvous`.
+
+    A loader that is silent for `silent_s` hangs; what is free for RAM caches is shared by `caches` trainings. Both are
+    as in the process of rank 0, which would wait in vain for one that gave up later, or had less room.
+    """
 
     knobs: Mapping[str, Scalar]
     seed: int
     plan: Plan
     epoch: int
     threads: int
-    rank: int
-    count: int
-    rendezvous: str
+    silent_s: float
+    caches: int
+    rank: int = 0
+    count: int = 1
+    rendezvous: str = ""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def write_biwi(root: Path, sequence: str, number: int, pose_deg: tuple[float, fl
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rgb.cal").write_text(RGB_CAL)
     yaw, pitch, roll = pose_deg
-    turn = about(2, roll) @ about(1, yaw) @ about(0, -pitch)
+    turn = about(0, -pitch) @ about(1, yaw) @ about(2, roll)
     rows = [" ".join(f"{v:g}" for v in row) + " \n" for row in turn.round(7)]
     path = folder / f"frame_{number:05d}_pose.txt"
     path.write_text("".join(rows) + "\n" + "65.1 30.2 884.5 \n")
