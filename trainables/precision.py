@@ -116,7 +116,7 @@ def set_memory_format(model: nn.Module, knobs: Knobs) -> None:
 
 @contextmanager
 def laid_out(model: nn.Module, knobs: Knobs) -> Iterator[None]:
-    """Has weights laid out as the knob says, and behind it as they were: a script may keep its model."""
+    """Sets the memory format that the knob asks for, and restores it afterwards: a script may keep its model."""
     before = {name: p.is_contiguous() for name, p in model.named_parameters() if p.dim() == 4}
     set_memory_format(model, knobs)
     yield

@@ -5,8 +5,8 @@
     hpdb/01/rgb.cal                three lines of intrinsics, one of distortion, three of rotation, one of translation
                                    (mm): from the depth camera, in whose frame poses are, to the colour camera
 
-Angles are HopeNet's (Ruiz et al., arXiv 1710.00925), in the order of 300W-LP, as its released code has them since it
-transposes the matrix. It took boxes from a face detector, which the database does not
+Angles are in the order of 300W-LP: yaw, pitch and roll of the transposed matrix, as evaluations after HopeNet (Ruiz et
+al., arXiv 1710.00925) take them; an early commit of its code lacks the transpose. HopeNet took boxes from a face detector, which the database does not
 hold; here the head's centre is projected into the colour image, and the box is as large as a head is at that distance.
 """
 
