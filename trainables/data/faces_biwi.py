@@ -6,8 +6,9 @@
                                    (mm): from the depth camera, in whose frame poses are, to the colour camera
 
 Angles are in the order of 300W-LP: yaw, pitch and roll of the transposed matrix, as evaluations after HopeNet (Ruiz et
-al., arXiv 1710.00925) take them; an early commit of its code lacks the transpose. HopeNet took boxes from a face detector, which the database does not
-hold; here the head's centre is projected into the colour image, and the box is as large as a head is at that distance.
+al., arXiv 1710.00925) take them; an early commit of its code lacks the transpose. HopeNet took boxes from a face
+detector, which the database does not hold; here the head's centre is projected into the colour image, and the box is as
+large as a head is at that distance.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tuning.workers.slots import CONTEXT_BYTES
 
 CheckState = Literal["OK", "WARN", "FAIL"]
 SAME_CARD_FRAC = 0.9
-"""A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16, less what it keeps for itself."""
+"""A driver reports a little less than the box says: 8188 MiB of 8 GiB, 15 GiB of a T4's 16, with its own."""
 DIRTY_BYTES, MIN_CARD_BYTES = 256 * 2**20, 2**30
 """A desktop's display holds some 100 MiB; with less than a gibibyte left, a context and a small model are all."""
 TURING, CUDA_OF_TURING = (7, 5), 13
