@@ -48,6 +48,8 @@ class TuningError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    elsewhere = False
+    """Whether another machine may run it: what failed is a package, a file or a driver."""
 
     def __init__(self, what: str, *, allowed: str = "", remedy: str = "") -> None:
         super().__init__(what)
@@ -76,14 +78,17 @@ class PreflightError(TuningError):
     """This machine cannot run it."""
 
     exit_code = 3
+    elsewhere = True
 
 
 class UserCodeError(TuningError):
     """The code of a workload failed; `traceback` is theirs, without our frames, for -v."""
 
-    def __init__(self, what: str, *, allowed: str = "", remedy: str = "", traceback: str = "") -> None:
+    def __init__(
+        self, what: str, *, allowed: str = "", remedy: str = "", traceback: str = "", elsewhere: bool = False
+    ) -> None:
         super().__init__(what, allowed=allowed, remedy=remedy)
-        self.traceback = traceback
+        self.traceback, self.elsewhere = traceback, elsewhere
 
 
 class StoppedEarly(TuningError):

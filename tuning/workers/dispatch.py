@@ -129,12 +129,12 @@ class Dispatcher:
         cut = {"outcome": str(Outcome.CUT), "message": CUT} if trial in self._cut else {}
         self._scheduler.ended(trial, {**{n: v for n, v in found.items() if n != "events"}, **cut})
 
-    def node_lost(self, placed: Placed, node: str) -> None:
-        """Takes that a trial's node is gone: it runs once more on another, and its own second try is left to it."""
+    def node_lost(self, placed: Placed, node: str, how: str = "was lost") -> None:
+        """Takes that a trial's node trains no more: it runs once more on another; its own second try is left to it."""
         trial = placed.request.trial
         self._running.pop(trial, None)
         self._told.pop(trial, None)
-        self._scheduler.decided("lost", trial, f"node {node} was lost; it is run once more on another")
+        self._scheduler.decided("lost", trial, f"node {node} {how}; it is run once more on another")
         self._waiting.insert(0, replace(placed, moved=placed.moved + 1))
 
     def requeue(self) -> None:

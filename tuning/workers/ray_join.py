@@ -104,6 +104,10 @@ class JoinedCluster:
         """Returns the nodes that trials run on."""
         return [node for node in self.nodes if not node.why]
 
+    def left_out(self, node: Node) -> None:
+        """Takes that nothing trains any more on a node, whose `why` says why."""
+        self.nodes = [node if one.id == node.id else one for one in self.nodes]
+
     def of_kind(self, kind: str) -> list[Node]:
         """Returns those of one kind that are there now."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}

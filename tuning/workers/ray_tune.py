@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tuning.config.errors import StoppedEarly, TuningError
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
-from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, as_ran_there
+from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, as_ran_there, refusal
 from tuning.workers.ray_board import RayBoard
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
@@ -43,6 +43,7 @@ LOOK_S, GONE_S = 2.0, 60.0
 
 Ray counts a node that is cut off as lost after about 30 s.
 """
+_LEFT_OUT = "is left out"
 
 
 class RayExecutor:
@@ -151,6 +152,17 @@ class _Members:
         """Returns the id of the node on which a run of a kind takes a slot."""
         return self.slots.take(run, self._shares[kind].kind)
 
+    def leave_out(self, node: Node, fault: str) -> bool:
+        """Takes that no process can load the workload on a node any more; returns False where no other node is left."""
+        left = replace(node, why=refusal({}, {"fault": " ".join(fault.split())[:300]}))
+        is_new = self.slots.has(node)
+        if not self.slots.leave_out(left):
+            return False
+        if is_new:
+            self._cluster.left_out(left)
+            self._told(left)
+        return True
+
     def look(self) -> bool:
         """Returns whether the nodes have changed, looking at most every `LOOK_S`.
 
@@ -244,10 +256,14 @@ class _Asking(Searcher):
         if found is None and node is not None:
             self._doubts[trial_id] = _Doubt(placed, node, _ask(node), time.monotonic() + GONE_S)
             return
-        if node is not None and found is not None and self._members is not None:
-            self._members.slots.free(trial_id)
-            found = as_ran_there(found, node, time.time())
         try:
+            if node is not None and found is not None and self._members is not None:
+                self._members.slots.free(trial_id)
+                if found.get("elsewhere") and self._members.leave_out(node, found["fatal"]):
+                    self._replan(self._members)
+                    self._of(placed).node_lost(placed, node.name, _LEFT_OUT)
+                    return
+                found = as_ran_there(found, node, time.time())
             self._of(placed).ended(placed, found)
         except TuningError as failure:
             self.failed = failure
@@ -273,8 +289,7 @@ class _Asking(Searcher):
         if self._members is None or not self._dispatchers:
             return
         if self._members.look():
-            for kind, dispatcher in self._dispatchers.items():
-                dispatcher.replan(self._members.plan(kind))
+            self._replan(self._members)
         for run, doubt in list(self._doubts.items()):
             is_gone = not self._members.slots.has(doubt.node)
             if not is_gone and not _answers(doubt) and time.monotonic() < doubt.until:
@@ -282,13 +297,18 @@ class _Asking(Searcher):
             del self._doubts[run]
             self._members.slots.free(run)
             if is_gone:
-                self._of(doubt.placed).node_lost(doubt.placed, doubt.node.name)
+                how = _LEFT_OUT if doubt.node.why else "was lost"
+                self._of(doubt.placed).node_lost(doubt.placed, doubt.node.name, how)
             else:
                 self._of(doubt.placed).ended(doubt.placed, None)
         if not self._members.slots.is_empty:
             for kind, dispatcher in self._dispatchers.items():
                 if not self._members.plan(kind).concurrency:
                     dispatcher.requeue()
+
+    def _replan(self, members: _Members) -> None:
+        for kind, dispatcher in self._dispatchers.items():
+            dispatcher.replan(members.plan(kind))
 
     def _of(self, placed: Placed) -> Dispatcher:
         return self._dispatchers[placed.request.kind]

@@ -45,7 +45,8 @@ class TrialRunner:
     def step(self) -> dict[str, Any]:
         """Returns the trial's state at its next rung or beat, or its result; a process lost is an outcome.
 
-        `fatal` in a result says why no process can load the workload any more.
+        `fatal` in a result says why no process here can load the workload any more, `elsewhere` whether one of another
+        machine may.
         """
         while True:
             try:
@@ -55,7 +56,8 @@ class TrialRunner:
                 found = self._worker.advance()
                 break
             except (PreflightError, UserCodeError) as error:
-                return {**_ended(Outcome.CRASH, error.what), "fatal": error.what, "events": self._events}
+                fatal = {"fatal": error.what, "elsewhere": error.elsewhere}
+                return {**_ended(Outcome.CRASH, error.what), **fatal, "events": self._events}
             except WorkerLost as lost:
                 self._is_open = False
                 self._worker.end()

@@ -74,6 +74,7 @@ def failed(error: BaseException) -> Failed:
         last_lines=last_lines(error),
         remedy=remedy(error),
         outcome=str(oom.classify(error)),
+        elsewhere=_is_of_machine(error),
     )
 
 
@@ -92,7 +93,7 @@ def error_of(failed: Failed, workload: str) -> TuningError:
     said = f"`{failed.hook}` of {of} {failed.text}" if failed.hook else f"{of} raised {said}"
     lines = [" ".join(said.split())[:400], *failed.last_lines.splitlines()]
     remedy = failed.remedy or "mend it; -v shows the whole traceback"
-    return UserCodeError("\n  ".join(lines), remedy=remedy, traceback=failed.traceback)
+    return UserCodeError("\n  ".join(lines), remedy=remedy, traceback=failed.traceback, elsewhere=failed.elsewhere)
 
 
 def last_lines(error: BaseException) -> str:
@@ -153,6 +154,12 @@ def their_traceback(error: BaseException) -> str:
     if frames(error):
         _leave_out_ours(shown)
     return "".join(shown.format())
+
+
+def _is_of_machine(error: BaseException) -> bool:
+    """Returns whether a package, a file or what lies below failed, which another machine may have."""
+    of_files = any(isinstance(link, ImportError | OSError) for link in oom.chain(error, contexts=True))
+    return of_files or oom.classify(error) is not Outcome.CRASH or not frames(error)
 
 
 def _hook(error: BaseException) -> str:

@@ -82,7 +82,7 @@ class Failed:
 
     `hook` is the method of the workload that failed, where it is known, `last_lines` and `traceback` are of the user's
     files where there are any in it, `remedy` says what would help, "" where nothing is known. `outcome` is what
-    `memory.oom` makes of it.
+    `memory.oom` makes of it; `elsewhere` says whether another machine may run it.
     """
 
     kind: str
@@ -92,3 +92,4 @@ class Failed:
     last_lines: str = ""
     remedy: str = ""
     outcome: str = ""
+    elsewhere: bool = False

@@ -21,7 +21,8 @@ from tuning.search.protocols import TrialPlan, TrialRequest
 from tuning.workers import nvml
 from tuning.workers.dispatch import Dispatcher
 from tuning.workers.nodes import KindShare, Node, Slots
-from tuning.workers.ray_tune import RayCluster, RayExecutor, _Asking, requested
+from tuning.workers.ray_tune import JoinedCluster, RayCluster, RayExecutor, _Asking, _Members, requested
+from tuning.workers.ray_worker import REPORT
 from tuning.workers.slots import share_bytes
 from tuning.workers.worker_config import WorkerConfig
 
@@ -142,6 +143,39 @@ def test_a_search_without_a_node_ends_though_a_trial_waits_for_one() -> None:
     for _ in range(2):
         with pytest.raises(StoppedEarly, match="no node is left"):
             asking.stranded()
+
+
+NODES = [Node(name, "10.0.0.1", 1.0, kind=kind) for name, kind in (("a", "x"), ("b", "x"), ("c", "y"))]
+FATAL = {"outcome": "crash", "done": True, "samples": 0, "values": {}, "message": "no space", "fatal": "no space"}
+
+
+def members_of(nodes: list[Node], told: list[Node]) -> _Members:
+    """Returns the members of a cluster of such nodes, in a study that trains on the kind x, with a slot each."""
+    cluster = JoinedCluster("head:6379", "mine.py", Path(), insecure=False)
+    cluster.nodes = nodes
+    return _Members(cluster, {"": KindShare("x", orders(1), WorkerConfig("mine.py"))}, told.append)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "elsewhere", "ends"), [(NODES[:2], True, False), (NODES[:2], False, True), (NODES[:1], True, True)]
+)
+def test_a_node_that_cannot_load_the_workload_is_left_out_while_others_can_and_a_fault_of_the_code_ends_the_search(
+    nodes: list[Node], elsewhere: bool, ends: bool
+) -> None:
+    told: list[Node] = []
+    members, scheduler = members_of(nodes, told), Queue([("nowhere", None)] * 3)
+    members._look_at = math.inf  # Ray is not asked which nodes are there
+    asking = _Asking({"": Dispatcher(scheduler, members.plan(""), None)}, {"": {}}, members)
+    assert asking.suggest("first")["node"] == "a"
+    asking.on_trial_complete("first", {REPORT: [{**FATAL, "elsewhere": elsewhere}]})
+    if ends:
+        assert (told, str(asking.failed).splitlines()[0]) == ([], "error: no space")
+        return
+    assert [(n.id, n.why) for n in told] == [("a", "the workload cannot be loaded there: no space")]
+    again = asking.suggest("again")
+    assert (again["order"].trial, again["node"], asking.suggest("more")) == ("t0", "b", None)
+    assert scheduler.decisions == [("lost", "t0", "node 10.0.0.1 (a) is left out; it is run once more on another")]
+    assert [n.id for n in members._cluster.training] == ["b"]
 
 
 def test_the_token_lies_in_a_folder_of_its_users_own(cluster: RayCluster) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import pytest
+
 from trainables.plan import Plan
+from tuning.config.errors import PreflightError, TuningError, UserCodeError
 from tuning.memory.oom import PROCESS_LOST
 from tuning.workers.trial_runner import TrialRunner
 from tuning.workers.worker import HUNG, Worker, WorkerLost
@@ -95,3 +98,18 @@ def test_a_stopped_trial_is_finished_before_the_next_and_may_retire_its_process(
     runner.take(ORDER)
     runner.step()
     assert run(runner)["events"] == [("retired", "80 MiB; the trial runs in a new process")]
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        (PreflightError("no driver"), True),
+        (UserCodeError("no package", elsewhere=True), True),
+        (UserCodeError("mine.py raised ValueError"), False),
+    ],
+)
+def test_a_workload_that_cannot_be_loaded_any_more_is_fatal_and_says_whether_elsewhere_too(
+    error: TuningError, elsewhere: bool
+) -> None:
+    found = run(runner_of(RUNG, error)[0])
+    assert (found["fatal"], found["elsewhere"], found["done"]) == (error.what, elsewhere, True)

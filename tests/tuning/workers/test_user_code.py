@@ -239,3 +239,22 @@ def test_a_ram_cache_that_was_asked_for_and_is_too_large_can_be_left_out() -> No
     ):
         found = user_code.error_of(user_code.failed(error), "nli")
         assert found.remedy == remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "elsewhere"),
+    [
+        (ModuleNotFoundError("No module named 'timm'"), True),
+        (OSError(28, "No space left on device"), True),
+        (MemoryError("none is left"), True),
+        (ValueError("a mistake"), False),
+    ],
+)
+def test_what_fails_by_a_package_a_file_or_a_driver_may_load_on_another_machine(
+    error: Exception, elsewhere: bool
+) -> None:
+    with pytest.raises(type(error)) as raised:
+        raise error
+    assert user_code.error_of(user_code.failed(raised.value), "mine.py").elsewhere == elsewhere
+    below = RuntimeError("Found no NVIDIA driver on your system")  # not through a line of theirs
+    assert user_code.error_of(user_code.failed(below), "mine.py").elsewhere
