@@ -137,7 +137,8 @@ class _Members:
     """
 
     def __init__(self, cluster: JoinedCluster, shares: Mapping[str, KindShare], told: ToldNode) -> None:
-        nodes = cluster.training
+        kinds = {share.kind for share in shares.values()}
+        nodes = [node for node in cluster.training if node.kind in kinds]
         self.slots = Slots(nodes, shares[""].plan.deadline)
         self._cluster, self._shares, self._told = cluster, shares, told
         self._cores = {s.kind: requested(s, nodes)["CPU"] * s.plan.concurrency for s in shares.values()}

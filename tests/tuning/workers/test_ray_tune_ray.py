@@ -178,6 +178,12 @@ def test_a_node_that_cannot_load_the_workload_is_left_out_while_others_can_and_a
     assert [n.id for n in members._cluster.training] == ["b"]
 
 
+def test_nodes_of_a_kind_that_does_not_train_do_not_count_when_all_others_are_lost() -> None:
+    members = members_of(NODES, [])
+    assert members.slots.look("c", [], 0.0)
+    assert members.slots.is_empty
+
+
 def test_the_token_lies_in_a_folder_of_its_users_own(cluster: RayCluster) -> None:
     assert stat.S_IMODE(cluster.token_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(cluster.token_path.parent.stat().st_mode) == 0o700, "Ray opens its own folder to everybody"
