@@ -119,8 +119,11 @@ class Limits:
         first = max(1, round(samples * budget.rungs.first_frac))
         asked = config.concurrency if isinstance(config.concurrency, int) else None
         card_bytes, cuda = self.cap_bytes(), config.card.device == "cuda"
-        a_device = math.ceil(asked / self._devices) if asked is not None else self._slots_a_card(cores)
-        count = (asked or self._devices * a_device) if cuda else slots.on_cpu(cores, asked, config.search.max_time_s)
+        if cuda:
+            count = slots.over_cards(asked, self._devices) if asked else self._devices * self._slots_a_card(cores)
+        else:
+            count = slots.on_cpu(cores, asked, config.search.max_time_s)
+        a_device = math.ceil(count / self._devices)
         cap_bytes, alone_bytes = None, None
         if cuda and (a_device > 1 or config.card.cap_bytes is not None):
             model_bytes = 4 * int((self._facts.get("parameters") or {}).get("total") or 0)

@@ -95,13 +95,15 @@ def _begun(config: StudyConfig) -> StudyConfig:
 
 
 def concurrency(config: StudyConfig) -> int:
-    """Returns how many search trials run at once: as asked, else one a core up to four, in a short study one.
+    """Returns how many search trials run at once: as asked and as cards take them, else one a core up to four, in a
+    short study one.
 
     On cards it is one each as far as can be known before the probes, which may show room for more (`Limits.plan`).
     """
-    if isinstance(config.concurrency, int):
-        return config.concurrency
-    if config.card.device == "cuda":
+    asked, cuda = config.concurrency, config.card.device == "cuda"
+    if isinstance(asked, int):
+        return slots.over_cards(asked, executors.devices(config)) if cuda else asked
+    if cuda:
         return executors.devices(config)
     return slots.on_cpu(machine.cores() // config.devices_per_trial, limit_s=config.search.max_time_s)
 

@@ -435,7 +435,11 @@ class _Study:
         self._journal.append("stage", stage=name, state="end", wall_s=time.monotonic() - begun)
 
     def _share(self, plan: TrialPlan) -> None:
-        """Says how the trials share the card, where they do and it limits them."""
+        """Says how the trials share the card, where they do and it limits them, and where fewer run than was asked."""
+        asked = self._config.concurrency
+        if isinstance(asked, int) and plan.concurrency < asked:
+            said = f"concurrency={asked}: equal slots would leave some of {plan.devices} cards idle"
+            self._note(f"{said}, so {plan.concurrency} trials run at once, as many on each", warns="concurrency")
         if plan.cap_bytes is not None and plan.concurrency > plan.devices:
             gib = plan.cap_bytes / 2**30
             self._note(f"{plan.concurrency} trials run at once, {gib:.2f} GiB each; one that needs more runs alone")

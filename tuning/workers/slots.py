@@ -27,6 +27,14 @@ def on_cpu(cores: int, asked: int | None = None, limit_s: float | None = None) -
     return 1 if limit_s is not None and limit_s < SHORT_S else max(1, min(cores, MAX_SLOTS))
 
 
+def over_cards(asked: int, cards: int) -> int:
+    """Returns how many of the slots asked for are taken: fewer, as many on each, where a card would be left idle.
+
+    Slots are equal, and Ray fills one card with them before the next: five on four cards would be 2, 2 and 1.
+    """
+    return asked if asked <= cards or asked > -(-asked // cards) * (cards - 1) else asked // cards * cards
+
+
 def on_card(card_bytes: int, needs_bytes: Sequence[int], busy_frac: float | None, cores: int, workers: int) -> int:
     """Returns how many trials share a CUDA card: 4 or 2 where that is expected to help, else 1.
 

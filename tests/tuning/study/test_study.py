@@ -706,6 +706,7 @@ BUSY = {**IDLE, "telemetry": {"gpu_sm_frac": 0.97}}
         (None, [], 2, 2),
         (BUSY, ["concurrency=1"], 4, 1),
         (BUSY, ["concurrency=4"], 2, 4),
+        (BUSY, ["concurrency=5"], 4, 4),
     ],
 )
 def test_every_card_is_used_and_shared_where_the_probes_found_it_idle(
@@ -719,6 +720,15 @@ def test_every_card_is_used_and_shared_where_the_probes_found_it_idle(
     a_card = -(-count // devices)
     assert found.cap_bytes is not None
     assert found.cap_bytes == pytest.approx((card_bytes - (a_card - 1) * 600 * 2**20) / a_card, abs=1)
+
+
+def test_slots_that_would_leave_a_card_idle_are_fewer_and_the_study_says_how_many(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "concurrency=5", started=time.monotonic())
+    for count in (5, 4):
+        made._share(TrialPlan(64, (64,), False, count, 1, devices=4))
+    said = "concurrency=5: equal slots would leave some of 4 cards idle, so 4 trials run at once, as many on each"
+    assert [r["text"] for r in journal.records if r.get("warns") == "concurrency"] == [said]
+    journal.close()
 
 
 def test_running_trials_are_cut_where_the_windows_of_confirming_begin(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuning.workers.slots import CONTEXT_BYTES, MARGIN, alone_bytes, on_card, on_cpu, share_bytes
+from tuning.workers.slots import CONTEXT_BYTES, MARGIN, alone_bytes, on_card, on_cpu, over_cards, share_bytes
 
 GIB = 2**30
 
@@ -51,3 +51,16 @@ def test_half_of_the_needs_must_fit_a_slot_with_a_margin() -> None:
     assert on_card(24 * GIB, [int(slot / MARGIN)], 0.1, 16, 0) == 4
     assert on_card(24 * GIB, [slot], 0.1, 16, 0) == 2
     assert on_card(24 * GIB, [], 0.1, 16, 0) == 1
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(1, 1), (3, 3), (4, 4), (5, 4), (6, 4), (7, 7), (8, 8), (9, 8), (10, 10)])
+def test_slots_that_would_leave_one_of_four_cards_idle_are_fewer(asked: int, taken: int) -> None:
+    """Ray fills a card before the next: seven are 2, 2, 2 and 1, nine 3, 3, 3 and none."""
+    assert over_cards(asked, 4) == taken
+
+
+@given(st.integers(1, 64), st.integers(1, 16))
+def test_no_card_is_idle_where_there_are_slots_for_all_and_no_more_slots_than_asked(asked: int, cards: int) -> None:
+    taken = over_cards(asked, cards)
+    assert min(asked, cards) <= taken <= asked
+    assert -(-taken // -(-taken // cards)) == min(cards, taken)
