@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ import psutil
 ROOT = Path("/")
 _UNLIMITED_BYTES = 2**60
 """From here on a limit of cgroup v1 says that there is none."""
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""In the environment of a job's entrypoint alone: what was submitted."""
 
 
 def cores(root: Path = ROOT) -> int:
@@ -21,12 +24,24 @@ def cores(root: Path = ROOT) -> int:
     return max(1, min([own, *(int(share) for share in shares)]))
 
 
-def threads(env: Mapping[str, str] = os.environ) -> int:
-    """Returns the threads that a training computes with which has the machine to itself: OMP_NUM_THREADS where that is
-    set, at most the cores.
+def threads(env: Mapping[str, str] | None = None) -> int:
+    """Returns the threads that a training computes with which has the machine to itself: OMP_NUM_THREADS where its user
+    has set that, at most the cores.
     """
-    asked = env.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    asked = (_of_user() if env is None else env).get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return min(cores(), int(asked)) if asked.isdigit() and int(asked) else cores()
+
+
+def _of_user() -> Mapping[str, str]:
+    """Returns the environment; in a job of Ray's that of its node and what was submitted: Ray gives it one thread.
+
+    More than one are of `--entrypoint-num-cpus`, or the user's.
+    """
+    job = os.environ.get(_JOB)
+    if job is None or os.environ.get("OMP_NUM_THREADS") != "1":
+        return os.environ
+    node = next((process.environ() for process in psutil.Process().parents() if process.name() == "raylet"), os.environ)
+    return {**node, **((json.loads(job).get("runtime_env") or {}).get("env_vars") or {})}
 
 
 class Processor(NamedTuple):

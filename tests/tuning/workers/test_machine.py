@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests.commands import ROOT
 from tuning.workers import machine
 
 GIB = 2**30
+ONE = {"OMP_NUM_THREADS": "1"}
+JOB = '{"runtime_env": {"env_vars": %s}, "metadata": {}}'
 
 
 @pytest.fixture
@@ -27,6 +35,25 @@ def test_a_training_computes_with_what_openmp_is_told_at_most_the_cores(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert machine.threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("node", "submitted", "is_of_user"),
+    [({}, {}, False), (ONE, {}, True), ({}, ONE, True), ({}, None, True)],
+    ids=["Ray's", "of the node", "submitted", "no job"],
+)
+def test_the_one_thread_that_ray_gives_a_jobs_entrypoint_is_no_wish_of_its_user(
+    tmp_path: Path, node: dict[str, str], submitted: dict[str, str] | None, is_of_user: bool
+) -> None:
+    """A shell called raylet starts what a raylet does, in its environment but for what Ray adds."""
+    (tmp_path / "raylet").symlink_to("/bin/sh")
+    ask = "from tuning.workers import machine; print(machine.threads(), machine.cores())"
+    given = {**ONE, **({} if submitted is None else {"RAY_JOB_CONFIG_JSON_ENV_VAR": JOB % json.dumps(submitted)})}
+    command = shlex.join(["env", *(f"{name}={value}" for name, value in given.items()), sys.executable, "-c", ask])
+    env = {name: value for name, value in os.environ.items() if name not in given} | node
+    said = subprocess.check_output([tmp_path / "raylet", "-c", f"{command}; exit"], env=env, cwd=ROOT, text=True)
+    threads, cores = map(int, said.split())
+    assert threads == (1 if is_of_user else cores)
 
 
 def write(root: Path, files: dict[str, str]) -> None:
