@@ -116,7 +116,7 @@ def _steps(state: State) -> Generator[Window | Evaluation]:
                 if not micro.ends_batch:
                     continue
                 _optimizer_step(state, timetable)
-                state.ranks.stepped()
+                state.ranks.stepped(state.samples)
                 watch.steps += 1
                 watch.lap("optimizer")
                 state.steps += 1

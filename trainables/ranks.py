@@ -61,8 +61,8 @@ class Ranks:
         """Returns the loss of this rank's part."""
         return workload.loss(model, batch)
 
-    def stepped(self) -> None:
-        """The optimiser's step is over, and so is the batch."""
+    def stepped(self, samples: int = 0) -> None:
+        """The optimiser's step is over, and so is the batch, with so many samples so far."""
 
     def same_order(self) -> None:
         """A loop of one's own begins a pass: every rank draws the same order."""
@@ -100,6 +100,7 @@ class Group(Ranks):
         self.rank, self.count = rank, count
         self._device, self._left, self._between, self._aborted = device, left, False, False
         self._ddp: DistributedDataParallel | None = None
+        self._seed: int | None = None
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for library in ("GLOO", "NCCL"):  # a trial is of one machine: nothing listens to others
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", loopback)
@@ -139,11 +140,12 @@ class Group(Ranks):
         found: Tensor = self._wrapped()(model, batch)
         return found
 
-    def stepped(self) -> None:
+    def stepped(self, samples: int = 0) -> None:
         """The optimiser's step is over, and so is the batch; raises RuntimeError where it was made without a rank."""
         if self._aborted:
             raise RuntimeError("the process group was aborted")
         self._between = True
+        self._draw(samples)
 
     def ready(self, *, is_so: bool = True) -> None:
         """Waits until every rank has its model; raises RuntimeError where one has none."""
@@ -203,7 +205,13 @@ class Group(Ranks):
         if optimizer is not None:
             state.optimizer.load_state_dict(optimizer)
         state.scaler.load_state_dict(scaler)
-        torch.manual_seed(state.config.seed + SEEDS_APART * self.rank + state.samples)
+        self._seed = state.config.seed + SEEDS_APART * self.rank
+        self._draw(state.samples)
+
+    def _draw(self, samples: int) -> None:
+        """Seeds the dropout of a rank above 0 for its next batch: one that goes on from a checkpoint draws the same."""
+        if self._seed is not None:
+            torch.manual_seed(self._seed + samples)
 
     def _wrapped(self) -> DistributedDataParallel:
         if self._ddp is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.commands import ROOT
+from trainables import checkpoint, loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
 from tuning.config.errors import ConfigError
@@ -175,3 +176,24 @@ def test_a_trial_is_ended_between_two_batches_and_speeds_are_measured(pair: Sess
 )
 def test_each_rank_sees_a_card_of_its_own(visible: str | None, cards: list[str]) -> None:
     assert cards_of(2, visible) == cards
+
+
+def test_every_process_of_a_training_that_goes_on_draws_as_in_an_unbroken_one(pair: Session, tmp_path: Path) -> None:
+    config = pair.config({**KNOBS, "batch_size": 20, "dropout": 0.5}, 0)
+
+    def begun() -> loop.State:
+        return loop.prepare(pair.contract, config, Plan(200, (200,), window_s=0.0))
+
+    def trained_to(samples: int, state: loop.State) -> loop.State:
+        pair.together(state)
+        with closing(loop.train(state)) as events:
+            while state.samples < samples:
+                next(events)
+        return state
+
+    whole = [p.detach().clone() for p in trained_to(200, begun()).model.parameters()]
+    checkpoint.save(trained_to(80, begun()), tmp_path, identity="a")
+    resumed = begun()
+    checkpoint.load(resumed, tmp_path, identity="a")
+    assert resumed.samples == 80
+    assert all(map(torch.equal, whole, trained_to(200, resumed).model.parameters()))
