@@ -89,10 +89,17 @@ class Pruner:
         if milestone in self._seen and math.isfinite(quality):
             self._seen[milestone][trial] = samples_per_s, quality
 
-    def decide(self, trial: str, milestone: int, samples_per_s: float, quality: float) -> Decision:
-        """Returns whether the trial goes on from this rung, which is remembered first."""
+    def decide(
+        self, trial: str, milestone: int, samples_per_s: float, quality: float, *, is_early: bool = False
+    ) -> Decision:
+        """Returns whether the trial goes on from this rung, which is remembered first.
+
+        One that `is_early`, as its quality is of a phase that has not begun, goes on and is compared with nobody.
+        """
         if not math.isfinite(quality):
             return Decision(False, f"its quality is {quality} at {milestone} samples")
+        if is_early:
+            return Decision(True, f"its last phase has not begun at {milestone} samples")
         self.remember(trial, milestone, samples_per_s, quality)
         rung = Rung(milestone, self._eta, list(self._seen.get(milestone, {}).values()))
         return self._rule(rung, samples_per_s, quality)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import Knobs, Scalar, table
 from tuning.config.choices import PrunerName, SamplerName, Strategy
 from tuning.config.schema import BEFORE
 from tuning.config.space import Choice, Space
@@ -212,20 +212,30 @@ class TrialScheduler:
         rate = self._rate(knobs, measured, kind) or 0.0
         milestone = max(m for m in self._plan.milestones if m <= samples)
         decision, self._crashes = Decision(True, f"{BEFORE} is trained to its end"), None
+        is_early = self._is_early(result)
         if trial not in self._beside:
-            self._qualities.rung(trial, milestone, values.get(self._objective))
-            judged = self._pruner.decide(trial, milestone, rate, self._quality(values))
+            if not is_early:
+                self._qualities.rung(trial, milestone, values.get(self._objective))
+            judged = self._pruner.decide(trial, milestone, rate, self._quality(values), is_early=is_early)
             decision = decision if self._is_before(knobs) else judged
         if decision.go_on and self._time_is_up():
             decision = Decision(False, OUT_OF_TIME)
         speeds = {SAMPLES_PER_S: rate, "measured_samples_per_s": measured}
         words = {"goes_on": decision.go_on, "reason": decision.reason}
-        where = {"kind": kind} if kind else {}
+        where = {**({"kind": kind} if kind else {}), **({"early": True} if is_early else {})}
         record = self._journal.append("rung", trial=trial, samples=samples, values=values, **speeds, **words, **where)
         if not decision.go_on:
             self._live[trial].update(stopped_at=samples, reason=decision.reason)
         self._told(record)
         return decision.go_on and self.goes_on(trial, result)
+
+    def _is_early(self, result: Mapping[str, Any]) -> bool:
+        """Returns whether the last of several phases has not begun at a rung: what is judged is what it trains."""
+        *earlier, _ = ((result.get("active") or {}).get("phases") or {"": 1.0}).values()
+        if not earlier:
+            return False
+        begun = result["samples"] - Knobs.of(result["knobs"]).batch_size  # where its last batch has: it has one phase
+        return bool(begun < sum(earlier) * self._plan.samples)
 
     def widened(self, trial: str, result: Mapping[str, Any]) -> None:
         """Writes that a slot was too small, and teaches the guard: trials like it have a device to themselves.
@@ -482,12 +492,13 @@ class TrialScheduler:
             again = {trial: dict(t.config) for trial, t in ends.items()} | again
         rates = {t.id: t.samples_per_s or 0.0 for t in trials(records) if t.id not in again}
         ended = [r for r in records if r.event in ("trial", "refused") and r.get("trial") not in again]
+        judged = rates.keys() - self._beside
         latest = {r.get("trial"): r.seq for r in ended}
         for record in records:
             if record.event == "trial_start":
                 self._attempts[record["trial"]] += 1
                 self._asked[record["trial"]] = record["config"]
-            elif record.event == "rung" and record["trial"] in rates and record["trial"] not in self._beside:
+            elif record.event == "rung" and record["trial"] in judged and not record.get("early"):
                 milestone = max(m for m in self._plan.milestones if m <= record["samples"])
                 values, rate = record["values"], record.get(SAMPLES_PER_S) or rates[record["trial"]]
                 self._qualities.rung(record["trial"], milestone, values.get(self._objective))

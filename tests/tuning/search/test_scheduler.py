@@ -599,6 +599,30 @@ def test_at_the_deadline_a_running_trial_is_cut_once_another_has_come_to_its_end
     assert office.scheduler.stop_reason.startswith("its share of search.max_time was spent after 3 of 12 trials")
 
 
+@pytest.mark.parametrize(("encoder", "is_judged"), [(0.5, False), (0.25, True)])
+def test_a_rung_judges_and_remembers_nobody_whose_last_phase_has_not_begun(
+    tmp_path: Path, encoder: float, is_judged: bool
+) -> None:
+    office = Office(tmp_path)
+    slow, fast = office.next(), office.next()
+    phases = {"phases": {"encoder": encoder, "classifier": 1 - encoder}}
+    chance = {**office.result(slow, 400), "values": {"error": 0.9}, "active": phases}
+    assert office.scheduler.at_rung(fast.trial, {**office.result(fast, 400), "values": {"error": 0.1}})
+    assert office.scheduler.at_rung(slow.trial, chance) != is_judged
+    office.scheduler.ended(fast.trial, office.result(fast, ORDERS.samples))
+    office.scheduler.ended(slow.trial, office.result(slow, ORDERS.samples))
+    third = office.next()
+    learned = {**office.result(third, 400), "values": {"error": 0.0}, "active": {"phases": {"": 1.0}}}
+    assert office.scheduler.at_rung(third.trial, learned)
+    office.journal.close()
+    again = Office(tmp_path)
+    assert again.next() == third
+    assert again.scheduler.at_rung(third.trial, learned)
+    place = f"place 1 of {2 + is_judged} at 400 samples, {1 + is_judged} go on"
+    reasons = [r["reason"] for r in again.journal.records if r.event == "rung" and r["trial"] == third.trial]
+    assert reasons == [place] * 2
+
+
 def cut_off(folder: Path, **terms: Any) -> TrialRequest:
     """Returns the third trial of a search, which the time cut after its first rung; the study then got more time."""
     office = Office(folder, count=8, **terms)
