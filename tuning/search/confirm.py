@@ -166,14 +166,16 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
     for record in records:
         if record.event == "confirmed" and record["seed"] in terms.seeds:
             again.setdefault(record["name"], []).append(record)
-    found, beside = [], trained_beside(records)
+    found, beside, today = [], trained_beside(records), {r.seq for r in reopened(records)}
     for trial in (one for one in trials(records) if one.id not in beside):
         value, own = trial.values.get(objective), again.get(trial.id, [])
         if trial.outcome == "ok" and trial.samples_per_s and value is not None:
+            cut = frozenset(int(r["seed"]) for r in own if r["outcome"] == Outcome.CUT and r.seq in today)
             own = [r for r in own if r["outcome"] != Outcome.CUT]  # the time was over, which says nothing of it
             ended = [r for r in own if r["outcome"] == "ok" and r["values"].get(objective) is not None]
             by_seed = {int(r["seed"]): sign * float(r["values"][objective]) for r in ended}
-            found.append(Entrant(trial.id, trial.samples_per_s, sign * value, by_seed, failed=len(ended) < len(own)))
+            failed = len(ended) < len(own)
+            found.append(Entrant(trial.id, trial.samples_per_s, sign * value, by_seed, failed, cut))
     return found
 
 

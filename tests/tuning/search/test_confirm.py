@@ -346,6 +346,24 @@ def test_a_training_that_the_time_cut_says_nothing_of_the_pick(tmp_path: Path) -
     assert found.selection.seeds == (1,)
 
 
+def test_a_seed_whose_last_training_the_time_cut_counts_for_nobody_until_there_is_more_time(tmp_path: Path) -> None:
+    class Cut(SeededBench):
+        """The last training of the last seed is cut."""
+
+        def train(self, knobs: Mapping[str, Scalar], *rest: Any) -> dict[str, Any]:
+            found = super().train(knobs, *rest)
+            return found if len(self.trained) < 6 else {**found, "outcome": "cut", "values": {}}
+
+    journal = searched(tmp_path)
+    found = settled(journal, Cut({0.1: 0.215, 0.2: 0.221})).selection
+    assert found is not None
+    assert (sorted(found.means), found.seeds) == (["a", "b"], (1, 2))
+    journal.append("resume", search={"max_time": 480.0})
+    found = settled(journal, SeededBench({}), budget=BUDGET.model_copy(update={"top": 1})).selection
+    assert found is not None
+    assert (sorted(found.means), found.seeds) == (["a"], (1, 2, 3))
+
+
 @pytest.mark.parametrize(("more", "seeds"), [({}, ()), ({"search": {"max_time": 480.0}}, (1, 2, 3))])
 def test_a_training_that_the_time_cut_is_made_up_for_once_there_is_more(
     tmp_path: Path, more: dict[str, Any], seeds: tuple[int, ...]
