@@ -65,6 +65,7 @@ class _Seen:
     """The first that gave it other values than as a part of the batch."""
     is_stream: bool = False
     """Whether its data set yields samples in an order of its own."""
+    shows_model: bool = True
 
 
 def differing(
@@ -75,7 +76,8 @@ def differing(
 
     Of `micro_batch_size` the value does not count: a batch of eight is trained on whole and in halves. A loop of one's
     own is tried with the knobs that it asks for, on its first eight samples. Raises what the workload raises,
-    HookFailed where a hook does, and WorkloadError where a loop of one's own does not show its model.
+    HookFailed where a hook does, and WorkloadError where a loop of one's own does not show its model, which all but
+    `num_workers` needs.
     """
     if isinstance(resident, OwnResident):
         changes, count = {name: value for name, value in changes.items() if name in resident.asked}, SAMPLES
@@ -94,11 +96,12 @@ def differing(
     whole = _run(resident, base, count)
     if whole.is_stream and int(changes.get("num_workers", 0)) > 1:
         found["num_workers"] = STREAM
+    changes = {name: value for name, value in changes.items() if name not in ("ram_cache", *_STEADY)}
+    if changes and not whole.shows_model:
+        raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")
     halves = base.with_knobs(micro_batch_size=count // 2)
     in_halves: _Seen | None = None
     for name, value in changes.items():
-        if name in ("ram_cache", *_STEADY):
-            continue
         # In halves, since sorting changes nothing in a whole batch, and less is made there of what a knob changes.
         changed = halves if name == "micro_batch_size" else halves.with_knobs(**{name: value})
         reference = whole
@@ -156,7 +159,8 @@ def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int,
     with contextlib.closing(own_loop.train(state)) as events, contextlib.ExitStack() as stack:
         if state.model is None or state.optimizer is None:
             next(events)  # a generator that has begun can be closed
-            raise WorkloadError("it does not show its model: run.prepare(model, optimizer)")
+            seen.shows_model = False
+            return seen
         stack.enter_context(_watching(seen, state.model, state.optimizer, config, count))
         for _ in events:
             pass

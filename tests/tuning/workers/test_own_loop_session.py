@@ -21,6 +21,8 @@ from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
 KNOBS = {"learning_rate": 0.05, "batch_size": 16, "micro_batch_size": 4}
+HIDDEN = "(n := nn.Linear(4, 1), torch.optim.SGD(n.parameters(), 0.1))"
+"""A model and its optimiser that are not shown to `run.prepare`."""
 
 
 @pytest.fixture
@@ -171,10 +173,19 @@ def test_a_micro_batch_that_changes_what_is_learned_is_found(session: Any, layer
 
 
 def test_a_loop_that_hides_its_model_says_that_kinds_are_not_measured(session: Any) -> None:
-    own = session(PLAIN.replace("made(run)", "(n := nn.Linear(4, 1), torch.optim.SGD(n.parameters(), 0.1))"))
+    own = session(PLAIN.replace("made(run)", HIDDEN))
     own.describe({})
     found = own.kinds(KNOBS, {"micro_batch_size": 4})
     assert (found["changed"], "does not show its model" in found["message"]) == ({}, True)
+    assert no_thread()
+
+
+def test_of_loader_processes_no_model_has_to_be_shown(session: Any) -> None:
+    loader = 'DataLoader(DATA, 8, num_workers=run["num_workers"])'
+    own = session(PLAIN.replace("DataLoader(DATA, shuffle=True, **run.loader())", loader).replace("made(run)", HIDDEN))
+    own.describe({})
+    found = own.kinds(KNOBS, {"micro_batch_size": 1, "num_workers": 2})
+    assert (found["changed"], found["message"]) == ({}, "")
     assert no_thread()
 
 
