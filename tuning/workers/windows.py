@@ -104,7 +104,7 @@ class SeenWorks:
     """The work in each micro-step of a loop of one's own: all alike, but those smaller than the largest are not whole.
 
     Which samples they hold is not known before they run. A loader of one size has two, with that of a pass's last
-    batch: where there are more it `varies`, and all are whole.
+    batch: where there are more, or the smaller comes more than once a pass, it `varies`, and all are whole.
     """
 
     mean = 1.0
@@ -115,10 +115,12 @@ class SeenWorks:
 
     def before(self, state: OwnState, count: int) -> list[Planned]:
         """Returns the last `count` micro-steps of a run that stands between two batches."""
-        sizes = {size for size, _ in state.micro_steps}
-        self.varies = len(sizes) > 2
+        sizes = [size for size, _ in state.micro_steps]
+        whole, seen = max(sizes), sum(sizes)
+        smaller = len(sizes) - sizes.count(whole)
+        self.varies = len(set(sizes)) > 2 or (smaller - 1) * self.samples >= seen
         last = list(state.micro_steps)[-count:]
-        return [Planned(1.0, self.varies or size == max(sizes), ends_batch) for size, ends_batch in last]
+        return [Planned(1.0, self.varies or size == whole, ends_batch) for size, ends_batch in last]
 
 
 def works_of(state: training.AnyState) -> Any:

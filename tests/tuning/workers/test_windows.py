@@ -109,6 +109,7 @@ BUCKETS = """
 import time
 
 BUCKETS = [range(4), range(4, 12), range(12, 28)]
+TWO = [range(4), range(4, 8), range(8, 12), range(12, 28)]
 
 def train(run):
     net, optimizer = made(run)
@@ -118,18 +119,31 @@ def train(run):
 """
 
 
-@pytest.mark.parametrize(("sizes", "first"), [("BUCKETS", 4), ("BUCKETS[::-1]", 16)])
+@pytest.mark.parametrize(
+    ("sizes", "first", "count"),
+    [("BUCKETS", 4, 3), ("BUCKETS[::-1]", 16, 3), ("TWO", 4, 4), ("TWO[::-1]", 16, 4)],
+)
 def test_a_probe_of_batches_of_varying_size_has_the_speed_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, first: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: str, first: int, count: int
 ) -> None:
-    path = tmp_path / f"buckets_{first}.py"
+    path = tmp_path / f"buckets_{count}_{first}.py"
     path.write_text(HEAD + BUCKETS.replace("SIZES", sizes))
     session = Session(WorkerConfig(str(path), {}))
     monkeypatch.setattr(time, "perf_counter", Clock())
     found = session.probe({"learning_rate": 0.1, "batch_size": first, "micro_batch_size": first}, time_s=3.0)
     assert found["outcome"] == "ok", found["message"]
-    assert found["samples_per_s"] == pytest.approx(28 / 0.03, rel=0.02)
+    assert found["samples_per_s"] == pytest.approx(28 / (count * 0.01), rel=0.02)
     assert first / (found["micro_step_s"] + found["optimizer_step_s"]) == pytest.approx(found["samples_per_s"])
+
+
+def test_a_smaller_batch_at_the_end_of_each_pass_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "remainder.py"
+    path.write_text(HEAD + BUCKETS.replace("batch_sampler=SIZES), samples=28", "12)"))
+    session = Session(WorkerConfig(str(path), {}))
+    monkeypatch.setattr(time, "perf_counter", Clock())
+    found = session.probe({"learning_rate": 0.1, "batch_size": 12, "micro_batch_size": 12}, time_s=3.0)
+    assert found["outcome"] == "ok", found["message"]
+    assert found["samples_per_s"] == pytest.approx(12 / 0.01), "64 samples: the last batch has 4"
 
 
 COMPILING = '''
