@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -111,33 +112,40 @@ def defaults(space: Space) -> dict[str, Scalar]:
 
 def plain_defaults(space: Space) -> dict[str, Scalar]:
     """As `defaults`, and each batch in one pass, as plain PyTorch takes it, as far as the space has that."""
-    start, parameter = defaults(space), space.parameters.get("micro_batch_size")
-    batch = int(start.get("batch_size", table().defaults["batch_size"]))
-    if isinstance(parameter, Choice):
-        fitting = [int(value) for value in parameter.values if int(value) <= batch]
-        return {**start, "micro_batch_size": max(fitting)} if fitting else start
-    if isinstance(parameter, Range):
-        return {**start, "micro_batch_size": int(max(parameter.low, min(parameter.high, batch)))}
-    return start
+    start = defaults(space)
+    sizes = _sizes(space, start)
+    return {**start, "micro_batch_size": min(sizes[-1], _batch(start))} if sizes else start
 
 
 def uncut(space: Space, records: Sequence[Record], learned: MemoryGuard) -> dict[str, Scalar]:
     """As `plain_defaults`, with the largest micro-batch that was probed, or that fits as far as is known."""
-    start, parameter = plain_defaults(space), space.parameters.get("micro_batch_size")
-    if parameter is None:
+    start = plain_defaults(space)
+    if not (sizes := _sizes(space, start)):
         return start
     ends: dict[int, set[str]] = {}
     for record in records:
         if record.event == "probe" and record.get("name") in (None, PLAIN):
             ends.setdefault(micro_batch_of(record["config"]), set()).add(record["outcome"])
-    whole = micro_batch_of(start)
-    halves = [whole >> n for n in range(whole.bit_length())]
-    asked = [int(v) for v in parameter.values] if isinstance(parameter, Choice) else halves
-    sizes = sorted({size for size in asked if size in parameter and size < whole} | {whole})
     failed = {size for size, found in ends.items() if found <= set(_NO_ROOM)}
     fitting = [s for s in sizes if s not in failed and fits(learned, {**start, "micro_batch_size": s})]
     ran = [s for s in sizes if Outcome.OK in ends.get(s, ())]
     return {**start, "micro_batch_size": max([*fitting, *ran], default=sizes[0])}
+
+
+def _batch(knobs: Mapping[str, Scalar]) -> int:
+    return int(knobs.get("batch_size", table().defaults["batch_size"]))
+
+
+def _sizes(space: Space, knobs: Mapping[str, Scalar]) -> list[int]:
+    """Returns the micro-batches that the space has for a batch in rising order, last the smallest that holds all of it,
+    as far as there is one; none where the size is not searched.
+    """
+    parameter, batch = space.parameters.get("micro_batch_size"), _batch(knobs)
+    if isinstance(parameter, Range):
+        largest = int(max(parameter.low, min(parameter.high, batch)))
+        return sorted(size for n in range(largest.bit_length()) if (size := largest >> n) in parameter)
+    values = sorted(int(value) for value in parameter.values) if parameter is not None else []
+    return values[: bisect.bisect_left(values, batch) + 1]
 
 
 def _values(space: Space, name: str) -> tuple[Scalar | None, ...]:

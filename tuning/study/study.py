@@ -315,7 +315,8 @@ class _Study:
             self._settle_space()
         whole, held = groups.plain_defaults(self._config.space), self._space.fixed.get(size)
         searched = self._config.search.trials == 0 and size in self._config.space.parameters
-        if searched and held not in (None, groups.micro_batch_of(whole)) and not self._limits.before():
+        is_cut = held is not None and groups.micro_batch_of({**whole, size: held}) < groups.micro_batch_of(whole)
+        if searched and is_cut and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
         if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
             self._note(said, warns="probes")

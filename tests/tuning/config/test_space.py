@@ -13,7 +13,7 @@ from trainables.knobs import KnobTable, domain_of, using
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import parsed_space
 from tuning.config.space import Choice, Range, Space, parse_parameter, values_of
-from tuning.memory.groups import plain_defaults
+from tuning.memory.groups import guard, plain_defaults, uncut
 
 SYSTEM = {
     "batch_size": [4, 12, 32],
@@ -136,6 +136,7 @@ def test_auto_is_settled_by_cores_and_batches_and_stays_auto_until_then() -> Non
     [
         (24, (2, 4, 8, 16, 24)),
         ([48, 96], (8, 16, 32, 64, 96)),
+        ([24, 48, 96], (8, 16, 32, 64, 96)),
         ({"low": 8, "high": 40}, (4, 8, 16, 32, 40)),
         (1, (1,)),
         (64, (4, 8, 16, 32, 64)),
@@ -147,8 +148,10 @@ def test_the_largest_batch_can_be_one_micro_batch(batch: Any, sizes: tuple[int, 
     if not isinstance(batch, dict):
         smallest = batch if isinstance(batch, int) else min(batch)
         assert settled.complete({"batch_size": smallest, "micro_batch_size": sizes[-1]})["micro_batch_size"] == smallest
-    if isinstance(batch, int):
-        assert plain_defaults(settled).get("micro_batch_size") == batch
+    if not isinstance(batch, dict):
+        assert plain_defaults(settled).get("micro_batch_size") == smallest
+        allowed = uncut(settled, [], guard([], None))["micro_batch_size"]
+        assert allowed == min(size for size in sizes if size >= smallest), "which is cut to the batch"
 
 
 def test_a_range_of_a_knob_with_a_list_of_values_is_refused() -> None:
@@ -160,7 +163,8 @@ def test_a_range_of_a_knob_with_a_list_of_values_is_refused() -> None:
 
 def test_plain_defaults_take_each_batch_in_one_pass() -> None:
     for micro, batch, wanted in (
-        ([8, 16, 64], [32, 64], 16),  # as far as the space has it
+        ([8, 16], [32, 64], 16),  # as far as the space has it
+        ([8, 16, 64], [32, 64], 32),  # the 64 are cut to the batch
         ([8, 16, 32], [32, 64], 32),
         ({"low": 1, "high": 100}, [32], 32),
         ([64], [32], 64),  # which is cut to the batch
