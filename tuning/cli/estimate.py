@@ -81,8 +81,7 @@ def main(argv: Sequence[str], predicts: Predict | None = None) -> int:
         config = load(asked.settings, own_table)
         if config.workload.ref not in available("workload"):
             config = _with_own(config)
-    if config.devices != "all":
-        choose_devices(config)
+    choose_devices(config)
     about = question(config, asked.kernels, nvml.gpus())
     cache = None if asked.no_cache else default_cache()
     answer = answered(about, predicts or (lambda requests: predict_all(requests, timeout_s=asked.timeout, cache=cache)))
