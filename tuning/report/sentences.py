@@ -245,15 +245,22 @@ def disturbed(probes: Sequence[Record]) -> str:
     return f"{said}: these look slower than they are, and the search goes by them; a new run on a quiet machine tells"
 
 
-def not_trained_sentence(found: Summary) -> str:
-    """Returns how to learn the quality of the reference, "" where it was trained or is not exported."""
+def not_trained(found: Summary) -> Named | None:
+    """Returns the reference where its quality is not known, None where it was trained or is not exported."""
     reference, objective = found.reference, plain(found.objective)
     if reference is None or not objective or objective in reference.quality or found.provisional:
+        return None
+    return reference
+
+
+def not_trained_sentence(found: Summary, tells: str = "") -> str:
+    """Returns how to learn the quality of the reference, "" where that is known; `tells` says where the command is that
+    the sentence has otherwise.
+    """
+    if (reference := not_trained(found)) is None:
         return ""
-    command = train_command(found, reference.name)
-    return (
-        f"The {objective} of {called(reference.name)} was not measured; where the study was started {command} tells it"
-    )
+    tells = tells or f"where the study was started {train_command(found, reference.name)} tells it"
+    return f"The {plain(found.objective)} of {called(reference.name)} was not measured; {tells}"
 
 
 def called(name: str) -> str:
@@ -451,7 +458,11 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
     again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
     differs = not found.given() or any(_differs(found, one.name) for one in found.given())
     ablate = [["ablate", *named]] if differs and not found.ablation else []
-    rest = (*again, ["train", "--from", str(folder / "best.yaml")], *ablate, ["show", *named])
+    trained = [["train", "--from", str(folder / "best.yaml")]]
+    if reference := not_trained(found):
+        file = folder / file_of(reference.name)
+        trained.append(["train", "--from", str(file), "--out", str(folder / f"train-{file.stem}")])
+    rest = (*again, *trained, *ablate, ["show", *named])
     return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
 
 
