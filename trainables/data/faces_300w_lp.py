@@ -6,7 +6,8 @@
     300W_LP/AFW_Flip/...   the same mirrored, with poses and landmarks to match; likewise HELEN, IBUG, LFPW
     AFLW2000/image00002.jpg and .mat   whose landmarks are pt3d_68 (3, 68); its pt2d are 21 others, hidden ones at -1
 
-The last number of a name in 300W-LP counts the turned views made of one photograph.
+The last number of a name in 300W-LP counts the turned views made of one face. In AFW, HELEN and IBUG the number before
+it counts the faces of one photograph; LFPW has one face of each.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ CROP_K = 0.35
 """HopeNet's margin (Ruiz et al., arXiv 1710.00925): 0.6 k of the width beside the landmarks, 2 k of the height above
 them and 0.6 k below. Here both sides get the same, so that a mirrored face has the mirrored box."""
 _IMAGES = (".jpg", ".png")
+_COUNTERS = re.compile(r"(?<=\d)_\d+_\d+$|_\d+$")
+"""Of face and view, or of the view alone: a number before both is the photograph's."""
 
 
 def read(mats: Iterable[Path]) -> list[Face]:
@@ -48,7 +51,8 @@ def _face(path: Path) -> Face:
     side = max(width * (1.0 + 1.2 * CROP_K), bottom - top)
     box = square(path, "pt3d_68" if solid else "pt2d", ((left + right) / 2, (top + bottom) / 2), side)
     pitch, yaw, roll = np.degrees(pose[:3]).tolist()
-    group = f"{path.parent.name.removesuffix('_Flip')}/{path.stem if solid else re.sub(r'_[0-9]+$', '', path.stem)}"
+    photograph = path.stem if solid else _COUNTERS.sub("", path.stem)
+    group = f"{path.parent.name.removesuffix('_Flip')}/{photograph}"
     return Face(image, box, (yaw, pitch, roll), group)
 
 

@@ -80,7 +80,7 @@ def test_300w_lp_reads_pitch_yaw_roll_in_radians_as_yaw_pitch_roll_in_degrees(tm
     (face,) = face_sets.read(tmp_path / "300W_LP")
     assert face.angles_deg == pytest.approx((-41.5, 12.25, 7.0), abs=1e-4)
     assert face.image == tmp_path / "300W_LP" / "AFW" / "AFW_134212_1_0.jpg"
-    assert face.group == "AFW/AFW_134212_1"
+    assert face.group == "AFW/AFW_134212"
 
 
 def test_300w_lp_box_has_hopenets_margins_and_is_square(tmp_path: Path) -> None:
@@ -107,6 +107,24 @@ def test_300w_lp_mirrored_faces_have_the_mirrored_box_and_the_group_of_their_pho
     left, top, right, bottom = faces[0].box
     flipped = next(f for f in faces if f.image.parent.name == "LFPW_Flip")
     assert flipped.box == pytest.approx((450 - right, top, 450 - left, bottom), abs=1)
+
+
+@pytest.mark.parametrize(
+    ("names", "photograph"),
+    [
+        (("AFW/AFW_134212_1_0", "AFW/AFW_134212_2_3", "AFW_Flip/AFW_134212_1_11"), "AFW/AFW_134212"),
+        (("HELEN/HELEN_3036412907_1_0", "HELEN_Flip/HELEN_3036412907_2_14"), "HELEN/HELEN_3036412907"),
+        (("IBUG/IBUG_image_014_01_2", "IBUG/IBUG_image_014_02_0"), "IBUG/IBUG_image_014"),
+        (("LFPW/LFPW_image_train_0001_0", "LFPW/LFPW_image_train_0001_15"), "LFPW/LFPW_image_train_0001"),
+    ],
+    ids=["AFW", "HELEN", "IBUG", "LFPW"],
+)
+def test_300w_lp_all_faces_of_a_photograph_are_one_group(
+    tmp_path: Path, names: tuple[str, ...], photograph: str
+) -> None:
+    for name in names:
+        write_mat(tmp_path / name, (0, 0, 0))
+    assert {f.group for f in face_sets.read(tmp_path)} == {photograph}
 
 
 def test_300w_lp_leaves_out_landmark_files_and_heads_turned_beyond_99_degrees(tmp_path: Path) -> None:
