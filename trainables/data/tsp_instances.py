@@ -32,6 +32,11 @@ class Splits(NamedTuple):
     val: list[Instance]
 
 
+def places(points: NDArray[np.float64]) -> bytes:
+    """Returns what sets of the same points (nodes, 2) have in common, whatever their order."""
+    return points[np.lexsort(points.T)].tobytes()
+
+
 def solved(points: NDArray[np.float64], distances: NDArray[np.float64]) -> Instance:
     """Returns the instance with its shortest tour, from node 0; at most `MOST_EXACT` nodes.
 

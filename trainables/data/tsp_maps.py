@@ -2,7 +2,7 @@
 
 A map is a large set of places: the cities of the world (GeoNames, CC BY 3.0), or a problem of TSPLIB. An instance is a
 few places from around one of them, the centre, so that it is as clustered as its part of the map. Training and
-validation have centres of their own, though not places of their own: neighbourhoods overlap.
+validation have centres and instances of their own, though not places of their own: neighbourhoods overlap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainables.data.tsp_instances import Instance, Splits, euclidean, solved
+from trainables.data.errors import DataError
+from trainables.data.tsp_instances import Instance, Splits, euclidean, places, solved
 from trainables.data.tsplib import Problem
 
 CITIES_FILE = Path(__file__).parent / "samples" / "world_cities_latlng.npz"
@@ -24,6 +25,8 @@ AROUND = 150
 """Places around the centre from which an instance is drawn; all of a map that has fewer."""
 VAL_SHARE = 0.2
 """Of the centres of a map, or of the instances of files that do not tell training from test."""
+REDRAWS = 1000
+"""Draws around a centre, of which one has to be no instance of the other split."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -75,6 +78,9 @@ class Chart:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
 
+    def __str__(self) -> str:
+        return self._problem.name
+
     def __len__(self) -> int:
         return len(self._problem)
 
@@ -91,15 +97,17 @@ def drawn(maps: Sequence[Map], nodes: int, sizes: tuple[int, int], seed: int) ->
     """Returns `sizes` instances of `nodes` places each for training and for validation, as many from each map.
 
     They depend on the maps, the numbers given and `seed` alone. Each map has `nodes` places or more.
+    No instance is in both; raises DataError for a map that is too small for that.
     """
     generator = np.random.default_rng(seed)
-    found = Splits([], [])
+    found, taken = Splits([], []), (set[bytes](), set[bytes]())
     for number, place in enumerate(maps):
         shuffled = generator.permutation(len(place))
         cut = len(place) - max(1, int(VAL_SHARE * len(place)))
-        for part, size, centres in zip(found, sizes, (shuffled[:cut], shuffled[cut:]), strict=True):
-            share = len(range(number, size, len(maps)))
-            part.extend(_around(place, np.resize(centres, share), nodes, generator))
+        for part, centres in enumerate((shuffled[:cut], shuffled[cut:])):
+            share = len(range(number, sizes[part], len(maps)))
+            new = _around(place, np.resize(centres, share), nodes, generator, taken[part], taken[1 - part])
+            found[part].extend(new)
     return found
 
 
@@ -110,11 +118,24 @@ def uniform(nodes: int, sizes: tuple[int, int], seed: int) -> Splits:
     return Splits(*([solved(points, euclidean(points)) for points in part] for part in parts))
 
 
-def _around(place: Map, centres: Indices, nodes: int, generator: np.random.Generator) -> Iterator[Instance]:
+def _around(
+    place: Map, centres: Indices, nodes: int, generator: np.random.Generator, own: set[bytes], others: set[bytes]
+) -> Iterator[Instance]:
+    """Yields an instance around each centre, none of `others`; adds them to `own`, by their `places`."""
     for start in range(0, len(centres), 64):
         some = centres[start : start + 64]
         remote = torch.from_numpy(place.remoteness(some))
         # torch's is six times as fast as numpy's argpartition here; sorted, since ties may come in any order.
         near = remote.topk(min(AROUND, len(place)), dim=1, largest=False).indices.sort(dim=1).values.numpy()
         for centre, row in zip(some, near, strict=True):
-            yield solved(*place.cut(int(centre), generator.choice(row, nodes, replace=False)))
+            for _ in range(REDRAWS):
+                points, distances = place.cut(int(centre), generator.choice(row, nodes, replace=False))
+                if (key := places(points)) not in others:
+                    break
+            else:
+                raise DataError(
+                    f"{place}: found {len(place)} nodes, too few to draw {nodes} that are not an instance of the other "
+                    "split; allowed: more nodes, or a smaller workload.nodes or workload.train_samples"
+                )
+            own.add(key)
+            yield solved(points, distances)

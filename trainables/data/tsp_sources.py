@@ -9,7 +9,7 @@ import numpy as np
 
 from trainables.data import tsp_maps, tsplib
 from trainables.data.errors import DataError
-from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, solved
+from trainables.data.tsp_instances import MOST_EXACT, Instance, Splits, places, solved
 
 UNIFORM = "uniform"
 _TSPLIB = (".tsp", ".tsp.gz")
@@ -38,8 +38,8 @@ def read_splits(data: str | None, nodes: int | None, sizes: tuple[int, int], see
 
 def _chart(path: Path, nodes: int) -> tsp_maps.Chart:
     problem = tsplib.read_problem(path)
-    if len(problem) < nodes:
-        allowed = f"{nodes} or more to draw from; workload.nodes=null takes problems as they are"
+    if len(problem) <= nodes:
+        allowed = f"{nodes + 1} or more to draw from; workload.nodes=null takes problems as they are"
         raise DataError(f"{path}: DIMENSION: found {len(problem)} nodes; allowed: {allowed}")
     return tsp_maps.Chart(problem)
 
@@ -60,7 +60,8 @@ def _whole(path: Path) -> Instance:
     return solved(problem.points, distances)
 
 
-def _split(path: Path, found: Sequence[Instance], sizes: tuple[int, int], seed: int) -> Splits:
+def _split(path: Path, read: Sequence[Instance], sizes: tuple[int, int], seed: int) -> Splits:
+    found = list({places(instance.points): instance for instance in read}.values())  # a copy of a file is no other one
     if len(found) < 2:
         raise DataError(
             f"{path}: found too few instances, {len(found)}; allowed: 2 or more, some to train on, some to judge by"

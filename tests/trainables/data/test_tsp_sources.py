@@ -165,6 +165,27 @@ def test_whole_problems_come_with_their_tours(tmp_path: Path) -> None:
     assert [len(part) for part in read_splits(str(tmp_path), None, (2, 9), 0)] == [2, 1]
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+def test_no_instance_of_a_small_problem_is_in_both_splits(tmp_path: Path, copies: int) -> None:
+    for number in range(copies):
+        problem_file(tmp_path / f"p{number}.tsp", 8)
+    splits = read_splits(str(tmp_path), 5, (30, 20), 0)  # of 56 that there are
+    train, val = ({frozenset(map(tuple, i.points.tolist())) for i in part} for part in splits)
+    assert not train & val
+    assert [len(part) for part in splits] == [30, 20]
+
+
+def test_a_problem_too_small_for_two_splits_is_refused(tmp_path: Path) -> None:
+    path = str(problem_file(tmp_path / "six.tsp", 6))
+    with pytest.raises(DataError, match=r"six: found 6 nodes, too few to draw 5 that .* a smaller workload\.nodes"):
+        read_splits(path, 5, (100, 5), 0)
+    with pytest.raises(DataError, match=r"six\.tsp: DIMENSION: found 6 nodes; allowed: 7 or more to draw from"):
+        read_splits(path, 6, (100, 5), 0)
+    problem_file(tmp_path / "copy.tsp", 6)
+    with pytest.raises(DataError, match=r"found too few instances, 1"):
+        read_splits(str(tmp_path), None, (100, 5), 0)
+
+
 def test_says_what_a_source_lacks(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: found nothing; allowed: \.tsp, \.tsp\.gz, a folder of them"):
         read_splits(str(tmp_path / "nowhere"), 15, (1, 1), 0)
@@ -176,7 +197,7 @@ def test_says_what_a_source_lacks(tmp_path: Path) -> None:
     path = problem_file(tmp_path / "a.tsp", 25)
     with pytest.raises(DataError, match=r"a\.tsp: found 25 nodes and no tour; allowed: a\.opt\.tour beside it"):
         read_splits(str(path), None, (1, 1), 0)
-    with pytest.raises(DataError, match=r"a\.tsp: DIMENSION: found 14 nodes; allowed: 15 or more to draw from"):
+    with pytest.raises(DataError, match=r"a\.tsp: DIMENSION: found 14 nodes; allowed: 16 or more to draw from"):
         read_splits(str(problem_file(path, 14)), 15, (1, 1), 0)
     with pytest.raises(DataError, match=r"a\.tsp: found too few instances, 1; allowed: 2 or more, some to train on"):
         read_splits(str(path), None, (1, 1), 0)
