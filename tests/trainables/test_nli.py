@@ -203,6 +203,41 @@ def test_packed_rows_give_what_padded_ones_give(
     torch.testing.assert_close(packed, padded, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("config", "decoder"),
+    [
+        (transformers.RobertaConfig(num_hidden_layers=1, pad_token_id=1, **SIZES), False),
+        (transformers.XLMRobertaConfig(num_hidden_layers=1, pad_token_id=3, **SIZES), False),
+        (transformers.CamembertConfig(num_hidden_layers=1, pad_token_id=1, **SIZES), False),
+        (transformers.DistilBertConfig(vocab_size=32, dim=64, hidden_dim=128, n_layers=1, n_heads=4), False),
+        (
+            transformers.OPTConfig(num_hidden_layers=1, ffn_dim=128, word_embed_proj_dim=64, pad_token_id=1, **SIZES),
+            True,
+        ),
+        (transformers.GPT2Config(vocab_size=32, n_embd=64, n_layer=1, n_head=4), True),
+        (transformers.LlamaConfig(num_hidden_layers=1, **SIZES), True),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_positions_are_those_of_the_library_whether_packed_or_not(config: Any, decoder: bool) -> None:
+    torch.manual_seed(0)
+    backbone = transformers.AutoModel.from_config(config, attn_implementation="sdpa").eval()
+    for name, weight in backbone.named_parameters():
+        if "position" in name or "wpe" in name:
+            weight.data.normal_()  # the library's are too small to tell one from another
+    rows = [torch.randint(4, 30, (n,)).tolist() for n in (4, 9, 3, 5)]
+    batch = Nli.collate([PairSample((r,), 0) if decoder else PairSample((r, r[:2]), 0) for r in rows])
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    model = Classifier(backbone, 64, decoder, Knobs(dropout=0.0, sequence_packing=True)).eval()
+    assert model.packs
+    with torch.no_grad():
+        packed, padded = model(ids, mask, batch["packing"]), model(ids, mask)
+        model._attention, model.packs = {}, False  # the library numbers positions itself
+        theirs = model(ids, mask)
+    torch.testing.assert_close(padded, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(packed, theirs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("most", [8, 12, 64])
 def test_decoder_row_keeps_the_end_and_cuts_the_premise_first(gemma: Config, most: int) -> None:
     pair = TextPair("e " * 40 + "d", "a b", True)
@@ -382,8 +417,15 @@ def test_masks_made_here_are_those_of_the_library(config: Any, decoder: bool, ki
         assert torch.allclose(model(ids, mask), ours, atol=1e-5)
 
 
-def test_a_model_with_masks_of_its_own_is_given_the_padding_alone() -> None:
-    config = transformers.DebertaV2Config(num_hidden_layers=1, **SIZES)
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.DebertaV2Config(num_hidden_layers=1, **SIZES),
+        transformers.MobileBertConfig(num_hidden_layers=1, embedding_size=16, intra_bottleneck_size=64, **SIZES),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_masks_cannot_keep_to_its_row_is_not_packed(config: Any) -> None:
     model = Classifier(transformers.AutoModel.from_config(config), 64, False, Knobs(sequence_packing=True))
     assert not model._attention
     assert not model.packs

@@ -126,6 +126,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.backbone, self.decoder = backbone, decoder
         self._attention = _kinds_of_attention(backbone, decoder)
+        self._first_position = _first_position(backbone)
         self.packs = knobs.sequence_packing and bool(self._attention)
         combine = [] if decoder else [nn.Linear(4 * width, 128), nn.ReLU()]
         self.head = nn.Sequential(*combine, nn.Dropout(knobs.dropout), nn.Linear(width if decoder else 128, 2))
@@ -146,13 +147,12 @@ class Classifier(nn.Module):
         """
         if packing is not None and self.packs:
             packed = Packed(input_ids, attention_mask, packing)
-            mask, position_ids = self._mask(packed.mask), packed.position_ids
-            found = self.backbone(input_ids=packed.input_ids, attention_mask=mask, position_ids=position_ids)
-            hidden = packed.unpack(found.last_hidden_state)
+            hidden = packed.unpack(self._read(packed.input_ids, packed.mask, packed.position_ids))
+        elif self._attention:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+            hidden = self._read(input_ids, functools.partial(attending, attention_mask), position_ids)
         else:
-            made = functools.partial(attending, attention_mask)
-            mask = self._mask(made) if self._attention else attention_mask
-            hidden = self.backbone(input_ids=input_ids, attention_mask=mask).last_hidden_state
+            hidden = self.backbone(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         own = next(self.head.parameters()).dtype  # that of the frozen weights may have fewer bits
         if self.decoder:
             return cast(Tensor, self.head(last_token(hidden, attention_mask).to(own)))
@@ -162,13 +162,17 @@ class Classifier(nn.Module):
         u, v = (4.0 * F.normalize(mean, dim=-1)).chunk(2)
         return cast(Tensor, self.head(torch.cat([u, v, (u - v).abs(), u * v], dim=-1)))
 
-    def _mask(self, made: Callable[..., Tensor]) -> Any:
-        """Returns the mask, or one for each kind of layer, of `made(causal=, window=)`.
+    def _read(self, input_ids: Tensor, made: Callable[..., Tensor], position_ids: Tensor) -> Tensor:
+        """Returns the backbone's last states, with the mask of `made(causal=, window=)`, or one for each kind of layer.
 
         Of a mask of two dimensions the library asks whether it hides anything, and the host waits for the answer.
+        Nor could OPT number positions by one of four: it is given them, as all are. `position_ids` begin at 0.
         """
         masks = {kind: made(causal=self.decoder, window=window) for kind, window in self._attention.items()}
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        mask = masks if len(masks) > 1 else next(iter(masks.values()))
+        positions = position_ids + self._first_position
+        found = self.backbone(input_ids=input_ids, attention_mask=mask, position_ids=positions)
+        return cast(Tensor, found.last_hidden_state)
 
 
 def last_token(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -362,17 +366,31 @@ def _is_decoder(model: Any) -> bool:
     return not fills
 
 
+def _plain(backbone: Any) -> Any:
+    """Returns the backbone without what peft put around it."""
+    return backbone.get_base_model() if isinstance(backbone, peft.PeftModel) else backbone
+
+
+def _first_position(backbone: Any) -> int:
+    """Returns the number of a row's first position: the kind of RoBERTa counts from behind that of padding."""
+    table = getattr(getattr(_plain(backbone), "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return 0 if padding is None else int(padding) + 1
+
+
 def _kinds_of_attention(backbone: Any, decoder: bool) -> dict[str, int | None]:
     """Returns the kinds of attention in a backbone, each with its window or None; empty where it makes its own masks.
 
     Known are full attention and a decoder's sliding windows, in models that take a mask of four dimensions as it is.
+    MobileBERT's trigrams reach into the row beside, which no mask keeps apart.
     """
-    base = backbone.get_base_model() if isinstance(backbone, peft.PeftModel) else backbone
+    base = _plain(backbone)
     config, module = backbone.config.get_text_config(), vars(sys.modules[type(base).__module__])
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"])
     known = {"full_attention": None} | ({"sliding_attention": window} if decoder and window is not None else {})
-    if not kinds <= set(known) or getattr(config, "use_bidirectional_attention", False):
+    beyond = any(getattr(config, name, False) for name in ("use_bidirectional_attention", "trigram_input"))
+    if beyond or not kinds <= set(known):
         return {}
     maker = "create_causal_mask" if decoder else "create_bidirectional_mask"
     return {kind: known[kind] for kind in sorted(kinds)} if maker in module else {}
