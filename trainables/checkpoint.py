@@ -30,9 +30,10 @@ class CheckpointError(Exception):
     """A checkpoint that is missing, damaged, or of another run."""
 
 
-def save(state: State, folder: Path, *, identity: str) -> Path:
+def save(state: State, folder: Path, *, identity: str, made_of: Mapping[str, str] | None = None) -> Path:
     """Returns the written file; `identity` says which run it belongs to and is compared when it is loaded.
 
+    `made_of` is what else the run rests on, which `load` returns for its caller to compare.
     Raises CheckpointError where the optimiser keeps something that is neither tensor nor number.
     """
     tensors = _tensors(state)
@@ -44,6 +45,7 @@ def save(state: State, folder: Path, *, identity: str) -> Path:
         "file": path.name,
         "sha256": hashlib.sha256(payload).hexdigest(),
         "identity": identity,
+        "made_of": dict(made_of or {}),
         "scaler": state.scaler.state_dict(),
         "numbers": [name for name, value in _optimizer_state(state).items() if not isinstance(value, Tensor)],
         "groups": [_kept(group) for group in state.optimizer.param_groups],
@@ -57,8 +59,11 @@ def save(state: State, folder: Path, *, identity: str) -> Path:
     return path
 
 
-def load(state: State, folder: Path, *, identity: str) -> None:
-    """Brings a prepared run to where the checkpoint left it; raises CheckpointError, the state then unchanged."""
+def load(state: State, folder: Path, *, identity: str) -> dict[str, str]:
+    """Brings a prepared run to where the checkpoint left it; raises CheckpointError, the state then unchanged.
+
+    Returns the `made_of` that it was saved with; earlier versions had none.
+    """
     pointer = _pointer(folder)
     if pointer.get("identity") != identity:
         raise CheckpointError(f"{folder / POINTER} belongs to another configuration; train into another folder")
@@ -74,6 +79,7 @@ def load(state: State, folder: Path, *, identity: str) -> None:
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not a safetensors file: {error}") from error
     _restore(state, stored, pointer)
+    return dict(pointer.get("made_of") or {})
 
 
 def exists(folder: Path) -> bool:

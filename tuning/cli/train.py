@@ -31,8 +31,10 @@ from tuning.config.command_line import parse, value_of
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import checked_options
 from tuning.config.shareable import MASK, masked_items
+from tuning.journal.runs import versions
 from tuning.report import text
-from tuning.workers import machine, nvml
+from tuning.workers import fingerprint, machine, nvml
+from tuning.workers.device_facts import device_facts
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -106,7 +108,15 @@ def main(argv: Sequence[str]) -> int:
                 )
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
-                best, samples, seed, out, numbers["--checkpoint-every"] or 0.0, device, session.setting.threads, again
+                best,
+                samples,
+                seed,
+                out,
+                numbers["--checkpoint-every"] or 0.0,
+                device,
+                session.setting.threads,
+                again,
+                _made_of(best, session, here),
             )
             if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
                 longer = "--samples N" if isinstance(session.resident, OwnResident) else "--epochs N"
@@ -214,6 +224,21 @@ def _length(numbers: dict[str, float | None], best: Best, session: Session) -> i
         what = f"--epochs {epochs:g} is not one of {count} samples"
         raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
     return wanted
+
+
+def _made_of(best: Best, session: Session, source: str) -> dict[str, str]:
+    """Returns what a checkpoint rests on beside its configuration; of a loop of its own, which keeps none, nothing."""
+    if isinstance(session.resident, OwnResident):
+        return {}
+    with telling(best):
+        data = [session.contract.dataset(session.config(best.knobs), split) for split in ("train", "val")]
+    own = versions()
+    return {
+        **{name: own[name] for name in ("cardtune", "torch")},
+        "device": device_facts(session.setting.device)["name"],
+        "data": fingerprint.of_data(data),
+        "the workload's source": source,
+    }
 
 
 def _seed(numbers: dict[str, float | None], best: Best) -> int:

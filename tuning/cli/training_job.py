@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tuning.config.best_file import Best
 from tuning.config.errors import ConfigError, PreflightError, StoppedEarly, TuningError
 from tuning.config.lenient import finite
 from tuning.config.resolve import option_fault
+from tuning.journal.runs import changes
 from tuning.memory import oom
 from tuning.search import runtime_check
 from tuning.workers import user_code
@@ -49,6 +50,8 @@ class TrainingJob:
     threads: int
     again: str
     """The command without --resume, to be pasted into a shell."""
+    made_of: Mapping[str, str]
+    """What it rests on beside the configuration, by the words that a change is told in."""
 
     @property
     def go_on(self) -> str:
@@ -57,7 +60,7 @@ class TrainingJob:
 
     @property
     def identity(self) -> str:
-        """Returns a hash of everything that decides what is learned; a checkpoint of another job does not have it."""
+        """Returns a hash of the configuration; a checkpoint of another job does not have it."""
         own = [self.best.ref, dict(self.best.options), dict(self.best.knobs), self.samples, self.seed]
         return hashlib.sha256(json.dumps(own, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -69,7 +72,7 @@ def train(
 
     Raises Interrupted after a signal, with a checkpoint on the disk, and StoppedEarly on OOM and other errors.
     """
-    state = _prepared(job, session, resume=resume)
+    state = _prepared(job, session, messages, resume=resume)
     with telling(job.best):
         session.together(state)
     begun_at = state.samples
@@ -119,7 +122,7 @@ def _weights(state: training.AnyState) -> bytes | None:
     return save_tensors({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in trained.items()})
 
 
-def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> training.AnyState:
+def _prepared(job: TrainingJob, session: Session, messages: Console, *, resume: bool) -> training.AnyState:
     """Returns the run before its first step, or where its checkpoint left it; a loop of one's own has none."""
     plan = Plan(samples=job.samples, milestones=(job.samples,), window_s=min(1.0, job.checkpoint_s))
     with telling(job.best):
@@ -131,9 +134,11 @@ def _prepared(job: TrainingJob, session: Session, *, resume: bool) -> training.A
         checkpoint.clear(job.out)
         return state
     try:
-        checkpoint.load(state, job.out, identity=job.identity)
+        then = checkpoint.load(state, job.out, identity=job.identity)
     except checkpoint.CheckpointError as error:
         raise ConfigError(f"--resume: {error}", remedy="--force to begin again") from None
+    for said in changes((name, then.get(name), now) for name, now in job.made_of.items()):
+        line(messages, f"warning: {said}; what was trained before is of then, and --force begins again")
     return state
 
 
@@ -156,7 +161,7 @@ def _run(
             due = time.monotonic() - saved >= job.checkpoint_s and state.samples < job.samples
             if (due or signals.signum) and keeps and isinstance(state, loop.State):
                 try:
-                    checkpoint.save(state, job.out, identity=job.identity)
+                    checkpoint.save(state, job.out, identity=job.identity, made_of=job.made_of)
                 except checkpoint.CheckpointError as error:
                     keeps, lost = False, str(error)
                     line(messages, f"note: trains without checkpoints: {lost}")

@@ -6,7 +6,9 @@ import difflib
 import importlib.metadata
 import json
 import platform
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tuning import __version__
 from tuning.config.errors import ConfigError
@@ -74,6 +76,15 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def changes(pairs: Iterable[tuple[str, Any, Any]]) -> list[str]:
+    """Returns in words what is otherwise now than then, of (name, then, now); what is not known is passed over."""
+    changed = [(name, then, now) for name, then, now in pairs if then not in (None, "") and now != "" and then != now]
+    return [
+        f"{name} has changed" if name in ("data", "the workload's source") else f"{name} was {then} and is {now}"
+        for name, then, now in changed
+    ]
 
 
 def _began(folder: Path) -> str:

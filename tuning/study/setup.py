@@ -30,7 +30,7 @@ from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Parameter, Range, Space, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
-from tuning.journal.runs import JOURNAL, LAST, NEWEST_SCHEMA, find_run, known_runs, require_known, versions
+from tuning.journal.runs import JOURNAL, LAST, NEWEST_SCHEMA, changes, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
 from tuning.workers import doctor, executors, machine, nvml, slots
 from tuning.workers.own_workload import with_own
@@ -392,11 +392,7 @@ def differences(study: Record, facts: Mapping[str, Any], setting: WorkerConfig) 
         ("data", study.get("data_sha256"), facts.get("data_sha256")),
         ("the workload's source", study.get("workload_sha256"), facts.get("workload_sha256")),
     ]
-    changed = [(name, then, now) for name, then, now in pairs if then not in (None, "") and now != "" and then != now]
-    return [
-        f"{name} has changed" if name in ("data", "the workload's source") else f"{name} was {then} and is {now}"
-        for name, then, now in changed
-    ]
+    return changes(pairs)
 
 
 def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerConfig, run_id: str) -> dict[str, Any]:
