@@ -10,7 +10,7 @@ from benchmarks.gpu_check.place import GIB_BYTES, MIB_BYTES, Place
 from tuning.config import yaml_files
 
 CARDS = ("rtx4060", "rtx3090")
-SMALL_CARDS = {"32 MiB": 32 * MIB_BYTES, "96 MiB": 96 * MIB_BYTES}
+SMALL_CARDS = {"8 MiB": 8 * MIB_BYTES, "24 MiB": 24 * MIB_BYTES}
 """What stands in for a card of 8 and of 24 GB where the same is run small."""
 
 

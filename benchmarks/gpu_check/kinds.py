@@ -39,7 +39,7 @@ class Size:
 
 SIZES: Mapping[str, Size] = {
     GEMMA: Size(1152, 6912, 26, 262_144, 256, 512),  # google/gemma-3-1b-pt's config.json
-    SMALL_GEMMA: Size(96, 256, 3, 2000, 32, 48),
+    SMALL_GEMMA: Size(96, 256, 2, 1000, 32, 24),
 }
 
 

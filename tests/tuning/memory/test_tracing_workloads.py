@@ -23,7 +23,7 @@ from tuning.memory.tracing.step import Job, predict
 pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
 
 SMALL: dict[str, dict[str, Any]] = {
-    "nli": {"max_train_samples": 40, "max_val_samples": 8, "max_length": 16},
+    "nli": {"max_train_samples": 40, "max_val_samples": 8, "max_length": 16, "layers": 1},
     "pointer": {"train_samples": 40, "val_samples": 8},
     "headpose": {"heads": 64},
     "temporal": {"timeframes": "1h:8 4h:4 1D:4"},
@@ -31,7 +31,6 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 KNOBS: dict[str, list[dict[str, Scalar]]] = {
     "nli": [
-        {},
         {"amp_dtype": "bf16", "activation_checkpointing": True},
         {"base_dtype": "int8"},
         {"base_dtype": "nf4"},
