@@ -29,8 +29,8 @@ Finds the fastest training that keeps its accuracy and fits its card.
 
 settings (key=value, in any order; defaults in [brackets])
   workload=NAME|FILE.py   one of ours, or a file or module (my.moons) of yours
-                          with a WORKLOAD; python -m tuning init FOLDER writes
-                          two that run [nli]
+                          with a WORKLOAD or a train(run); python -m tuning init
+                          FOLDER writes two that run [nli]
 WORKLOADS
   workload.OPTION=VALUE   settings of the workload, such as workload.data=PATH
   card=NAME               the card to train on; one with less memory than yours
@@ -41,7 +41,7 @@ CARDS
   budget.train_epochs=N   how long a training is: epochs, or auto, as the time
                           allows [the workload's; with a file or data of your
                           own auto with quick, 4 with full]
-  budget.probe.max_time_s=N, budget.rungs.first_frac=X, budget.rungs.eta=N,
+  budget.probe.max_time_s=N, .probe_time_s=X, budget.rungs.first_frac=X, .eta=N,
   budget.confirm.seeds=N, .windows=N, .window_s=X, .top=N   its other parts
   knobs.NAME=VALUE        fixes a knob; a list searches its values, {low, high,
                           log} a range
@@ -60,7 +60,8 @@ CARDS
   search.pruner=NAME      which trials stop at the budget's rungs [rungs]
 PRUNERS
   search.seed=N           seed of everything [0]
-  concurrency=auto|N      search trials at once, on each node [auto]
+  concurrency=auto|N      search trials at once, on each node; auto: 1 on a CPU,
+                          1, 2 or 4 on a GPU, by how idle it is [auto]
   cluster=HOST:PORT|auto  the Ray cluster that this machine is a node of: trains
                           on its nodes [here alone]
   target=KIND             the kind of device of a cluster whose speed the study

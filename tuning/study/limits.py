@@ -122,7 +122,7 @@ class Limits:
         if cuda:
             count = slots.over_cards(asked, self._devices) if asked else self._devices * self._slots_a_card(cores)
         else:
-            count = slots.on_cpu(cores, asked, config.search.max_time_s)
+            count = asked or 1  # two at once on two cores found no better picks (docs/log/sampler.md)
         a_device = math.ceil(count / self._devices)
         cap_bytes, alone_bytes = None, None
         if cuda and (a_device > 1 or config.card.cap_bytes is not None):
@@ -245,9 +245,7 @@ class Limits:
     def _slots_a_card(self, cores: int) -> int:
         """Returns how many trials share a card, by what the probes say of the fastest configuration."""
         # Trials of the joint strategy measure speed themselves, and would measure their neighbours'.
-        if self._config.card.device != "cuda" or self._config.search.strategy != "staged":
-            return 1
-        if self._config.devices_per_trial > 1:
+        if self._config.search.strategy != "staged" or self._config.devices_per_trial > 1:
             return 1
         probes = [r for r in self._journal.records if r.event == "probe"]
         fast = [r for r in probes if r["outcome"] == "ok"]

@@ -28,7 +28,7 @@ from tuning.config.resolve import (
 )
 from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
-from tuning.config.space import Choice, Parameter, Range, Space, shown, values_of
+from tuning.config.space import Choice, Range, Space, largest, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
 from tuning.journal.runs import JOURNAL, LAST, NEWEST_SCHEMA, changes, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
@@ -95,17 +95,12 @@ def _begun(config: StudyConfig) -> StudyConfig:
 
 
 def concurrency(config: StudyConfig) -> int:
-    """Returns how many search trials run at once: as asked and as cards take them, else one a core up to four, in a
-    short study one.
+    """Returns how many search trials run at once: as asked and as cards take them, else one.
 
     On cards it is one each as far as can be known before the probes, which may show room for more (`Limits.plan`).
     """
-    asked, cuda = config.concurrency, config.card.device == "cuda"
-    if isinstance(asked, int):
-        return slots.over_cards(asked, executors.devices(config)) if cuda else asked
-    if cuda:
-        return executors.devices(config)
-    return slots.on_cpu(machine.cores() // config.devices_per_trial, limit_s=config.search.max_time_s)
+    asked, devices = config.concurrency, executors.devices(config)  # of a CPU one
+    return slots.over_cards(asked, devices) if isinstance(asked, int) else devices
 
 
 def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
@@ -305,11 +300,6 @@ def cautions(config: StudyConfig, facts: Mapping[str, Any] | Record) -> Iterator
     for key, asked in (("knobs.num_workers", workers), ("concurrency", config.concurrency)):
         if isinstance(asked, int | float) and asked > 2 * machine.cores():
             yield f"{key} goes to {asked:g}, and this machine has {machine.cores()} cores"
-
-
-def largest(given: Parameter | Scalar) -> float:
-    """Returns the largest number that a knob may be."""
-    return float(given.high if isinstance(given, Range) else max(values_of(given), key=float))
 
 
 def comparable(space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from tuning.config.errors import ConfigError
 from tuning.config.schema import StudyConfig
-from tuning.search.protocols import Executor, TrialPlan
-from tuning.workers import join_another, machine, nvml, slots
+from tuning.search.protocols import TrialPlan
+from tuning.workers import join_another, machine, nvml
 from tuning.workers.local_executor import LocalExecutor
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tuning.workers.ray_board import RayBoard
     from tuning.workers.ray_cluster import RayCluster
     from tuning.workers.ray_join import JoinedCluster
+    from tuning.workers.ray_tune import RayExecutor
 
 
 _chosen: list[str] = []
@@ -40,9 +41,10 @@ def prepare(config: StudyConfig) -> None:
 
 def one_at_a_time(config: StudyConfig) -> bool:
     """Returns whether it is sure, before anything is measured, that one trial runs at a time."""
-    asked = config.concurrency if isinstance(config.concurrency, int) else None
-    if asked is not None or config.card.device != "cuda":
-        return slots.on_cpu(machine.cores() // config.devices_per_trial, asked, config.search.max_time_s) == 1
+    if isinstance(config.concurrency, int):
+        return config.concurrency == 1
+    if config.card.device != "cuda":
+        return True
     return config.search.strategy == "joint" and devices(config) == 1  # see `Limits.plan`
 
 
@@ -87,7 +89,7 @@ def executor(
     told: ToldNode | None = None,
     target: str = "",
     others: Sequence[KindShare] = (),
-) -> Iterator[Executor]:
+) -> Iterator[LocalExecutor | RayExecutor]:
     """Yields who runs trials by this plan: Ray Tune where there are several slots, or its dashboard is to show them.
 
     Else the worker that probed goes on: it has loaded everything, and nothing else need start. Under Ray Tune it is

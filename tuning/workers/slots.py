@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 MAX_SLOTS = 4
 """More processes than this on one device are not worth their context: each takes half a gigabyte of a card."""
-SHORT_S = 120.0
-"""A study of less time has one slot: Ray (6.5 s, docs/log/workers_ray.md) and a process for each slot have to start."""
 MARGIN = 1.05
 """A need within 5 % of a slot is taken for more than it: what runs out of memory has run for nothing."""
 CONTEXT_BYTES = 600 * 2**20
@@ -15,16 +13,6 @@ CONTEXT_BYTES = 600 * 2**20
 MAX_BUSY_FRAC = 1.2
 """The most that processes may ask of a card's time together. Kernels of two processes take turns, and a card that is
 idle for a third of the time is not for two that are busy for two thirds each."""
-
-
-def on_cpu(cores: int, asked: int | None = None, limit_s: float | None = None) -> int:
-    """Returns how many trials run at once where there is no card: as asked, else one a core up to four.
-
-    `limit_s` is the time of the whole study, None without a limit; a short one has one slot.
-    """
-    if asked is not None:
-        return asked
-    return 1 if limit_s is not None and limit_s < SHORT_S else max(1, min(cores, MAX_SLOTS))
 
 
 def over_cards(asked: int, cards: int) -> int:

@@ -675,7 +675,7 @@ def test_trials_on_a_virtual_card_of_a_cpu_share_it_each_under_a_cap_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 4)
-    found = plan_of(tmp_path, ["card=rtx4060"])
+    found = plan_of(tmp_path, ["card=rtx4060", "concurrency=4"])
     cap = load.load(["card=rtx4060"]).card.cap_bytes
     assert cap is not None
     assert (found.concurrency, found.threads, found.cap_bytes, found.alone_bytes) == (4, 1, cap // 4, cap)

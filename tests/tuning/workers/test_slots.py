@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuning.workers.slots import CONTEXT_BYTES, MARGIN, alone_bytes, on_card, on_cpu, over_cards, share_bytes
+from tuning.workers.slots import CONTEXT_BYTES, MARGIN, alone_bytes, on_card, over_cards, share_bytes
 
 GIB = 2**30
 
@@ -20,11 +20,6 @@ def test_slots_and_contexts_fit_the_card_and_a_trial_alone_has_at_least_a_slot(
     assert alone_bytes(card, 1, model) == card
     if model <= slot:  # a process keeps its model in its slot
         assert alone_bytes(card, count, model) >= slot
-
-
-@pytest.mark.parametrize(("cores", "asked", "count"), [(1, None, 1), (2, None, 2), (64, None, 4), (2, 7, 7)])
-def test_on_a_cpu_it_is_a_trial_a_core_up_to_four_or_as_asked(cores: int, asked: int | None, count: int) -> None:
-    assert on_cpu(cores, asked) == count
 
 
 @pytest.mark.parametrize(
