@@ -54,7 +54,7 @@ _TABLE = """\
 _OWN = """
 ## Knobs of our workloads
 
-Each is a knob of the workloads named alone, as yours has those that its file declares:
+Only the workloads named with a knob have it, as yours has those that its file declares:
 
 ```
 from trainables import Knob

@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tuning export",
         description="Prints the best.yaml of a run in the words of a framework; stderr lists what it has no word for.",
         epilog="transformers: arguments of TrainingArguments. lightning: of Trainer and DataLoader. accelerate: of "
-        "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: best.yaml itself.",
+        "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: what best.yaml says.",
     )
     made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
     made.add_argument("--to", required=True, choices=tuple(FRAMEWORKS), help="whose words")
