@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from trainables.files import SHARED, write_whole
 from trainables.loop import State
-from trainables.resident import plain, written
+from trainables.resident import changing, plain, written
 
 POINTER = "checkpoint.json"
 _COUNTERS = ("samples", "steps", "epoch", "micro_batches_done", "evaluation_batch")
@@ -102,8 +102,7 @@ def trained_tensors(model: nn.Module, first: Mapping[str, Tensor]) -> dict[str, 
 
     These, such as those of a teacher that follows the model, are told by the `first` marks (`resident.marks`).
     """
-    named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return {**named, **dict(model.named_buffers()), **written(model, first)}
+    return {**dict(changing(model)), **written(model, first)}
 
 
 def _tensors(state: State) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.state import Diverged, State, WarmUp, closed, prepare, watched
 from trainables.stopwatch import Stopwatch, Window
+from trainables.validation import longest_first
 from trainables.witness import Witness
 from trainables.workload import Config, augment_of, blocks, collate_of, phases
 
@@ -188,10 +189,7 @@ def rehearse(
     resident, config = state.resident, state.config
     workload, augment = resident.workload, augment_of(resident.workload)
     dataset, lengths = resident.dataset(config, "train"), resident.lengths(config, "train")
-    order = list(range(batches.size_of(dataset)))
-    if lengths is not None:
-        order.sort(key=lambda index: -lengths[index])
-    samples = [dataset[i] for i in order[:micro_batch]]
+    samples = [dataset[i] for i in longest_first(dataset, lengths)[:micro_batch]]
     keys = torch.arange(len(samples))
     move = transfer or functools.partial(batches.to_device, device=state.device)
 
@@ -233,7 +231,7 @@ def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, 
                     batch = call()
                 else:
                     batch, in_place = batches.writing(call, batch.batch)
-                    state.witness.augmented(state.device.type, in_place)
+                    state.witness.augmented(in_place)
         with precision.kernels(knobs, state.device):
             with precision.autocast(knobs, state.device):
                 loss = state.ranks.loss(state.resident.workload, model, batch) * share

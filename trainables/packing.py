@@ -61,7 +61,6 @@ class Packed:
     def __init__(self, input_ids: Tensor, attention_mask: Tensor, packing: Packing) -> None:
         """`input_ids` and `attention_mask` have shape (rows, time), padding on the right."""
         rows, time = input_ids.shape
-        self._time = time
         position = torch.arange(time, device=input_ids.device).expand(rows, time)
         place = packing.row[:, None] * time + packing.start[:, None] + position
         spare = packing.rows * time  # one slot more than there are, where all padding goes

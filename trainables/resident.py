@@ -71,7 +71,7 @@ class Resident:
                 raise HookFailed("model", f"returned a {type(model).__name__}: it must return a torch.nn.Module")
             self._model = model.to(config.device)
             # On the host: a copy of all that trains would be held on the card for as long as the process lives.
-            self._first = {name: t.detach().to("cpu", copy=True) for name, t in _changing(self._model)}
+            self._first = {name: t.detach().to("cpu", copy=True) for name, t in changing(self._model)}
             self._first_plain = {name: plain(module) for name, module in self._model.named_modules()}
             self._first_kept, self.marks = _kept(self._model), marks(self._model)
             self._model_config = config
@@ -82,7 +82,7 @@ class Resident:
                 if type(now) is type(value) and now != value:
                     setattr(module, attribute, value)
         with torch.no_grad():
-            for name, tensor in _changing(self._model):
+            for name, tensor in changing(self._model):
                 tensor.copy_(self._first[name])
         for parameter in self._model.parameters():
             parameter.grad = None
@@ -99,7 +99,7 @@ class Resident:
         It is not where a forward pass has made or resized a buffer, changed what a module keeps in plain attributes, or
         written into frozen weights, such as those of a teacher that follows the model.
         """
-        now = {name: (t.shape, t.dtype) for name, t in _changing(model)}
+        now = {name: (t.shape, t.dtype) for name, t in changing(model)}
         first = {name: (t.shape, t.dtype) for name, t in self._first.items()}
         return now == first and _kept(model) == self._first_kept and not written(model, self.marks)
 
@@ -188,7 +188,7 @@ def _comparable(value: Any, own: Container[int], depth: int = 4) -> object:
     return value if value is None or isinstance(value, bool | int | float | str) else type(value)
 
 
-def _changing(model: nn.Module) -> list[tuple[str, Tensor]]:
+def changing(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Returns what a training step may change: trainable parameters and buffers."""
     trainable: list[tuple[str, Tensor]] = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     return trainable + list(model.named_buffers())

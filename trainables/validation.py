@@ -26,7 +26,7 @@ def validation_batches(
 
     A size is asked for when its batch is; they must suffice for all samples.
     """
-    order, start = _longest_first(dataset, lengths), 0
+    order, start = longest_first(dataset, lengths), 0
     for size in sizes:
         if start >= len(order):
             return
@@ -46,7 +46,7 @@ def validation_loader(
     They are where the knobs have them, the split is large, and its batches are not one look into a table. They last for
     one pass; batches are page-locked as in training.
     """
-    knobs, order = config.knobs, _longest_first(dataset, lengths)
+    knobs, order = config.knobs, longest_first(dataset, lengths)
     if not knobs.num_workers or len(order) < VALIDATION_SAMPLES or at_once(dataset) is not None:
         return validation_batches(dataset, collate, itertools.repeat(size), lengths)
     parts = [order[start : start + size] for start in range(0, len(order), size)]
@@ -76,7 +76,8 @@ class _Parts(Dataset[Batch]):
         return batch_of(self._dataset, self._collate, self._parts[index])
 
 
-def _longest_first(dataset: Dataset[Any], lengths: Sequence[int] | None) -> list[int]:
+def longest_first(dataset: Dataset[Any], lengths: Sequence[int] | None) -> list[int]:
+    """Returns the numbers of all samples, the longest first where their lengths are known."""
     order = list(range(size_of(dataset)))
     if lengths is not None:
         order.sort(key=lambda index: -lengths[index])

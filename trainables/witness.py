@@ -67,11 +67,9 @@ class Witness:
         if self._device.type == "cuda" and host:
             self._pinned = self._pinned is not False and all(t.is_pinned() for t in host)
 
-    def augmented(self, place: str, in_place: bool | None) -> None:
-        """Takes where a batch was augmented, "loader" or a device's type, and whether its own tensors were written."""
-        self._augmented = {"augmented_on": place}
-        if in_place is not None:
-            self._augmented["augmented_in_place"] = in_place
+    def augmented(self, in_place: bool) -> None:
+        """Takes that a batch was augmented on the device, and whether its own tensors were written."""
+        self._augmented = {"augmented_on": self._device.type, "augmented_in_place": in_place}
 
     def facts(self) -> dict[str, Any]:
         """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped.

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ SPLITS = ("train", "val", "test")
 STATISTICS_FILES = 4096
 """Most files read for mean and deviation, evenly spread: a set of any size is begun within seconds."""
 _ARRAY = "an array (time, channel) of real numbers, saved by numpy.save"
+_One = TypeVar("_One")
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,12 @@ def load(recording: Recording) -> NDArray[np.float32]:
     return values
 
 
-def some(recordings: list[Recording], limit: int | None, seed: int) -> list[Recording]:
-    """Returns at most `limit` of the recordings, drawn by `seed`, in their order."""
-    if limit is None or limit >= len(recordings):
-        return recordings
-    chosen = random.Random(seed).sample(range(len(recordings)), limit)
-    return [recordings[i] for i in sorted(chosen)]
+def some(whole: list[_One], limit: int | None, seed: int) -> list[_One]:
+    """Returns at most `limit` of a set, drawn by `seed`, in their order."""
+    if limit is None or limit >= len(whole):
+        return whole
+    chosen = random.Random(seed).sample(range(len(whole)), limit)
+    return [whole[i] for i in sorted(chosen)]
 
 
 def statistics(recordings: Sequence[Recording]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -96,7 +96,7 @@ class Chart:
 def drawn(maps: Sequence[Map], nodes: int, sizes: tuple[int, int], seed: int) -> Splits:
     """Returns `sizes` instances of `nodes` places each for training and for validation, as many from each map.
 
-    They depend on the maps, the numbers given and `seed` alone. Each map has `nodes` places or more.
+    They depend on the maps, the numbers given and `seed` alone. Each map has more than `nodes` places.
     No instance is in both; raises DataError for a map that is too small for that.
     """
     generator = np.random.default_rng(seed)

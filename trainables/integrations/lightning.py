@@ -173,8 +173,7 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
     def _pass(self, trainer: Any) -> tuple[int, int]:
         """Returns the samples of a pass and of a micro-batch of it."""
         loader, count = trainer.train_dataloader, trainer.num_training_batches
-        micro = getattr(loader, "batch_size", None)
-        micro = int(micro or self._run.loader()["batch_size"])
+        micro = int(getattr(loader, "batch_size", None) or self._run.loader()["batch_size"])
         if math.isinf(count) and self._given is None:
             said = f"a {type(loader).__name__} over data without a length"
             raise WorkloadError(f"{said}: trainer_kwargs(run, pass_samples=N) says how many samples one pass has")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +27,7 @@ from trainables.our_knobs import our_knobs
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
-    from trainables.data import face_sets, rendered_heads
+    from trainables.data import face_sets, npy_sequences, rendered_heads
     from trainables.data.faces import Face, pixels
 except ImportError as error:
     raise WorkloadError(f"workload headpose needs: pip install 'cardtune[headpose]' ({error})") from None
@@ -173,8 +172,8 @@ class HeadPose:
             else:
                 val = face_sets.read(Path(options["val_data"]))
             self._read[key] = {
-                "train": _some(train, options["max_train_samples"]),
-                "val": _some(val, options["max_val_samples"]),
+                "train": npy_sequences.some(train, options["max_train_samples"], SPLIT_SEED),
+                "val": npy_sequences.some(val, options["max_val_samples"], SPLIT_SEED),
             }
         return self._read[key]
 
@@ -244,13 +243,6 @@ class HeadPose:
 
 def _options(config: Config) -> dict[str, Any]:
     return options_of(config, HeadPose.options, HeadPose._domains)
-
-
-def _some(faces: list[Face], limit: int | None) -> list[Face]:
-    """Returns at most `limit` of the faces in their order, from all parts of the set."""
-    if limit is None or limit >= len(faces):
-        return faces
-    return [faces[i] for i in sorted(random.Random(SPLIT_SEED).sample(range(len(faces)), limit))]
 
 
 def expected_deg(logits: Tensor) -> Tensor:

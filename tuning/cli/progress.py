@@ -11,7 +11,7 @@ from tuning.cli import eta
 from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
-from tuning.journal.records import Record, last, trained_beside
+from tuning.journal.records import Record, last_fields, trained_beside
 from tuning.report.format import outcome, unlike
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
@@ -84,7 +84,7 @@ def progress(
 
     `asked` is what the measuring process is at; `doing` what goes on where the records do not tell.
     """
-    study, stage, names = _fields(records, "study"), stage_of(records), stages(config)
+    study, stage, names = last_fields(records, "study"), stage_of(records), stages(config)
     objective = _objective(records)
     rows = tuple(_rows(records, config, stage, objective, asked or Asked()))
     done, planned = counted(records, config, stage)
@@ -132,7 +132,7 @@ def standing(records: Sequence[Record], config: StudyConfig) -> Standing:
 
 
 def _objective(records: Sequence[Record]) -> str:
-    return next((name for name in mapping(_fields(records, "study").get("objectives")) if name != SPEED), "")
+    return next((name for name in mapping(last_fields(records, "study").get("objectives")) if name != SPEED), "")
 
 
 def _is_best(name: str, rows: Sequence[StageRow], records: Sequence[Record]) -> bool:
@@ -293,14 +293,9 @@ def _doing(records: Sequence[Record], config: StudyConfig, stage: str, asked: As
     if stage == "search":
         session = max((n for n, r in enumerate(records) if (r.event, r.get("stage")) == ("stage", "search")), default=0)
         if not any(r.event == "trial_start" for r in records[session:]):
-            slots = whole(_fields(records, "study").get("concurrency")) or 1
+            slots = whole(last_fields(records, "study").get("concurrency")) or 1
             return f"starting Ray and {slots} workers" if slots > 1 or config.dashboard else "proposing the first trial"
         return "proposing the next trial"
     if stage == "confirm":
         return "choosing what is measured again"
     return "writing best.yaml and the report" if stage == "export" else ""
-
-
-def _fields(records: Sequence[Record], event: str) -> Mapping[str, Any]:
-    found = last(records, event)
-    return {} if found is None else found.fields

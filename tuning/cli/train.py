@@ -231,7 +231,8 @@ def _made_of(best: Best, session: Session, source: str) -> dict[str, str]:
     if isinstance(session.resident, OwnResident):
         return {}
     with telling(best):
-        data = [session.contract.dataset(session.config(best.knobs), split) for split in ("train", "val")]
+        config = session.config({**best.knobs, "ram_cache": False})  # which would hide that samples differ each time
+        data = [session.contract.dataset(config, split) for split in ("train", "val")]
     own = versions()
     return {
         **{name: own[name] for name in ("cardtune", "torch")},

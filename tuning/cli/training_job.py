@@ -138,7 +138,7 @@ def _prepared(job: TrainingJob, session: Session, messages: Console, *, resume: 
     except checkpoint.CheckpointError as error:
         raise ConfigError(f"--resume: {error}", remedy="--force to begin again") from None
     for said in changes((name, then.get(name), now) for name, now in job.made_of.items()):
-        line(messages, f"warning: {said}; what was trained before is of then, and --force begins again")
+        line(messages, f"warning: {said}; what the checkpoint has learned is from before that; --force begins again")
     return state
 
 

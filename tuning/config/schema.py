@@ -5,6 +5,7 @@ Defaults live in `search_spaces/`, where they can be read; here every key must b
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -41,8 +42,6 @@ pick was below the baseline, of 50 above (docs/log/time_limits.md)."""
 
 def duration_s(value: object) -> object:
     """Returns seconds for "90s", "4m", "1h30m" or a number, which is seconds; raises ValueError for other text."""
-    if isinstance(value, bool) or value is None:
-        return value
     if isinstance(value, str):
         match = _DURATION.fullmatch(value)
         if value and match:
@@ -66,12 +65,6 @@ def _folder(value: str) -> str:
     if not value.strip() or value != value.strip() or len(value) > 1024:
         raise ValueError("the path of a folder")
     return value
-
-
-def _workers(value: object) -> object:
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 256):
-        return value
-    raise ValueError("auto, or a whole number from 1 to 256")
 
 
 def _address(value: object) -> object:
@@ -101,11 +94,11 @@ def _epochs(value: object) -> object:
     raise ValueError("auto, or a number > 0 and <= 10000")
 
 
-def _trials(value: object) -> object:
-    """Returns "auto", or a whole number from 0 to 100,000."""
-    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 100_000):
+def _count(least: int, most: int, value: object) -> object:
+    """Returns "auto", or a whole number from `least` to `most`."""
+    if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most):
         return value
-    raise ValueError("auto, or a whole number from 0 to 100000")
+    raise ValueError(f"auto, or a whole number from {least} to {most}")
 
 
 def _tolerance(value: object) -> float | str:
@@ -227,7 +220,7 @@ class SearchSection(Section):
     (`choices.PRUNERS`).
     """
 
-    trials: Annotated[int | Literal["auto"], BeforeValidator(_trials)]
+    trials: Annotated[int | Literal["auto"], BeforeValidator(functools.partial(_count, 0, 100_000))]
     max_time_s: Annotated[Annotated[float, Field(gt=0, le=365 * _DAY_S)] | None, BeforeValidator(duration_s)] = Field(
         alias="max_time"
     )
@@ -273,7 +266,7 @@ class StudyConfig(Section):
     budget: BudgetSection
     search: SearchSection
     pick: PickSection
-    concurrency: Annotated[int | Literal["auto"], BeforeValidator(_workers)]
+    concurrency: Annotated[int | Literal["auto"], BeforeValidator(functools.partial(_count, 1, 256))]
     cluster: Annotated[str | None, BeforeValidator(_address)] = None  # earlier versions did not record these two
     insecure_cluster: bool = False
     target: Slug | None = None  # of a cluster's kinds of device; earlier versions had one

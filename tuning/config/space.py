@@ -153,9 +153,9 @@ class Space:
             if not isinstance(parameter, Choice) or not parameter.auto:
                 continue
             if name == "micro_batch_size":
-                largest = int(max(_ends(self.given("batch_size"))))
-                powers = (int(v) for v in parameter.values if largest / 16 <= float(v) < largest)
-                found[name] = Choice((*powers, largest))  # which is each smaller batch in one pass, too
+                whole = int(largest(self.given("batch_size")))
+                powers = (int(v) for v in parameter.values if whole / 16 <= float(v) < whole)
+                found[name] = Choice((*powers, whole))  # which is each smaller batch in one pass, too
             else:
                 most = cores if name == "num_workers" else math.inf
                 found[name] = Choice(tuple(v for v in parameter.values if isinstance(v, str) or v <= most))
@@ -311,8 +311,9 @@ def _range_example(name: str) -> str:
     return f"'knobs.{name}={{low: {low:g}, high: {min(high, domain.high):g}, log: true}}'"
 
 
-def _ends(parameter: Parameter | Scalar) -> Sequence[Any]:
-    return (parameter.low, parameter.high) if isinstance(parameter, Range) else values_of(parameter)
+def largest(parameter: Parameter | Scalar) -> float:
+    """Returns the largest number that a knob may be."""
+    return float(parameter.high if isinstance(parameter, Range) else max(values_of(parameter), key=float))
 
 
 def values_of(parameter: Parameter | Scalar) -> Sequence[Any]:

@@ -362,6 +362,12 @@ def reopened(records: Sequence[Record], *by: str) -> Sequence[Record]:
     return records[next((n for n in resumed if any(records[n].get(one) for one in by or ("search", "pick"))), 0) :]
 
 
+def last_fields(records: Sequence[Record], event: str) -> Mapping[str, Any]:
+    """Returns the fields of the latest record of an event, none where there is none."""
+    found = last(records, event)
+    return {} if found is None else found.fields
+
+
 def windows(records: Sequence[Record]) -> list[Record]:
     """Returns the windows that were taken in turns: those from before the study got more time stand apart."""
     own = [r for r in reopened(records) if r.event == "window"]

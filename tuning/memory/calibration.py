@@ -80,17 +80,17 @@ def known(where: Path | None) -> Iterator[Calibration]:
     yield from sorted(found, key=lambda c: c.when)
 
 
-def of_card(capability: tuple[int, int], where: Path | None = None, torch: str | None = None) -> Calibration | None:
+def of_card(capability: tuple[int, int], torch: str | None = None) -> Calibration | None:
     """Returns what holds for a card of this compute capability, the latest of several; None where nothing was measured.
 
-    `where` is the folder, by default the user's; `torch` the version, by default the installed one.
+    `torch` is the version, by default the installed one.
     """
     version = importlib.metadata.version("torch") if torch is None else torch
-    own = (c for c in known(where or folder()) if c.capability == capability and c.torch == version)
+    own = (c for c in known(folder()) if c.capability == capability and c.torch == version)
     return next(reversed([*own]), None)
 
 
-def context_bytes(device: str, where: Path | None = None) -> int:
+def context_bytes(device: str) -> int:
     """Returns what a process takes of the device of that name beside torch's allocator, 0 where it was not measured."""
-    own = [c.constants.get("context_bytes", 0) for c in known(where or folder()) if c.device == device]
+    own = [c.constants.get("context_bytes", 0) for c in known(folder()) if c.device == device]
     return int(own[-1]) if own else 0

@@ -127,8 +127,9 @@ def uncut(space: Space, records: Sequence[Record], learned: MemoryGuard) -> dict
         if record.event == "probe" and record.get("name") in (None, PLAIN):
             ends.setdefault(micro_batch_of(record["config"]), set()).add(record["outcome"])
     failed = {size for size, found in ends.items() if found <= set(_NO_ROOM)}
-    fitting = [s for s in sizes if s not in failed and fits(learned, {**start, "micro_batch_size": s})]
-    ran = [s for s in sizes if Outcome.OK in ends.get(s, ())]
+    whole = _batch(start)  # records have sizes as they ran
+    fitting = [s for s in sizes if min(s, whole) not in failed and fits(learned, {**start, "micro_batch_size": s})]
+    ran = [s for s in sizes if Outcome.OK in ends.get(min(s, whole), ())]
     return {**start, "micro_batch_size": max([*fitting, *ran], default=sizes[0])}
 
 

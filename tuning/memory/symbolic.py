@@ -26,8 +26,6 @@ class Symbolic:
 
     def at(self, micro_batch: int) -> Trace:
         """Returns the trace at a micro-batch size of 1 or more; sizes between whole bytes are rounded up."""
-        if micro_batch < 1:
-            raise ValueError(f"expected a micro-batch of 1 sample or more, got {micro_batch}")
         more, span = micro_batch - self.first.micro_batch, self.span
         events = tuple(
             (ident, max(0, size - (-slope * more) // span) if slope else size)

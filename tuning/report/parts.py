@@ -53,8 +53,7 @@ def parts(
     ablation: Sequence[AblationResult],
 ) -> Parts:
     """Returns the parts of the gain of the configuration `best` over the configuration `other`, called `over`."""
-    full = ({**Knobs().as_dict(), **config} for config in (best, other))
-    new, old = full
+    new, old = ({**Knobs().as_dict(), **config} for config in (best, other))
     names = list(dict.fromkeys([*differing(best, other), *differing(other, best)]))
     model = [name for name in names if shapes_model(name)]
     ratio, ground = (1.0, "") if not model else (_ablated(over, {n: old.get(n) for n in model}, ablation), "ablation")

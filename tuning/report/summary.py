@@ -16,7 +16,7 @@ from trainables.knobs import KnobTable, table, using
 from tuning.config.lenient import mapping, numbers, texts, whole
 from tuning.config.schema import AFTER, BEFORE, PLAIN
 from tuning.journal import timeline
-from tuning.journal.records import Record, is_finished, reopened, table_of, trained_beside
+from tuning.journal.records import Record, is_finished, last_fields, reopened, table_of, trained_beside
 from tuning.journal.timeline import Interval, Times
 from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
@@ -190,7 +190,7 @@ def from_records(records: Sequence[Record]) -> Summary:
 def _from_records(records: Sequence[Record]) -> Summary:
     ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
     records = [r for r in records if r.event not in ("ablation", "receipt")]
-    study, pick = _last(records, "study"), _last(records, "pick")
+    study, pick = last_fields(records, "study"), last_fields(records, "pick")
     provisional = not pick
     if provisional and (so_far := selection.so_far(records)):
         pick = asdict(so_far)
@@ -243,10 +243,10 @@ def _from_records(records: Sequence[Record]) -> Summary:
         notes=tuple(dict.fromkeys(_notes(records))),
         warnings=_warnings(records),
         nodes=tuple(r.fields for r in records if r.event == "node"),
-        stop_reason=str(_last(records, "stop").get("reason", "")),
+        stop_reason=str(last_fields(records, "stop").get("reason", "")),
         is_finished=is_finished(records)
         or any(r.get("stage") == "export" for r in reopened(records) if r.event == "stage"),
-        kinds_are_measured=_last(records, "kinds").get("message") == "",
+        kinds_are_measured=last_fields(records, "kinds").get("message") == "",
         kinds=kinds_of(records),
         table=table(),
         provisional=provisional and "best" in named,
@@ -257,7 +257,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
 
 def kinds_of(records: Sequence[Record]) -> dict[str, str]:
     """Returns the system knobs that the study found to change what is learned, each with the reason in words."""
-    return {str(knob): str(why) for knob, why in mapping(_last(records, "kinds").get("changed")).items()}
+    return {str(knob): str(why) for knob, why in mapping(last_fields(records, "kinds").get("changed")).items()}
 
 
 def _lost(records: Sequence[Record]) -> int:
@@ -316,7 +316,3 @@ def _claim(given: Mapping[str, Any]) -> Claim | None:
     text = str(given.get("claims") or "")
     factor = re.search(r"(\d+(?:\.\d+)?)x\b", text)
     return Claim(text, float(factor[1]) if factor else None, str(given.get("source") or "")) if text else None
-
-
-def _last(records: Sequence[Record], event: str) -> Mapping[str, Any]:
-    return next((r.fields for r in reversed(records) if r.event == event), {})

@@ -102,8 +102,9 @@ def _selected(
     """
     tried: list[str] = []
     while True:
-        picked = _picked(journal.records, terms, _collapsed(journal.records, terms))
         found, selection = _settled(journal.records, terms)
+        collapsed = [one.id for one in found.values() if not one.repeats(terms.rule)]
+        picked = _picked(journal.records, terms, collapsed)
         own = found[picked]
         if picked in tried or not (selection is None or own.by_seed or terms.rule.admits(own.searched, selection.bar)):
             return selection
@@ -147,11 +148,6 @@ def _picked(records: Sequence[Record], terms: ConfirmTerms, without: Collection[
     return picked.best
 
 
-def _collapsed(records: Sequence[Record], terms: ConfirmTerms) -> list[str]:
-    """Returns the trials that came to much less on fresh seeds than in the search."""
-    return [one.id for one in entrants(records, terms) if not one.repeats(terms.rule)]
-
-
 def _steady(selection: Selection, found: Sequence[Entrant], rule: Rule) -> Selection:
     """Returns the selection with those admitted alone that came to no less than in the search, as long as one did."""
     collapsed = {one.id for one in found if not one.repeats(rule)}
@@ -166,11 +162,11 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
     for record in records:
         if record.event == "confirmed" and record["seed"] in terms.seeds:
             again.setdefault(record["name"], []).append(record)
-    found, beside, today = [], trained_beside(records), {r.seq for r in reopened(records)}
+    found, beside = [], trained_beside(records)
     for trial in (one for one in trials(records) if one.id not in beside):
         value, own = trial.values.get(objective), again.get(trial.id, [])
         if trial.outcome == "ok" and trial.samples_per_s and value is not None:
-            cut = frozenset(int(r["seed"]) for r in own if r["outcome"] == Outcome.CUT and r.seq in today)
+            cut = frozenset(int(r["seed"]) for r in own if r["outcome"] == Outcome.CUT)
             own = [r for r in own if r["outcome"] != Outcome.CUT]  # the time was over, which says nothing of it
             ended = [r for r in own if r["outcome"] == "ok" and r["values"].get(objective) is not None]
             by_seed = {int(r["seed"]): sign * float(r["values"][objective]) for r in ended}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Scalar, table
-from tuning.config.space import Choice, Range, Space
+from tuning.config.space import Range, Space, values_of
 from tuning.search.throughput import Probed, suits
 
 
@@ -25,10 +25,12 @@ def initial_design(
     """
     first = {n: start[n] for n in names if n in start}
     probes = [p for p in probes if suits(space, p)]  # a configuration named beside the search need not be of it
+    given = space.given("batch_size")
+    sizes = [] if isinstance(given, Range) else [int(v) for v in values_of(given)]
     rates = {
         (n, size): rate
         for n, probe in enumerate(probes)
-        for size in _batch_sizes(space)
+        for size in sizes
         if (rate := probe.at_batch_size(size)) is not None and fits({**probe.knobs, "batch_size": size})
     }
     if not rates:
@@ -42,10 +44,3 @@ def initial_design(
         scaled = float(first["learning_rate"]) * math.sqrt(size / int(start.get("batch_size", size)))
         fastest["learning_rate"] = min(max(float(f"{scaled:.5g}"), parameter.low), parameter.high)
     return [first, fastest] if fastest != first else [first]
-
-
-def _batch_sizes(space: Space) -> list[int]:
-    given = space.given("batch_size")
-    if isinstance(given, Choice):
-        return [int(v) for v in given.values]
-    return [] if isinstance(given, Range) else [int(given)]

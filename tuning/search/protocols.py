@@ -115,11 +115,3 @@ class TrialPlan:
     def on_nodes(self, count: int) -> TrialPlan:
         """Returns the plan for so many machines, each of which has the slots of this one."""
         return replace(self, concurrency=self.concurrency * count, devices=self.devices * count)
-
-
-class Executor(Protocol):
-    """Runs the trials a scheduler hands out until it has no more."""
-
-    def run(self, scheduler: Scheduler, plan: TrialPlan) -> None:
-        """Returns when every trial has ended."""
-        ...

@@ -300,9 +300,10 @@ class TrialScheduler:
 
     def _rate(self, knobs: Mapping[str, Scalar], measured: float | None, kind: str) -> float | None:
         """Returns the speed on the target that a trial is judged by, wherever it ran."""
-        if kind in self._others:
-            return self._speeds.of(knobs) or self._speed(knobs)
-        return self._speeds.judged(knobs, measured)
+        if kind not in self._others:
+            return self._speeds.judged(knobs, measured)
+        found = fastest(self._speeds, self._guard, {**self._space.fixed, **knobs})
+        return self._speeds.of(knobs) or (None if found is None else found.samples_per_s)
 
     def _say_halved(self, trial: str, begun: Mapping[str, Scalar], ended: Mapping[str, Scalar]) -> None:
         """Says where running out of memory has changed what a trial learned: by its micro-batch, where that matters."""
@@ -413,10 +414,6 @@ class TrialScheduler:
 
     def _is_before(self, knobs: Mapping[str, Scalar]) -> bool:
         return self._before is not None and self._before.is_of(knobs)
-
-    def _speed(self, values: Mapping[str, Scalar]) -> float | None:
-        found = fastest(self._speeds, self._guard, {**self._space.fixed, **values})
-        return None if found is None else found.samples_per_s
 
     def _judged(self, knobs: Mapping[str, Scalar]) -> FitVerdict:
         """Returns what to do with a configuration.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
-from tuning.config.space import Choice, Range, Space
+from tuning.config.space import Range, Space, values_of
 from tuning.journal.records import Record
 from tuning.memory.groups import defaults, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
@@ -234,10 +234,7 @@ def _allows(space: Space, probe: Probed, names: Sequence[str]) -> bool:
         given = space.given(name)
         if not is_active(name, full) or (name in table().system and name not in {**space.parameters, **space.fixed}):
             continue
-        if isinstance(given, Range):
-            allowed = full[name] in given
-        else:
-            allowed = full[name] in (given.values if isinstance(given, Choice) else (given,))
+        allowed = full[name] in given if isinstance(given, Range) else full[name] in values_of(given)
         if not allowed:
             return False
     return True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tuning.config.lenient import finite, mapping
 from tuning.journal.records import Record
@@ -12,20 +11,11 @@ from tuning.report import text
 from tuning.report.format import plain, unlike
 from tuning.report.trial_views import SPEED
 
-
-class Board(Protocol):
-    """Who shows tasks by their names (`workers.ray_board.RayBoard`)."""
-
-    def runs(self, key: str, name: str) -> None:
-        """Shows one that runs until it is ended by its key."""
-        ...
-
-    def says(self, name: str, ends: str = "", values: Mapping[str, float] | None = None) -> None:
-        """Shows one that has ended, ends that of a key, and shows a trial's values."""
-        ...
+if TYPE_CHECKING:
+    from tuning.workers.ray_board import RayBoard
 
 
-def show(board: Board, record: Record, objective: str) -> None:
+def show(board: RayBoard, record: Record, objective: str) -> None:
     """Shows a record as it is written."""
     trial = plain(record.get("trial") or "")
     told = text.event(record, {}, objective)

@@ -65,13 +65,14 @@ from tuning.study.setup import (
     study_fields,
     switched_on,
 )
-from tuning.study.shown import Board, show
+from tuning.study.shown import show
 from tuning.workers import doctor, executors, nvml
 from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 if TYPE_CHECKING:
     from tuning.workers.nodes import Node
+    from tuning.workers.ray_board import RayBoard
     from tuning.workers.ray_join import JoinedCluster
 
 
@@ -143,7 +144,7 @@ def run(config: StudyConfig, terminal: Terminal, started: float) -> Path:
     return folder
 
 
-def _shown(board: Board, objective: str, record: Record) -> None:
+def _shown(board: RayBoard, objective: str, record: Record) -> None:
     with contextlib.suppress(Exception):  # what is shown of a study never ends it
         show(board, record, objective)
 

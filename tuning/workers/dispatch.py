@@ -53,12 +53,13 @@ class Dispatcher:
         self._told: dict[str, int] = {}
         self._cut: set[str] = set()
 
-    def take(self) -> Placed | None:
+    def take(self, beside: int = 0) -> Placed | None:
         """Returns what runs now, its slot taken; None where nothing can before a trial has ended, or at all.
 
+        `beside` trials run in slots that the plan has no more.
         Nothing is asked for while no slot is free: the longer a proposal waits, the less it was made from.
         """
-        while len(self._running) < self._plan.concurrency and not any(p.alone for p in self._running.values()):
+        while len(self._running) - beside < self._plan.concurrency and not any(p.alone for p in self._running.values()):
             if not self._waiting:
                 request = self._scheduler.next_trial(self._kind)
                 if request is None:
@@ -129,9 +130,15 @@ class Dispatcher:
         cut = {"outcome": str(Outcome.CUT), "message": CUT} if trial in self._cut else {}
         self._scheduler.ended(trial, {**{n: v for n, v in found.items() if n != "events"}, **cut})
 
-    def node_lost(self, placed: Placed, node: str, how: str = "was lost") -> None:
-        """Takes that a trial's node trains no more: it runs once more on another; its own second try is left to it."""
+    def node_lost(
+        self, placed: Placed, node: str, how: str = "was lost", found: Mapping[str, Any] | None = None
+    ) -> None:
+        """Takes that a trial's node trains no more: it runs once more on another; its own second try is left to it.
+
+        What became of its process is told first, where its last state, `found`, has come.
+        """
         trial = placed.request.trial
+        self._tell(placed, found or {})
         self._running.pop(trial, None)
         self._told.pop(trial, None)
         self._scheduler.decided("lost", trial, f"node {node} {how}; it is run once more on another")

@@ -15,7 +15,7 @@ from tuning.config.errors import ConfigError, PreflightError
 from tuning.config.schema import StudyConfig
 from tuning.workers import machine, nvml
 from tuning.workers.nvml import Driver, Gpu
-from tuning.workers.slots import CONTEXT_BYTES
+from tuning.workers.slots import CONTEXT_BYTES, over_cards
 
 CheckState = Literal["OK", "WARN", "FAIL"]
 SAME_CARD_FRAC = 0.9
@@ -121,7 +121,8 @@ def _checks(config: StudyConfig, device: str) -> Iterator[Check]:
         fullest = max(found, key=lambda gpu: gpu.held_bytes)
         if fullest.held_bytes > DIRTY_BYTES:
             yield _dirty(fullest, card.cap_bytes)
-    if isinstance(config.concurrency, int) and not config.cluster and config.concurrency > machine.cores():
+    asked, cards = config.concurrency, len(found) if smallest else 1
+    if isinstance(asked, int) and not config.cluster and over_cards(asked, cards) > machine.cores():
         yield Check(
             "concurrency",
             "FAIL",

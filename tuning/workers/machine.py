@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,9 @@ def _of_user() -> Mapping[str, str]:
     job = os.environ.get(_JOB)
     if job is None or os.environ.get("OMP_NUM_THREADS") != "1":
         return os.environ
-    node = next((process.environ() for process in psutil.Process().parents() if process.name() == "raylet"), os.environ)
+    node: Mapping[str, str] = os.environ
+    with contextlib.suppress(psutil.Error):  # a raylet of another user's
+        node = next((p.environ() for p in psutil.Process().parents() if p.name() == "raylet"), os.environ)
     return {**node, **((json.loads(job).get("runtime_env") or {}).get("env_vars") or {})}
 
 
@@ -73,7 +76,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 def is_wsl(root: Path = ROOT) -> bool:
     """Returns whether this Linux runs on Windows, whose driver has the cards."""
-    return "microsoft" in _read(root / "proc/sys/kernel/osrelease").lower()
+    return "microsoft" in text_in(root / "proc/sys/kernel/osrelease").lower()
 
 
 def _folders(controller: str, root: Path) -> Iterator[Path]:
@@ -94,9 +97,9 @@ def _folders(controller: str, root: Path) -> Iterator[Path]:
 
 def _quotas(folder: Path) -> Iterator[tuple[float, float]]:
     """Yields microseconds of processor time in so many of the clock."""
-    quota, _, period = _read(folder / "cpu.max").partition(" ")
+    quota, _, period = text_in(folder / "cpu.max").partition(" ")
     if not quota:
-        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        quota, period = text_in(folder / "cpu.cfs_quota_us"), text_in(folder / "cpu.cfs_period_us")
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         yield float(quota), float(period)
 
@@ -106,19 +109,20 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
     names = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
     for folder in _folders("memory", root):
         for limit_name, used_name in names:
-            limit, used = _read(folder / limit_name), _read(folder / used_name)
+            limit, used = text_in(folder / limit_name), text_in(folder / used_name)
             if limit.isdigit() and int(limit) < _UNLIMITED_BYTES:
                 yield int(limit), max(0, int(used) if used.isdigit() else 0) - _cached_bytes(folder)
 
 
 def _cached_bytes(folder: Path) -> int:
     """Returns what the kernel would give back of a cgroup's used memory: files not read of late."""
-    pairs = (line.split() for line in _read(folder / "memory.stat").splitlines())
+    pairs = (line.split() for line in text_in(folder / "memory.stat").splitlines())
     found = {name: int(value) for name, value in pairs}
     return found.get("total_inactive_file", found.get("inactive_file", 0))
 
 
-def _read(path: Path) -> str:
+def text_in(path: Path) -> str:
+    """Returns what a file of the system holds, "" where it cannot be read."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

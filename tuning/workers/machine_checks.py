@@ -5,7 +5,6 @@ For `doctor` alone, which may take its time: no study waits for these. What cann
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import re
@@ -135,8 +134,8 @@ def _files() -> Iterator[Check]:
 def _governor(root: Path) -> Iterator[Check]:
     """Yields how the processor's clocks are chosen."""
     folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    names = {text for folder in folders if (text := _text(folder / "scaling_governor"))}
-    drivers = {_text(folder / "scaling_driver") for folder in folders}
+    names = {text for folder in folders if (text := machine.text_in(folder / "scaling_governor"))}
+    drivers = {machine.text_in(folder / "scaling_driver") for folder in folders}
     if not names:
         return
     slow = names & set(_SLOW_GOVERNORS)
@@ -171,9 +170,3 @@ def _compiler(env: Mapping[str, str]) -> Iterator[Check]:
     there = compiler(env)
     said = there[0] if there else "none of $CXX, g++, c++ and clang++: memory without a card is predicted roughly"
     yield Check("C++ compiler", "OK" if there else "WARN", said, "" if there else "apt-get install g++")
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text(encoding="ascii").strip()
-    return ""

@@ -185,13 +185,10 @@ class Slots:
         """Returns whether a node is there."""
         return node.id in self._nodes
 
-    def leave_out(self, node: Node) -> bool:
-        """Gives no more slots of a node, whose `why` says why; returns False, and does not, where it is the last."""
-        if self._nodes.keys() == {node.id}:
-            return False
+    def leave_out(self, node: Node) -> None:
+        """Gives no more slots of a node, whose `why` says why."""
         self._nodes.pop(node.id, None)
         self._known[node.id] = node
-        return True
 
     def look(self, alive: Iterable[str], joined: Sequence[Node], now: float) -> bool:
         """Takes which nodes are alive and which have joined; returns whether the slots have changed.

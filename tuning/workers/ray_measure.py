@@ -41,11 +41,6 @@ class RemoteWorker(Worker):
         self._node = Node("", "", 0.0)
         self._losses: Counter[str] = Counter()
 
-    @property
-    def is_running(self) -> bool:
-        """Returns whether there is an actor."""
-        return self._actor is not None
-
     def start(self) -> None:
         """Starts the actor where there is none; raises StoppedEarly where no node is left."""
         if self._actor is not None:

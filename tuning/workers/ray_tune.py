@@ -154,14 +154,17 @@ class _Members:
         return self.slots.take(run, self._shares[kind].kind)
 
     def leave_out(self, node: Node, fault: str) -> bool:
-        """Takes that no process can load the workload on a node any more; returns False where no other node is left."""
-        left = replace(node, why=refusal({}, {"fault": " ".join(fault.split())[:300]}))
-        is_new = self.slots.has(node)
-        if not self.slots.leave_out(left):
+        """Takes that no process can load the workload on a node any more; returns False where no other of the target's
+        kind is left.
+        """
+        if not self.slots.has(node):
+            return True
+        if node.kind == self._shares[""].kind and self.slots.machines(node.kind) == 1:
             return False
-        if is_new:
-            self._cluster.left_out(left)
-            self._told(left)
+        left = replace(node, why=refusal({}, {"fault": " ".join(fault.split())[:300]}))
+        self.slots.leave_out(left)
+        self._cluster.left_out(left)
+        self._told(left)
         return True
 
     def look(self) -> bool:
@@ -224,8 +227,10 @@ class _Asking(Searcher):
         if self.failed is None and self._dispatchers:
             try:
                 self._attend()
+                apart = self._members.slots.stranded() if self._members is not None else set()
+                kinds = [placed.request.kind for run, placed in self._placed.items() if run in apart]
                 for kind, dispatcher in self._dispatchers.items():
-                    if (placed := dispatcher.take()) is not None:
+                    if (placed := dispatcher.take(kinds.count(kind))) is not None:
                         self._placed[trial_id] = placed
                         node = self._members.take(trial_id, kind) if self._members is not None else ""
                         return {**self._told[kind], "order": dispatcher.order(placed), "placed": placed, "node": node}
@@ -262,7 +267,7 @@ class _Asking(Searcher):
                 self._members.slots.free(trial_id)
                 if found.get("elsewhere") and self._members.leave_out(node, found["fatal"]):
                     self._replan(self._members)
-                    self._of(placed).node_lost(placed, node.name, _LEFT_OUT)
+                    self._of(placed).node_lost(placed, node.name, _LEFT_OUT, found)
                     return
                 found = as_ran_there(found, node, time.time())
             self._of(placed).ended(placed, found)
@@ -296,9 +301,9 @@ class _Asking(Searcher):
             if not is_gone and not _answers(doubt) and time.monotonic() < doubt.until:
                 continue
             del self._doubts[run]
-            self._members.slots.free(run)
+            node = self._members.slots.free(run)
             if is_gone:
-                how = _LEFT_OUT if doubt.node.why else "was lost"
+                how = _LEFT_OUT if node is not None and node.why else "was lost"
                 self._of(doubt.placed).node_lost(doubt.placed, doubt.node.name, how)
             else:
                 self._of(doubt.placed).ended(doubt.placed, None)

@@ -47,9 +47,7 @@ class Attempt:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         self._limited.__exit__(None, None, None)  # before recovering, which may need room
-        if error is None:
-            return False
-        if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, GeneratorExit
+        if not isinstance(error, Exception):  # none, or KeyboardInterrupt, SystemExit, GeneratorExit
             return False
         if isinstance(error, RankFailed):
             self.fault = oom.fault(error)

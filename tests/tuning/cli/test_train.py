@@ -366,12 +366,26 @@ def test_a_file_that_has_changed_since_it_was_measured_is_said(
     assert (said in capsys.readouterr().err) is is_changed
 
 
-@pytest.mark.parametrize("change", ["code", "data", "device", "nothing", "code, and an older checkpoint"])
+CROPPING = """
+
+class Cropped(list):  # at random, at each reading
+    def __getitem__(self, index):
+        sample = list.__getitem__(self, index)
+        return sample[0] + torch.randn(()) * 1e-6, *sample[1:]
+
+Plain = Signalling.dataset
+Signalling.dataset = lambda self, config, split: Cropped(Plain(self, config, split))
+"""
+
+
+@pytest.mark.parametrize("change", ["code", "data", "device", "nothing", "code, and an older checkpoint", "crops"])
 def test_a_checkpoint_of_other_code_data_or_device_is_said(
     best: Path, change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, kept = best.parent / "signalling.py", Path("out", "checkpoint.json")
     text = SIGNALLING.replace('config.options.get("count", 1024)', 'int(os.environ.get("COUNT", "1024"))')
+    text = f"import torch{text}{CROPPING}" if change == "crops" else text
+    edit(best, "knobs", "ram_cache", change == "crops")
     path.write_text(text, encoding="utf-8")
     monkeypatch.setenv("SIGNAL_AT", f"loss 7 {int(signal.SIGTERM)}")
     assert train(best, "--out", "out") == 143
@@ -381,13 +395,13 @@ def test_a_checkpoint_of_other_code_data_or_device_is_said(
         monkeypatch.setenv("COUNT", "1000")
     elif change == "device":
         kept.write_text(json.dumps({**written, "made_of": {**written["made_of"], "device": "H100"}}), encoding="utf-8")
-    elif change != "nothing":
+    elif "code" in change:
         path.write_text(f"{text}# now", encoding="utf-8")
     if "older" in change:
         kept.write_text(json.dumps({n: v for n, v in written.items() if n != "made_of"}), encoding="utf-8")
     capsys.readouterr()
     assert train(best, "--out", "out", "--resume") == 0
-    said = re.findall("warning: ([^:;]*); what was trained before", " ".join(capsys.readouterr().err.split()))
+    said = re.findall("warning: ([^:;]*); what the checkpoint has learned", " ".join(capsys.readouterr().err.split()))
     if change == "device":
         assert said[0].startswith("device was H100 and is ")
     else:

@@ -149,15 +149,18 @@ NODES = [Node(name, "10.0.0.1", 1.0, kind=kind) for name, kind in (("a", "x"), (
 FATAL = {"outcome": "crash", "done": True, "samples": 0, "values": {}, "message": "no space", "fatal": "no space"}
 
 
-def members_of(nodes: list[Node], told: list[Node]) -> _Members:
-    """Returns the members of a cluster of such nodes, in a study that trains on the kind x, with a slot each."""
+def members_of(nodes: list[Node], told: list[Node], slots: int = 1, kinds: str = "x") -> _Members:
+    """Returns the members of a cluster of such nodes, in a study that trains on `kinds`, with so many slots each."""
     cluster = JoinedCluster("head:6379", "mine.py", Path(), insecure=False)
     cluster.nodes = nodes
-    return _Members(cluster, {"": KindShare("x", orders(1), WorkerConfig("mine.py"))}, told.append)
+    worker = WorkerConfig("mine.py")
+    shares = {kind if n else "": KindShare(kind, orders(slots), worker) for n, kind in enumerate(kinds)}
+    return _Members(cluster, shares, told.append)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "elsewhere", "ends"), [(NODES[:2], True, False), (NODES[:2], False, True), (NODES[:1], True, True)]
+    ("nodes", "elsewhere", "ends"),
+    [(NODES[:2], True, False), (NODES[:2], False, True), (NODES[:1], True, True)],
 )
 def test_a_node_that_cannot_load_the_workload_is_left_out_while_others_can_and_a_fault_of_the_code_ends_the_search(
     nodes: list[Node], elsewhere: bool, ends: bool
@@ -176,6 +179,25 @@ def test_a_node_that_cannot_load_the_workload_is_left_out_while_others_can_and_a
     assert (again["order"].trial, again["node"], asking.suggest("more")) == ("t0", "b", None)
     assert scheduler.decisions == [("lost", "t0", "node 10.0.0.1 (a) is left out; it is run once more on another")]
     assert [n.id for n in members._cluster.training] == ["b"]
+
+
+def test_what_still_trains_on_a_node_left_out_takes_no_slot_of_another() -> None:
+    members, scheduler = members_of(NODES[:2], [], slots=2), Queue([("nowhere", None)] * 8)
+    members._look_at = math.inf
+    asking = _Asking({"": Dispatcher(scheduler, members.plan(""), None)}, {"": {}}, members)
+    where = [asking.suggest(f"r{n}")["node"] for n in range(4)]
+    bad = where.index("a")
+    asking.on_trial_complete(f"r{bad}", {REPORT: [{**FATAL, "elsewhere": True}]})
+    assert asking.suggest("more") is None, "one still trains on a, two on b"
+    asking.on_trial_complete(f"r{where.index('b')}", {REPORT: [{**FATAL, "fatal": "", "outcome": "ok"}]})
+    assert asking.suggest("next")["node"] == "b"
+    assert asking.suggest("more") is None
+
+
+def test_the_last_node_of_the_targets_kind_is_not_left_out_since_no_other_can_confirm() -> None:
+    members = members_of(NODES, told := [], kinds="xy")
+    assert [members.leave_out(NODES[n], "no space") for n in (0, 0, 1, 2)] == [True, True, False, True]
+    assert [node.id for node in told] == ["a", "c"]
 
 
 def test_nodes_of_a_kind_that_does_not_train_do_not_count_when_all_others_are_lost() -> None:
