@@ -198,7 +198,7 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         seeds = f": range of the next run, 95 %, from {count} seeds{short}" if count > 2 else f": two seeds{short}"
         seeds = f": one seed{short}" if count == 1 else seeds
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
-    if untrained := sentences.not_trained_sentence(found, "the command below that trains it tells it"):
+    if untrained := sentences.not_trained_sentence(found, "the second command below trains it"):
         yield "", f"{untrained}."
     if best.peak_allocated_bytes:
         cap = f" of {size(found.place.cap_bytes)}" if found.place.cap_bytes else ""

@@ -159,7 +159,7 @@ def test_what_was_not_trained_comes_with_the_command_that_trains_it(records, tmp
     printed = io.StringIO()
     Console(file=printed, width=80).print(*text.summary(found))
     seen = " ".join(printed.getvalue().split())
-    assert "accuracy of before was not measured; the command below that trains it tells it." in seen
+    assert "accuracy of before was not measured; the second command below trains it." in seen
     assert "train-before" not in seen, "a command in columns cannot be copied"
     _, command, *_ = sentences.next_commands(found, Path(folder))
     assert command == f"python -m tuning train --from {folder}before.yaml --out {folder}train-before"
