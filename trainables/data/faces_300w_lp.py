@@ -27,7 +27,7 @@ CROP_K = 0.35
 """HopeNet's margin (Ruiz et al., arXiv 1710.00925): 0.6 k of the width beside the landmarks, 2 k of the height above
 them and 0.6 k below. Here both sides get the same, so that a mirrored face has the mirrored box."""
 _IMAGES = (".jpg", ".png")
-_COUNTERS = re.compile(r"(?<=\d)_\d+_\d+$|_\d+$")
+_FACE_AND_VIEW = re.compile(r"(?<=\d)_\d+_\d+$|_\d+$")
 """Of face and view, or of the view alone: a number before both is the photograph's."""
 
 
@@ -51,7 +51,7 @@ def _face(path: Path) -> Face:
     side = max(width * (1.0 + 1.2 * CROP_K), bottom - top)
     box = square(path, "pt3d_68" if solid else "pt2d", ((left + right) / 2, (top + bottom) / 2), side)
     pitch, yaw, roll = np.degrees(pose[:3]).tolist()
-    photograph = path.stem if solid else _COUNTERS.sub("", path.stem)
+    photograph = path.stem if solid else _FACE_AND_VIEW.sub("", path.stem)
     group = f"{path.parent.name.removesuffix('_Flip')}/{photograph}"
     return Face(image, box, (yaw, pitch, roll), group)
 

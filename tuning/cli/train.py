@@ -95,17 +95,9 @@ def main(argv: Sequence[str]) -> int:
             ends.callback(session.peers.end)
             use(session.table)
             best = best_file.completed(best)
-            for warning in best.warnings:
+            source = source_hash(session.resident.workload)
+            for warning in _warnings(best, session.setting.ranks, source):
                 line(messages, f"warning: {warning}")
-            if session.setting.ranks < (asked_ranks := _ranks(best)):
-                said = f"measured with {asked_ranks} devices a trial; here one trains, with its own memory"
-                line(messages, f"warning: {said}")
-            then, here = best.provenance.get("workload_sha256"), source_hash(session.resident.workload)
-            if then and here and then != here:
-                line(
-                    messages,
-                    f"warning: {best.ref}, or what it imports, has changed since {best.path.name} was measured",
-                )
             samples, seed = _length(numbers, best, session), _seed(numbers, best)
             job = TrainingJob(
                 best,
@@ -116,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
                 device,
                 session.setting.threads,
                 again,
-                _made_of(best, session, here),
+                _made_of(best, session, source),
             )
             if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
                 longer = "--samples N" if isinstance(session.resident, OwnResident) else "--epochs N"
@@ -224,6 +216,16 @@ def _length(numbers: dict[str, float | None], best: Best, session: Session) -> i
         what = f"--epochs {epochs:g} is not one of {count} samples"
         raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
     return wanted
+
+
+def _warnings(best: Best, ranks: int, source: str) -> Iterator[str]:
+    """Yields what is otherwise than where the file was measured; `source` is the hash of the workload's code."""
+    yield from best.warnings
+    if ranks < (asked := _ranks(best)):
+        yield f"measured with {asked} devices a trial; here one trains, with its own memory"
+    then = best.provenance.get("workload_sha256")
+    if then and source and then != source:
+        yield f"{best.ref}, or what it imports, has changed since {best.path.name} was measured"
 
 
 def _made_of(best: Best, session: Session, source: str) -> dict[str, str]:
