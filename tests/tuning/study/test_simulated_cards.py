@@ -75,6 +75,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, here: Simulated, tmp_path: Path) ->
     }
     checks = {c.name: c for c in doctor.preflight(config, config.card.device)}
     found |= {name: f"{c.state} {c.detail}" for name, c in checks.items()}
+    found.setdefault("concurrency", "none")
     found["dirty"] = checks["card memory"].state if "card memory" in checks else ""
     free_bytes = min(map(doctor.free_bytes, here.gpus)) if cuda else None
     facts = {
@@ -165,6 +166,11 @@ CASES: list[tuple[str, Simulated, dict[str, Any]]] = [
         "three trials on two cards",
         Simulated((RTX3090,) * 2, "concurrency=3", probe=probed(BUSY, 3)),
         {"slots": 3, "slot_gib": (24 - 2 * CONTEXT_GIB) / 2},
+    ),
+    (
+        "five at once on four cards and cores",
+        Simulated((RTX3090,) * 4, "concurrency=5", cores=4),
+        {"slots": 4, "concurrency": "none"},
     ),
     # trials of several cards
     (

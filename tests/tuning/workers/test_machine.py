@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from tests.commands import ROOT
@@ -54,6 +55,17 @@ def test_the_one_thread_that_ray_gives_a_jobs_entrypoint_is_no_wish_of_its_user(
     said = subprocess.check_output([tmp_path / "raylet", "-c", f"{command}; exit"], env=env, cwd=ROOT, text=True)
     threads, cores = map(int, said.split())
     assert threads == (1 if is_of_user else cores)
+
+
+def test_a_raylet_of_another_user_is_not_asked_for_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(process: psutil.Process) -> dict[str, str]:
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "name", lambda process: "raylet")
+    monkeypatch.setattr(psutil.Process, "environ", denied)
+    for name, value in {**ONE, "RAY_JOB_CONFIG_JSON_ENV_VAR": JOB % "{}"}.items():
+        monkeypatch.setenv(name, value)
+    assert machine.threads() == 1
 
 
 def write(root: Path, files: dict[str, str]) -> None:
