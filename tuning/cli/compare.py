@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
 
-from tuning.cli.runs import records_of
+from tuning.cli.runs import parser, records_of
 from tuning.cli.terminal import console, line, show
 from tuning.journal.runs import find_run
 from tuning.report import summary, tables
 from tuning.report.format import table
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the arguments of the command."""
-    made = argparse.ArgumentParser(
-        prog="python -m tuning compare", description="Shows the best of two runs side by side."
-    )
-    made.add_argument("ids", nargs=2, metavar="ID", help="a run's id, as `python -m tuning list` has it, or last")
-    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
-    made.add_argument("--json", action="store_true", help="JSON on stdout")
-    return made
-
-
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code; raises ConfigError for an unknown run."""
-    asked = parser().parse_args(arguments)
+    made = parser("compare", "Shows the best of two runs side by side.")
+    made.add_argument("ids", nargs=2, metavar="ID", help="a run's id, as `python -m tuning list` has it, or last")
+    asked = made.parse_args(arguments)
     first, second = (summary.from_records(records_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
     found = tables.compared(first, second)
     if asked.json:

@@ -26,7 +26,7 @@ from tuning.workers.own_workload import own_table
 
 def list_runs(arguments: Sequence[str]) -> int:
     """Prints the runs, newest last, and returns the exit code."""
-    asked = _parser("list", "Lists the runs, newest last.").parse_args(arguments)
+    asked = parser("list", "Lists the runs, newest last.").parse_args(arguments)
     rows = [row for folder in known_runs(asked.runs_dir) if (row := _row(folder))]
     if asked.json:
         print(json.dumps(rows))
@@ -127,7 +127,7 @@ def _follow(folder: Path, as_json: bool) -> int:
 
 def check_machine(arguments: Sequence[str]) -> int:
     """Prints what this machine has and returns the exit code: 3 where something is missing."""
-    made = _parser("doctor", "Says what this machine has, and what a study would miss here.")
+    made = parser("doctor", "Says what this machine has, and what a study would miss here.")
     made.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="a study's, such as workload=nli card=rtx3090")
     asked = made.parse_args(arguments)
     config = load([*asked.settings, f"runs_dir={asked.runs_dir}"], own_table)
@@ -144,7 +144,8 @@ def check_machine(arguments: Sequence[str]) -> int:
     return 3 if any(check.state == "FAIL" for check in checks) else 0
 
 
-def _parser(verb: str, description: str) -> argparse.ArgumentParser:
+def parser(verb: str, description: str) -> argparse.ArgumentParser:
+    """Returns the arguments that every command on runs has."""
     made = argparse.ArgumentParser(prog=f"python -m tuning {verb}", description=description)
     made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
     made.add_argument("--json", action="store_true", help="JSON on stdout")
@@ -152,6 +153,6 @@ def _parser(verb: str, description: str) -> argparse.ArgumentParser:
 
 
 def _with_id(verb: str, description: str) -> argparse.ArgumentParser:
-    made = _parser(verb, description)
+    made = parser(verb, description)
     made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
     return made

@@ -21,7 +21,6 @@ MAX_LINES = 8
 
 _ALLOWED = {
     "int_type": "a whole number",
-    "int_from_float": "a whole number",
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "text",
@@ -29,14 +28,11 @@ _ALLOWED = {
     "bool_type": "true or false",
     "list_type": "a list",
     "dict_type": "a group of settings",
-    "mapping_type": "a group of settings",
     "model_type": "a group of settings",
-    "none_required": "null",
     "too_short": "{min_length} values or more",
     "too_long": "{max_length} values or fewer",
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
 }
 

@@ -35,14 +35,10 @@ _ENDLESS_BYTES = 1 << 50
 
 @dataclass(frozen=True)
 class Replay:
-    """What the allocator did with a log; `failed_at` is the index of the event it ran out of memory at, or None.
-
-    `retries` counts how often the card was full and cached segments were handed back.
-    """
+    """What the allocator did with a log; `failed_at` is the index of the event it ran out of memory at, or None."""
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    retries: int
     failed_at: int | None = None
 
 
@@ -60,7 +56,7 @@ def replay(events: Iterable[Event], *, capacity_bytes: int | None = None) -> Rep
         elif not malloc(ident, size):
             failed_at = index
             break
-    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries, failed_at)
+    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, failed_at)
 
 
 def minimal_capacity(events: Sequence[Event], *, unlimited: Replay | None = None, tolerance_frac: float = 0.0) -> int:
@@ -132,7 +128,6 @@ class CachingAllocator:
         self.capacity_bytes = _ENDLESS_BYTES if capacity_bytes is None else capacity_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        self.retries = 0
         self.small, self.large = Pool(small=True), Pool(small=False)
         self.live: dict[int, Block] = {}
         self._top = 0
@@ -196,7 +191,6 @@ class CachingAllocator:
         """Returns new memory from the card, after handing back what is cached where it is full; None: out of memory."""
         block = self._segment(pool, size)
         if block is None:
-            self.retries += 1
             self.empty_cache()
             block = self._segment(pool, size)
         return block

@@ -94,7 +94,7 @@ def largest_that_fits(prediction: Prediction, guard: MemoryGuard, kernels: Kerne
 
     def fits(micro_batch: int) -> bool:
         trace = prediction.trace(micro_batch)
-        if trace is None or highest(trace)[1] > limit:
+        if trace is None or highest(trace.events)[1] > limit:
             return False
         return kernels == "cpu" or replay(trace.events, capacity_bytes=limit).failed_at is None
 

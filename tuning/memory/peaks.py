@@ -14,7 +14,7 @@ CAPACITY_TOLERANCE_FRAC = 0.005
 
 def peak_of(trace: Trace) -> Peak:
     """Returns the peak of a trace; the breakdown is of what is live, before the allocator rounds it."""
-    index, live_bytes = highest(trace)
+    index, live_bytes = highest(trace.events)
     native = replay(trace.events)
     alive: dict[int, int] = {}
     for ident, size in trace.events[: index + 1]:
@@ -47,23 +47,19 @@ def alone_bytes(trace: Trace) -> int:
     step = next((at for at, name in trace.marks if name == "optimizer"), len(trace.events))
     end = next((at for at, _ in trace.marks if at > step), len(trace.events))
     state_bytes = sum(size for own, size in trace.events if size > 0 and trace.categories.get(own) == "optimizer")
-    return max(_highest(trace.events[:step])[1] + state_bytes, _highest(trace.events[:end])[1])
+    return max(highest(trace.events[:step])[1] + state_bytes, highest(trace.events[:end])[1])
 
 
-def highest(trace: Trace) -> tuple[int, int]:
+def highest(events: Sequence[Event]) -> tuple[int, int]:
     """Returns the index of the first event at which the most bytes are live, and these; (-1, 0) without any."""
-    return _highest(trace.events)
-
-
-def _highest(events: Sequence[Event]) -> tuple[int, int]:
     sizes: dict[int, int] = {}
-    live, highest, found = 0, 0, -1
+    live, most, found = 0, 0, -1
     for index, (ident, size) in enumerate(events):
         if size < 0:
             live -= sizes.pop(ident, 0)
             continue
         sizes[ident] = size
         live += size
-        if live > highest:
-            highest, found = live, index
-    return found, highest
+        if live > most:
+            most, found = live, index
+    return found, most

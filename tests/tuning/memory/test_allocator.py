@@ -51,9 +51,9 @@ def test_the_best_fit_is_the_smallest_that_is_enough() -> None:
 
 def test_a_full_card_gets_back_what_is_cached_and_then_it_fits() -> None:
     events = [(0, 12 * MIB), (0, -1), (1, 14 * MIB)]
-    assert replay(events, capacity_bytes=26 * MIB) == Replay(14 * MIB, 26 * MIB, 0)
-    assert replay(events, capacity_bytes=14 * MIB) == Replay(14 * MIB, 14 * MIB, 1)
-    assert replay(events, capacity_bytes=13 * MIB) == Replay(12 * MIB, 12 * MIB, 1, failed_at=2)
+    assert replay(events, capacity_bytes=26 * MIB) == Replay(14 * MIB, 26 * MIB)
+    assert replay(events, capacity_bytes=14 * MIB) == Replay(14 * MIB, 14 * MIB)
+    assert replay(events, capacity_bytes=13 * MIB) == Replay(12 * MIB, 12 * MIB, failed_at=2)
     assert minimal_capacity(events) == 14 * MIB
 
 
@@ -127,4 +127,4 @@ def test_the_minimal_capacity_suffices_and_a_step_less_does_not(events: list[Eve
 
 
 def test_deaths_of_what_was_never_born_have_no_effect() -> None:
-    assert replay([(7, -1), (1, 0), (1, -1), (7, -1)]) == Replay(0, 0, 0)
+    assert replay([(7, -1), (1, 0), (1, -1), (7, -1)]) == Replay(0, 0)

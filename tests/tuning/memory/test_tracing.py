@@ -149,7 +149,7 @@ def test_the_peak_is_that_of_a_real_run_also_at_sizes_not_traced(net: type[nn.Mo
         # oneDNN's workspace is of whole pages, so beside the sizes traced it is a straight line but for a few of them.
         slack = 5 * 4096 if net is Recurrent and micro_batch not in (16, 32) else 0
         several, alone = real(Task(net), Config(Knobs(**knobs)), micro_batch)
-        assert abs(highest(trace)[1] - several) <= slack
+        assert abs(highest(trace.events)[1] - several) <= slack
         assert abs(peak_of(trace).alone_bytes - alone) <= slack
         assert alone <= several
 
@@ -174,7 +174,7 @@ def test_what_oneDNN_hides_is_added_on_request() -> None:
     job = Job(Task(Convolution), Config(), insides=True)
     (trace,) = predict(job, (4,)).traces
     assert any(trace.categories[ident] == "workspace" for ident, size in trace.events if size >= 0)
-    assert highest(trace)[1] >= highest(predict(Job(Task(Convolution), Config()), (4,)).traces[0])[1]
+    assert highest(trace.events)[1] >= highest(predict(Job(Task(Convolution), Config()), (4,)).traces[0].events)[1]
 
 
 @pytest.mark.parametrize(

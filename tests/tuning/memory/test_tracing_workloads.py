@@ -68,7 +68,7 @@ def test_the_cpus_peak_is_what_a_virtual_card_counts(name: str) -> None:
             own = config.with_knobs(micro_batch_size=trace.micro_batch)
             several, alone = loop.peaks(resident, own, trace.micro_batch)
             # Equal but for pointer in bf16, which is 0.24 % under.
-            assert highest(trace)[1] == pytest.approx(several, rel=0.003), (knobs, trace.micro_batch)
+            assert highest(trace.events)[1] == pytest.approx(several, rel=0.003), (knobs, trace.micro_batch)
             assert alone_bytes(trace) == pytest.approx(alone, rel=0.003), (knobs, trace.micro_batch)
 
 
