@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainables.knobs import Scalar, kind_of, table
-from tuning.config.space import Space
+from tuning.config.space import Choice, Range, Space
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,15 @@ def present(before: Mapping[str, Scalar], space: Space, *, staged: bool) -> Pres
     defaults, given = table().defaults, {**space.fixed, **space.parameters}
     names = [n for n in table() if n in before or n in given]
     own = {n: before.get(n, defaults[n]) for n in names if not staged or kind_of(n) != "system"}
-    inside = all(
-        v in p if (p := space.parameters.get(n)) else v == space.fixed.get(n, defaults[n]) for n, v in own.items()
-    )
     learned = space.complete(own)
-    return Present({n: v for n, v in learned.items() if n in own}, inside)
+
+    def has(name: str) -> bool:
+        """Returns whether the space has this value of it, or one that comes to the same: a micro-batch cut to it."""
+        searched = space.parameters.get(name)
+        if searched is not None and own[name] in searched:
+            return True
+        given = space.fixed.get(name, defaults[name]) if searched is None else searched
+        values = given.values if isinstance(given, Choice) else [given.high if isinstance(given, Range) else given]
+        return any(space.complete({**own, name: value}).get(name) == learned.get(name) for value in values)
+
+    return Present({n: v for n, v in learned.items() if n in own}, all(map(has, own)))

@@ -20,6 +20,7 @@ from tuning.journal.records import Journal, trials, unfinished
 from tuning.memory.groups import defaults, guard, key_of, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.measure import MemoryStage
+from tuning.search.present import present
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan, TrialRequest
 from tuning.search.rule import Rule
@@ -440,6 +441,20 @@ def test_what_was_ruled_out_is_not_learned_as_fitting_and_is_tried_once_after_a_
     office.journal.close()
     begun = Office(tmp_path, strategy="joint", count=8).work()
     assert first.knobs["learning_rate"] not in [a.knobs["learning_rate"] for a in begun]
+
+
+def test_a_before_that_trains_whole_batches_is_in_a_space_whose_micro_batch_is_cut_to_them() -> None:
+    before = {"learning_rate": 0.01, "batch_size": 16, "micro_batch_size": 16}
+    for micro_batches in (32, [24, 32]):
+        given = {
+            "learning_rate": {"low": 0.001, "high": 0.1},
+            "batch_size": [16, 32],
+            "micro_batch_size": micro_batches,
+        }
+        space = Space.of(given)
+        assert present(before, space, staged=False).is_inside
+        for other in ({"micro_batch_size": 8}, {"batch_size": 24}, {"learning_rate": 0.2}):
+            assert not present({**before, **other}, space, staged=False).is_inside
 
 
 HELD = Space.of({**SPACE.as_raw(), "weight_decay": 0.3})
