@@ -2,6 +2,7 @@
 
 A probe measures the seconds of a micro-step and of an optimiser step apart. A batch of b samples cut into micro-batches
 of m then takes ceil(b / m) micro-steps and one optimiser step, so one probe serves every batch size from m upwards.
+A smaller batch in one piece is expected between the probes of smaller and larger micro-batches.
 Configurations that share their "both" knobs are a speed group: a probe answers for the trials of its group.
 """
 
@@ -78,6 +79,28 @@ class SystemChoice:
     samples_per_s: float
 
 
+def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
+    """Returns what a batch in one piece is expected to give where a larger micro-batch, cut to it, was probed.
+
+    Its micro-step takes as long as a straight line between the next smaller and larger ones has it, without a smaller
+    one as long as the larger.
+    """
+    alike: dict[frozenset[tuple[str, Scalar]], dict[int, Probed]] = {}
+    for one in probes:
+        others = frozenset((n, v) for n, v in one.system.items() if n != "micro_batch_size")
+        alike.setdefault(others, {})[one.micro_batch_size] = one
+    found = []
+    for others, by_size in alike.items():
+        sizes = sorted(by_size)
+        if "micro_batch_size" not in table().system or batch_size in by_size or sizes[-1] < batch_size:
+            continue
+        larger = by_size[next(size for size in sizes if size > batch_size)]
+        micro_step_s = float(np.interp(batch_size, sizes, [by_size[size].micro_step_s for size in sizes]))
+        rate = batch_size / (micro_step_s + larger.optimizer_step_s)
+        found.append(SystemChoice({**dict(others), "micro_batch_size": batch_size}, rate))
+    return found
+
+
 _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
 _Effects = Mapping[tuple[int, Scalar], float]
 
@@ -128,7 +151,7 @@ class Speeds:
                     groups.setdefault(group_of(knobs), []).append(trial)
             rates = {g: [(p.system, p.at_batch_size(batch_size)) for p in own] for g, own in groups.items()}
             found = {g: [SystemChoice(system, rate) for system, rate in own if rate] for g, own in rates.items()}
-            known = {g: own for g, own in found.items() if own}
+            known = {g: all_ for g, own in found.items() if (all_ := own + _cut(groups[g], batch_size))}
             self._by_batch[batch_size] = known, _effects(known)
         return self._by_batch[batch_size]
 
