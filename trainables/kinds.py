@@ -278,10 +278,23 @@ def _because(name: str, reference: _Seen, seen: _Seen, whose: str) -> str:
         return "its gradients come out otherwise"
     if _is_sum(reference, seen):
         return SUM
+    if _is_padded(reference, seen):
+        return (
+            "parts of a batch are padded to other lengths: the model reads what is padded, or the loss averages over "
+            "tokens, which are not the same number in each"
+        )
     return (
         "the loss of a batch is not the mean of the losses of its samples, as where it compares them, or averages over "
         "tokens or pixels that are not the same number in each"
     )
+
+
+def _is_padded(whole: _Seen, halves: _Seen) -> bool:
+    """Returns whether the first module gave samples of other lengths in a part of the batch than in all of it."""
+    of_whole, of_halves = (
+        [tensor.shape[1:] for label, tensor in one.calls if label == one.calls[0][0]] for one in (whole, halves)
+    )
+    return bool(of_whole) and any(shape != of_whole[n % len(of_whole)] for n, shape in enumerate(of_halves))
 
 
 def _is_sum(whole: _Seen, halves: _Seen) -> bool:

@@ -170,6 +170,31 @@ def test_what_changes_learning_is_found_and_named_and_nothing_else(name: str) ->
     assert took_s < 3.0
 
 
+class Summed(nn.Module):
+    """Reads a sequence to its end, padding and all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(self.inner(x).tanh().sum(1)))
+
+
+def test_a_model_that_reads_the_padding_of_a_batch_is_told_by_that() -> None:
+    class Padded(Images):
+        def dataset(self, config: Config, split: Split) -> Dataset[Any]:
+            whole = [(torch.randn(2 + n, 4), torch.tensor(n % 5)) for n in range(32)]
+            return whole  # type: ignore[return-value]  # a list is a data set
+
+        def collate(self, samples: Any) -> Any:
+            rows, classes = zip(*samples, strict=True)
+            return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), torch.stack(classes)
+
+    why = found(Padded(Summed), {"micro_batch_size": 4})["micro_batch_size"]
+    assert "padded to other lengths: the model reads what is padded" in why
+
+
 def test_samples_that_are_drawn_anew_at_each_reading_are_not_kept_in_ram_for_nothing() -> None:
     class Flipped(Images):
         def dataset(self, config: Config, split: Split) -> Any:
