@@ -60,7 +60,7 @@ class Configuration:
     is_confirmed: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run found, in the folder where it stands; `summary` is all there is to say about it."""
 
@@ -109,8 +109,8 @@ class Result:
 
         return pandas.DataFrame(self.trials)
 
-    def __str__(self) -> str:
-        """Returns what the run found in a sentence or two."""
+    def __repr__(self) -> str:
+        """Returns what the run found in a sentence or two; its fields are pages."""
         return f"run {self.id}: {sentences.answer(self.summary)}"
 
     def _repr_html_(self) -> str:
@@ -210,8 +210,13 @@ def read_run(run: str | Path, runs_dir: str | Path = "runs") -> Result:
 
 
 def load_best(path: str | Path) -> LoadedBest:
-    """Returns the configuration in a best.yaml, or in that of a run's folder; raises ConfigError where it is none."""
+    """Returns the configuration in a best.yaml, or in that of a run: its folder, or its id in `runs`.
+
+    Raises ConfigError where it is none.
+    """
     path = Path(path)
+    if not path.suffix and not path.exists():
+        path = find_run("runs", str(path))
     found = best_file.read(path / "best.yaml" if path.is_dir() else path)
     return LoadedBest(**vars(found))
 

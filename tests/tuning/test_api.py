@@ -81,10 +81,12 @@ def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: 
     shown = result._repr_html_()
     assert "<table>" in shown
     assert str(result) in re.sub("<[^>]*>", "", shown)
+    assert repr(result) == str(result), "a prompt shows the answer, not all fields"
 
     again = read_run("last")
     assert (again.id, again.best, again.trials) == (result.id, result.best, result.trials)
     assert read_run(result.folder).best == result.best
+    assert load_best("last") == load_best("one") == load_best(result.folder)
     best = load_best(result.folder)
     assert best.knobs["learning_rate"] == result.best.knobs["learning_rate"]
     assert sum(p.numel() for p in best.workload.model(best.config()).parameters()) > 0
