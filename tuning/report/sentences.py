@@ -276,15 +276,15 @@ def found_by(best: Named) -> str:
 def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means: faster, slower, or no difference that the rounds can tell."""
     over = called(gain.over)
-    if gain.rounds < SHOWN_FROM:
-        rounds = "one round" if gain.rounds == 1 else f"{gain.rounds} rounds"
-        grounds = rounds if gain.rounds else "probes, not side by side"
+    if gain.low is None:
+        grounds = "one round" if gain.rounds else "probes, not side by side"
         return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"
+    few = f" (from {gain.rounds} rounds)" if gain.rounds < SHOWN_FROM else ""
     if not gain.is_told:
-        return f"not clearly faster or slower than {over}: {ratio(gain)} times"
+        return f"not clearly faster or slower than {over}: {ratio(gain)} times{few}"
     if gain.ratio < 1:
-        return f"{ratio(gain.inverse())} times slower than {over}"
-    return f"{ratio(gain)} times as fast as {over}"
+        return f"{ratio(gain.inverse())} times slower than {over}{few}"
+    return f"{ratio(gain)} times as fast as {over}{few}"
 
 
 def alike_sentence(found: Summary, gain: Gain) -> str:

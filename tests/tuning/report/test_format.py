@@ -88,6 +88,12 @@ def test_size():
             "1.50 times as fast as after (from probes, not side by side: no interval)",
         ),
         (Gain("best", "after", 1.5, None, None, 1), "1.50 times as fast as after (from one round: no interval)"),
+        (
+            Gain("best", "before", 2.58, 0.61, 10.89, 2),
+            "not clearly faster or slower than before: 2.58 times (from 2 rounds)",
+        ),
+        (Gain("best", "before", 2.02, 1.73, 2.36, 2), "2.02 times as fast as before (from 2 rounds)"),
+        (Gain("best", "before", 0.5, 0.4, 0.625, 2), "2.00 times slower than before (from 2 rounds)"),
     ],
 )
 def test_a_gain_in_words(gain, text):
