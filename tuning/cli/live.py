@@ -49,14 +49,13 @@ def study(found: progress.Progress, width: int, height: int) -> RenderableType:
 
 
 def header(found: progress.Progress) -> str:
-    """Returns the stage, what is done of it, and how much faster than `before` the best is."""
+    """Returns the stage, what is done of it, and how much faster than the reference the best is."""
     parts = [f"stage {found.number} of {found.stages}: {found.stage}" if found.number else "starting"]
     if unit := progress.UNITS.get(found.stage):
         of = f" of {found.planned}" if found.planned is not None else ""
         parts.append(f"{found.done}{of} {unit.removesuffix('s') if (found.done, of) == (1, '') else unit}")
-    best = found.best
-    if best is not None and best.samples_per_s and found.before:
-        parts.append(f"best {best.samples_per_s / found.before:.2f}x {found.reference}")
+    if found.faster:
+        parts.append(f"best {found.faster:.2f}x {found.reference}")
     return "   ".join(parts)
 
 

@@ -12,6 +12,7 @@ from tuning.config.lenient import finite, mapping, whole
 from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Record, last_fields, trained_beside
+from tuning.report import summary
 from tuning.report.format import outcome, unlike
 from tuning.report.trial_views import SPEED, TrialView, trial_views, view
 from tuning.search.bottleneck import card_words
@@ -51,8 +52,8 @@ class Progress:
 
     `done` of `planned` (None where nobody can say) are counted in `UNITS`. `doing` says why nothing runs, "" where
     something does. `ends_at_s` is when the study is expected to end, None while that is not known; `allowed_s` is
-    search.max_time. `before` is the speed that the best is compared with, None where the best is that itself,
-    `reference` whose it is. `card` says how the card was doing at the last measurement or training.
+    search.max_time. `faster` is how many times as fast as `reference` the best is, None where it is that itself, or
+    nobody knows. `card` says how the card was doing at the last measurement or training.
     """
 
     stage: str
@@ -67,7 +68,7 @@ class Progress:
     ends_at_s: float | None = None
     objective: str = ""
     cap_bytes: int | None = None
-    before: float | None = None
+    faster: float | None = None
     reference: str = ""
     card: str = ""
 
@@ -102,7 +103,7 @@ def progress(
         ends_at_s=eta.ends_at_s(records, config, used_s),
         objective=objective,
         cap_bytes=whole(mapping(study.get("card")).get("cap_bytes")),
-        before=None if _is_best(reference, rows, records) else _speed_of(reference, rows, records, stage),
+        faster=_faster(reference, rows, records, stage),
         reference=reference,
         card=next((said for r in reversed(records) if (said := card_words(mapping(r.get("telemetry"))))), ""),
     )
@@ -141,12 +142,22 @@ def _is_best(name: str, rows: Sequence[StageRow], records: Sequence[Record]) -> 
     return any(row.is_best and own and not unlike(row.config, own[-1]) for row in rows)
 
 
-def _speed_of(name: str, rows: Sequence[StageRow], records: Sequence[Record], stage: str) -> float | None:
-    """Returns the speed that the best of a stage is compared with: of windows in turns, else of a probe."""
-    if stage in ("confirm", "export"):
-        return next((row.samples_per_s for row in rows if row.name == name), None)
+def _faster(name: str, rows: Sequence[StageRow], records: Sequence[Record], stage: str) -> float | None:
+    """Returns how many times as fast as the named one the best of a stage is; None where nobody knows.
+
+    In the end that is the gain of the summary, which takes a core from what is timed: before, of windows, trainings or
+    a probe.
+    """
+    if not name or _is_best(name, rows, records):
+        return None
     own = [finite(r.get(SPEED)) for r in records if r.event == "probe" and r["name"] == name]
-    return own[-1] if own else None
+    theirs = own[-1] if own else None
+    if stage == "export" and (gain := summary.from_records(records).gain("best", name)) is not None:
+        return gain.ratio
+    if stage in ("confirm", "export"):
+        theirs = next((row.samples_per_s for row in rows if row.name == name), None)
+    ours = next((row.samples_per_s for row in rows if row.is_best), None)
+    return ours / theirs if ours and theirs else None
 
 
 def stages(config: StudyConfig) -> tuple[str, ...]:

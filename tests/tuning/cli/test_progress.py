@@ -102,6 +102,15 @@ def test_a_best_that_is_before_itself_is_not_compared_with_it(records, study):
     assert "x before" not in live.header(progress([*records[:end], same], study, 80.0))
 
 
+def test_once_both_took_turns_the_best_is_as_many_times_faster_as_the_summary_says(records, study):
+    first = next(r for r in records if r.event == "window" and r["name"] == "best")
+    fast = dataclasses.replace(first, fields={**first.fields, "samples_per_s": 20 * first["samples_per_s"]})
+    told = [fast if r is first else r for r in records]
+    gain = summary.from_records(told).gain("best", "before")
+    assert gain.ratio > 3, "of medians it would be 1.85"
+    assert f"best {gain.ratio:.2f}x before" in live.header(progress(told, study, 99.0))
+
+
 def test_a_line_of_the_log_knows_the_best_and_the_count_that_the_table_shows(records, study):
     for end in range(len(records) + 1):
         found, table = standing(records[:end], study), progress(records[:end], study, 60.0)
