@@ -10,7 +10,7 @@ from typing import Any
 
 from tuning.config.lenient import finite, mapping, whole
 from tuning.journal.records import Record, windows
-from tuning.report.format import complete
+from tuning.report.format import differing
 from tuning.report.trial_views import SPEED, TrialView, trained_as, view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
@@ -18,6 +18,8 @@ from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
 PICKS = ("best", "most_accurate")
+RATE = frozenset(["learning_rate", "schedule", "warmup_frac"])
+"""Knobs that no speed depends on, in whatever loop."""
 SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recall", "iou", "miou", "dice"])
 """The last words of objectives that are 0 to 1 where their values are: an interval ends there, too."""
 
@@ -181,7 +183,8 @@ def judged(
 def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...]:
     """Returns gains from the rounds in which both were measured; without any from their probes, or what is known.
 
-    Of a configuration over itself it is 1: that two measurements of it differ is noise.
+    Of a configuration over itself it is 1, or over one that differs in `RATE` alone: that two measurements of it differ
+    is noise.
     """
     found = []
     for of, over in [("best", name) for name in named if name not in PICKS] + [("after", "before")]:
@@ -195,7 +198,8 @@ def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...
             a, b = (one.samples_per_s for one in pair)
         if gain is None and a and b:
             gain = Gain(of, over, a / b, None, None, 0)
-        if complete(pair[0].config) == complete(pair[1].config) and gain is not None:
+        apart = {*differing(pair[0].config, pair[1].config), *differing(pair[1].config, pair[0].config)}
+        if apart <= RATE and gain is not None:
             gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds)
         if gain is not None:
             found.append(gain)

@@ -240,6 +240,16 @@ def test_what_differs_in_nothing_that_speed_depends_on_is_called_alike(records):
     assert "1.85 (1.83 to 1.86) times as fast as before" in sentences.answer(measured), "whatever a knob was taken for"
 
 
+def test_where_the_rate_alone_differs_rounds_that_differ_are_no_gain(records):
+    best = summary.from_records(records).best.config
+    for knobs, ratio in (({"learning_rate": 0.5, "schedule": "constant"}, 1.0), ({"dropout": 0.5}, 1.85)):
+        before = {"config": {**best, **knobs}}
+        own = [changed(r, **before) if r.event in ("probe", "window") and r["name"] == "before" else r for r in records]
+        gain = summary.from_records(own).gain("best", "before")
+        assert gain.ratio == pytest.approx(ratio, abs=0.01)
+        assert gain.is_told == (ratio != 1.0)
+
+
 def test_the_pick_over_itself_gains_nothing_and_there_is_nothing_to_ablate(records, tmp_path):
     found = summary.from_records(records)
     same = {name: dataclasses.replace(found.best, name=name) for name in found.named}
