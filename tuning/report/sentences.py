@@ -159,11 +159,13 @@ def cut_sentence(found: Summary) -> str:
 
 
 def parts_sentence(found: Summary) -> str:
-    """Returns what part of the gain over the reference is another model and what part is free; "" where none is."""
+    """Returns what part of the gain over the reference is another model and what part is free; "" without a gain."""
     reference = found.reference or next(iter(found.given()), None)
     gain = found.gain("best", reference.name) if reference else None
     own = found.parts.get(gain.over) if gain else None
-    if gain is None or own is None or gain.ratio < 1 or not _differs(found, gain.over):
+    if gain is None or own is None or gain.ratio < 1 or alike_sentence(found, gain):
+        return ""
+    if gain.low is not None and not gain.is_told:
         return ""
     over, model = called(gain.over), "a smaller model" if own.is_smaller else "another model"
     if not own.model:

@@ -103,6 +103,17 @@ def test_a_summary_says_what_part_is_a_smaller_model_or_how_it_is_told(records):
     assert "and all else 1.23 times" in said
 
 
+def test_what_is_no_gain_has_no_parts(records):
+    found = summary.from_records(records)
+    assert sentences.parts_sentence(found).startswith("None of the gain over before comes from a smaller model")
+    open_ended = [dataclasses.replace(g, low=0.9) for g in found.gains]
+    assert sentences.parts_sentence(dataclasses.replace(found, gains=tuple(open_ended))) == ""
+    few = [dataclasses.replace(g, low=None, high=None, rounds=1) for g in found.gains]
+    alike = {**found.named, "before": dataclasses.replace(found.best, name="before")}
+    assert sentences.parts_sentence(dataclasses.replace(found, gains=tuple(few))) != ""
+    assert sentences.parts_sentence(dataclasses.replace(found, gains=tuple(few), named=alike)) == ""
+
+
 def test_a_search_that_was_cut_short_says_so_first(records):
     asked = {**records[0]["config"], "search": {"trials": 40, "max_time": 240.0}}
     own = [changed(records[0], config=asked), *records[1:]]
