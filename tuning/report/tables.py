@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import assignments, complete, number, outcome, plain, quality, rate, ratio, size, speed
 from tuning.report.named import PICKS, Named
-from tuning.report.sentences import bound, found_by
+from tuning.report.sentences import alike_sentence, bound, found_by
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search import runtime_check
@@ -25,6 +25,7 @@ class Grid:
     stressed: int | None = None
 
 
+@of_its_knobs
 def configurations(found: Summary, *, brief: bool = False) -> Grid | None:
     """Returns what was measured of the best, those named by hand, the challengers and the alternatives; None of one.
 
@@ -48,7 +49,8 @@ def _configuration(found: Summary, one: Named) -> list[str]:
     learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
     held = bound(one.verdict) if one.verdict else "-"
     name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
-    bought = [ratio(gain, "x") if gain else "-", part]
+    times = "-" if gain is None else "as fast" if alike_sentence(found, gain) else ratio(gain, "x")
+    bought = [times, part]
     return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held, one.card or "-"]
 
 

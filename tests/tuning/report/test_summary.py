@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tuning.config import best_file
 from tuning.journal.records import Record
-from tuning.report import export, report, sentences, summary, text
+from tuning.report import export, report, sentences, summary, tables, text
 from tuning.report.named import gains
 from tuning.report.sooner import sooner_sentence
 
@@ -256,6 +256,9 @@ def test_the_pick_over_itself_gains_nothing_and_there_is_nothing_to_ablate(recor
     own = gains(SimpleNamespace(by_round=lambda one: {0: len(one.name), 1: len(one.name)}), same)
     assert {(g.ratio, g.low, g.rounds) for g in own} == {(1.0, 1.0, 2)}
     alone = dataclasses.replace(found, named=same, gains=own, ablation=())
+    grid = tables.configurations(alone, brief=True)
+    over = grid.head.index("best over it")
+    assert [row[over] for row in grid.rows if row[0].startswith("before")] == ["as fast"]
     assert not any("ablate" in command for command in sentences.next_commands(alone, tmp_path))
     assert sentences.parts_sentence(alone) == ""
 
