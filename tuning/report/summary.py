@@ -190,6 +190,7 @@ def from_records(records: Sequence[Record]) -> Summary:
 def _from_records(records: Sequence[Record]) -> Summary:
     ablated = [r for r in records if r.event in ("ablation", "receipt")]  # made later, and no part of the run's time
     records = [r for r in records if r.event not in ("ablation", "receipt")]
+    timed = [r for r in records if not _is_of_writing(r)]
     study, pick = last_fields(records, "study"), last_fields(records, "pick")
     provisional = not pick
     if provisional and (so_far := selection.so_far(records)):
@@ -238,8 +239,8 @@ def _from_records(records: Sequence[Record]) -> Summary:
         claim=_claim(given) if AFTER in named else None,
         ablation=ablation,
         rule=str(pick.get("rule", "")),
-        times=timeline.times(records),
-        intervals=tuple(timeline.intervals(records)),
+        times=timeline.times(timed),
+        intervals=tuple(timeline.intervals(timed)),
         notes=tuple(dict.fromkeys(_notes(records))),
         warnings=_warnings(records),
         nodes=tuple(r.fields for r in records if r.event == "node"),
@@ -253,6 +254,11 @@ def _from_records(records: Sequence[Record]) -> Summary:
         repeats=pick.get("repeats") is not False,
         beside=sum(t.trial in trained_beside(records) for t in trials),
     )
+
+
+def _is_of_writing(record: Record) -> bool:
+    """Returns whether a record comes after the page was written: one with its own time could never be."""
+    return record.event == "stop" or (record.get("stage"), record.get("state")) == ("export", "end")
 
 
 def kinds_of(records: Sequence[Record]) -> dict[str, str]:

@@ -49,6 +49,15 @@ def test_without_rounds_the_gain_is_of_probes_and_has_no_spread(records):
     assert gain.ratio == pytest.approx(61.0 / 33.06, abs=0.01)
 
 
+def test_the_time_of_a_run_is_the_same_in_the_page_that_its_end_writes_and_behind_it(records):
+    last = records[-1]
+    assert (last["stage"], last["state"]) == ("export", "end")
+    page = summary.from_records(records[:-1])
+    stop = Record(last.seq + 1, last.t, "stop", {"reason": "finished"}, last.mono)
+    assert summary.from_records([*records, stop]).times == page.times
+    assert page.times.wall_s > 0
+
+
 def test_every_trial_is_counted_once(records):
     found = summary.from_records(records)
     assert found.trial_counts == {"ok": 5, "stopped": 4, "oom": 1, "refused": 1, "diverged": 1, "lost": 0}
