@@ -77,7 +77,7 @@ def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:
         peak_allocated_bytes=whole(record.get("peak_allocated_bytes")),
         joules_per_sample=joules_a_sample(mapping(record.get("telemetry")), finite(record.get(MEASURED))),
         seed=whole(record.get("seed")),
-        message=str(record.get("message") or ""),
+        message=str(record.get("message") or record.get("reason") or ""),
         active=mapping(record.get("active")),
         reports=tuple(_reports(record.get("reports"), objectives)),
         has_ended=bool(record.get("has_ended")),

@@ -65,6 +65,16 @@ def test_every_trial_is_counted_once(records):
     assert sum(found.trial_counts.values()) == 12
 
 
+def test_why_a_trial_was_stopped_is_told_as_a_failure_is(records):
+    why = "the search's share of search.max_time is spent"
+    own = [changed(r, reason=why) if r.event == "trial" and r["outcome"] == "stopped" else r for r in records]
+    told = {(t.outcome, t.message) for t in summary.from_records(own).trials if t.message}
+    assert told == {("stopped", why), ("oom", "tried to allocate 2.10 GiB of 23.20 GiB")} | {
+        ("diverged", "loss is nan after 190 samples")
+    }
+    assert sentences.failed(summary.from_records(own).trials) == ["1 diverged: loss is nan after 190 samples"]
+
+
 def test_a_trial_without_an_end_is_lost_once_the_run_is_over(records):
     left = [r for r in records if not (r.event == "trial" and r["trial"] == "t001")]
     assert summary.from_records(left).trial_counts["lost"] == 1
