@@ -125,6 +125,12 @@ def percent(frac: float | None) -> str:
     return "-" if frac is None else bottleneck.percent(frac)
 
 
+def passes(over_data: float) -> str:
+    """Returns how often a training sees its data, "1 pass" or "2.5 passes"."""
+    count = f"{over_data:.2g}" if over_data < 10 else f"{over_data:,.0f}"
+    return f"{count} pass{'es' * (count != '1')}"
+
+
 def counts(found: Mapping[str, int]) -> str:
     """Returns "12: 5 ok, 4 stopped, ...": how many there are, and how each ended."""
     parts = [f"{n} {outcome(name)}" for name, n in found.items() if n]

@@ -125,7 +125,8 @@ def _stats(summary: Summary) -> Iterator[tuple[str, str, str]]:
             cap = f"of {size(summary.place.cap_bytes)}" if summary.place.cap_bytes else "no cap"
             yield size(best.peak_allocated_bytes), "peak memory", cap
     asked, done = summary.trials_asked, summary.trials_done
-    yield duration(summary.times.wall_s), "whole run", f"{done} of {asked} trials" if asked else f"{done} trials"
+    of = f" of {asked} trials" if asked else f" trial{'s' * (done != 1)}"
+    yield duration(summary.times.wall_s), "whole run", f"{done}{of}"
 
 
 def _times(summary: Summary) -> list[tuple[str, str, str, float]]:

@@ -19,6 +19,7 @@ from tuning.config.schema import BEFORE, PLAIN, StudyConfig
 from tuning.config.shareable import shareable
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
+from tuning.report import format as fmt
 from tuning.report.format import SHOWN_FROM, complete, duration, outcome, percent, plain, quality, rate, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
@@ -95,9 +96,7 @@ def beside_sentence(found: Summary) -> str:
     once = "" if len(theirs.by_seed) > 1 else " by one seed"
     horizon, samples = found.horizon_samples, whole(found.study.get("train_samples"))
     shorter = [t for t in found.trials if t.has_ended and (t.trial == best.trial or t.named == reference.name)]
-    passes = horizon / samples if horizon and samples and not shorter else 0.0
-    count = f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
-    after = f", each after {count} pass{'es' * (count != '1')} over the data" if passes else ""
+    after = f", each after {fmt.passes(horizon / samples)} over the data" if horizon and samples and not shorter else ""
     return f"{plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}{after}"
 
 
@@ -163,9 +162,7 @@ def parts_sentence(found: Summary) -> str:
     reference = found.reference or next(iter(found.given()), None)
     gain = found.gain("best", reference.name) if reference else None
     own = found.parts.get(gain.over) if gain else None
-    if gain is None or own is None or gain.ratio < 1 or alike_sentence(found, gain):
-        return ""
-    if gain.low is not None and not gain.is_told:
+    if gain is None or own is None or gain.ratio < 1 or (gain.low and not gain.is_told) or alike_sentence(found, gain):
         return ""
     over, model = called(gain.over), "a smaller model" if own.is_smaller else "another model"
     if not own.model:

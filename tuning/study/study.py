@@ -40,6 +40,7 @@ from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.report import export, report, sentences, summary
+from tuning.report.format import passes
 from tuning.search import runtime_check
 from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage
@@ -287,16 +288,17 @@ class _Study:
         config = self._config.workload
         if not self._opening().get("horizon_samples") and not self._limits.idle():  # else more time may make it longer
             self._journal.append("study", **{**self._opening().fields, "horizon_samples": self._limits.horizon()})
-            passes = self._limits.horizon() / max(1, int(self._opening().get("train_samples") or 0))
-            told, today = f"a trial trains on {self._limits.horizon():,} samples ({passes:.2g} passes)", config.epochs
+            seen = passes(self._limits.horizon() / max(1, int(self._opening().get("train_samples") or 0)))
+            told, today = f"a trial trains on {self._limits.horizon():,} samples ({seen})", config.epochs
             if today is None:
                 longer = "what is best for a longer one may be another: budget.train_epochs=N sets its length"
                 self._note(f"{told}, as the time allows; {longer}")
             elif self._limits.horizon() == round(today * int(self._opening().get("train_samples") or 0)):
                 self._note(f"{told}, as EPOCHS of {config.ref} says")
             else:
-                whole = f"what is best for {today:g} passes may be another: a larger search.max_time has longer trials"
-                self._note(f"{told}, as the time allows; {whole}", warns="length")
+                whole = f"what is best for {today:g} pass{'es' * (today != 1)} may be another"
+                longer = "a larger search.max_time has longer trials"
+                self._note(f"{told}, as the time allows; {whole}: {longer}", warns="length")
 
     def _probe(self, profiler: Worker, cap_bytes: int) -> None:
         if not self._space.parameters:

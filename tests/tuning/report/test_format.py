@@ -70,6 +70,16 @@ def test_percent(frac, text):
     assert fmt.percent(frac) == text
 
 
+def test_passes():
+    assert [fmt.passes(n) for n in (0.25, 1.0, 1.004, 2.5, 120.0)] == [
+        "0.25 passes",
+        "1 pass",
+        "1 pass",
+        "2.5 passes",
+        "120 passes",
+    ]
+
+
 def test_size():
     assert (fmt.size(50 * 2**20), fmt.size(int(1.2 * 2**30)), fmt.size(None)) == ("50 MiB", "1.2 GiB", "-")
 
