@@ -34,6 +34,10 @@ def test_the_words_go_to_stdout_and_what_is_unsaid_to_stderr(folder: Path, capsy
     assert found["Trainer"]["precision"] == "bf16-mixed"
     assert found["DataLoader"]["batch_size"] >= 1
     assert "not said: learning_rate=" in shown.err
+    assert main(["export", "one", "--to", "lightning", "--python"]) == 0
+    shown = capsys.readouterr()
+    assert "# not said: learning_rate=" in shown.out
+    assert "not said" not in shown.err, "it stands in what was printed"
     assert main(["export", "one", "--to", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["knobs"]["batch_size"] >= 1
 
