@@ -1,10 +1,12 @@
 """How much sooner the pick is as good as the reference at its end: a learning rate may buy more than speed does.
 
 Known from the rungs of trainings of the search's one seed, and from what loops of one's own reported between them, so
-samples are those of the first report that was as good.
+samples are those of the first report that was as good. Where that is its very first, nothing tells when it was.
 """
 
 from __future__ import annotations
+
+import math
 
 from tuning.report.format import duration, plain
 from tuning.report.sentences import called
@@ -12,7 +14,7 @@ from tuning.report.summary import Summary
 
 
 def sooner_sentence(found: Summary) -> str:
-    """Returns in what time the pick comes to the reference's quality, "" where it takes as many samples, or is unknown.
+    """Returns in what time the pick comes to the reference's quality, "" where it takes as long, or nothing tells.
 
     Seconds are samples over the speed that is shown of each; evaluations are in none.
     """
@@ -28,13 +30,15 @@ def sooner_sentence(found: Summary) -> str:
     if not found.repeats or not curve or sign * curve[-1][1] < sign * aim:
         return ""  # a lucky report on the way is no answer
     ours, usual = _reached(found, best.trial, aim), _reached(found, theirs.trial, aim)
-    if ours is None or usual is None or ours >= usual:
-        return ""
+    if ours is None or usual is None or ours >= usual or ours == _reached(found, best.trial, -sign * math.inf):
+        return ""  # it was as good when it was first looked at: nobody saw when it came to that
     ours_s, usual_s = ours / best.samples_per_s, usual / reference.samples_per_s
+    if (times := usual_s / ours_s) < 1.05:
+        return ""  # `ours` is the latest that it may be: that it is later is not known
     who = called(reference.name)
     aimed = f"{plain(found.objective)} {aim:.3f}, to which {who} came in the search,"
     took = f"within {ours:,} samples ({duration(ours_s)}), {who} within {usual:,} ({duration(usual_s)})"
-    return f"It comes to {aimed} {took}: {usual_s / ours_s:.1f} times sooner, by one seed"
+    return f"It comes to {aimed} {took}: {times:.1f} times sooner, by one seed"
 
 
 def _reached(found: Summary, trial: str, aim: float) -> int | None:

@@ -292,7 +292,10 @@ def test_how_much_sooner_the_pick_is_as_good_as_before(records):
     own = [changed(r, named="before") if r is begun else r for r in records]
     theirs = next(r for r in own if r.event == "trial" and r["trial"] == "t000")
     first = next(r for r in own if r.event == "rung" and r["trial"] == best.trial)
-    soon = [changed(r, values={"accuracy": theirs["values"]["accuracy"]}) if r is first else r for r in own]
+    at_once = [changed(r, values={"accuracy": theirs["values"]["accuracy"]}) if r is first else r for r in own]
+    assert sooner_sentence(summary.from_records(at_once)) == "", "as good when it was first looked at: nobody saw when"
+    looked = [[5, {"accuracy": 0.0}]]
+    soon = [changed(r, reports=looked) if is_end(r, best.trial) else r for r in at_once]
     found = summary.from_records(soon)
     said = sooner_sentence(found)
     usual = next(samples for samples, value in found.curves["t000"] if value >= theirs["values"]["accuracy"])
@@ -303,6 +306,11 @@ def test_how_much_sooner_the_pick_is_as_good_as_before(records):
     early = [(5, {"accuracy": 0.0}), (7, theirs["values"]), (9, theirs["values"])]
     passes = [changed(r, reports=[list(one) for one in early]) if is_end(r, best.trial) else r for r in soon]
     assert "within 7 samples" in sooner_sentence(summary.from_records(passes)), "as a loop reported after a pass"
+    rates = [
+        changed(r, samples_per_s=r["samples_per_s"] / 9) if r.event == "window" and r["name"] == "best" else r
+        for r in soon
+    ]
+    assert sooner_sentence(summary.from_records(rates)) == "", "fewer samples, and more seconds"
     late = [changed(r, values={"accuracy": 0.01}) if r.event == "rung" and r["trial"] == best.trial else r for r in own]
     assert sooner_sentence(summary.from_records(late)) == "", "as many samples as before: the gain says it"
     assert sooner_sentence(summary.from_records(records)) == "", "before was not trained"
