@@ -25,6 +25,7 @@ from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
+from tuning.search.rule import Rule, absolute
 from tuning.stats.uncertainty import Gain
 
 
@@ -79,9 +80,7 @@ def answer(found: Summary) -> str:
     rounds = max(g.rounds for g in gains)
     if rounds >= SHOWN_FROM and not all(alike):
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
-    slower = [g.over for g in gains if _slower(g)]
-    known = [name for name in slower if found.objective in found.named[name].quality] or slower
-    cautions = [f"keep {called(name)} if its {_learned(found, name)} is enough" for name in known]
+    cautions = keep_sentences(found, [g.over for g in gains if _slower(g)])
     others = (not_repeated_sentence, baseline_sentence, same_sentence, too_short_sentence)
     cautions += filter(None, [sentence(found) for sentence in others])
     return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."
@@ -303,6 +302,28 @@ def alike_sentence(found: Summary, gain: Gain) -> str:
 
 def _slower(gain: Gain) -> bool:
     return gain.is_told and gain.ratio < 1
+
+
+def keep_sentences(found: Summary, faster: Sequence[str]) -> list[str]:
+    """Returns which of the configurations that are faster than the pick to keep: none that is known to be worse, and
+    one that nobody trained only where there is no other.
+    """
+    same = [name for name in faster if (own := found.parts.get(name)) and not own.model and not own.others]
+    trained = [name for name in faster if name not in same and found.objective in found.named[name].quality]
+    others = [name for name in trained if _is_near(found, name)] or [n for n in faster if not same and n not in trained]
+    said = [f"keep {called(name)}: it is faster and learns the same, as only system knobs differ" for name in same]
+    return said + [f"keep {called(name)} if its {_learned(found, name)} is enough" for name in others]
+
+
+def _is_near(found: Summary, name: str) -> bool:
+    """Returns whether a configuration is as good as the pick, within the tolerance; True where that is unknown."""
+    best, objective = found.best, found.objective
+    if best is None or objective not in best.quality:
+        return True
+    mine, mode = best.quality[objective].mean, found.objectives[objective]
+    asked = mapping(mapping(found.study.get("config")).get("pick")).get("tolerance") or 0.0  # an older study has none
+    rule = Rule(objective, mode, absolute(asked, [mine], mode))
+    return rule.near(rule.sign * found.named[name].quality[objective].mean, rule.sign * mine)
 
 
 def _learned(found: Summary, name: str) -> str:

@@ -204,18 +204,24 @@ def test_the_range_of_the_next_run_needs_several_seeds(found: Summary) -> None:
 
 def test_the_answer_keeps_what_is_faster_than_the_pick(found: Summary) -> None:
     assert "keep" not in sentences.answer(found)
-    slower = replace(found, gains=(Gain("best", "before", 1.5, 1.4, 1.6, 5), Gain("best", "after", 0.8, 0.75, 0.85, 5)))
+    given = replace(found, study={**found.study, "config": {"pick": {"tolerance": 0.03}}})
+    slower = replace(given, gains=(Gain("best", "before", 1.5, 1.4, 1.6, 5), Gain("best", "after", 0.8, 0.75, 0.85, 5)))
     said = sentences.answer(slower)
     assert "1.50 (1.40 to 1.60) times as fast as before and 1.25 (1.18 to 1.33) times slower than after" in said
     assert said.endswith("But keep after if its accuracy (0.884) is enough.")
+    strict = replace(slower, study={**found.study, "config": {"pick": {"tolerance": "1%"}}})
+    assert "keep" not in sentences.answer(strict), "0.884 is known to be worse than 0.906"
     unknown = replace(found.named["after"], quality={})
-    both = replace(
-        slower,
-        named={**found.named, "after": unknown},
-        gains=tuple(Gain("best", name, 0.8, 0.75, 0.85, 5) for name in ("before", "after")),
-    )
+    alone = replace(strict, named={**found.named, "after": unknown})
+    assert sentences.answer(alone).endswith("But keep after if its accuracy (not trained here) is enough.")
+    gains = tuple(Gain("best", name, 0.8, 0.75, 0.85, 5) for name in ("before", "after"))
+    both = replace(slower, named=alone.named, gains=gains)
     assert "keep before if" in sentences.answer(both)
     assert "keep after" not in sentences.answer(both)  # whose quality nobody knows
+    same = replace(alone, parts={**found.parts, "after": replace(found.parts["after"], others=())})
+    assert sentences.answer(same).endswith(
+        "But keep after: it is faster and learns the same, as only system knobs differ."
+    )
 
 
 def test_a_terminal_has_no_column_for_a_model_that_is_the_same(found: Summary) -> None:
