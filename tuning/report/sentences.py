@@ -80,7 +80,8 @@ def answer(found: Summary) -> str:
     rounds = max(g.rounds for g in gains)
     if rounds >= SHOWN_FROM and not all(alike):
         said += f" (95 % intervals of the mean ratio, {rounds} rounds side by side)"
-    cautions = keep_sentences(found, [g.over for g in gains if _slower(g)])
+    faster = [g.over for g in gains if _slower(g)]
+    cautions = [] if baseline_sentence(found) else keep_sentences(found, faster)  # none is worth keeping
     others = (not_repeated_sentence, baseline_sentence, same_sentence, too_short_sentence)
     cautions += filter(None, [sentence(found) for sentence in others])
     return ". ".join(filter(None, [". But ".join([said, *cautions]), defaults_sentence(found)])) + "."

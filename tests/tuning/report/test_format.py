@@ -209,6 +209,9 @@ def test_the_answer_keeps_what_is_faster_than_the_pick(found: Summary) -> None:
     said = sentences.answer(slower)
     assert "1.50 (1.40 to 1.60) times as fast as before and 1.25 (1.18 to 1.33) times slower than after" in said
     assert said.endswith("But keep after if its accuracy (0.884) is enough.")
+    nothing = sentences.answer(replace(slower, baselines={"untrained model": {"accuracy": 0.95}}))
+    assert nothing.count("But") == 1, "no better than a model without training: neither is worth keeping"
+    assert "no better than the baseline untrained model" in nothing
     strict = replace(slower, study={**found.study, "config": {"pick": {"tolerance": "1%"}}})
     assert "keep" not in sentences.answer(strict), "0.884 is known to be worse than 0.906"
     unknown = replace(found.named["after"], quality={})
