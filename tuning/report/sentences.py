@@ -343,10 +343,11 @@ def baseline_sentence(found: Summary) -> str:
     if sign * own.mean >= sign * baseline.value:
         remedy = "speed is worth little before more is learned: budget.train_epochs, or wider learning knobs"
         return f"{plain(objective)} {own.mean:.3f} is {beside}; {remedy}"
-    worst = own.high if sign > 0 else own.low
-    if worst is not None and sign * worst >= sign * baseline.value:
-        whose = "the next run's" if len(own.by_seed) > 1 else "by so few validation samples,"
-        return f"{whose} {plain(objective)} may be {beside}"
+    next_run = ("the next run's", (own.low, own.high) if len(own.by_seed) > 1 else None)
+    for whose, ends in (next_run, ("by so few validation samples,", own.by_samples)):
+        worst = ends[sign > 0] if ends else None
+        if worst is not None and sign * worst >= sign * baseline.value:
+            return f"{whose} {plain(objective)} may be {beside}"
     return ""
 
 
