@@ -322,7 +322,7 @@ def _named(key: str, values: object, origins: Mapping[str, str]) -> dict[str, Sc
         raise ConfigError(f"{key}={shown(values)} is not a configuration", remedy=f"{key}.<knob>=<value>")
     config: dict[str, Scalar] = {}
     for name, value in values.items():
-        with _located(f"{key}.{name}", origins, instead=(f"knobs.{name}", f"{key}.{name}")):
+        with _located(f"{key}.{name}", origins, instead=("knobs.", f"{key}.")):
             parsed = parse_parameter(name, value)
             if not isinstance(parsed, bool | int | float | str) or isinstance(value, list):
                 raise ConfigError(

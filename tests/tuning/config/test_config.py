@@ -300,6 +300,10 @@ def test_a_knob_of_ones_own_is_typed_like_any_other(own):
         load([f"workload={own}", "knobs.channels=48"], own_table)
     with pytest.raises(ConfigError, match=r"did you mean knobs\.channels"):
         load([f"workload={own}", "knobs.chanels=16"], own_table)
+    with pytest.raises(
+        ConfigError, match=r"named\.before\.lr=3: .*\n  try: did you mean named\.before\.learning_rate\?"
+    ):
+        load([f"workload={own}", "named.before.lr=3"], own_table)
     load(["workload=signals"])
     with pytest.raises(ConfigError, match="channels is not a knob of this workload"):
         load(["workload=signals", "knobs.channels=16"])
