@@ -43,8 +43,15 @@ class TrialView:
 
 
 def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> list[TrialView]:
-    """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one."""
+    """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one.
+
+    One that the time stopped between two rungs has the values of the one behind it, as one stopped at a rung has.
+    """
+    rungs = {str(r.get("trial", "")): view(r, objectives, "trial").values for r in records if r.event == "rung"}
     last = {str(r.get("trial", "")): view(r, objectives, "trial") for r in records if r.event == "trial"}
+    for trial, own in last.items():
+        if own.outcome == "stopped" and all(value is None for value in own.values.values()):
+            last[trial] = replace(own, values=rungs.get(trial, own.values))
     for name, trial in trained_as(records).items():
         last |= {trial: replace(last[trial], named=name)} if trial in last else {}
     for trial, record in rated(records).items():

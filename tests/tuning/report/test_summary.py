@@ -75,6 +75,16 @@ def test_why_a_trial_was_stopped_is_told_as_a_failure_is(records):
     assert sentences.failed(summary.from_records(own).trials) == ["1 diverged: loss is nan after 190 samples"]
 
 
+def test_a_trial_that_the_time_stopped_between_rungs_has_what_its_last_rung_had(records):
+    stopped = next(r for r in records if r.event == "trial" and r["outcome"] == "stopped")
+    seen = [r for r in records if r.event == "rung" and r["trial"] == stopped["trial"]][-1]
+    late = changed(stopped, stopped_at=stopped["stopped_at"] + 1, values={})
+    found = summary.from_records([late if r is stopped else r for r in records])
+    own = next(t for t in found.trials if t.trial == stopped["trial"])
+    assert own.values == seen["values"] != {}
+    assert found.curves[own.trial][-1] == (seen["samples"], seen["values"]["accuracy"]), "and not where it was stopped"
+
+
 def test_a_trial_without_an_end_is_lost_once_the_run_is_over(records):
     left = [r for r in records if not (r.event == "trial" and r["trial"] == "t001")]
     assert summary.from_records(left).trial_counts["lost"] == 1
