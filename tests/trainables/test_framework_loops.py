@@ -132,6 +132,42 @@ def test_a_trainer_may_evaluate_on_several_sets(tmp_path: Path) -> None:
     assert found["done"]
 
 
+COUNTS = (
+    ('"accuracy": float(', '"count": float(len(found.predictions)), "accuracy": float('),
+    (
+        'OBJECTIVES = {"accuracy": "max"}',
+        'OBJECTIVES = {"accuracy": "max", "count": "max"}',
+    ),
+)
+ODD = ("Tokens(64, 2)", "Tokens(30, 2)"), ("Tokens(256, 1)", "Tokens(250, 1)")
+
+
+@pytest.mark.parametrize(("first", "workers"), [("", 0), ("trainer.evaluate()\n    ", 1)])
+def test_a_trainer_trains_on_whole_micro_batches_and_evaluates_all(tmp_path: Path, first: str, workers: int) -> None:
+    begun = ("trainer.train()", f"{first}trainer.train()")
+    session = session_of("trainer", tmp_path, *COUNTS, *ODD, begun)
+    knobs = {**knobs_of("trainer"), "num_workers": workers, "persistent_workers": bool(workers)}
+    trial = session.trial(knobs, Plan(496, (248, 496)), 0)
+    for samples in (248, 496):
+        found = trial.advance()
+        assert (found["outcome"], found["samples"]) == ("ok", samples), found["message"]
+        assert found["values"]["count"] == 30
+    assert found["done"]
+
+
+def test_arguments_of_a_trainer_are_for_one_training(tmp_path: Path) -> None:
+    early = """class Early(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **own):
+        control.should_training_stop = True
+
+
+def train(run):"""
+    twice = ("    trainer.train()", "    trainer.add_callback(Early())\n    trainer.train()\n    trainer.train()")
+    changes = (*ODD, ("def train(run):", early), ("import torch\n", "import torch\nimport transformers\n"), twice)
+    found = session_of("trainer", tmp_path, *changes).trial(knobs_of("trainer"), Plan(512, (512,)), 0).advance()
+    assert "make new ones by training_arguments(run, train_set) for each train()" in found["message"]
+
+
 def test_metrics_of_a_trainer_without_an_objective_are_told(tmp_path: Path) -> None:
     session = session_of("trainer", tmp_path, ('{"accuracy": "max"}', '{"f1": "max"}'))
     found = session.trial(knobs_of("trainer"), Plan(256, (128, 256)), 0).advance()

@@ -32,8 +32,8 @@ _CHECKPOINTING = "activation_checkpointing" if "activation_checkpointing" in _FI
 def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArguments:
     """Returns the arguments of a Trainer, those of knobs set; `own` are yours, and win where `run` sets none of them.
 
-    A pass drops its last, smaller micro-batch. Raises WorkloadError for an own argument that a knob sets, and
-    for fewer samples than a micro-batch has.
+    A pass drops its last, smaller micro-batch; `StudyCallback` sees to it that an evaluation does not. Raises
+    WorkloadError for an own argument that a knob sets, and for fewer samples than a micro-batch has.
     """
     knobs = {name: run[name] for name in ("amp_dtype", "activation_checkpointing", "compile", "tf32")}
     for name in asked_by("around"):
@@ -81,7 +81,13 @@ class StudyCallback(TrainerCallback):
         """Objectives of the evaluation at hand: of several data sets one comes after the other."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
-        """Shows model and optimiser; what came before is set-up."""
+        """Shows model and optimiser; what came before is set-up. The loaders made from here on are to evaluate."""
+        if not args.dataloader_drop_last and len(own["train_dataloader"].dataset) % args.per_device_train_batch_size:
+            raise WorkloadError(
+                "train() began a second time with the same arguments, whose last, smaller micro-batch is not dropped "
+                "any more: make new ones by training_arguments(run, train_set) for each train()"
+            )
+        args.dataloader_drop_last = False
         optimizer = own["optimizer"]
         self._run.shows(own["model"], getattr(optimizer, "optimizer", optimizer))
         self._run.begin(own["train_dataloader"])
@@ -133,6 +139,10 @@ class StudyCallback(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """Reports what `compute_metrics` returned, once each objective is there; those of a test set are none."""
+        if args.dataloader_drop_last and args.dataloader_persistent_workers:  # before train(), which takes it again
+            sampler = getattr(own["eval_dataloader"], "batch_sampler", None)
+            if hasattr(sampler, "drop_last"):
+                sampler.drop_last = False
         found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
         self._found |= {name: found[name] for name in self._run.objectives if name in found}
         if len(self._found) == len(self._run.objectives):
