@@ -174,9 +174,9 @@ class TrainingBar:
         self._bar.stop()
 
     def moved(self, samples: int, samples_per_s: float, loss: float) -> None:
-        """Shows how far it is."""
-        fast, said = f"{samples_per_s:.1f} samples/s", f"loss {loss:.3f}"
+        """Shows how far it is; a loss that is NaN was not told."""
+        fast, said = f"{samples_per_s:.1f} samples/s", "" if math.isnan(loss) else f"loss {loss:.3f}"
         self._bar.update(self._task, completed=samples, rate=fast, loss=said)
         if not self._messages.is_terminal and time.monotonic() - self._said >= PLAIN_LINE_S:
             self._said = time.monotonic()
-            self._messages.print(f"{samples}/{self._total} samples  {fast}  {said}", markup=False)
+            self._messages.print(f"{samples}/{self._total} samples  {fast}  {said}".rstrip(), markup=False)

@@ -3,14 +3,17 @@
 import contextlib
 import dataclasses
 import io
+import math
 import os
 import re
 import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tests.tuning import hostile
+from tuning.cli import live
 from tuning.cli.terminal import Terminal
 from tuning.config import load
 from tuning.config.errors import ConfigError
@@ -289,3 +292,15 @@ def test_the_list_of_trials_cuts_no_knob(records, width):
         assert f"batch_size={trial['config']['batch_size']}" in told
     assert all(("=" in line) == (width == 200) for line in found)
     assert not any(line.rstrip().endswith("=") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [(0.25, "64/128 samples  32.0 samples/s  loss 0.250"), (math.nan, "64/128 samples  32.0 samples/s")],
+)
+def test_a_training_that_tells_no_loss_has_none_in_its_lines(monkeypatch, loss, said):
+    monkeypatch.setattr(live, "PLAIN_LINE_S", 0)
+    out = io.StringIO()
+    with live.TrainingBar(Console(file=out), 128, 0) as bar:
+        bar.moved(64, 32.0, loss)
+    assert out.getvalue() == f"{said}\n"
