@@ -83,6 +83,8 @@ class OwnState(RunState):
     """The processes that train it, of which this is one."""
     model: nn.Module | None = field(default=None, repr=False)
     optimizer: torch.optim.Optimizer | None = field(default=None, repr=False)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list, repr=False)
+    """All that are known, of which that is the first."""
 
 
 class Counted:
@@ -325,9 +327,9 @@ class Counted:
 
     # -- for whoever runs it -------------------------------------------------------------------------------------------
 
-    def shows(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Takes the model and the optimiser of the run, to tell what the first step ran."""
-        self._state.model, self._state.optimizer = model, optimizer
+    def shows(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+        """Takes the model and the optimisers of the run, to tell what the first step ran, with the first of them."""
+        self._state.model, self._state.optimizer, self._state.optimizers = model, optimizers[0], list(optimizers)
         if self._state.meter is not None:
             self._state.meter.adopt([*model.parameters(), *model.buffers()])
 

@@ -54,6 +54,9 @@ class OwnResident:
         """The knobs that their function has asked for in any training so far."""
         self.pass_samples, self.drops_last, self.own_size = 0, False, 0
         """What the last training's data were, as `OwnState` has it."""
+        self.rates: dict[tuple[Any, ...], float] | None = {}
+        """By batch size and rates of its optimisers, the learning_rate of a training to the end; None once two of
+        equal rates had different ones, which is said once."""
 
     def held_bytes(self) -> int:
         """Returns the bytes that belong to the process and not to a training."""
@@ -95,6 +98,7 @@ class _Baton:
 class ThreadedState(OwnState):
     """An own training and the thread that it runs in."""
 
+    resident: OwnResident = field(repr=False)
     baton: _Baton = field(default_factory=_Baton, repr=False)
     thread: threading.Thread | None = field(default=None, repr=False)
     within: AbstractContextManager[object] = field(default_factory=nullcontext, repr=False)
@@ -123,7 +127,7 @@ def prepare(
 def _begun(
     resident: OwnResident, config: Config, plan: Plan, within: AbstractContextManager[object] | None
 ) -> ThreadedState:
-    state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked)
+    state = ThreadedState(config=config, plan=plan, workload=resident.workload, asked=resident.asked, resident=resident)
     state.pass_samples, state.drops_last, state.own_size = resident.pass_samples, resident.drops_last, resident.own_size
     state.within = within or state.within
     if (usual := torch.get_default_device()).type != "cpu":
@@ -153,6 +157,7 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
     The first window is the first optimiser step alone. Closing the generator ends their function. Raises Diverged, what
     their function raises, and WorkloadError where it ends too soon or never steps.
     """
+    rates: tuple[tuple[float, float], ...] = ()
     try:
         with state.ranks.training(state):
             try:
@@ -162,12 +167,44 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
                     _raised(event)
                     if not isinstance(event, Window | Evaluation):
                         return
+                    if isinstance(event, Window):
+                        rates = rates or _rates(state)
+                    elif state.has_ended or state.samples >= state.plan.samples:
+                        state.remark = _same_rates(state, rates) or state.remark
                     yield event
             finally:
                 event = None
                 end(state)
     finally:
         end(state)  # where the other processes never came
+
+
+def _rates(state: OwnState) -> tuple[tuple[float, float], ...]:
+    """Returns of each group of its optimisers the rate that it was made with, before any schedule, and the one now."""
+    groups = [
+        group for one in state.optimizers for group in getattr(one, "param_groups", ()) if group.get("lr") is not None
+    ]
+    return tuple((float(group.get("initial_lr", group["lr"])), float(group["lr"])) for group in groups)
+
+
+def _same_rates(state: ThreadedState, first: tuple[tuple[float, float], ...]) -> str:
+    """Returns a remark where a training with another learning_rate had the same rates, at first and at last.
+
+    A batch size may scale a rate, and a schedule may make it whole (of rates of 0 nothing is known).
+    """
+    seen, last, knobs = state.resident.rates, _rates(state), state.config.knobs
+    if seen is None or not any(now for _, now in (*first, *last)):
+        return ""
+    rate = knobs.learning_rate
+    if (other := seen.setdefault((knobs.batch_size, first, last), rate)) == rate:
+        return ""
+    state.resident.rates = None
+    made = ", ".join(f"{made:g}" for made in dict.fromkeys(made for made, _ in last))
+    return (
+        f"learning_rate was {other:g} and {rate:g} in two trainings, and the rate of the "
+        f"{type(state.optimizers[0]).__name__} was {made} in both: unless that is meant, hand it "
+        'run["learning_rate"] (for Trainer: leave `optimizers=` out, or use run["learning_rate"] in it)'
+    )
 
 
 def _raised(event: Event | BaseException | None) -> None:

@@ -132,6 +132,7 @@ class Run(Counted):
             if optimizer not in self._shown:
                 self._watch_steps(optimizer)
         self._shown += optimizers
+        state.optimizers += optimizers
         state.prepared.append(model)
         if state.model is None or (state.optimizer is None and optimizers):
             state.model, state.optimizer = model, next(iter(optimizers), None)
@@ -229,6 +230,8 @@ class Run(Counted):
             if others:  # what the losses of others have left in its weights, while theirs alone was known
                 own.zero_grad()
             others[own] = False
+            if own not in self._state.optimizers:
+                self._state.optimizers.append(own)
             if own not in self._shown and hasattr(own, "_optimizer_step_pre_hooks"):  # a wrapper may have none
                 self._watch_steps(own)
         elif has_stepped:

@@ -190,3 +190,33 @@ def test_what_a_script_evaluates_for_itself_is_in_no_window(tmp_path: Path) -> N
         pass
     assert found["outcome"] == "ok", found["message"]
     assert found["spans"]["data_wait_s"] < 0.2 * found["spans"]["wall_s"]
+
+
+OWN_OPTIMIZER = {
+    "trainer": ("compute_metrics=metrics)", "compute_metrics=metrics, optimizers=own(model))"),
+    "lightning": ("lr=self.learning_rate)", "lr=5e-3)"),
+    "accelerate": ('lr=run["learning_rate"])', "lr=5e-3)"),
+}
+OWN = """def own(model):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 20))
+
+
+def train(run):"""
+
+
+@frameworks
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_learning_rate_that_reaches_no_optimiser_is_remarked_upon(name: str, is_own: bool, tmp_path: Path) -> None:
+    changes = (OWN_OPTIMIZER[name], ("def train(run):", OWN)) if is_own else ()
+    if is_own and name == "lightning":  # whose schedule has the knob's rate, too
+        changes = (*changes, ("OneCycleLR(optimizer, self.learning_rate, ", "OneCycleLR(optimizer, 5e-3, "))
+    session, remarks = session_of(name, tmp_path, *changes), []
+    for rate in (1e-3, 3e-3):
+        trial = session.trial({**knobs_of(name), "learning_rate": rate}, Plan(128, (128,)), 0)
+        found = trial.advance()
+        assert (found["outcome"], found["done"]) == ("ok", True), found["message"]
+        remarks.append(found["remark"])
+    assert remarks[0] == ""
+    told = "learning_rate was 0.001 and 0.003 in two trainings, and the rate of the AdamW was "
+    assert remarks[1].startswith(told) if is_own else remarks[1] == ""

@@ -546,6 +546,57 @@ def train(run):
     assert ("SGD has a scheduler that run.prepare was not shown, and its learning" in state.remark) == told
 
 
+HARD, WIRED = "0.05", 'run["learning_rate"]'
+SCHEDULE = "LambdaLR(optimizer, lambda step: {} * min(step, 3) / 3)"
+
+
+@pytest.mark.parametrize(
+    ("rate", "schedule", "other", "rates", "told"),
+    [
+        (
+            HARD,
+            "",
+            "",
+            (0.1, 0.1, 0.2),
+            "rate was 0.1 and 0.2 in two trainings, and the rate of the SGD was 0.05 in both",
+        ),
+        (HARD, SCHEDULE.format(1), "", (0.1, 0.2), "the rate of the SGD was 0.05 in both"),
+        (WIRED, "", "", (0.1, 0.2), ""),
+        (WIRED, SCHEDULE.format(1), "", (0.1, 0.2), ""),
+        ("1.0", SCHEDULE.format(WIRED), "", (0.1, 0.2), ""),
+        (HARD, "", WIRED, (0.1, 0.2), ""),
+        (HARD, "", "0.07", (0.1, 0.2), "the rate of the SGD was 0.05, 0.07 in both"),
+        (f'{WIRED} / run["batch_size"]', "", "", (0.1, 0.2), ""),
+    ],
+)
+def test_a_learning_rate_that_reaches_no_optimiser_is_remarked_upon_once(
+    script: Any, rate: str, schedule: str, other: str, rates: tuple[float, ...], told: str
+) -> None:
+    body = f"""
+def train(run):
+    net, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr={rate})
+    second = torch.optim.SGD(head.parameters(), lr={other or rate})
+    run.prepare(net, optimizer)
+    {schedule and f"schedule = torch.optim.lr_scheduler.{schedule}"}
+    for batch in run.batches(DataLoader(DATA, batch_size=run["batch_size"])):
+        loss = loss_of(nn.Sequential(net, head), batch)
+        run.backward(loss_of(nn.Sequential(net, head), batch), optimizer)
+        {"run.backward(loss, second)" if other else ""}
+        {schedule and "schedule.step()"}
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+    resident, remarks = own_loop.OwnResident(script(body)), []
+    for at, learning_rate in enumerate(rates):
+        knobs = Knobs.of({"learning_rate": learning_rate, "batch_size": 8 * (at + 1) if "/" in rate else 8})
+        state = own_loop.prepare(resident, Config(knobs, {}, 0, "cpu"), Plan(32, (16, 32)))
+        list(own_loop.train(state))
+        remarks.append(state.remark)
+    assert told in remarks[-1]
+    assert [bool(remark) for remark in remarks] == [*[False] * (len(rates) - 1), bool(told)]
+
+
 # -- the end ---------------------------------------------------------------------------
 
 OWN_STEPS = """

@@ -60,7 +60,7 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         self._run = run
         run.ends_with_pass = True
         self._model: nn.Module | None = None
-        self._optimizer: Optimizer | None = None
+        self._stepping: list[Optimizer] = []
         self._every = 0
         """Micro-batches of a step, once they are known: the first is there."""
         super().__init__(**arguments)
@@ -77,7 +77,7 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         """Returns the optimiser, wrapped as Accelerate does; its steps are counted."""
         optimizer.register_step_pre_hook(self._run.before_step)
         optimizer.register_step_post_hook(self._run.step)
-        self._optimizer = self._optimizer or optimizer
+        self._stepping.append(optimizer)
         self._shows()
         return super().prepare_optimizer(optimizer, device_placement)
 
@@ -95,5 +95,5 @@ class StudyAccelerator(Accelerator):  # type: ignore[misc]  # it is not typed
         super().backward(loss, **kwargs)
 
     def _shows(self) -> None:
-        if self._model is not None and self._optimizer is not None:
-            self._run.shows(self._model, self._optimizer)
+        if self._model is not None and self._stepping:
+            self._run.shows(self._model, *self._stepping)

@@ -115,7 +115,7 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         trainer.fit_loop.epoch_loop.max_steps = -1  # it ends by the samples that were seen
         for schedule in trainer.lr_scheduler_configs:  # one on a plateau has no metric where no report is due
             schedule.strict = False
-        self._run.shows(pl_module, trainer.optimizers[0])
+        self._run.shows(pl_module, *trainer.optimizers)
         samples, self._usual = self._pass(trainer)
         self._run.begin(trainer.train_dataloader, samples)
         if pl_module.automatic_optimization:  # once more: a loader asks for it when it is made

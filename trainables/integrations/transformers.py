@@ -140,7 +140,7 @@ class StudyCallback(TrainerCallback):
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """Reports what `compute_metrics` returned, once each objective is there; those of a test set are none."""
         if args.dataloader_drop_last and args.dataloader_persistent_workers:  # before train(), which takes it again
-            sampler = getattr(own["eval_dataloader"], "batch_sampler", None)
+            sampler: Any = getattr(own["eval_dataloader"], "batch_sampler", None)
             if hasattr(sampler, "drop_last"):
                 sampler.drop_last = False
         found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}

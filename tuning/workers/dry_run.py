@@ -85,6 +85,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
     del state, parameters
     garbage.collect()
     resident.kept_bytes = session.memory.held_bytes()
+    resident.rates = {}  # of no trial, whose learning_rate is never so small
     return found
 
 
