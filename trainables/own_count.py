@@ -349,7 +349,10 @@ class Counted:
         state = self._state
         names = ", ".join(f"{name}=..." for name in state.workload.objectives)
         if not state.first_step_at:
-            raise LoopError("train(run) returned without asking for run.batches(loader)")
+            raise LoopError(
+                "train(run) returned without asking for run.batches(loader); with transformers' Trainer, without "
+                "callbacks=[StudyCallback(run)], with Lightning's, without Trainer(**trainer_kwargs(run))"
+            )
         if self._is_due and (self.is_over or not state.reports):
             said = "train(run) returned without a report at its end"
             raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")

@@ -168,10 +168,29 @@ def train(run):"""
     assert "make new ones by training_arguments(run, train_set) for each train()" in found["message"]
 
 
-def test_metrics_of_a_trainer_without_an_objective_are_told(tmp_path: Path) -> None:
-    session = session_of("trainer", tmp_path, ('{"accuracy": "max"}', '{"f1": "max"}'))
-    found = session.trial(knobs_of("trainer"), Plan(256, (128, 256)), 0).advance()
-    assert "without f1 of OBJECTIVES" in found["message"]
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            ('{"accuracy": "max"}', '{"f1": "max"}'),
+            ("['accuracy', 'epoch', ", "f1 of OBJECTIVES: give Trainer compute_metri"),
+        ),
+        (
+            (", compute_metrics=metrics", ""),
+            ("gave ['epoch', 'loss'", "compute_metrics=..., which returns {'accuracy'"),
+        ),
+        (
+            ('{"accuracy": "max"}', '{"eval_accuracy": "max"}'),
+            ("['accuracy', 'epoch', ", "leave out eval_ of a name in OBJECT"),
+        ),
+        (("    trainer.add_callback(StudyCallback(run))\n", ""), ("without callbacks=[StudyCallback(run)]",)),
+    ],
+)
+def test_metrics_of_a_trainer_without_an_objective_are_told(
+    tmp_path: Path, changes: tuple[str, str], says: tuple[str, ...]
+) -> None:
+    found = session_of("trainer", tmp_path, changes).trial(knobs_of("trainer"), Plan(32, (32,)), 0).advance()
+    assert all(said in found["message"] for said in says), found["message"]
 
 
 def test_a_loop_of_accelerate_that_leaves_run_batches_out_is_told(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trainables.knobs import asked_by
 from trainables.own_run import Run
 from trainables.plan import steps_to
-from trainables.workload import WorkloadError
+from trainables.workload import LoopError, WorkloadError
 
 _ARGUMENTS_OFF = {"report_to": "none", "save_strategy": "no", "eval_strategy": "no", "disable_tqdm": True}
 """What `run` does in their place: a Trainer's own reports and checkpoints would be in every probe."""
@@ -79,6 +79,8 @@ class StudyCallback(TrainerCallback):
         self._run = run
         self._found: dict[str, float] = {}
         """Objectives of the evaluation at hand: of several data sets one comes after the other."""
+        self._metrics: set[str] = set()
+        """The names of all its metrics."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """Shows model and optimiser; what came before is set-up. The loaders made from here on are to evaluate."""
@@ -129,8 +131,13 @@ class StudyCallback(TrainerCallback):
 
     def _reported(self) -> None:
         """Raises LoopError where the evaluation that was asked for lacked an objective."""
-        if self._run.evaluate_now:
-            self._run.report(**self._found)
+        if not self._run.evaluate_now:
+            return
+        missing = [name for name in self._run.objectives if name not in self._found]
+        said = f"Trainer's evaluation gave {sorted(self._metrics)}, without {', '.join(missing)} of OBJECTIVES"
+        if any(name.startswith("eval_") for name in missing):
+            raise LoopError(f"{said}: leave out eval_ of a name in OBJECTIVES, which Trainer puts before each")
+        raise LoopError(f"{said}: give Trainer compute_metrics=..., which returns {{{missing[0]!r}: ...}}")
 
     def _rests(self, control: TrainerControl) -> None:
         """Leaves out of what is timed what the script asks for itself."""
@@ -144,9 +151,10 @@ class StudyCallback(TrainerCallback):
             if hasattr(sampler, "drop_last"):
                 sampler.drop_last = False
         found = {name.removeprefix("eval_"): value for name, value in own["metrics"].items()}
+        self._metrics |= found.keys()
         self._found |= {name: found[name] for name in self._run.objectives if name in found}
         if len(self._found) == len(self._run.objectives):
-            reported, self._found = self._found, {}
+            reported, self._found, self._metrics = self._found, {}, set()
             self._run.report(**reported)
         if control.should_save:
             self._run.rests()
