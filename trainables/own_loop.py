@@ -242,8 +242,8 @@ def _work(state: ThreadedState) -> None:
         with run.kernels(), state.makes_on, state.within:
             state.workload.train(run)
         run.finished()
-    except Ended:
-        pass
+    except Ended as ended:
+        state.remark = str(ended) or state.remark
     except Exception as error:
         failure = error
     except BaseException as error:  # sys.exit

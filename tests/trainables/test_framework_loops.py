@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from trainables import own_loop, training
 from trainables.plan import Plan, steps_to
 from trainables.workload import WorkloadError
 from tuning.workers.session import Session
@@ -239,3 +240,19 @@ def test_a_learning_rate_that_reaches_no_optimiser_is_remarked_upon(name: str, i
     assert remarks[0] == ""
     told = "learning_rate was 0.001 and 0.003 in two trainings, and the rate of the AdamW was "
     assert remarks[1].startswith(told) if is_own else remarks[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "again"),
+    [
+        ("trainer", ("    trainer.train()\n", "    trainer.train()\n    trainer.train()\n")),
+        ("lightning", ("**run.loader()))\n\n\nSPACE", "**run.loader()))\n    train(run)\n\n\nSPACE")),
+    ],
+)
+def test_a_second_trainer_after_the_end_is_not_begun_and_told(name: str, again: Any, tmp_path: Path) -> None:
+    session = session_of(name, tmp_path, again)
+    state = session.prepared(knobs_of(name), Plan(32, (32,)), 0)
+    list(training.train(state))
+    assert isinstance(state, own_loop.ThreadedState)
+    assert state.remark == "a second Trainer began after the end of the run: only the first is tuned"
+    assert state.samples == 32

@@ -17,7 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from trainables import batches
+from trainables.integrations import SECOND
 from trainables.knobs import asked_by
+from trainables.own_count import Ended
 from trainables.own_run import Run
 from trainables.plan import steps_to
 from trainables.workload import WorkloadError
@@ -82,6 +84,8 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         """Says the run's length; with a module's own loader, which may need what its `setup` makes, behind that."""
         if stage != "fit":
             return
+        if self._run.is_done:
+            raise Ended(SECOND)
         self._run.ends_with_pass = True
         if trainer.datamodule is not None or type(pl_module).train_dataloader is LightningModule.train_dataloader:
             self._say_length(trainer)

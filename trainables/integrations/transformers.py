@@ -16,7 +16,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trainables.integrations import SECOND
 from trainables.knobs import asked_by
+from trainables.own_count import Ended
 from trainables.own_run import Run
 from trainables.plan import steps_to
 from trainables.workload import LoopError, WorkloadError
@@ -84,6 +86,8 @@ class StudyCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **own: Any) -> None:
         """Shows model and optimiser; what came before is set-up. The loaders made from here on are to evaluate."""
+        if self._run.is_done:
+            raise Ended(SECOND)
         if not args.dataloader_drop_last and len(own["train_dataloader"].dataset) % args.per_device_train_batch_size:
             raise WorkloadError(
                 "train() began a second time with the same arguments, whose last, smaller micro-batch is not dropped "

@@ -82,6 +82,8 @@ def train(
     asked = {name: value for name, value in job.best.knobs.items() if value != plain[name]}
     for said in runtime_check.disagreements(asked, state.active):
         line(messages, f"note: {said}")
+    if said := getattr(state, "remark", ""):
+        line(messages, f"note: {said}")
     if len({id(model) for model in getattr(state, "prepared", ())}) > 1:
         line(
             messages, f"note: {MODEL} holds one model, the first that came with an optimiser: save others in train(run)"

@@ -406,3 +406,32 @@ def test_a_checkpoint_of_other_code_data_or_device_is_said(
         assert said[0].startswith("device was H100 and is ")
     else:
         assert said == {"code": ["the workload's source has changed"], "data": ["data has changed"]}.get(change, [])
+
+
+def test_what_is_remarked_upon_in_a_loop_of_ones_own_is_a_note(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = """
+import torch
+from trainables.own_count import Ended
+
+def train(run):
+    net = torch.nn.Linear(2, 1)
+    model, optimizer = run.prepare(net, torch.optim.SGD(net.parameters(), lr=run["learning_rate"]))
+    for (x,) in run.batches(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(64, 2)), 16)):
+        run.backward(model(x).mean(), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+    raise Ended("the run was over before")
+
+SPACE = {"learning_rate": [0.1, 0.01]}
+OBJECTIVES = {"error": "min"}
+"""
+    (best.parent / "own.py").write_text(body, encoding="utf-8")
+    edit(best, "workload", "ref", str(best.parent / "own.py"))
+    edit(best, "workload", "options", {})
+    knobs = yaml.safe_load(best.read_text(encoding="utf-8"))["knobs"]
+    loops = {name: value for name, value in knobs.items() if name not in ("dropout", "adapter", "adapter_rank")}
+    best.write_text(
+        yaml.safe_dump({**yaml.safe_load(best.read_text(encoding="utf-8")), "knobs": loops}), encoding="utf-8"
+    )
+    assert train(best, "--samples", "64") == 0
+    assert "note: the run was over before" in capsys.readouterr().err
