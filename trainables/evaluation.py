@@ -8,7 +8,6 @@ that a workload which takes the plain mean of theirs is not far off.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -20,7 +19,7 @@ from torch import nn
 
 from trainables import batches, garbage, precision
 from trainables.ranks import part_size
-from trainables.state import Diverged, State, watched
+from trainables.state import State, check_objectives, watched
 
 MOST_MICRO_BATCHES = 16
 """A validation batch holds at most so many: with 8 and 16 pointer, which gains most, takes 0.65 and 0.64 s."""
@@ -55,9 +54,7 @@ def evaluate(state: State, model: nn.Module) -> Evaluation:
     missing = [name for name in state.resident.workload.objectives if name not in values]
     if missing:
         raise KeyError(f"evaluate() returned {sorted(values)}, without {', '.join(missing)} of `objectives`")
-    for name in state.resident.workload.objectives:
-        if not math.isfinite(values[name]):
-            raise Diverged(f"{name} is {values[name]} after {state.samples} samples")
+    check_objectives(state.resident.workload.objectives, values, state.samples)
     return Evaluation(state.samples, values, time.perf_counter() - start)
 
 

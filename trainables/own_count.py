@@ -20,7 +20,7 @@ from trainables.evaluation import Evaluation
 from trainables.plan import evenly, steps_to
 from trainables.ranks import ALONE, Ranks
 from trainables.resident import marks
-from trainables.state import Diverged, RunState, WarmUp, closed, watched
+from trainables.state import RunState, WarmUp, check_objectives, closed, watched
 from trainables.stopwatch import Stopwatch, Window
 from trainables.witness import Witness
 from trainables.workload import LoopError, OwnLoop
@@ -313,9 +313,7 @@ class Counted:
         missing = [name for name in self.objectives if name not in found]
         if missing:
             raise LoopError(f"run.report has {sorted(found)}, without {', '.join(missing)} of OBJECTIVES")
-        for name in self.objectives:
-            if not math.isfinite(found[name]):
-                raise Diverged(f"{name} is {found[name]} after {self._state.samples} samples")
+        check_objectives(self.objectives, found, self._state.samples)
         self._keep(found)
         if self._is_due:
             self._is_due = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,18 @@ LOSS = "the mean training loss"
 
 class Diverged(Exception):
     """The loss or an objective is not finite."""
+
+
+class Undefined(Diverged):
+    """An objective is NaN, where no loss was seen to be."""
+
+
+def check_objectives(objectives: Iterable[str], values: Mapping[str, float], samples: int) -> None:
+    """Raises Undefined where an objective is NaN, Diverged where it is infinite, as one that overflows is reported."""
+    for name in objectives:
+        if not math.isfinite(values[name]):
+            kind = Undefined if math.isnan(values[name]) else Diverged
+            raise kind(f"{name} is {values[name]} after {samples} samples")
 
 
 class WarmUp:

@@ -225,4 +225,5 @@ def _ended(error: BaseException, job: TrainingJob) -> TuningError:
     again = (
         f"a lower learning_rate in {job.best.path.name}, and --force" if outcome is oom.Outcome.DIVERGED else job.go_on
     )
-    return StoppedEarly(f"{outcome}: {user_code.in_words(error)}"[:300], remedy=again)
+    said = str(error) if outcome is oom.Outcome.DIVERGED else user_code.in_words(error)
+    return StoppedEarly(f"{outcome}: {said}"[:300], remedy=user_code.remedy(error) or again)

@@ -75,6 +75,8 @@ LOADER_HUNG = Fault("loader process hung", Outcome.TIMEOUT, "fewer_workers")
 SHARED_MEMORY = Fault("shared memory", Outcome.SHM, "no_workers")
 DESCRIPTORS = Fault("file descriptors", Outcome.FD, "fewer_workers")
 DATA = Fault("data", Outcome.DATA)
+DIVERGED = Fault("not finite", Outcome.DIVERGED)
+UNDEFINED = Fault("metric is NaN", Outcome.DIVERGED)
 UNKNOWN = Fault("", Outcome.CRASH)
 _NAMED = {own.name: own for own in tuple(globals().values()) if isinstance(own, Fault)}
 

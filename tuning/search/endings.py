@@ -10,7 +10,7 @@ from typing import Any
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import learn, need_of
 from tuning.memory.guard import MemoryGuard
-from tuning.memory.oom import Outcome
+from tuning.memory.oom import CRASHED, UNDEFINED, Outcome
 from tuning.search.sampler import Observation
 from tuning.search.throughput import SAMPLES_PER_S
 
@@ -74,6 +74,16 @@ def outcome(found: str, live: Mapping[str, Any]) -> str:
     if "stopped_at" in live and found in (Outcome.OK, Outcome.REFUSED):
         return str(Outcome.STOPPED)
     return str(Outcome.REFUSED) if live.get("ruled_out") and found == Outcome.OK else found
+
+
+def others_alike(found: Mapping[str, Any]) -> bool | None:
+    """Returns whether others are likely to fail as this trial did, by its record: it crashed, or a metric is NaN where
+    the loss is finite. None where that is open: a loss diverges at its learning rate, and anything does under fp16.
+    """
+    if found["outcome"] != Outcome.DIVERGED:
+        return found["outcome"] in CRASHED
+    is_fp16 = found["config"].get("amp_dtype") == "fp16"
+    return True if found.get("fault") == UNDEFINED.name and not is_fp16 else None
 
 
 def why(failed: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tuning.config.space import Choice, Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
 from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.oom import CRASHED, Outcome, others_would_crash
+from tuning.memory.oom import Outcome, others_would_crash
 from tuning.search import endings
 from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design
@@ -108,7 +108,7 @@ class TrialScheduler:
         self._whole_s: dict[str, list[float]] = defaultdict(list)
         self._refused = 0
         self._crashes: dict[str, str] | None = {}
-        """What trials of this session crashed with, None once one of any session has come further."""
+        """What trials of this session failed with, "" where others need not; None once one of any has come further."""
         self._whole_peaks = peaks_are_whole(journal.records)
         opening = last(journal.records, "study")
         self._once_through = int((opening.get("train_samples") if opening else None) or plan.samples)
@@ -284,10 +284,11 @@ class TrialScheduler:
         )
         if other is None:
             learn(guard, knobs, record.fields, whole=self._whole_peaks)
-        if outcome not in CRASHED:
+        alike = endings.others_alike(record.fields)
+        if alike is False:
             self._crashes = None
         elif self._crashes is not None and other is None:
-            self._crashes[trial] = str(found.get("message"))
+            self._crashes[trial] = str(found.get("message")) if alike else ""
         self._teach(record)
         self._told(record)
         self._say_halved(trial, live.get("ran") or {}, ran)
@@ -355,10 +356,10 @@ class TrialScheduler:
 
     @property
     def only_crashes(self) -> bool:
-        """Returns whether those that began first crashed, and none has come further: others would crash, too."""
+        """Returns whether those that began first failed alike, and none has come further: others would fail, too."""
         crashed = self._crashes or {}
         first = list(itertools.takewhile(crashed.__contains__, self._attempts))
-        return others_would_crash([crashed[trial] for trial in first])
+        return others_would_crash([crashed[trial] for trial in first if crashed[trial]])
 
     def _is_over(self) -> bool:
         begun, most = len(self._attempts.keys() - self._beside), self._terms.trials
@@ -483,10 +484,12 @@ class TrialScheduler:
         """Brings sampler, pruner and counters to where the records left them."""
         records = self._journal.records
         again, ends = dict(unfinished(records)), {t.id: t for t in trials(records)}
-        if any(r.event == "rung" for r in records) or any(t.outcome not in CRASHED for t in ends.values()):
+        alike = {r["trial"]: endings.others_alike(r.fields) for r in records if r.event == "trial"}
+        if any(r.event == "rung" for r in records) or any(alike[trial] is False for trial in ends):
             self._crashes = None
-        else:  # what they crashed of is mended: each begins again
-            again = {trial: dict(t.config) for trial, t in ends.items()} | again
+        else:  # what they failed of is mended: each begins again
+            self._crashes = {trial: "" for trial in ends if alike[trial] is None}
+            again = {trial: dict(t.config) for trial, t in ends.items() if alike[trial]} | again
         rates = {t.id: t.samples_per_s or 0.0 for t in trials(records) if t.id not in again}
         ended = [r for r in records if r.event in ("trial", "refused") and r.get("trial") not in again]
         judged = rates.keys() - self._beside

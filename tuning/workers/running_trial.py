@@ -19,7 +19,7 @@ from trainables.own_count import OwnState
 from trainables.own_loop import OwnResident
 from trainables.plan import Plan
 from trainables.ranks import RankFailed
-from trainables.state import Diverged
+from trainables.state import Diverged, Undefined
 from trainables.stopwatch import Window
 from tuning.memory import oom
 from tuning.memory.oom import Outcome
@@ -55,10 +55,13 @@ class Attempt:
             self._found.update({n: error.found[n] for n in kept if n in error.found}, message=str(error)[:500])
             self._session.recover(error)
             return True
-        self.fault = fault = oom.fault(error)
-        outcome = Outcome.DIVERGED if isinstance(error, Diverged) else fault.outcome
-        is_theirs = outcome in (Outcome.CRASH, Outcome.DATA)
+        of_values = oom.UNDEFINED if isinstance(error, Undefined) else oom.DIVERGED
+        self.fault = fault = of_values if isinstance(error, Diverged) else oom.fault(error)
+        outcome = fault.outcome
+        is_theirs = outcome in (Outcome.CRASH, Outcome.DATA) or fault is oom.UNDEFINED
         message = user_code.in_a_line(error) if is_theirs else user_code.in_words(error)[:500]
+        if outcome is Outcome.DIVERGED:  # which its type says once more
+            message = message.removeprefix(f"{type(error).__name__}: ")
         self._found.update(outcome=str(outcome), message=message, failed_at=time.time(), fault=fault.name)
         if outcome is Outcome.OOM:
             self._found["wanted_bytes"] = self._session.memory.wanted_bytes(str(error))

@@ -33,6 +33,7 @@ _HINTS = (
     (r"calls sys\.exit", "exit"),
     (r"must be map-style", "iterable"),
     (r"\b(?:model|dataset|loss|evaluate)\(\) takes \d+ positional arguments? but", "signature"),
+    (r"^Undefined: ", "metric"),
     (r"Tried to step \d+ times. The specified number of total steps", "schedule"),
 )
 _REMEDIES = {
@@ -52,6 +53,7 @@ _REMEDIES = {
     "evaluate(self, model, batches)",
     "schedule": "a scheduler is stepped once an optimiser step, not once a micro-batch: give it to run.prepare(model, "
     "optimizer, scheduler), or step it where run.backward(...) returned True; run.steps is its length",
+    "metric": "mend how the value is made that `evaluate` returns, or run.report is given: a mean of nothing?",
     "exit": 'what is run belongs behind `if __name__ == "__main__":`',
 }
 _OURS = [str(Path(__file__).resolve().parents[2] / name) for name in ("tuning", "trainables")]

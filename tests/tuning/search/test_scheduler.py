@@ -17,6 +17,7 @@ from trainables.knobs import Knobs, KnobTable, using
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Space
 from tuning.journal.records import Journal, trials, unfinished
+from tuning.memory import oom
 from tuning.memory.groups import defaults, guard, key_of, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.measure import MemoryStage
@@ -180,6 +181,36 @@ def test_a_search_ends_where_its_first_trials_crash_and_may_go_on_once_they_are_
     again = Office(tmp_path, count=begun)  # with the file mended
     if is_ended:
         assert [again.next().trial for _ in range(begun)] == [f"t{number:03d}" for number in range(begun)]
+
+
+LOSS, METRIC = ("fp32", oom.DIVERGED.name), ("fp32", oom.UNDEFINED.name)
+
+
+@pytest.mark.parametrize(
+    ("ends", "begun"),
+    [
+        ([METRIC] * 9, 3),
+        ([LOSS] * 9, 9),
+        ([LOSS, METRIC, LOSS, METRIC, METRIC, METRIC], 5),
+        ([("fp16", oom.UNDEFINED.name)] * 9, 9),
+    ],
+)
+def test_a_search_ends_where_the_metric_of_its_first_trials_is_nan_and_the_loss_is_finite(
+    tmp_path: Path, ends: list[tuple[str, str]], begun: int
+) -> None:
+    office = Office(tmp_path, count=20)
+    for amp_dtype, fault in ends:
+        if (request := office.scheduler.next_trial()) is None:
+            break
+        knobs = {**request.knobs, "amp_dtype": amp_dtype}
+        found = {"outcome": "diverged", "values": {}, "message": "error is nan", "fault": fault, "knobs": knobs}
+        office.scheduler.ended(request.trial, found)
+    assert len(trials(office.journal.records)) == begun
+    assert office.scheduler.only_crashes == (begun < len(ends))
+    office.journal.close()
+    again = Office(tmp_path, count=20)  # with the file mended
+    metric = [f"t{number:03d}" for number, end in enumerate(ends[:begun]) if end == METRIC]
+    assert [again.next().trial for _ in range(len(metric) + 1)] == [*metric, f"t{begun:03d}"]
 
 
 def crash(office: Office, *requests: TrialRequest) -> None:

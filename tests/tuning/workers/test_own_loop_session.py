@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from trainables.state import Diverged
 from trainables.workload import LoopError
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
+from tuning.memory import oom
 from tuning.study import setup
 from tuning.workers import dry_run
 from tuning.workers.session import Session
@@ -109,6 +111,14 @@ def test_a_metric_that_is_no_objective_may_be_undefined(session: Any) -> None:
     assert set(own.describe(KNOBS)["untrained"]) == {"error"}
     found = own.train(KNOBS, Plan(64, (64,)), 0)
     assert (found["outcome"], set(found["values"])) == ("ok", {"error", "auc"})
+
+
+def test_a_metric_that_is_undefined_in_a_trial_is_said_with_the_line_that_reports_it(session: Any) -> None:
+    overflown = session(PLAIN.replace("loss.item())", "float('inf'))")).train(KNOBS, Plan(64, (64,)), 0)
+    assert (overflown["fault"], overflown["message"]) == (oom.DIVERGED.name, "error is inf after 64 samples")
+    found = session(PLAIN.replace("loss.item())", "float('nan'))")).train(KNOBS, Plan(64, (64,)), 0)
+    assert (found["outcome"], found["fault"]) == ("diverged", oom.UNDEFINED.name)
+    assert re.match(r"error is nan after 64 samples \(\w+\.py:\d+\): mend how the value is made", found["message"])
 
 
 @pytest.mark.parametrize("amp_dtype", ["fp32", "fp16"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from trainables import loop
 from trainables.plan import Plan
 from trainables.ram_cache import CacheLimits
+from tuning.memory import oom
 from tuning.workers import machine
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
@@ -268,6 +270,13 @@ WORKLOAD = Undefined()
 def test_an_objective_that_is_undefined_before_training_is_not_taken_for_the_loss(tmp_path: Path) -> None:
     (tmp_path / "undefined.py").write_text(UNDEFINED)
     assert Session(WorkerConfig(str(tmp_path / "undefined.py"), {})).sanity_check(KNOBS) == {"untrained": {}}
+
+
+def test_an_objective_that_is_undefined_in_a_trial_is_said_once_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "undefined.py").write_text(UNDEFINED)
+    found = Session(WorkerConfig(str(tmp_path / "undefined.py"), {})).train(KNOBS, PLAN, 0)
+    assert (found["outcome"], found["fault"]) == ("diverged", oom.UNDEFINED.name)
+    assert re.match(r"val_loss is nan after \d+ samples: mend how .* `evaluate` returns", found["message"])
 
 
 def test_the_untrained_model_is_that_of_the_seed_of_a_training_before_its_first_step(broken: Any) -> None:
