@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import math
+import numbers
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,6 +36,7 @@ def load(ref: str) -> Workload | OwnLoop:
     a process.
     """
     module = _module(ref)
+    epochs_of(ref)
     found = getattr(module, "WORKLOAD", None)
     if found is None and callable(getattr(module, "train", None)):
         return load_own_loop(ref, module)
@@ -130,11 +132,16 @@ def before_of(ref: str) -> Mapping[str, Scalar] | None:
 
 
 def epochs_of(ref: str) -> float | None:
-    """Returns the `EPOCHS` of a workload's module, how long it is trained today; None where there is no such number."""
+    """Returns the `EPOCHS` of a workload's module, how long it is trained today; None where there is none.
+
+    Raises WorkloadError for what is no number of passes.
+    """
     found = getattr(_module(ref), "EPOCHS", None)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if found is None:
         return None
-    return float(found) if 0 < found < math.inf else None
+    if isinstance(found, bool) or not isinstance(found, numbers.Real) or not 0 < float(found) < math.inf:
+        raise WorkloadError(f"{ref}: EPOCHS must be a number of passes above 0, such as EPOCHS = 30, got {found!r}")
+    return float(found)
 
 
 def _module(ref: str) -> Any:

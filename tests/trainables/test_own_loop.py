@@ -22,7 +22,7 @@ from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.stopwatch import Window
 from trainables.workload import Config, OwnLoop, WorkloadError, table_of
-from trainables.workload_files import load, load_own_loop
+from trainables.workload_files import epochs_of, load, load_own_loop
 
 DATA = Path(__file__).parents[1] / "data"
 HEAD = """
@@ -491,12 +491,19 @@ def test_a_train_of_a_plain_script_is_not_taken_for_that_of_a_loop(tmp_path: Pat
             load(str(path))
 
 
+LEAST = "SPACE = {'batch_size': [8]}\nOBJECTIVES = {'error': 'min'}"
+
+
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
         ("OBJECTIVES = {'error': 'min'}", "no SPACE"),
         ("SPACE = {'batch_size': [8]}", "no OBJECTIVES"),
         ("SPACE = {'batch_size': [8]}\nOBJECTIVES = {'error': 'least'}", "'min' or 'max'"),
+        *(
+            (f"{LEAST}\nEPOCHS = {bad}", f"EPOCHS must be .* above 0.*got {bad}")
+            for bad in ("'6'", "0", "-1.5", "True", "inf")
+        ),
         ("SPACE = {'a': {'high': 3}}\nOBJECTIVES = {'error': 'min'}", "give a list of values, or low and high"),
         ("SPACE = {'a': {'values': [1], 'kind': 'odd'}}\nOBJECTIVES = {'error': 'min'}", "kind is 'odd'; allowed"),
         ("SPACE = {'a b': [1, 2]}\nOBJECTIVES = {'error': 'min'}", "give it another name"),
@@ -504,9 +511,17 @@ def test_a_train_of_a_plain_script_is_not_taken_for_that_of_a_loop(tmp_path: Pat
 )
 def test_a_file_that_lacks_something_says_what(tmp_path: Path, lines: str, says: str) -> None:
     path = tmp_path / f"lacking_{abs(hash(lines))}.py"
-    path.write_text(f"def train(run):\n    pass\n{lines}\n")
+    path.write_text(f"from math import inf\n\ndef train(run):\n    pass\n{lines}\n")
     with pytest.raises(WorkloadError, match=says):
         load(str(path))
+
+
+@pytest.mark.parametrize("epochs", ["np.int64(3)", "np.float32(3)", "3"])
+def test_epochs_may_be_any_number_above_0(tmp_path: Path, epochs: str) -> None:
+    path = tmp_path / f"epochs_{len(epochs)}.py"
+    path.write_text(f"import numpy as np\n\ndef train(run):\n    pass\n{LEAST}\nEPOCHS = {epochs}\n")
+    load(str(path))
+    assert epochs_of(str(path)) == 3.0
 
 
 def test_tensors_are_made_where_the_file_has_said(script: Any) -> None:

@@ -938,7 +938,7 @@ def test_an_own_workload_trains_as_long_as_the_time_allows(tmp_path: Path, asked
         ("1.5", ["search.max_time=null"], 1.5, "as EPOCHS of "),
         ("0.01", [], 0.01, "as EPOCHS of "),  # fewer steps than are chosen by time
         ("9000.0", [], None, "what is best for 9000 passes may be another: a larger search.max_time"),
-        ("True", [], None, "what is best for a longer one may be another: budget.train_epochs=N"),
+        ("None", [], None, "what is best for a longer one may be another: budget.train_epochs=N"),
     ],
 )
 def test_no_trial_is_longer_than_the_file_says_that_it_is_trained_today(
