@@ -74,6 +74,23 @@ def test_a_workload_that_cannot_be_imported_is_one_error(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ("", "workload=lacking.py has no module-level WORKLOAD"),
+        ("SPACE = {'width': [8]}\nOBJECTIVES = 'max'\ndef train(run): ...\n", "workload=lacking.py has a train(run)"),
+        ("SPACE = {'width': [8]}\nOBJECTIVES = {}\ndef train(run): ...\n", "workload=lacking.py: OBJECTIVES must map"),
+    ],
+)
+def test_a_file_is_named_once_in_what_is_said_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lacking.py").write_text(lines)
+    assert run.main(["workload=lacking.py", "--validate"]) == 2
+    assert f"error: {says.replace('lacking.py', str(tmp_path / 'lacking.py'))}" in capsys.readouterr().err
+
+
 def test_a_file_with_a_command_line_of_its_own_finds_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

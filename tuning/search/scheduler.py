@@ -369,7 +369,7 @@ class TrialScheduler:
             self.stop_reason = "" if self._live else "the first trials crashed"
             return True  # one that still runs may come further
         if begun + max(0, self._refused - most) >= most:  # what does not fit costs no time: as many more are proposed
-            self.stop_reason = f"all {most} trials were proposed"
+            self.stop_reason = "the one trial was proposed" if most == 1 else f"all {most} trials were proposed"
         elif self._is_late("") and begun + self._refused >= self._plan.concurrency:
             spent = f"its share of search.max_time was spent after {begun} of {most} trials"
             self.stop_reason, self.is_out_of_time = f"{spent}; confirming takes the rest", True

@@ -21,8 +21,9 @@ def imported(ref: str) -> OwnWorkload | OwnLoop:
     try:
         return cast("OwnWorkload | OwnLoop", workload_files.load(ref))
     except workload.WorkloadError as error:
+        said = str(error) if str(error).startswith(ref) else f"{ref}: {error}"
         raise ConfigError(
-            f"workload={ref}: {error}", remedy="python -m tuning init FOLDER writes two that are right"
+            f"workload={said}", remedy="python -m tuning init FOLDER writes two that are right"
         ) from error
     except Exception as error:  # whatever a user's file raises when it is imported
         lines = [f"{type(error).__name__}: {error}", *user_code.last_lines(error).splitlines()]

@@ -625,6 +625,12 @@ def test_without_a_pruner_every_trial_comes_to_its_end(tmp_path: Path) -> None:
     assert {t.outcome for t in trials(office.journal.records)} == {"ok"}
 
 
+def test_a_search_of_one_trial_says_so(tmp_path: Path) -> None:
+    office = Office(tmp_path, count=1)
+    office.work()
+    assert office.scheduler.stop_reason == "the one trial was proposed"
+
+
 def test_at_the_deadline_a_running_trial_is_cut_once_another_has_come_to_its_end(tmp_path: Path) -> None:
     now = [0.0]
     office = Office(tmp_path, deadline=10.0, clock=lambda: now[0])
