@@ -455,12 +455,15 @@ class _Study:
         return opening
 
     def _told(self, record: Record) -> None:
-        """Says what was written, and once for each knob that it was not honoured."""
+        """Says what was written, and once for each knob that it was not honoured, whichever values were asked."""
         self._terminal.record(record)
         asked = self._facts.get("asked")
         config = {n: v for n, v in (record.get("config") or {}).items() if asked is None or n in asked}
         for text in runtime_check.disagreements(config, record.get("active") or {}):
-            self._note(text)
+            knob, seen = text.partition("=")[0], text.partition(" was asked; ")[2]
+            notes = [r["text"] for r in reopened(self._journal.records) if r.event == "note"]
+            if not any(note.startswith(f"{knob}=") and note.endswith(seen) for note in notes):
+                self._note(text)
         if record.event == "trial" and (remark := record.get("remark")):
             self._note(remark, warns="remark")
 

@@ -842,6 +842,17 @@ def test_where_the_trials_of_the_search_failed_it_is_said_of_them_and_not_of_bef
     journal.close()
 
 
+def test_a_knob_that_is_not_honoured_is_told_once_whichever_values_are_asked(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, started=time.monotonic())
+    made._facts = {}
+    active = {"device": "cpu", "batch_size": 8, "micro_batch_size": 8, "weight_decays": [0.5]}
+    for number, asked in enumerate((0.1, 0.2, 0.3)):
+        made._told(journal.append("trial", trial=f"t{number}", config={"weight_decay": asked}, active=active))
+    (note,) = [r["text"] for r in journal.records if r.event == "note" and "was asked" in r["text"]]
+    assert note == "knobs.weight_decay=0.1 was asked; the first step showed weight decay 0.5"
+    journal.close()
+
+
 REFUSED = {"stage": "search", "config": {}, "reason": "predicted peak 3 GiB at a cap of 1 GiB"}
 CRASHED = {"name": None, "config": {}, "outcome": "crash", "message": "it broke", "samples_per_s": None, "wall_s": 0.0}
 
