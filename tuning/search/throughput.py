@@ -150,8 +150,9 @@ class Speeds:
                     trial = Probed.of_trial(knobs, self._alone(measured))
                     groups.setdefault(group_of(knobs), []).append(trial)
             rates = {g: [(p.system, p.at_batch_size(batch_size)) for p in own] for g, own in groups.items()}
-            found = {g: [SystemChoice(system, rate) for system, rate in own if rate] for g, own in rates.items()}
-            known = {g: all_ for g, own in found.items() if (all_ := own + _cut(groups[g], batch_size))}
+            whole = {g: [SystemChoice(system, rate) for system, rate in own if rate] for g, own in rates.items()}
+            found = {g: own + _cut(groups[g], batch_size) for g, own in whole.items()}
+            known = {g: own for g, own in found.items() if own}
             self._by_batch[batch_size] = known, _effects(known)
         return self._by_batch[batch_size]
 
