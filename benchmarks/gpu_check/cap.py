@@ -46,7 +46,7 @@ def run(place: Place) -> dict[str, Any]:
 def _couplings(place: Place) -> list[Coupling]:
     """Returns what is held to the cards: a large decoder with adapters, and one of torch's own layers."""
     if place.small:
-        return [Coupling(SMALL_GEMMA, "bf16", True, GEMMA_SAMPLES)]  # which part `memory` has traced already
+        return [Coupling(SMALL_GEMMA, "fp32", True, GEMMA_SAMPLES)]  # which part `memory` has traced already
     dora = [
         Coupling(GEMMA, dtype, on, GEMMA_SAMPLES) for dtype, on in (("bf16", False), ("bf16", True), ("fp32", True))
     ]

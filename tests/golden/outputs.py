@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import csv
 import json
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.commands import MINE, run
+from tests.commands import MINE, run, wait_for
 
 TINY = {
     "name": "one",
@@ -85,6 +87,37 @@ def study(folder: Path, *arguments: str, workload: str = str(MINE)) -> list[dict
     (made,) = (folder / "runs").glob("*/one")
     check_files(made)
     return journal(made)
+
+
+def killed_once(process: subprocess.Popen[str], folder: Path) -> dict[str, Any]:
+    """Kills the study that runs in `folder` once another trial has ended; returns the values of all that have."""
+    made = folder / "runs" / "mine" / "one"
+
+    def ends() -> int:
+        path = made / "trials.jsonl"
+        return path.read_bytes().count(b'"event":"trial",') if path.exists() else 0
+
+    wanted = ends() + 1
+    assert wait_for(lambda: ends() >= wanted, process), (folder / "err").read_text()[-2000:]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return {r["trial"]: r["values"] for r in of(journal(made, killed=True), "trial")}
+
+
+def resumed(folder: Path, finished: dict[str, Any], count: int, *typed: str) -> list[dict[str, Any]]:
+    """Goes on with a study that was killed, and returns its records: nothing was lost or repeated.
+
+    `typed` is the command where it is not `python -m tuning.run`.
+    """
+    module, *arguments = typed or ("tuning.run",)
+    assert run(module, [*arguments, "resume=one"], folder) == 0, (folder / "err").read_text()[-2000:]
+    made = folder / "runs" / "mine" / "one"
+    records = journal(made)
+    ended = {r["trial"]: r["values"] for r in of(records, "trial")}
+    assert len(of(records, "trial")) == len(ended) == count + BESIDE, "a finished trial was run again, or one was lost"
+    assert {t: ended[t] for t in finished} == finished
+    check_files(made)
+    return records
 
 
 def check_files(made: Path) -> None:

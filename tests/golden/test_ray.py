@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, start, wait_for
-from tests.golden.outputs import BESIDE, check_files, journal, of, tiny
+from tests.golden.outputs import killed_once, of, resumed, tiny
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -37,7 +37,8 @@ def listening(process: psutil.Process) -> set[str]:
         return set()
 
 
-def test_a_flat_search_beside_a_folder_called_tuning_with_a_dashboard_that_asks_for_its_token_on_loopback(
+@pytest.mark.fault
+def test_a_flat_search_beside_a_folder_called_tuning_with_a_dashboard_of_a_token_on_loopback_is_killed_and_goes_on(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "tuning").mkdir()
@@ -47,7 +48,8 @@ def test_a_flat_search_beside_a_folder_called_tuning_with_a_dashboard_that_asks_
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "cardtune"
     script.write_text("import sys\nfrom tuning.__main__ import main\nsys.exit(main())\n")  # as pip writes it
-    asked = tiny("workload=mine.py", "search.strategy=joint", "concurrency=2", "dashboard=true")
+    slow = ["search.trials=5", "budget.train_epochs=8", "budget.confirm.seeds=1", "budget.confirm.top=1"]
+    asked = tiny("workload=mine.py", "search.strategy=joint", "concurrency=2", "dashboard=true", *slow)
     process = start(str(script), ["run", *asked], tmp_path)
     err = tmp_path / "err"
     assert wait_for(lambda: "log in with the token" in err.read_text(), process), err.read_text()[-2000:]
@@ -75,12 +77,10 @@ def test_a_flat_search_beside_a_folder_called_tuning_with_a_dashboard_that_asks_
     assert {state for name, state in named if name.startswith("t000 runs  ")} == {"FINISHED"}
     assert "stage search" in dict(named)
 
-    assert process.wait(120) == 0, err.read_text()[-2000:]
-    (made,) = (tmp_path / "runs").glob("*/one")
-    check_files(made)
-    records = journal(made)
+    finished = killed_once(process, tmp_path)
+    assert len(finished) < 5, "the study had ended before it was killed"
+    records = resumed(tmp_path, finished, 5, str(script), "run", "dashboard=false")
     assert of(records, "study")[0]["concurrency"] == 2
     assert not of(records, "probe")
-    assert len(of(records, "trial")) == 3 + BESIDE
     _, left = psutil.wait_procs(family, timeout=10)
-    assert not left
+    assert not [p for p in left if not p.name().endswith("Agent")], "Ray's agents outlive a killed driver by a minute"

@@ -17,10 +17,11 @@ import pytest
 
 import tuning
 from tests.commands import MINE, ROOT
-from tests.golden.outputs import check_files, journal, of
+from tests.golden.outputs import BESIDE, check_files, journal, of
 from tuning import Result, load_best, read_run, tune
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError, UserCodeError
+from tuning.workers.ray_cluster import RayCluster
 
 FAST = {
     "search": {"trials": 3, "max_time": "3m"},
@@ -155,19 +156,23 @@ def test_the_page_of_the_api_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_two_studies_of_two_slots_in_one_process_leave_nothing_of_ray() -> None:
+def test_a_study_of_two_slots_after_another_of_this_process_leaves_nothing_of_ray() -> None:
     before = set(psutil.Process().children(recursive=True))
-    for trials, ended in ((2, 3), (1, 2)):  # and `before`
-        search = {"trials": trials, "max_time": "3m", "pruner": "none"}
-        result = tune("mine.py", {**FAST, "search": search}, concurrency=2)
-        assert result.is_finished
-        _, left = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)
-        assert not left
-        check_files(result.folder)
-        records = journal(result.folder)
-        assert of(records, "study")[0]["concurrency"] == 2
-        assert of(records, "probe")
-        assert len({r["trial"] for r in of(records, "trial")}) == ended
+
+    def is_left() -> list[psutil.Process]:
+        return psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)[1]
+
+    with RayCluster(cores=1, gpus=0, dashboard=False):  # that of the other
+        assert set(psutil.Process().children(recursive=True)) - before
+    assert not is_left()
+    result = tune("mine.py", {**FAST, "search": {"trials": 2, "max_time": "3m", "pruner": "none"}}, concurrency=2)
+    assert result.is_finished
+    assert not is_left()
+    check_files(result.folder)
+    records = journal(result.folder)
+    assert of(records, "study")[0]["concurrency"] == 2
+    assert of(records, "probe")
+    assert len({r["trial"] for r in of(records, "trial")}) == 2 + BESIDE
 
 
 def test_a_best_file_of_an_earlier_version_gives_a_configuration_without_knobs_of_other_workloads() -> None:
