@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +29,7 @@ NARROW = 100
 """Columns below which the peak is shown without its cap."""
 MAX_KEPT = 20
 """Rows of a stage that stay on the screen when it is over."""
+_INDENTED: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8, "break_on_hyphens": False}
 PLAIN_LINE_S = 5.0
 """Where there is no terminal to draw a training's bar on, a line this often."""
 
@@ -82,39 +84,65 @@ def ended(found: progress.Progress, width: int) -> RenderableType:
     own = found.rows
     if found.stage == "probe":
         own = tuple(row for row in own if row.is_best or not row.name.isdigit())
-    over = replace(found, rows=tuple(replace(row, since_s=None) for row in own))
-    return Group(_line(header(found), width, "bold"), rows(over, width, MAX_KEPT), *filter(None, [settings(over)]))
+    over = replace(found, rows=tuple(shown([replace(row, since_s=None) for row in own], MAX_KEPT)))
+    table = rows(over, width, MAX_KEPT * width)  # all of their lines
+    return Group(_line(header(found), width, "bold"), table, *filter(None, [settings(over)]))
 
 
-def rows(found: progress.Progress, width: int, most: int) -> Table:
-    """Returns the table: the best first, then what runs, then what ended last; `most` rows, in the order they began."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), width=width)
+def rows(found: progress.Progress, width: int, most: int) -> RenderableType:
+    """Returns the table, at most `most` lines below its head: the best first, then those shown as they began.
+
+    Knobs that do not fit beside the figures of a row are on lines of their own, so that none is cut. The peak is left
+    out where there is no room for it.
+    """
     peak = "peak" if found.cap_bytes is None or width < NARROW else f"peak of {size(found.cap_bytes)}"
     has_value = bool(found.objective) and found.stage != "probe"
-    table.add_column("", no_wrap=True, min_width=6)
-    table.add_column("", no_wrap=True, min_width=9)
-    figures = ["samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, peak]
-    for name in figures:
-        table.add_column(Text(name), justify="right", no_wrap=True)
-    reference = "the defaults" if found.best is None else "the best"
-    table.add_column(Text(f"unlike {reference}"), no_wrap=True, overflow="ellipsis", ratio=1)
-    for row in shown(found.rows, most):
-        value = [f"{row.value:.3f}" if row.value is not None else "-"] * has_value
-        speed = rate(row.samples_per_s) if row.samples_per_s else "-"
-        cells = [f"{'*' if row.is_best else ' '} {plain(row.name)}", _state(row, found.used_s), speed, *value]
-        cells += [size(row.peak_bytes), " ".join(_unlike(row, found))]
+    head = ["", "", "samples/s", *[fmt.fit(plain(found.objective), 12)] * has_value, peak]
+    figures = [_figures(row, found, has_value=has_value) for row in found.rows]
+    widths = [max(map(len, column)) for column in zip(["*" * 6, "*" * 9, *head[2:]], *figures, strict=True)]
+    gap = "  "
+    if sum(widths) + len(gap) * (len(widths) - 1) > width:
+        gap, widths = " ", widths[:-1]
+    lines, left = dict[int, list[Text]](), most
+    for row, cells in zip(found.rows, figures, strict=True):
         style = "bold green" if row.is_best else "cyan" if row.since_s is not None else ""
-        table.add_row(*(Text(cell) for cell in cells), style=style)
-    return table
+        knobs, own = " ".join(_unlike(row, found)), _aligned(cells, widths, gap)
+        said = [f"{own}  {knobs}"]
+        if len(said[0]) > width:
+            said = [own, *textwrap.wrap(knobs, width, **_INDENTED)]
+        lines[id(row)] = [_line(each, width, style) for each in said]
+    for row in _in_turn(found.rows):
+        lines[id(row)] = lines[id(row)][: max(0, left)]
+        left -= len(lines[id(row)])
+    reference = "the defaults" if found.best is None else "the best"
+    title = _line(f"{_aligned(head, widths, gap)}  unlike {reference}", width, "bold")
+    return Group(title, Rule(style="none"), *(each for row in shown(found.rows, most) for each in lines[id(row)]))
+
+
+def _figures(row: StageRow, found: progress.Progress, *, has_value: bool) -> list[str]:
+    value = [f"{row.value:.3f}" if row.value is not None else "-"] * has_value
+    name, speed = f"{'*' if row.is_best else ' '} {plain(row.name)}", rate(row.samples_per_s or None)
+    return [name, _state(row, found.used_s), speed, *value, size(row.peak_bytes)]
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], gap: str) -> str:
+    """Returns the cells of a line that have a width, names and states from the left, figures from the right."""
+    both = enumerate(zip(cells, widths, strict=False))
+    return gap.join(f"{cell:<{width}}" if place < 2 else f"{cell:>{width}}" for place, (cell, width) in both)
+
+
+def _in_turn(found: Sequence[StageRow]) -> list[StageRow]:
+    """Returns the rows as they get room: the best, what runs, and the latest of the others."""
+    best = [row for row in found if row.is_best]
+    runs = [row for row in found if row.since_s is not None and not row.is_best]
+    others = [row for row in found if row.since_s is None and not row.is_best]
+    return [*best, *runs, *reversed(others)]
 
 
 def shown(found: Sequence[StageRow], most: int) -> list[StageRow]:
     """Returns at most `most` rows, the best first: it, what runs, and the latest of the others."""
-    best = [row for row in found if row.is_best]
-    runs = [row for row in found if row.since_s is not None and not row.is_best]
-    others = [row for row in found if row.since_s is None and not row.is_best]
-    kept = [*runs, *reversed(others)][: max(0, most - len(best))]
-    return best + [row for row in found if any(row is one for one in kept)]
+    kept = {id(row) for row in _in_turn(found)[:most]}
+    return sorted((row for row in found if id(row) in kept), key=lambda row: not row.is_best)
 
 
 def _line(text: str, width: int, style: str) -> Text:

@@ -52,6 +52,31 @@ def test_wherever_a_run_is_its_view_fits_the_terminal(records, study, moments):
     assert any(line.startswith("card 93 % busy, 287 W, 1,395 MHz; throttled: power cap") for line in lines)
 
 
+@pytest.mark.parametrize(("width", "height"), SIZES[1:])
+def test_the_knobs_of_what_runs_are_shown_whole_from_80_columns_on(records, study, width, height):
+    end = max(n for n, r in enumerate(records) if r.event == "trial_start") + 1
+    own = [
+        dataclasses.replace(r, fields={**r.fields, "config": knobs_of(r)}) if "trial" in r.fields else r
+        for r in records
+    ]
+    found = progress(own[:end], study, 90.0)
+    lines = drawn(found, width, height)
+    assert max(map(len, lines)) <= width
+    assert len(lines) < height
+    runs = next(row for row in found.rows if row.since_s is not None)
+    shown = " ".join(" ".join(lines).split())
+    assert all(f"{name}={value}" in shown for name, value in runs.config.items() if name != "learning_rate")
+    assert f" {runs.name} " in shown
+    assert any(f"{found.best.value:.3f}" in line for line in drawn(found, *SIZES[0])), "knobs alone are cut there"
+
+
+def knobs_of(record):
+    """Returns knobs of a script's own, unlike those of any other trial."""
+    number = int(record["trial"][1:])
+    names = ("batch_size", "micro_batch_size", "width", "depth", "kernel_size", "heads")
+    return {"learning_rate": 0.001 * (1 + number), **dict.fromkeys(names, 10 + number)}
+
+
 def test_the_view_holds_hostile_text_as_text(records, study):
     for end in (20, 45, len(records)):
         text = "\n".join(drawn(progress(hostile.run(records)[:end], study, 50.0), 200, 50))
