@@ -33,6 +33,7 @@ from tuning.journal.records import Record
 from tuning.report import sentences, tables, text
 from tuning.report.format import LABEL_WIDTH, labelled, plain
 from tuning.report.summary import Summary
+from tuning.report.trial_views import with_values
 from tuning.workers.doctor import Check
 from tuning.workers.worker import Asked
 
@@ -150,7 +151,7 @@ class Terminal:
             self._standing = found = self._stands(records)
             if earlier.stage != found.stage:
                 earlier = self._stands([r for r in records if r.seq < record.seq])
-            said = text.event(record, earlier.best, found.objective, _count(found))
+            said = text.event(with_values(record, records), earlier.best, found.objective, _count(found))
             self._say(labelled([said])) if said else None
 
     def space(self, config: StudyConfig) -> None:

@@ -43,15 +43,9 @@ class TrialView:
 
 
 def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> list[TrialView]:
-    """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one.
-
-    One that the time stopped between two rungs has the values of the one behind it, as one stopped at a rung has.
-    """
-    rungs = {str(r.get("trial", "")): view(r, objectives, "trial").values for r in records if r.event == "rung"}
-    last = {str(r.get("trial", "")): view(r, objectives, "trial") for r in records if r.event == "trial"}
-    for trial, own in last.items():
-        if own.outcome == "stopped" and all(value is None for value in own.values.values()):
-            last[trial] = replace(own, values=rungs.get(trial, own.values))
+    """Returns each trial once, with its last record and the fastest knobs known: a resumed run may repeat one."""
+    ended = [with_values(r, records) for r in records if r.event == "trial"]
+    last = {str(r.get("trial", "")): view(r, objectives, "trial") for r in ended}
     for name, trial in trained_as(records).items():
         last |= {trial: replace(last[trial], named=name)} if trial in last else {}
     for trial, record in rated(records).items():
@@ -62,6 +56,17 @@ def trial_views(records: Sequence[Record], objectives: Mapping[str, str]) -> lis
             own = replace(own, joules_per_sample=None, active={}, is_overtaken=True)
         last[trial] = own
     return list(last.values())
+
+
+def with_values(record: Record, records: Sequence[Record]) -> Record:
+    """Returns the record; of a trial that the time stopped between two rungs with the values of the one behind it, as
+    one stopped at a rung has.
+    """
+    known = any(finite(value) is not None for value in mapping(record.get("values")).values())
+    if record.event != "trial" or record.get("outcome") != "stopped" or known:
+        return record
+    rungs = (r for r in reversed(records) if r.event == "rung" and r.get("trial") == record.get("trial"))
+    return replace(record, fields={**record.fields, "values": next((r.get("values") for r in rungs), {})})
 
 
 def trained_as(records: Sequence[Record]) -> dict[str, str]:

@@ -135,6 +135,15 @@ def test_80_columns_with_twelve_knobs_and_long_values(records, study):
     assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in "".join(out.split())
 
 
+def test_a_trial_that_the_time_stopped_between_rungs_is_told_with_what_its_last_rung_had(records, study):
+    own = next(r for r in records if r.event == "trial" and r["outcome"] == "stopped")
+    seen = [r for r in records if r.event == "rung" and r["trial"] == own["trial"]][-1]
+    late = changed(own, stopped_at=own["stopped_at"] + 1, values={})
+    _, err = play([late if r is own else r for r in records], study)
+    told = next(line for line in err.splitlines() if f"{own['trial']}  stopped at" in line)
+    assert f"stopped at {own['stopped_at'] + 1}  accuracy {seen['values']['accuracy']:.3f}  " in told
+
+
 def test_a_trial_that_was_overtaken_is_told_with_its_new_speed(records, study):
     last = next(r for r in reversed(records) if r.event == "trial" and r["outcome"] == "ok")
     fields = {"trial": last["trial"], "config": {**last["config"], "num_workers": 7}, "samples_per_s": 4321.0}
