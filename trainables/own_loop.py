@@ -168,7 +168,7 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
                     if not isinstance(event, Window | Evaluation):
                         return
                     if isinstance(event, Window):
-                        rates = rates or _rates(state)
+                        rates = rates or rates_of(state)
                     elif state.has_ended or state.samples >= state.plan.samples:
                         state.remark = _same_rates(state, rates) or state.remark
                     yield event
@@ -179,7 +179,7 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
         end(state)  # where the other processes never came
 
 
-def _rates(state: OwnState) -> tuple[tuple[float, float], ...]:
+def rates_of(state: OwnState) -> tuple[tuple[float, float], ...]:
     """Returns of each group of its optimisers the rate that it was made with, before any schedule, and the one now."""
     groups = [
         group for one in state.optimizers for group in getattr(one, "param_groups", ()) if group.get("lr") is not None
@@ -192,7 +192,7 @@ def _same_rates(state: ThreadedState, first: tuple[tuple[float, float], ...]) ->
 
     A batch size may scale a rate, and a schedule may make it whole (of rates of 0 nothing is known).
     """
-    seen, last, knobs = state.resident.rates, _rates(state), state.config.knobs
+    seen, last, knobs = state.resident.rates, rates_of(state), state.config.knobs
     if seen is None or not any(now for _, now in (*first, *last)):
         return ""
     rate = knobs.learning_rate

@@ -32,6 +32,8 @@ DRY_S = 5.0
 """So long a report is waited for: a loop that reports at the end of a pass is not tried to that end."""
 NO_RATE = 1e-12
 """The learning rate of the steps that are tried: what is reported after them is what the model knows untrained."""
+STILL = 1e-8
+"""No rate that trains anything, and more than what a loop makes of `NO_RATE` for some of its layers."""
 DRY_SEED = 20_011
 """No seed that a script would set by itself: one that does is told."""
 DRY_WINDOW_S = 0.2
@@ -43,9 +45,10 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
 
     `seen` are the sizes of its batches; `reseeds` says that it sets a seed of its own, `averages` that its gradients
     may be averaged over processes, `silent_passes` how often it went through its data without a report, which was due.
-    `untrained` is what it reports, where it asks for a rate, so that the steps so far changed nothing. Raises what
-    their function raises; out of memory, it is tried with half the micro-batch: what it raises at a smaller one, as
-    batch norm at one sample, is then no mistake of theirs, and the lack of memory is raised.
+    `untrained` is what it reports, where it asks for a rate and no optimiser that is known has another, so that the
+    steps so far changed nothing. Raises what their function raises; out of memory, it is tried with half the
+    micro-batch: what it raises at a smaller one, as batch norm at one sample, is then no mistake of theirs, and the
+    lack of memory is raised.
     """
     tried, lacked = {**knobs, "learning_rate": NO_RATE}, None
     while True:
@@ -60,6 +63,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
                 raise lacked from None
             session.recover(error)
             tried["micro_batch_size"], lacked = micro, error
+    trains = "learning_rate" not in state.asked or any(max(pair) > STILL for pair in own_loop.rates_of(state))
     parameters = [] if state.model is None else list(state.model.parameters())
     found = {
         "parameters": {
@@ -80,7 +84,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "averages": state.averages,
         "silent_passes": 0 if state.reports else state.epoch,
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
-        "untrained": reported if "learning_rate" in state.asked and all(map(math.isfinite, reported.values())) else {},
+        "untrained": {} if trains or not all(map(math.isfinite, reported.values())) else reported,
     }
     del state, parameters
     garbage.collect()

@@ -54,6 +54,9 @@ def test_it_tells_what_it_asks_for_and_what_it_learns_from(session: Any) -> None
     assert facts["untrained"] == pytest.approx(trained, rel=1e-6), "however many steps were tried"
     fixed = session(PLAIN, HEAD.replace('lr=run["learning_rate"]', "lr=0.1"))
     assert fixed.describe(KNOBS)["untrained"] == {}, "it learns whatever the rate"
+    parts = 'SGD([{"params": [net.weight], "lr": 0.1}, {"params": [net.bias]}]'
+    partly = session(PLAIN, HEAD.replace("SGD(net.parameters()", parts))
+    assert partly.describe(KNOBS)["untrained"] == {}, "and where a rate of some weights is its own"
     assert len(facts["workload_sha256"]) == len(facts["data_sha256"]) == 64
     assert no_thread()
 
