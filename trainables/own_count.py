@@ -62,8 +62,6 @@ class OwnState(RunState):
     """Whether it was told others than there are, before its data were known."""
     remark: str = ""
     """What was seen of it that is likely a mistake, once it has come to its end; "" for nothing."""
-    reseeds: bool = False
-    """Whether their function has set another seed than the run's."""
     noise_seed: int | None = None
     """What torch is seeded with once more behind the first micro-batch: the order of the samples is drawn by then."""
     rested_s: float = 0.0
@@ -189,7 +187,7 @@ class Counted:
             state.own_size = 0 if state.asked_here & {"batch_size", "micro_batch_size"} else int(size or 0)
             self._knows_data = True
             state.is_misled = state.steps_told not in (0, self._steps())
-            state.reseeds = torch.initial_seed() != self.seed
+            state.active["seed"] = torch.initial_seed()  # their function may have set another than the run's
             state.marks = {} if state.model is None else marks(state.model)
             self._give(READY)
             if state.epoch:  # a window that is to have other batches

@@ -125,6 +125,8 @@ def _ended_after(trainings: Sequence[Record]) -> int | None:
     """Returns the mean of the samples of trainings, None unless one has ended by itself."""
     samples = [count for r in trainings if r.get("outcome") == "ok" and (count := whole(r.get("samples")))]
     return round(statistics.fmean(samples)) if samples and any(r.get("has_ended") for r in trainings) else None
+        if by_seed and selection.sets_its_seed(self.records):  # one training, as often as it was made
+            by_seed = {min(by_seed): statistics.fmean(by_seed.values())}
 
 
 def named_of(

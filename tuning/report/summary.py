@@ -108,6 +108,8 @@ class Summary:
     """Whether the best is what is known so far: the run ended, or is, before its pick was trained again."""
     repeats: bool = True
     """Whether the pick, where it was trained again, bore out what it came to in the search (`search.rule`)."""
+    sets_its_seed: bool = False
+    """Whether trainings on fresh seeds had the search's, as a loop of one's own sets it."""
     beside: int = 0
     """How many trials that ended are of configurations that the space lacks."""
 
@@ -252,6 +254,7 @@ def _from_records(records: Sequence[Record]) -> Summary:
         table=table(),
         provisional=provisional and "best" in named,
         repeats=pick.get("repeats") is not False,
+        sets_its_seed=selection.sets_its_seed(records),
         beside=sum(t.trial in trained_beside(records) for t in trials),
     )
 

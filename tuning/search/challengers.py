@@ -68,14 +68,18 @@ class Selection:
         difference, half_width = statistics.fmean(differences), mean_half_width(differences)
         return dataclasses.replace(self, best=best, difference=difference, half_width=half_width)
 
-    def sentence(self, first: str, rule: Rule) -> str:
-        """Returns the rule in words; `first` is the pick by one seed."""
+    def sentence(self, first: str, rule: Rule, *, is_fresh: bool = True) -> str:
+        """Returns the rule in words; `first` is the pick by one seed.
+
+        The seeds are not fresh where a loop of one's own sets one itself.
+        """
         mean = {trial: f"{rule.sign * cost:.4g}" for trial, cost in self.means.items()}
-        over = "a fresh seed" if len(self.seeds) == 1 else f"{len(self.seeds)} fresh seeds"
+        again = f"confirmed on {'a fresh seed' if len(self.seeds) == 1 else f'{len(self.seeds)} fresh seeds'}"
+        again = again if is_fresh else "trained again on the seed that train(run) sets itself"
         if len(self.means) == 1:
-            return f"confirmed on {over}: {mean[self.best]}"
+            return f"{again}: {mean[self.best]}"
         within = rule.words(self.means[self.best], self.means.values(), self.bar, "the best")
-        said = f"of {len(self.means)} confirmed on {over} the fastest whose mean {rule.objective} is {within}"
+        said = f"of {len(self.means)} {again} the fastest whose mean {rule.objective} is {within}"
         said += f": {mean[self.best]} against {rule.sign * self.bar:.4g}"
         if self.half_width is not None and self.best != self.bar_of:
             said += f" (a difference of {self.difference:.2g} ± {self.half_width:.2g})"

@@ -131,6 +131,13 @@ def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name: value for name, value in knobs.items() if name not in table().system}
 
 
+def sets_its_seed(records: Sequence[Record]) -> bool:
+    """Returns whether what was trained again had the seed of the search: `train(run)` sets one itself."""
+    seeds = {str(r.get("trial")): mapping(r.get("active")).get("seed") for r in records if r.event == "trial"}
+    again = [(seeds.get(str(r.get("name"))), mapping(r.get("active"))) for r in records if r.event == "confirmed"]
+    return any(searched is not None and searched == active.get("seed") for searched, active in again)
+
+
 def choose(records: Sequence[Record], rule: Rule, without: Collection[str] = ()) -> Pick | None:
     """Returns the pick over the trials that ran to their end, or None where there is none.
 

@@ -21,7 +21,7 @@ from tuning.report.format import duration
 from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, confirm, measure_windows
 from tuning.search.endings import OVER_MEMORY
 from tuning.search.rule import Rule
-from tuning.search.selection import Pick, choose, far_from_best, fastest_probed, rule_of
+from tuning.search.selection import Pick, choose, far_from_best, fastest_probed, rule_of, sets_its_seed
 from tuning.study.limits import Limits
 from tuning.workers.worker import Worker
 
@@ -118,7 +118,7 @@ class PickStage:
             said = f"{picked.rule}; no training on fresh seeds came to its end"
             self._journal.append("pick", best=found.best, most_accurate=picked.most_accurate, rule=said, **fields)
             return
-        sentence = selection.sentence(found.first, rule)
+        sentence = selection.sentence(found.first, rule, is_fresh=not sets_its_seed(self._journal.records))
         is_tried = any(r.event == "confirmed" and r["name"] == found.first for r in self._journal.records)
         if len(selection.means) == 1:
             why = "was worse on fresh seeds or failed" if is_tried else "was trained on no fresh seed in the time left"

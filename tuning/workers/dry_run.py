@@ -80,7 +80,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "workload_sha256": source_hash(resident.workload),
         "data_sha256": fingerprint.of_data([state.dataset]),
         "asked": sorted(state.asked),
-        "reseeds": state.reseeds,
+        "reseeds": state.active["seed"] != DRY_SEED,
         "averages": state.averages,
         "silent_passes": 0 if state.reports else state.epoch,
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},

@@ -583,6 +583,28 @@ def test_what_is_exported_is_measured_of_whom_the_rule_picks_once_confirmed(
     journal.close()
 
 
+def test_of_trainings_that_all_had_the_seed_of_the_script_none_is_called_fresh(tmp_path: Path) -> None:
+    made, journal, _ = opened(tmp_path, "search.max_time=null", started=time.monotonic())
+
+    class OneSeed(Seeded):
+        def train(self, *asked: Any, **named: Any) -> dict[str, Any]:
+            return {**super().train(*asked, **named), "active": {"seed": 7}}
+
+    own = {"outcome": "ok", "values": {"error": 0.25}, "samples_per_s": 10.0, "active": {"seed": 7}, "seed": 0}
+    journal.append("trial", trial="t0", config={"learning_rate": 0.1, "batch_size": 8}, **own)
+    made.confirm(OneSeed({0.1: 0.25}))  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    assert found.rule.endswith("; trained again on the seed that train(run) sets itself: 0.25")
+    assert found.best is not None
+    assert found.best.quality["error"].low is None, "one training, however often, is no range"
+    console = Console(width=200)
+    with console.capture() as told:
+        console.print(*text.summary(found))
+    assert "0.250: one seed, which train(run) sets itself: each training is the same" in told.get()
+    assert "fresh seed" not in told.get()
+    journal.close()
+
+
 @pytest.mark.parametrize(("limit", "has_time"), [("4m", True), ("9s", False)])  # of 9 s not enough is left for it
 def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(
     tmp_path: Path, limit: str, has_time: bool

@@ -231,6 +231,7 @@ def test_a_loop_with_a_seed_of_its_own_is_told_so(session: Any) -> None:
         own = session(PLAIN.replace("    net, optimizer", f"    torch.manual_seed({seed})\n    net, optimizer"))
         facts = own.describe(KNOBS)
         assert facts["reseeds"]
+        assert [own.train(KNOBS, Plan(16, (16,)), n)["active"]["seed"] for n in (0, 1)] == [seed, seed]
     said = setup.cautions(load(["workload=signals", "card=cpu"]), facts)
     assert any("sets a seed of its own" in sentence for sentence in said)
 
