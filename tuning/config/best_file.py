@@ -51,7 +51,7 @@ class SpeedPart(_Part):
     spread: float | None = Field(ge=0)
     trainings: list[float] = []
     windows: list[float]
-    status: Literal["confirmed", "probed"]
+    status: Literal["confirmed", "probed", "from the search"]
 
 
 class QualityPart(_Part):

@@ -150,13 +150,14 @@ def _every_knob(summary: Summary, named: Named) -> dict[str, Scalar]:
 
 def _measured(summary: Summary, named: Named) -> dict[str, Any]:
     place, speed, windows = summary.place, named.trained or named.throughput, named.throughput
+    is_confirmed = bool(windows or any(quality.confirmed for quality in named.quality.values()))
     return {
         SPEED: {
             "median": _short(speed.median if speed else named.probed_samples_per_s),
             "spread": _short(speed.half_width) if speed else None,
             "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],
             "windows": [_short(rate) for rate in windows.windows] if windows else [],
-            "status": "confirmed" if speed else "probed",
+            "status": "probed" if speed is None else "confirmed" if is_confirmed else "from the search",
         },
         "quality": {name: _quality(found) for name, found in named.quality.items()},
         **({} if named.samples is None else {"samples": named.samples}),

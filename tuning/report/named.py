@@ -14,6 +14,7 @@ from tuning.report.format import differing
 from tuning.report.trial_views import SPEED, TrialView, trained_as, view
 from tuning.search import bottleneck, selection
 from tuning.search.bottleneck import Verdict
+from tuning.search.throughput import place_of
 from tuning.stats import uncertainty
 from tuning.stats.uncertainty import Gain, Quality, Throughput
 
@@ -28,8 +29,8 @@ SHARES = frozenset(["accuracy", "acc", "f1", "auc", "auroc", "precision", "recal
 class Named:
     """One configuration that is spoken of by name: those of `PICKS`, and before, after and the like.
 
-    `trained` is over the confirm stage's whole trainings, `throughput` over its windows, in which configurations took
-    turns; each is None where there are none.
+    `trained` is over the confirm stage's whole trainings, without any its own of the search where no probe has its
+    speed; `throughput` is over windows, in which configurations took turns; each is None where there are none.
     `verdict` is what holds it back, None where no spans were recorded.
     `trial` is "" for a configuration that was given and not found; `outcome` is that of the trial, or of the probe.
     """
@@ -78,7 +79,8 @@ class Confirming:
         confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
         trained = {*labels, trained_as(self.records).get(name, name)}  # with other system knobs, which teach the same
         learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
-        own = [r for r in confirmed if r.get("config", source.config) == source.config]  # else it was rated anew
+        own = [r for r in confirmed if _same(r.get("config", source.config), source.config)]  # else it was rated anew
+        rates, is_probed = [x for r in own if (x := finite(r.get(SPEED)))], self._is_probed(source)
         peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         return Named(
@@ -86,15 +88,25 @@ class Confirming:
             trial=source.trial if name in PICKS else "",
             outcome=source.outcome,
             config=source.config,
-            trained=uncertainty.throughput([x for r in confirmed if (x := finite(r.get(SPEED)))]),
+            trained=uncertainty.throughput(rates or ([x] if not is_probed and (x := source.samples_per_s) else [])),
             throughput=uncertainty.throughput([x for r in windows if (x := finite(r.get(SPEED)))]),
-            probed_samples_per_s=source.samples_per_s,
+            probed_samples_per_s=source.samples_per_s if is_probed else None,
             quality={name: found for name, found in quality.items() if found is not None},
             peak_allocated_bytes=max(filter(None, peaks), default=None),
             seed=source.seed,
             samples=_ended_after(learned) or (source.samples if source.has_ended and not learned else None),
-            active=next((a for r in [*confirmed, *windows] if (a := mapping(r.get("active")))), source.active),
+            active=next((a for r in [*own, *windows] if (a := mapping(r.get("active")))), source.active),
         )
+
+    def _is_probed(self, source: TrialView) -> bool:
+        """Returns whether the speed of a trial or a probe is a probe's: else it is what the trial's training showed."""
+        if all(r.get("trial") != source.trial for r in self.records if r.event == "trial"):
+            return True
+        place, probes = (
+            place_of(source.config),
+            (r for r in self.records if r.event == "probe" and finite(r.get(SPEED))),
+        )
+        return any(place_of(mapping(r.get("config"))) == place for r in probes)
 
     def windows(self, names: Collection[str], config: Mapping[str, Any]) -> list[Record]:
         """Returns a configuration's windows by name or trial; of the best's only its own: another may have been it."""
@@ -112,6 +124,8 @@ class Confirming:
     def _quality(self, objective: str, confirmed: Sequence[Record], source: TrialView) -> Quality | None:
         values = [(whole(r.get("seed")) or 0, finite(mapping(r.get("values")).get(objective))) for r in confirmed]
         by_seed = {seed: value for seed, value in values if value is not None}
+        if by_seed and selection.sets_its_seed(self.records):  # one training, as often as it was made
+            by_seed = {min(by_seed): statistics.fmean(by_seed.values())}
         kind = re.split("[^a-z0-9]+", objective.lower())[-1]
         share_of = self.val_samples if kind in ("accuracy", "acc") else None
         most = 1.0 if kind in SHARES else None
@@ -121,12 +135,15 @@ class Confirming:
         return uncertainty.quality({source.seed or 0: searched}, proportion_of=share_of, most=most, confirmed=False)
 
 
+def _same(config: object, other: Mapping[str, Any]) -> bool:
+    """Returns whether two configurations run the same."""
+    return isinstance(config, Mapping) and not differing(config, other) and not differing(other, config)
+
+
 def _ended_after(trainings: Sequence[Record]) -> int | None:
     """Returns the mean of the samples of trainings, None unless one has ended by itself."""
     samples = [count for r in trainings if r.get("outcome") == "ok" and (count := whole(r.get("samples")))]
     return round(statistics.fmean(samples)) if samples and any(r.get("has_ended") for r in trainings) else None
-        if by_seed and selection.sets_its_seed(self.records):  # one training, as often as it was made
-            by_seed = {min(by_seed): statistics.fmean(by_seed.values())}
 
 
 def named_of(
@@ -170,7 +187,7 @@ def judged(
     for name, one in named.items():
         labels = {name, one.trial} - {""}
         own = [r for r in records if r.get("spans") and (r.get("name") in labels or r.get("trial") in labels)]
-        own = [r for r in own if r.event != "trial" or r.get("config") == one.config]  # else it was rated anew
+        own = [r for r in own if _same(r.get("config", one.config), one.config)]  # else it was rated anew
         source = max(own, key=lambda r: (r.event == "confirmed", r.event == "window", r.seq), default=None)
         if source is not None:
             peak = one.peak_allocated_bytes
@@ -182,8 +199,26 @@ def judged(
     return found
 
 
+def speeds(one: Named, other: Named) -> tuple[tuple[str, float], tuple[str, float]] | None:
+    """Returns how each of two was measured and its speed: in the same way where both were, as one kind reads otherwise
+    than another (`Named.samples_per_s`). None where one has no speed.
+    """
+    ours, theirs = _by_kind(one), _by_kind(other)
+    both = [kind for kind in ours if kind in theirs]
+    pairs = zip(both or ours, both or theirs, strict=False)
+    return next((((a, ours[a]), (b, theirs[b])) for a, b in pairs), None)
+
+
+def _by_kind(one: Named) -> dict[str, float]:
+    """Returns the speeds that are known of a configuration, by how they were measured."""
+    turns = one.throughput.mean if one.throughput else None
+    found = {"window": turns, "short probe": one.probed_samples_per_s}
+    found["training"] = one.trained.mean if one.trained else None
+    return {kind: speed for kind, speed in found.items() if speed}
+
+
 def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...]:
-    """Returns gains from the rounds in which both were measured; without any from their probes, or what is known.
+    """Returns gains from the rounds in which both were measured; without any from speeds of one kind, or as known.
 
     Of a configuration over itself it is 1, or over one that differs in `RATE` alone: that two measurements of it differ
     is noise.
@@ -195,11 +230,10 @@ def gains(confirming: Confirming, named: Mapping[str, Named]) -> tuple[Gain, ...
         ours, theirs = confirming.by_round(named[of]), confirming.by_round(named[over])
         gain = uncertainty.gain(of, over, [(ours[k], theirs[k]) for k in sorted(ours.keys() & theirs.keys())])
         pair = named[of], named[over]
-        a, b = (one.probed_samples_per_s for one in pair)
-        if not a or not b:
-            a, b = (one.samples_per_s for one in pair)
-        if gain is None and a and b:
-            gain = Gain(of, over, a / b, None, None, 0)
+        if gain is None and (known := speeds(*pair)) is not None:
+            (kind, ours_per_s), (other, theirs_per_s) = known
+            grounds = f"{kind}s" if kind == other else f"a {kind} over a {other}"
+            gain = Gain(of, over, ours_per_s / theirs_per_s, None, None, 0, grounds)
         apart = {*differing(pair[0].config, pair[1].config), *differing(pair[1].config, pair[0].config)}
         if apart <= RATE and gain is not None:
             gain = Gain(of, over, 1.0, 1.0, 1.0, gain.rounds)

@@ -276,7 +276,7 @@ def gain_sentence(gain: Gain) -> str:
     """Returns what a gain means: faster, slower, or no difference that the rounds can tell."""
     over = called(gain.over)
     if gain.low is None:
-        grounds = "one round" if gain.rounds else "probes, not side by side"
+        grounds = "one round" if gain.rounds else f"{gain.grounds}, not side by side"
         return f"{ratio(gain)} times as fast as {over} (from {grounds}: no interval)"
     few = f" (from {gain.rounds} rounds)" if gain.rounds < SHOWN_FROM else ""
     if not gain.is_told:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from tuning.report.format import duration, plain
+from tuning.report.named import speeds
 from tuning.report.sentences import called
 from tuning.report.summary import Summary
 
@@ -16,10 +17,10 @@ from tuning.report.summary import Summary
 def sooner_sentence(found: Summary) -> str:
     """Returns in what time the pick comes to the reference's quality, "" where it takes as long, or nothing tells.
 
-    Seconds are samples over the speed that is shown of each; evaluations are in none.
+    Seconds are samples over the speeds of both that were measured alike; evaluations are in none.
     """
     best, reference = found.best, found.reference
-    if best is None or reference is None or not best.samples_per_s or not reference.samples_per_s:
+    if best is None or reference is None or (measured := speeds(best, reference)) is None:
         return ""
     theirs = next((t for t in found.trials if t.named == reference.name and t.outcome == "ok"), None)
     aim = None if theirs is None else theirs.values.get(found.objective)
@@ -32,7 +33,10 @@ def sooner_sentence(found: Summary) -> str:
     ours, usual = _reached(found, best.trial, aim), _reached(found, theirs.trial, aim)
     if ours is None or usual is None or ours >= usual or ours == _reached(found, best.trial, -sign * math.inf):
         return ""  # it was as good when it was first looked at: nobody saw when it came to that
-    ours_s, usual_s = ours / best.samples_per_s, usual / reference.samples_per_s
+    (kind, ours_per_s), (other, theirs_per_s) = measured
+    ours_s, usual_s = ours / ours_per_s, usual / theirs_per_s
+    if kind != other:
+        return ""  # a probe reads otherwise than a training
     if (times := usual_s / ours_s) < 1.05:
         return ""  # `ours` is the latest that it may be: that it is later is not known
     who = called(reference.name)

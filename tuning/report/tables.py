@@ -49,7 +49,10 @@ def _configuration(found: Summary, one: Named) -> list[str]:
     learned = [quality(one.quality[name]) if name in one.quality else "not trained" for name in found.objectives]
     held = bound(one.verdict) if one.verdict else "-"
     name = one.name.replace("_", " ") + (f" {one.trial}" if one.trial else "")
-    times = "-" if gain is None else "as fast" if alike_sentence(found, gain) else ratio(gain, "x")
+    times = "-"
+    if gain is not None:
+        told = ratio(gain, "x") + (f" ({gain.grounds})" if gain.grounds else "")
+        times = "as fast" if alike_sentence(found, gain) else told
     bought = [times, part]
     return [name, fast, *bought, *learned, size(one.peak_allocated_bytes), held, one.card or "-"]
 

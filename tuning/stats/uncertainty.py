@@ -70,7 +70,7 @@ class Gain:
     """How many times faster `of` is than `over`: geometric mean over rounds in which both were measured.
 
     `low` and `high` are the ends of its 95 % interval, None below two such rounds; `rounds` is 0 where the two were
-    never measured side by side and the ratio is that of two separate figures.
+    never measured side by side and the ratio is that of two separate figures; `grounds` says of what.
     """
 
     of: str
@@ -79,6 +79,7 @@ class Gain:
     low: float | None
     high: float | None
     rounds: int
+    grounds: str = ""
 
     @property
     def is_told(self) -> bool:

@@ -253,7 +253,8 @@ def test_what_it_trains_on_and_what_holds_it_back_are_said(records, study):
 
 def test_challengers_of_the_pick_are_told_as_they_are_trained_and_at_the_end(records, study):
     own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
-    again = [changed(r, name="t003") for r in own if r.event == "confirmed" and r["name"] == "t007"]
+    config = next(r for r in records if r.event == "trial" and r["trial"] == "t003")["config"]
+    again = [changed(r, name="t003", config=config) for r in own if r.event == "confirmed" and r["name"] == "t007"]
     figures = {"trial": "t003", "expected_s": 66.0, "left_s": 36.0}
     decided = [Record(900 + n, records[-1].t, "rival", {**figures, "decision": d}) for n, d in enumerate(DECISIONS)]
     out, err = play([*own, *decided, *again], study)

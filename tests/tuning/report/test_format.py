@@ -94,8 +94,8 @@ def test_size():
             "not clearly faster or slower than after: 1.01 (0.97 to 1.05) times",
         ),
         (
-            Gain("best", "after", 1.5, None, None, 0),
-            "1.50 times as fast as after (from probes, not side by side: no interval)",
+            Gain("best", "after", 1.5, None, None, 0, "short probes"),
+            "1.50 times as fast as after (from short probes, not side by side: no interval)",
         ),
         (Gain("best", "after", 1.5, None, None, 1), "1.50 times as fast as after (from one round: no interval)"),
         (

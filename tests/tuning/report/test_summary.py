@@ -183,7 +183,9 @@ def test_how_the_card_was_doing_stands_beside_what_holds_it_back(records):
 def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(records):
     own = [changed(r, name="t007") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
     assert summary.from_records(own).best == summary.from_records(records).best
-    third = [changed(r, name="t009") if r.event == "confirmed" and r["name"] == "best" else r for r in records]
+    config = next(r for r in records if is_end(r, "t009"))["config"]
+    as_third = {"name": "t009", "config": config}
+    third = [changed(r, **as_third) if r.event == "confirmed" and r["name"] == "best" else r for r in records]
     found = summary.from_records(third).most_accurate()
     assert found.trained is not None
     assert found.quality["accuracy"].confirmed
@@ -364,6 +366,31 @@ def test_without_rounds_a_training_is_not_compared_with_a_probe(records):
     own = [r for r in records if r.event != "window"]
     fast = [changed(r, samples_per_s=1000.0) if r.event == "confirmed" and r["name"] == "best" else r for r in own]
     assert summary.from_records(fast).gain("best", "before") == summary.from_records(own).gain("best", "before")
+
+
+def test_a_run_interrupted_before_it_confirms_says_what_its_speeds_are_of(records, tmp_path):
+    end = next(n for n, r in enumerate(records) if r.event == "stage" and r["stage"] == "confirm")
+    cut = [changed(r, named="before") if is_begin(r, "t000") else r for r in records[:end]]
+    assert "(from short probes, not side by side: no interval)" in sentences.answer(summary.from_records(cut))
+    elsewhere = [(is_unnamed(r) and changed(r, config={**r["config"], "micro_batch_size": 1})) or r for r in cut]
+    found = summary.from_records(elsewhere)
+    assert found.best.probed_samples_per_s is None
+    assert found.best.trained.windows == (found.best.samples_per_s,)
+    assert "(from a training over a short probe, not side by side: no interval)" in sentences.answer(found)
+    assert sentences.unsteady_sentence(found.best) == sooner_sentence(found) == "", "it has no probe to differ from"
+    mine, theirs = tables.configurations(found).rows[:2]
+    assert mine[1].endswith(" (trained)")
+    assert (theirs[1].endswith(" (probed)"), theirs[2]) == (True, "1.71x (a training over a short probe)")
+    best = best_file.read(export.write_best(found, tmp_path / "best.yaml"))
+    assert best.measured["samples_per_s"]["status"] == "from the search"
+
+
+def is_begin(record, trial):
+    return record.event == "trial_start" and record["trial"] == trial
+
+
+def is_unnamed(record):
+    return record.event == "probe" and not record["name"]
 
 
 @pytest.mark.parametrize(
