@@ -44,7 +44,7 @@ class Named:
     probed_samples_per_s: float | None
     quality: Mapping[str, Quality]
     peak_allocated_bytes: int | None
-    """The largest of its trial, or its probe, and of the trainings that confirm it."""
+    """The largest of its trial, or its probe, and of the trainings that confirm it, or its windows without any."""
     seed: int | None
     samples: int | None = None
     """After which its qualities were measured, where trainings ended by themselves: the mean of them."""
@@ -81,7 +81,7 @@ class Confirming:
         learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
         own = [r for r in confirmed if _same(r.get("config", source.config), source.config)]  # else it was rated anew
         rates, is_probed = [x for r in own if (x := finite(r.get(SPEED)))], self._is_probed(source)
-        peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own)]
+        peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own or windows)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         return Named(
             name=name,
@@ -109,9 +109,10 @@ class Confirming:
         return any(place_of(mapping(r.get("config"))) == place for r in probes)
 
     def windows(self, names: Collection[str], config: Mapping[str, Any]) -> list[Record]:
-        """Returns a configuration's windows by name or trial; of the best's only its own: another may have been it."""
-        own = [r for r in windows(self.records) if r.get("name") in names]
-        return [r for r in own if r.get("name") not in PICKS or r.get("config", config) == config]
+        """Returns a configuration's windows, under whatever name it had them; by name or trial in older records."""
+        found = windows(self.records)
+        older = [r for r in found if "config" not in r.fields and r.get("name") in names]
+        return older or [r for r in found if _same(r.get("config"), config)]
 
     def by_round(self, one: Named) -> dict[int, float]:
         """Returns the median samples a second of a configuration in each round."""

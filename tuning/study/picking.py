@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainables.knobs import Scalar, table
+from trainables.knobs import Scalar, kind_of, table
 from tuning.config.errors import NoUsableTrial
 from tuning.config.resolve import COMMAND_LINE
 from tuning.config.schema import StudyConfig
@@ -17,11 +17,12 @@ from tuning.journal.records import Journal, Record, Trial, reopened, stage_done,
 from tuning.memory import groups
 from tuning.memory.oom import Outcome
 from tuning.report import sentences
-from tuning.report.format import duration
-from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, confirm, measure_windows
+from tuning.report.format import differing, duration
+from tuning.search.confirm import LEAST_ROUNDS, Confirmed, ConfirmTerms, confirm, faster_in_turns, measure_windows
 from tuning.search.endings import OVER_MEMORY
 from tuning.search.rule import Rule
 from tuning.search.selection import Pick, choose, far_from_best, fastest_probed, rule_of, sets_its_seed
+from tuning.search.throughput import Probed, inside
 from tuning.study.limits import Limits
 from tuning.workers.worker import Worker
 
@@ -59,7 +60,31 @@ class PickStage:
         text = far_from_best(self._journal.records, self._picked, self._rule())
         if text and not isinstance(self._config.pick.tolerance, str):
             self._note(text, "pick")
-        self._append_pick(self._picked, confirm(profiler, self._journal, self._named, self._terms(), self._told))
+        found = confirm(profiler, self._journal, self._named, self._terms(), self._told)
+        own = next(t for t in trials(self._journal.records) if t.id == found.best)
+        if (faster := self._faster(own.config)) is not None:
+            config, times = faster
+            rate = times * float(own.samples_per_s or 0.0)
+            self._told(self._journal.append("rated", trial=own.id, config=config, samples_per_s=rate))
+        self._append_pick(self._picked, found)
+
+    def _faster(self, config: Mapping[str, Scalar]) -> tuple[dict[str, Scalar], float] | None:
+        """Returns a configuration with the system knobs of one that is named, which the space has and the rounds tell
+        to be faster and in which nothing else differs, and how many times faster that is; None where there is none.
+        """
+        alike = dict[str, Mapping[str, Scalar]]()
+        for name, own in self._named.items():
+            apart = {*differing(config, own), *differing(own, config)}
+            if all(kind_of(n) == "system" for n in apart) and inside(self._space, Probed.of_trial(own, 1.0)):
+                alike[name] = own
+        found = faster_in_turns(self._journal.records, config, alike)
+        if found is None:
+            return None
+        said = f"{found.of} was {found.ratio:.2f} times as fast as the pick in turns, and only system knobs differ"
+        self._note(f"{said}: the pick has those of {found.of}", "")
+        theirs, rows = alike[found.of], table()
+        own = {n: theirs.get(n, rows.defaults[n]) for n in rows.system if n in config or n in theirs}
+        return {**config, **own}, found.ratio
 
     def _of_probes(self) -> dict[str, Scalar] | None:
         """Returns what is trained today, else the defaults, with the fastest system knobs, where no trial of the search
@@ -87,6 +112,7 @@ class PickStage:
         budget = self._config.budget.confirm
         few = budget.model_copy(update={"windows": LEAST_ROUNDS, "window_s": min(1.0, budget.window_s)})
         measure_windows(profiler, self._journal, turns, few, self._told, lambda: until - time.monotonic())
+        config, _ = self._faster(config) or (config, 1.0)
         before = self._limits.before()
         others = "as in before" if before else "at its default"
         others += "".join(f", {name}={value} as typed" for name, value in self._typed().items())

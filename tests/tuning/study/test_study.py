@@ -605,6 +605,46 @@ def test_of_trainings_that_all_had_the_seed_of_the_script_none_is_called_fresh(t
     journal.close()
 
 
+class Turned(Seeded):
+    """A profiler of whose loader processes one is fast in probes, and is slow in turns."""
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns about twice the formula's speed but for one process."""
+        found, times = super().window(knobs, window_s, seed), 1.0 if knobs.get("num_workers") == 1 else 2.0
+        return {**found, "samples_per_s": found["samples_per_s"] * times * (1 + seed / 1000)}
+
+
+@pytest.mark.parametrize(("workers", "trains"), [(0, True), (0, False), (3, True)])
+def test_a_before_that_was_faster_in_turns_by_system_knobs_of_the_space_alone_is_the_pick(
+    tmp_path: Path, workers: int, trains: bool
+) -> None:
+    today = {"learning_rate": 0.1, "batch_size": 16, "micro_batch_size": 16, "num_workers": workers}
+    typed = [f"named.before.{name}={value}" for name, value in today.items()]
+    typed += [f"workload={MINE}", "search.max_time=null", f"search.trials={4 if trains else 0}"]
+    made, journal, _ = opened(tmp_path, *typed, started=time.monotonic())
+    profiler = Turned({0.1: 0.25})
+    made.measure(profiler)  # type: ignore[arg-type]
+    if trains:
+        trial = {"config": {**today, "num_workers": 1}, "values": {"error": 0.25}, "samples_per_s": 999.0}
+        journal.append("trial", trial="t0", outcome="ok", seed=0, **trial)
+    made.confirm(profiler)  # type: ignore[arg-type]
+    found = summary.from_records(journal.records)
+    kept = "keep before: it is faster and learns the same" in sentences.answer(found)
+    gain = found.gain("best", "before")
+    assert found.best is not None
+    assert gain is not None
+    is_inside = workers == 0  # the space has none or one
+    assert (found.best.config["num_workers"], kept, gain.is_told) == (int(not is_inside), not is_inside, not is_inside)
+    assert best_file.read(export.write_all(found, tmp_path)[0]).knobs["num_workers"] == int(not is_inside)
+    if is_inside:
+        assert found.best.throughput == found.named["before"].throughput
+        assert found.best.trained is None, "its trainings had other loader processes"
+        assert found.best.peak_allocated_bytes == found.named["before"].peak_allocated_bytes
+        assert any("before was" in note and "the pick has those of before" in note for note in found.notes)
+    assert (found.best.trial, "error" in found.best.quality) == ("t0" if trains else "", trains)
+    journal.close()
+
+
 @pytest.mark.parametrize(("limit", "has_time"), [("4m", True), ("9s", False)])  # of 9 s not enough is left for it
 def test_another_tolerance_has_the_pick_made_anew_and_the_search_left_as_it_is(
     tmp_path: Path, limit: str, has_time: bool
