@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from trainables.knobs import Knobs, Scalar, table
+from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping
 from tuning.config.schema import BEFORE
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, Trial, last, trained_beside, trials
+from tuning.journal.records import Journal, Record, Trial, last, last_fields, trained_beside, trials
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
 from tuning.search.rule import Rule, absolute, best_baseline
-from tuning.search.throughput import Probed, Speeds, fastest, inside, probed
+from tuning.search.throughput import Probed, Speeds, fastest, group_of, inside, probed
 from tuning.stats.pareto import front
 
 FAR_FRAC = 0.1
@@ -121,10 +122,30 @@ def so_far(records: Sequence[Record]) -> Pick | None:
 
 
 def fastest_probe(records: Sequence[Record]) -> Record | None:
-    """Returns the fastest probe that learns what the first does: it differs in system knobs alone. None without any."""
+    """Returns the fastest probe that learns what the first does: it differs in system knobs alone. None without any.
+
+    Of a file of the user's own it is the `before` that was probed, with the fastest system knobs of its speed group.
+    """
     own = [r for r in records if r.event == "probe" and not r.get("name") and r.get("outcome") == Outcome.OK]
     alike = [r for r in own if _learned(mapping(r.get("config"))) == _learned(mapping(own[0].get("config")))]
-    return max(alike, key=lambda r: finite(r.get("samples_per_s")) or 0.0, default=None)
+    ref = mapping(mapping(last_fields(records, "study").get("config")).get("workload")).get("ref")
+    before = next(
+        (r for r in reversed(records) if r.event == "probe" and r.get("name") == BEFORE and _is_whole(r)), None
+    )
+    if not own or before is None or ref in available("workload"):
+        return max(alike, key=lambda r: finite(r.get("samples_per_s")) or 0.0, default=None)
+    today = before["config"]
+    known = probed([before, *filter(_is_whole, own)])
+    choice = Speeds([p for p in known if group_of(p.knobs) == group_of(today)]).ranked(today)[0]
+    kept = before.fields if choice.system == known[0].system else {"outcome": Outcome.OK}
+    found = {"name": None, "config": {**today, **choice.system}, "samples_per_s": choice.samples_per_s}
+    return replace(before, fields={**kept, **found})
+
+
+def _is_whole(probe: Record) -> bool:
+    """Returns whether a probe has a speed, and its record all that tells of others."""
+    figures = (finite(probe.get(name)) for name in ("samples_per_s", "micro_step_s", "optimizer_step_s"))
+    return probe.get("outcome") == Outcome.OK and isinstance(probe.get("config"), Mapping) and None not in figures
 
 
 def _learned(knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -14,7 +14,7 @@ from tuning.journal.records import Journal, Trial, trials
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.search.rule import Baseline, Rule, absolute, best_baseline
-from tuning.search.selection import fastest_probed, pick, recombine
+from tuning.search.selection import fastest_probe, fastest_probed, pick, recombine
 
 
 def finished(*rows: tuple[float, float]) -> list[Trial]:
@@ -134,6 +134,26 @@ def test_a_quality_is_given_the_fastest_system_knobs_that_fit(tmp_path: Path, pr
     before = len(journal.records)
     recombine(journal, SPACE, tight, lambda r: None)
     assert len(journal.records) == before, "what does not fit is given to nobody"
+
+
+def test_of_probes_alone_the_best_so_far_learns_what_is_trained_today(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    today = {"batch_size": 32, "micro_batch_size": 16, "num_workers": 0, "learning_rate": 0.3}
+    other = {**today, "batch_size": 64, "learning_rate": 0.1}
+    ended = {"outcome": "ok", "optimizer_step_s": 0.0, "peak_allocated_bytes": 7}
+    for name, config, rate in ((None, other, 800.0), (None, {**other, "num_workers": 2}, 1600.0)):
+        journal.append("probe", name=name, config=config, samples_per_s=rate, micro_step_s=16 / rate, **ended)
+    journal.append("probe", name="before", config=today, samples_per_s=800.0, micro_step_s=0.02, **ended)
+    for ref, learned in (("nli", other), ("mine.py", today)):  # a `before` of ours is what nobody trains today
+        journal.append("study", config={"workload": {"ref": ref}})
+        found = fastest_probe(journal.records)
+        assert found is not None
+        assert (found["name"], found["config"], found["samples_per_s"]) == (None, {**learned, "num_workers": 2}, 1600)
+    journal.append("probe", name="before", config=today, samples_per_s=3200.0, micro_step_s=0.005, **ended)
+    found = fastest_probe(journal.records)
+    assert found is not None
+    assert (found["config"], found["peak_allocated_bytes"]) == (today, 7), "which no probe is faster than"
+    journal.close()
 
 
 def test_a_micro_batch_that_ran_out_of_memory_is_given_to_nobody(tmp_path: Path) -> None:
