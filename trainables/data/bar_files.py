@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from trainables.data.errors import DataError
+from trainables.data.errors import wrong
 
 BAR_SUFFIXES = (".csv", ".txt", ".csv.gz", ".txt.gz", ".csv.zip", ".zip", ".parquet")
 PRICES = ("open", "high", "low", "close")
@@ -62,7 +62,7 @@ class Table:
     def wrong(self, label: int, field: str, found: str, allowed: str) -> NoReturn:
         """Raises DataError for the row labelled so."""
         place = f":{self.first + label}" if self.in_lines else f", row {self.first + label}"
-        raise DataError(f"{self.path}{place}: {field}: found {found}; allowed: {allowed}")
+        raise wrong(f"{self.path}{place}", found, allowed, field=field)
 
     def wrong_value(self, label: int, field: str, allowed: str) -> NoReturn:
         """Raises DataError for the value itself."""
@@ -73,17 +73,13 @@ class Table:
 def read_table(path: Path) -> Table:
     """Returns the file's table; raises DataError where its layout is none of those above."""
     if not path.is_file():
-        raise _wrong(path, "no such file", "a file or a folder of market bars")
+        raise wrong(path, "no such file", "a file or a folder of market bars")
     if not path.name.endswith(BAR_SUFFIXES):
-        raise _wrong(path, f"suffix {path.suffix!r}", ", ".join(BAR_SUFFIXES))
+        raise wrong(path, f"suffix {path.suffix!r}", ", ".join(BAR_SUFFIXES))
     try:
         return _parquet(path) if path.suffix == ".parquet" else _csv(path, _text(path))
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-        raise _wrong(path, str(error).strip(), "a file that can be read to its end") from None
-
-
-def _wrong(where: object, found: str, allowed: str) -> DataError:
-    return DataError(f"{where}: found {found}; allowed: {allowed}")
+        raise wrong(path, str(error).strip(), "a file that can be read to its end") from None
 
 
 def _text(path: Path) -> str:
@@ -94,20 +90,20 @@ def _text(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.lower().endswith(".csv")]
             if len(names) != 1:
-                raise _wrong(path, f"{len(names)} .csv files in the archive", "one")
+                raise wrong(path, f"{len(names)} .csv files in the archive", "one")
             raw = archive.read(names[0])
     encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # the first is MetaTrader's
     try:
         return raw.decode(encoding)
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _wrong(f"{path}:{line}", f"byte 0x{raw[error.start]:02x}", "UTF-8 or UTF-16 text") from None
+        raise wrong(f"{path}:{line}", f"byte 0x{raw[error.start]:02x}", "UTF-8 or UTF-16 text") from None
 
 
 def _csv(path: Path, text: str) -> Table:
     lines = [line.rstrip("\r") for line in text[:4096].split("\n", 3)[:3]]
     if not text.strip() or not lines[0].strip():
-        raise _wrong(path, "an empty first line", "a header or a bar")
+        raise wrong(path, "an empty first line", "a header or a bar")
     separator = max(";\t,", key=lines[0].count)
     cells = [line.split(separator) for line in lines]
     has_header = re.search("[A-Za-z]{2}", lines[0]) is not None
@@ -115,16 +111,16 @@ def _csv(path: Path, text: str) -> Table:
     if has_header and cells[0][0] == "Price" and len(cells) == 3:  # yfinance.download: prices, tickers, "Date"
         tickers = sorted({cell for cell in cells[1][1:] if cell})
         if len(tickers) != 1:
-            raise _wrong(f"{path}:2", f"tickers {', '.join(tickers)}", "one ticker a file")
+            raise wrong(f"{path}:2", f"tickers {', '.join(tickers)}", "one ticker a file")
         cells[0][0], skipped = cells[2][0], 3
     rest = text.split("\n", skipped)[-1]
     if not rest.strip():
-        raise _wrong(path, "no bar after the header", "at least one")
+        raise wrong(path, "no bar after the header", "at least one")
     header = cells[0] if has_header else _headerless(path, cells[0])
     table = _cells(path, rest, separator, first=skipped + 1)
     if len(header) != table.shape[1]:
         found = f"{table.shape[1]} columns under a header of {len(header)}"
-        raise _wrong(f"{path}:{skipped + 1}", found, "as many as the header has")
+        raise wrong(f"{path}:{skipped + 1}", found, "as many as the header has")
     return Table(path, _named(path, table, header), first=skipped + 1, in_lines=True)
 
 
@@ -137,9 +133,9 @@ def _cells(path: Path, text: str, separator: str, first: int) -> pd.DataFrame:
     except pd.errors.ParserError as error:
         more = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
         if more is None:
-            raise _wrong(path, str(error).strip(), "a table of text") from None
+            raise wrong(path, str(error).strip(), "a table of text") from None
         line = first - 1 + int(more[2])
-        raise _wrong(f"{path}:{line}", f"{more[3]} columns", f"{more[1]}, as the first bar has") from None
+        raise wrong(f"{path}:{line}", f"{more[3]} columns", f"{more[1]}, as the first bar has") from None
     return table[(table.fillna("") != "").any(axis=1)]
 
 
@@ -152,7 +148,7 @@ def _headerless(path: Path, cells: list[str]) -> list[str]:
     if len(cells) == 7 and re.fullmatch(r"\d{4}\.\d\d\.\d\d", cells[0]) and re.fullmatch(r"\d\d:\d\d", cells[1]):
         return ["date", *_BAR]
     allowed = "a header, Binance's 12 columns, HistData's 6 or MetaTrader's 7"
-    raise _wrong(f"{path}:1", f"{len(cells)} columns without a header, the first {cells[0]!r:.40}", allowed)
+    raise wrong(f"{path}:1", f"{len(cells)} columns without a header, the first {cells[0]!r:.40}", allowed)
 
 
 def _named(path: Path, table: pd.DataFrame, header: list[str]) -> pd.DataFrame:
@@ -166,7 +162,7 @@ def _named(path: Path, table: pd.DataFrame, header: list[str]) -> pd.DataFrame:
             kept[name] = table[at]
         elif name == "time" or name in PRICES:
             allowed = f"a column {' or '.join(word for word in words if word)}"
-            raise _wrong(path, f"columns {', '.join(header):.200}", allowed)
+            raise wrong(path, f"columns {', '.join(header):.200}", allowed)
     if {"date", "time"} <= set(known):
         kept["time"] = table[known.index("date")] + " " + table[known.index("time")]
     return pd.DataFrame(kept)
@@ -176,9 +172,9 @@ def _parquet(path: Path) -> Table:
     try:
         table = pd.read_parquet(path)
     except (OSError, ValueError) as error:  # pyarrow's errors are of these two
-        raise _wrong(path, str(error).strip(), "a whole parquet file") from None
+        raise wrong(path, str(error).strip(), "a whole parquet file") from None
     if isinstance(table.index, pd.DatetimeIndex):
         table = table.rename_axis("datetime").reset_index()
     if table.empty:
-        raise _wrong(path, "no bar", "at least one")
+        raise wrong(path, "no bar", "at least one")
     return Table(path, _named(path, table.reset_index(drop=True), [str(name) for name in table.columns]))

@@ -3,3 +3,9 @@
 
 class DataError(ValueError):
     """Data that cannot be used; the message names the file, and the line or field where there is one."""
+
+
+def wrong(where: object, found: str, allowed: str, *, line: int | None = None, field: str = "") -> DataError:
+    """Returns the error for what was found in a file, at a line and in a field of it where they are given."""
+    place = where if line is None else f"{where}:{line}"
+    return DataError(f"{place}: {field + ': ' if field else ''}found {found}; allowed: {allowed}")

@@ -27,7 +27,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import NoReturn
 
-from trainables.data.errors import DataError
+from trainables.data.errors import wrong
 
 ENTAILMENT_FILE = Path(__file__).parent / "samples" / "epistemic_snli_format.jsonl.gz"
 MAX_LINE_BYTES = 1_000_000
@@ -64,18 +64,18 @@ def read(path: Path) -> list[TextPair]:
     """
     name = path.name.removesuffix(".gz")
     if not path.is_file():
-        raise _wrong(path, "no such file", "a file of sentence pairs")
+        raise wrong(path, "no such file", "a file of sentence pairs")
     if not name.endswith(PAIR_SUFFIXES):
-        raise _wrong(path, f"suffix {Path(name).suffix!r}", ", ".join(PAIR_SUFFIXES) + ", each also with .gz")
+        raise wrong(path, f"suffix {Path(name).suffix!r}", ", ".join(PAIR_SUFFIXES) + ", each also with .gz")
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
-        raise _wrong(path, "an empty file", "at least one pair of each class")
+        raise wrong(path, "an empty file", "at least one pair of each class")
     in_json = name.endswith(".jsonl") or (name.endswith(".txt") and first[1].startswith("{"))
     pairs = list(_json_pairs(path, chain([first], lines)) if in_json else _tsv_pairs(path, first, lines))
     if len({pair.entails for pair in pairs}) < 2:
         found = f"{len(pairs)} labelled pairs, all of one class" if pairs else "no labelled pair"
-        raise _wrong(path, found, "pairs that entail and pairs that do not")
+        raise wrong(path, found, "pairs that entail and pairs that do not")
     return pairs
 
 
@@ -93,7 +93,7 @@ def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[TextPair],
         if held_out is not None:
             return read(source), read(held_out)
     if not 0.0 < val_frac < 1.0:
-        raise _wrong(source, f"val_frac={val_frac}", "> 0 and < 1", field="split")
+        raise wrong(source, f"val_frac={val_frac}", "> 0 and < 1", field="split")
     pairs = read(source)
     premises = sorted({pair.premise for pair in pairs})
     random.Random(seed).shuffle(premises)
@@ -102,7 +102,7 @@ def read_splits(path: Path, val_frac: float, seed: int) -> tuple[list[TextPair],
     for name, part in (("training", train), ("validation", val)):
         if len({pair.entails for pair in part}) < 2:
             found = f"a {name} part of {len(part)} pairs without both classes (val_frac={val_frac})"
-            raise _wrong(source, found, "more premises, or another val_frac", field="split")
+            raise wrong(source, found, "more premises, or another val_frac", field="split")
     return train, val
 
 
@@ -144,11 +144,6 @@ def hypothesis_only_accuracy(train: Sequence[TextPair], val: Sequence[TextPair])
     return right / len(val)
 
 
-def _wrong(path: Path, found: str, allowed: str, *, line: int | None = None, field: str = "") -> DataError:
-    where = str(path) if line is None else f"{path}:{line}"
-    return DataError(f"{where}: {field + ': ' if field else ''}found {found}; allowed: {allowed}")
-
-
 def _terms(text: str) -> list[str]:
     words = re.findall(r"\w+", text.lower())
     return words + [f"{a} {b}" for a, b in pairwise(words)]
@@ -166,7 +161,7 @@ def _file_of(folder: Path, *words: str) -> Path | None:
             and not file.name.startswith(".")
         )
         if len(found) > 1 and "train" in words:
-            raise _wrong(folder, f"training files {', '.join(f.name for f in found)}", "one; give its path instead")
+            raise wrong(folder, f"training files {', '.join(f.name for f in found)}", "one; give its path instead")
         if found:
             return found[0]
     return None
@@ -174,9 +169,7 @@ def _file_of(folder: Path, *words: str) -> Path | None:
 
 def _no_train_file(folder: Path) -> NoReturn:
     names = ", ".join(sorted(file.name for file in folder.iterdir())[:8]) or "nothing"
-    raise _wrong(
-        folder, names, f"a file with 'train' in its name, ending in {', '.join(PAIR_SUFFIXES)} or .gz of these"
-    )
+    raise wrong(folder, names, f"a file with 'train' in its name, ending in {', '.join(PAIR_SUFFIXES)} or .gz of these")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -187,14 +180,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             while raw := stream.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(raw) > MAX_LINE_BYTES:
-                    raise _wrong(path, "a longer line", f"at most {MAX_LINE_BYTES} bytes", line=number)
+                    raise wrong(path, "a longer line", f"at most {MAX_LINE_BYTES} bytes", line=number)
                 text = raw.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").decode()
                 if text.strip():
                     yield number, text.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise _wrong(path, f"byte 0x{error.object[error.start]:02x}", "UTF-8 text", line=number) from None
+        raise wrong(path, f"byte 0x{error.object[error.start]:02x}", "UTF-8 text", line=number) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise _wrong(path, str(error), "a file that can be read to its end", line=number + 1) from None
+        raise wrong(path, str(error), "a file that can be read to its end", line=number + 1) from None
 
 
 def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TextPair]:
@@ -203,9 +196,9 @@ def _json_pairs(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TextPa
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
             why = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-            raise _wrong(path, f"{text[:60]!r} ({why})", "one whole JSON object a line", line=number) from None
+            raise wrong(path, f"{text[:60]!r} ({why})", "one whole JSON object a line", line=number) from None
         if not isinstance(record, dict):
-            raise _wrong(path, f"{text[:60]!r}", "one whole JSON object a line", line=number)
+            raise wrong(path, f"{text[:60]!r}", "one whole JSON object a line", line=number)
         if any(field in record for field in _LABEL_FIELDS):
             yield from _pair(path, number, record)
 
@@ -217,13 +210,13 @@ def _tsv_pairs(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, st
         header, lines = ["premise", "hypothesis", "label"], chain([first], lines)
     for fields in (_PREMISE_FIELDS, _HYPOTHESIS_FIELDS, _LABEL_FIELDS):
         if not set(fields) & set(header):
-            raise _wrong(path, f"columns {', '.join(header):.200}", f"a column {' or '.join(fields)}", line=first[0])
+            raise wrong(path, f"columns {', '.join(header):.200}", f"a column {' or '.join(fields)}", line=first[0])
     # Single annotators' labels, which end a line of SNLI and are not read, may be fewer than the header has.
     least = max(i for i, name in enumerate(header, 1) if not re.fullmatch(r"label\d", name))
     for number, text in lines:
         cells = text.split("\t")
         if not least <= len(cells) <= len(header):
-            raise _wrong(path, f"{len(cells)} columns", f"{len(header)}, as the first line has", line=number)
+            raise wrong(path, f"{len(cells)} columns", f"{len(header)}, as the first line has", line=number)
         yield from _pair(path, number, dict(zip(header, cells, strict=False)))
 
 
@@ -233,13 +226,13 @@ def _pair(path: Path, number: int, record: Mapping[str, object]) -> Iterator[Tex
     for fields in (_PREMISE_FIELDS, _HYPOTHESIS_FIELDS, _LABEL_FIELDS):
         field = next((name for name in fields if name in record), None)
         if field is None:
-            raise _wrong(path, f"fields {', '.join(record)}", " or ".join(fields), line=number)
+            raise wrong(path, f"fields {', '.join(record)}", " or ".join(fields), line=number)
         value = record[field]
         if not isinstance(value, str):
-            raise _wrong(path, f"{value!r:.60}", "text", line=number, field=field)
+            raise wrong(path, f"{value!r:.60}", "text", line=number, field=field)
         values.append(value)
     if values[2] not in _LABELS:
-        raise _wrong(path, f"{values[2]!r:.60}", ", ".join(_LABELS), line=number, field=str(field))
+        raise wrong(path, f"{values[2]!r:.60}", ", ".join(_LABELS), line=number, field=str(field))
     entails = _LABELS[values[2]]
     if entails is not None:
         yield TextPair(values[0], values[1], entails)

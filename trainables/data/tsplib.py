@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainables.data.errors import DataError
+from trainables.data.errors import DataError, wrong
 from trainables.data.tsplib_metrics import KINDS, metric, projected
 
 _PARTS = ("NODE_COORD_SECTION", "DISPLAY_DATA_SECTION", "TOUR_SECTION")
@@ -149,5 +149,4 @@ class _File:
 
     def wrong(self, found: str, allowed: str, line: int | None = None, key: str = "") -> DataError:
         """Returns the error to raise."""
-        where = str(self._path) if line is None else f"{self._path}:{line}"
-        return DataError(f"{where}: {key + ': ' if key else ''}found {found}; allowed: {allowed}")
+        return wrong(self._path, found, allowed, line=line, field=key)

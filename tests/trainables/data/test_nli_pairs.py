@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainables.data.errors import DataError
 from trainables.data.nli_pairs import (
     MAX_LINE_BYTES,
-    DataError,
     TextPair,
     balanced,
     hypothesis_only_accuracy,
