@@ -179,10 +179,6 @@ class KnobTable(Mapping[str, Knob]):
         """Returns how many knobs there are."""
         return len(self._rows)
 
-    def __contains__(self, name: object) -> bool:
-        """Returns whether it is the name of a knob."""
-        return name in self._rows
-
     @cached_property
     def also_called(self) -> Mapping[str, str]:
         """What people write -> the knob, where the distance between the words does not lead there."""
