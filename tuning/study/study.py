@@ -249,8 +249,9 @@ class _Study:
 
     def measure(self, profiler: Worker) -> None:
         """Stages 1 and 2: what fits, and how fast the system knobs are; on other kinds of device at the same time."""
-        others = self._unlike()
-        with beside([(kind, self._worker(kind)) for kind in others], self._space):
+        others, users, warn = self._unlike(), self._users, self._terminal.warning
+        own = [(kind, users.worker(kind.name, kind.setting, warn)) for kind in others if users is not None]
+        with beside(own, self._space):
             self._measure(profiler)
         for kind in others:
             self._note(kind.settle())
@@ -263,11 +264,6 @@ class _Study:
         nodes = {node.kind: node for node in self._users.training if node.kind != self._target}
         opening = self._opening().fields
         return [KindStudy(self._config, opening, self._journal, n, self._setting, self._began) for n in nodes.values()]
-
-    def _worker(self, kind: KindStudy) -> Worker:
-        if self._users is None:
-            raise RuntimeError("there is one kind without a cluster")
-        return self._users.worker(kind.name, kind.setting, self._terminal.warning)
 
     def _measure(self, profiler: Worker) -> None:
         cap_bytes, profiler.deadline = self._limits.cap_bytes(), self._limits.ends_at
