@@ -27,7 +27,7 @@ from tuning.cli.training_job import FORCE, MODEL, RESULT, TrainingJob, telling, 
 from tuning.config import atomic, best_file
 from tuning.config.best_file import Best
 from tuning.config.choices import available
-from tuning.config.command_line import parse, value_of
+from tuning.config.command_line import choose_workload, parse, value_of
 from tuning.config.errors import ConfigError
 from tuning.config.resolve import checked_options
 from tuning.config.shareable import MASK, masked_items
@@ -48,7 +48,8 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--from", dest="source", required=True, metavar="YAML", help="a best.yaml")
-    made.add_argument("options", nargs="*", metavar="workload.NAME=VALUE", help="in place of an option of best.yaml")
+    said = "in place of an option of best.yaml; workload=FILE.py: where a file that was moved is now"
+    made.add_argument("options", nargs="*", metavar="workload.NAME=VALUE", help=said)
     length = made.add_mutually_exclusive_group()
     length.add_argument(
         "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
@@ -165,13 +166,17 @@ def _ranks(best: Best) -> int:
 
 
 def _with_options(best: Best, typed: Sequence[str]) -> Best:
-    """Returns the configuration with options of the workload as they were typed."""
-    if wrong := next((text for text in typed if not text.startswith("workload.") or "=" not in text), ""):
-        what = f"{wrong}: train takes options of the workload alone, knobs are those of {best.path}"
-        raise ConfigError(what, allowed="workload.NAME=VALUE", remedy="leave it out")
-    given = parse(typed).values
-    options = {key.removeprefix("workload."): value_of(key, value) for key, value in given.items()}
-    return dataclasses.replace(best, options={**best.options, **options})
+    """Returns the configuration with options of the workload, and the place of its file, as they were typed."""
+    if wrong := next(
+        (text for text in typed if not text.startswith(("workload.", "workload=")) or "=" not in text), ""
+    ):
+        what = f"{wrong}: train takes options of the workload and its place, knobs are those of {best.path}"
+        raise ConfigError(what, allowed="workload.NAME=VALUE, workload=FILE.py", remedy="leave it out")
+    given = parse(typed)
+    options = {key.removeprefix("workload."): value_of(key, value) for key, value in given.values.items()}
+    now = given.groups.get("workload")
+    ref = best.ref if now is None else choose_workload(now, available("workload")).ref
+    return dataclasses.replace(best, ref=ref, options={**best.options, **options})
 
 
 def _session(best: Best, device: str) -> Session:
@@ -186,7 +191,9 @@ def _session(best: Best, device: str) -> Session:
         what = f"{best.path}: workload.ref={best.ref}: {said}"
         is_file = best.ref.endswith(".py") or best.ref in available("workload")
         where = (
-            "put the workload's file back" if is_file else "type it where the study was started, which has the module"
+            "put the workload's file back, or workload=FILE.py says where it is now"
+            if is_file
+            else "type it where the study was started, which has the module"
         )
         raise ConfigError(what[:400], remedy=f"{where}, or install what it needs") from error
     declared = dict(getattr(session.resident.workload, "options", {}))

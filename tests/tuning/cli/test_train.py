@@ -252,7 +252,7 @@ def test_an_option_of_the_workload_may_be_typed(best: Path, capsys: pytest.Captu
     assert train(best, "workload.hiden=8", "--out", "out") == 2
     assert "did you mean workload.hidden?" in capsys.readouterr().err
     assert train(best, "knobs.batch_size=8", "--out", "out") == 2
-    assert "train takes options of the workload alone" in capsys.readouterr().err
+    assert "train takes options of the workload and its place" in capsys.readouterr().err
     assert not Path("out").exists()
     assert train(best, "--out", "out", "workload.hidden=8", "--samples", "64") == 0
     assert load_file("out/model.safetensors")["0.weight"].shape == (8, 2)
@@ -364,6 +364,21 @@ def test_a_file_that_has_changed_since_it_was_measured_is_said(
     assert train(best) == 0
     said = "signalling.py, or what it imports, has changed since best.yaml was measured"
     assert (said in capsys.readouterr().err) is is_changed
+
+
+def test_a_workload_that_was_moved_is_named_where_it_is_now(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = best.parent / "signalling.py"
+    edit(best, "provenance", "workload_sha256", source_hash(load(str(file))))
+    file.rename("moved.py")
+    assert train(best, "--samples", "64", "--out", "out") == 2
+    assert "workload=FILE.py says where it is now" in " ".join(capsys.readouterr().err.split())
+    assert train(best, "workload=lost.py", "--samples", "64", "--out", "out") == 2
+    assert "workload=lost.py: the file does not exist" in capsys.readouterr().err
+    assert train(best, "workload=moved.py", "workload.hidden=8", "--samples", "64", "--out", "out") == 0
+    assert "has changed" not in capsys.readouterr().err
+    Path("moved.py").write_text(f"{SIGNALLING}# now", encoding="utf-8")
+    assert train(best, "workload=moved.py", "--samples", "64", "--out", "other") == 0
+    assert "moved.py, or what it imports, has changed since best.yaml was measured" in capsys.readouterr().err
 
 
 CROPPING = """
