@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from trainables import checkpoint
+from trainables import checkpoint, garbage, own_loop
 from trainables.batches import fork_workers, size_of
 from trainables.knobs import use
 from trainables.own_loop import OwnResident
@@ -35,6 +35,7 @@ from tuning.journal.runs import versions
 from tuning.report import text
 from tuning.workers import fingerprint, machine, nvml
 from tuning.workers.device_facts import device_facts
+from tuning.workers.dry_run import DRY_PLAN
 from tuning.workers.session import Session
 from tuning.workers.worker_config import WorkerConfig
 
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     length.add_argument(
         "--samples", metavar="N", help="training samples seen  [as many as best.yaml was measured with]"
     )
-    length.add_argument("--epochs", metavar="X", help="the same in passes over the data; not for an own loop")
+    length.add_argument("--epochs", metavar="X", help="the same in passes over the data")
     made.add_argument("--seed", metavar="N", help="weights and order of the samples  [of best.yaml]")
     made.add_argument("--out", type=Path, help="folder for model, result and checkpoint  [train/ beside best.yaml]")
     over = made.add_mutually_exclusive_group()
@@ -112,8 +113,7 @@ def main(argv: Sequence[str]) -> int:
                 _made_of(best, session, source),
             )
             if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
-                longer = "--samples N" if isinstance(session.resident, OwnResident) else "--epochs N"
-                line(messages, f"trains on {samples} samples, as {best.path.name} has it; {longer} for a whole job")
+                line(messages, f"trains on {samples} samples, as {best.path.name} has it; --epochs N for a whole job")
             result = train(job, session, messages, signals, resume=asked.resume)
     except Interrupted as interrupted:
         typed = shlex.join(["python", "-m", "tuning", "train", *shown])
@@ -206,23 +206,34 @@ def _session(best: Best, device: str) -> Session:
 
 def _length(numbers: dict[str, float | None], best: Best, session: Session) -> int:
     """Returns the samples to train on: as asked, else as many as the configuration was measured with, else an epoch."""
-    if isinstance(session.resident, OwnResident):
-        if numbers["--epochs"] is not None or (best.samples is None and numbers["--samples"] is None):
-            what = f"{best.ref} has a loop of its own, whose passes are known only once it runs"
-            raise ConfigError(what, allowed="--samples N", remedy=f"--samples {best.samples or 10_000}")
-        return int(numbers["--samples"] or best.samples or 0)
+    samples, epochs = numbers["--samples"] or best.samples, numbers["--epochs"]
+    is_asked = epochs is None and samples is not None
+    if is_asked and isinstance(session.resident, OwnResident):  # whose passes are known only once it runs
+        return int(samples or 0)
     with telling(best):
-        count = size_of(session.contract.dataset(session.config(best.knobs), "train"))
+        count = _pass_samples(best, session)
     if count == 0:
         raise ConfigError(f"{best.path}: the training split of {best.ref} is empty", remedy="put its data back")
-    samples, epochs = numbers["--samples"] or best.samples, numbers["--epochs"]
-    if epochs is None and samples is not None:
-        return int(samples)
+    if is_asked:
+        return int(samples or 0)
     wanted = round((epochs or 1.0) * count)
     if wanted < 1:
         what = f"--epochs {epochs:g} is not one of {count} samples"
         raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
     return wanted
+
+
+def _pass_samples(best: Best, session: Session) -> int:
+    """Returns the samples of one pass over the data; a loop of one's own runs up to its first batch for that."""
+    config = session.config(best.knobs)
+    if not isinstance(session.resident, OwnResident):
+        return size_of(session.contract.dataset(config, "train"))
+    state = own_loop.prepare(session.resident, config, DRY_PLAN)
+    own_loop.end(state)
+    count = state.pass_samples
+    del state
+    garbage.collect()  # or what it held would be part of the training's peak
+    return count
 
 
 def _warnings(best: Best, ranks: int, source: str) -> Iterator[str]:

@@ -480,12 +480,21 @@ def next_commands(found: Summary, folder: Path) -> list[str]:
     again = [["report", *named]] if found.provisional else []  # which writes best.yaml where it is not there yet
     differs = not found.given() or any(_differs(found, one.name) for one in found.given())
     ablate = [["ablate", *named]] if differs and not found.ablation else []
-    trained = [["train", "--from", str(folder / "best.yaml")]]
+    length = _as_long_as_today(found)
+    trained = [["train", "--from", str(folder / "best.yaml"), *length]]
     if reference := not_trained(found):
         file = folder / file_of(reference.name)
-        trained.append(["train", "--from", str(file), "--out", str(folder / f"train-{file.stem}")])
+        as_long = [] if found.best.quality else length  # else it is compared with what the study came to
+        trained.append(["train", "--from", str(file), *as_long, "--out", str(folder / f"train-{file.stem}")])
     rest = (*again, *trained, *ablate, ["show", *named])
     return [*first, *(shlex.join(["python", "-m", "tuning", *words]) for words in rest)]
+
+
+def _as_long_as_today(found: Summary) -> list[str]:
+    """Returns the option that trains for as long as EPOCHS of the workload's file says, where trials were shorter."""
+    today = finite(mapping(mapping(found.study.get("config")).get("workload")).get("epochs")) or 0.0
+    one_pass = whole(found.study.get("train_samples")) or 0
+    return ["--epochs", f"{today:g}"] if round(today * one_pass) > (found.horizon_samples or one_pass) else []
 
 
 def file_of(name: str) -> str:

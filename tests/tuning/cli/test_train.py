@@ -423,8 +423,7 @@ def test_a_checkpoint_of_other_code_data_or_device_is_said(
         assert said == {"code": ["the workload's source has changed"], "data": ["data has changed"]}.get(change, [])
 
 
-def test_what_is_remarked_upon_in_a_loop_of_ones_own_is_a_note(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    body = """
+OWN = """
 import torch
 from trainables.own_count import Ended
 
@@ -440,13 +439,32 @@ def train(run):
 SPACE = {"learning_rate": [0.1, 0.01]}
 OBJECTIVES = {"error": "min"}
 """
-    (best.parent / "own.py").write_text(body, encoding="utf-8")
-    edit(best, "workload", "ref", str(best.parent / "own.py"))
-    edit(best, "workload", "options", {})
-    knobs = yaml.safe_load(best.read_text(encoding="utf-8"))["knobs"]
-    loops = {name: value for name, value in knobs.items() if name not in ("dropout", "adapter", "adapter_rank")}
-    best.write_text(
-        yaml.safe_dump({**yaml.safe_load(best.read_text(encoding="utf-8")), "knobs": loops}), encoding="utf-8"
-    )
-    assert train(best, "--samples", "64") == 0
+
+
+@pytest.fixture
+def own(best: Path) -> Path:
+    """A best.yaml of a loop of one's own, whose passes have 64 samples."""
+    (best.parent / "own.py").write_text(OWN, encoding="utf-8")
+    body = yaml.safe_load(best.read_text(encoding="utf-8"))
+    body["workload"] = {"ref": str(best.parent / "own.py"), "options": {}}
+    lacking = ("dropout", "adapter", "adapter_rank")
+    body["knobs"] = {name: value for name, value in body["knobs"].items() if name not in lacking}
+    best.write_text(yaml.safe_dump(body), encoding="utf-8")
+    return best
+
+
+def test_what_is_remarked_upon_in_a_loop_of_ones_own_is_a_note(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(own, "--samples", "64") == 0
     assert "note: the run was over before" in capsys.readouterr().err
+
+
+def test_a_loop_of_ones_own_trains_for_passes_or_one_where_nothing_says_how_long(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(own, "--epochs", "2.5", "--out", "out") == 0
+    assert result("out")["samples"] == 160
+    assert train(own, "--epochs", "1e-6") == 2
+    assert "--epochs 1e-06 is not one of 64 samples" in capsys.readouterr().err
+    edit(own, "train", "samples", None)
+    assert train(own, "--out", "one") == 0
+    assert result("one")["samples"] == 64

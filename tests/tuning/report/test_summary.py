@@ -294,6 +294,22 @@ def test_the_pick_over_itself_gains_nothing_and_there_is_nothing_to_ablate(recor
     assert sentences.parts_sentence(alone) == ""
 
 
+@pytest.mark.parametrize(("today", "said"), [(None, ""), (0.5, ""), (30.0, " --epochs 30")])
+def test_the_pick_is_trained_next_for_as_long_as_its_file_says_where_trials_were_shorter(
+    records, tmp_path, today, said
+):
+    study = next(r for r in records if r.event == "study")
+    config = {**study["config"], "workload": {**study["config"]["workload"], "epochs": today}}
+    own = [changed(r, config=config) if r.event == "study" else r for r in records]
+    found = summary.from_records(own)
+    before = dataclasses.replace(found.named["before"], quality={})
+    for best, also in ((found.best, ""), (dataclasses.replace(found.best, quality={}), said)):
+        one = dataclasses.replace(found, named={**found.named, "best": best, "before": before})
+        commands = [c for c in sentences.next_commands(one, tmp_path) if " train " in c]
+        pick, reference = (f"python -m tuning train --from {tmp_path}/{name}.yaml" for name in ("best", "before"))
+        assert commands == [f"{pick}{said}", f"{reference}{also} --out {tmp_path}/train-before"]
+
+
 def is_end(record, trial):
     return record.event == "trial" and record["trial"] == trial
 
