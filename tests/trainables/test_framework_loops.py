@@ -116,9 +116,10 @@ def test_the_steps_reach_the_samples(samples: int, a_pass: int, micro: int, accu
     assert steps_to(samples, a_pass, micro, accumulation) == steps
 
 
-def test_what_run_sets_of_a_trainer_is_not_set_twice(tmp_path: Path) -> None:
-    twice = ('output_dir="trained"', 'output_dir="trained", per_device_train_batch_size=4')
-    with pytest.raises(WorkloadError, match=r"per_device_train_batch_size=4\): run sets it"):
+@pytest.mark.parametrize("argument", ["per_device_train_batch_size=4", "auto_find_batch_size=True"])
+def test_what_run_sets_of_a_trainer_is_not_set_twice(argument: str, tmp_path: Path) -> None:
+    twice = ('output_dir="trained"', f'output_dir="trained", {argument}')
+    with pytest.raises(WorkloadError, match=rf"{argument}\): run sets it"):
         session_of("trainer", tmp_path, twice).describe(knobs_of("trainer"))
 
 

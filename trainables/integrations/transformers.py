@@ -46,6 +46,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
         raise WorkloadError(f"a micro-batch of {micro} is more than the {len(train_set)} training samples")
     found: dict[str, Any] = {
         "per_device_train_batch_size": micro,
+        "auto_find_batch_size": False,
         "gradient_accumulation_steps": accumulation,
         "dataloader_prefetch_factor": None,
         "dataloader_persistent_workers": False,
