@@ -123,6 +123,39 @@ def test_what_run_sets_of_a_trainer_is_not_set_twice(argument: str, tmp_path: Pa
         session_of("trainer", tmp_path, twice).describe(knobs_of("trainer"))
 
 
+KEEPING = {
+    "trainer": (
+        ('output_dir="trained"', 'output_dir="trained", save_strategy="steps", save_steps=2'),
+        ("trainer.train()", 'trainer.train(resume_from_checkpoint=os.path.exists("trained/checkpoint-2"))'),
+        ("import torch\n", "import os\n\nimport torch\n"),
+    ),
+    "lightning": (
+        (
+            "Data(**run.loader()))\n\n\nS",
+            "Data(**run.loader()), ckpt_path=KEPT if os.path.exists(KEPT) else None)\n\n\nS",
+        ),
+        ("import math\n", "import math\nimport os\n"),
+        (
+            "trainer_kwargs(run)",
+            "trainer_kwargs(run, enable_checkpointing=True, callbacks=Kept('.', 'kept', every_n_train_steps=2))",
+        ),
+        (
+            "def moons",
+            "from pytorch_lightning.callbacks import ModelCheckpoint as Kept\n\nKEPT = 'kept.ckpt'\n\n\ndef moons",
+        ),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_training_that_goes_on_from_a_checkpoint_of_another_is_refused(name: str, tmp_path: Path) -> None:
+    session, plan = session_of(name, tmp_path, *KEEPING[name]), Plan(128, (128,))
+    first, second = (session.trial(knobs_of(name), plan, 0).advance() for _ in range(2))
+    assert first["outcome"] == "ok", first["message"]
+    assert "the Trainer goes on from a checkpoint, behind its step " in second["message"]
+
+
 def test_a_trainer_may_evaluate_on_several_sets(tmp_path: Path) -> None:
     several = ("eval_dataset=VAL", 'eval_dataset={"near": VAL, "far": VAL}')
     objectives = ('{"accuracy": "max"}', '{"near_accuracy": "max", "far_accuracy": "max"}')

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from trainables import batches
-from trainables.integrations import SECOND
+from trainables.integrations import SECOND, refuse_resumed
 from trainables.knobs import asked_by
 from trainables.own_count import Ended
 from trainables.own_run import Run
@@ -124,6 +124,11 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         self._run.begin(trainer.train_dataloader, samples)
         if pl_module.automatic_optimization:  # once more: a loader asks for it when it is made
             trainer.accumulate_grad_batches = self._run.accumulation
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint is there to go on from; behind the end of the run one may be evaluated."""
+        if not self._run.is_done:
+            refuse_resumed(checkpoint["global_step"], "ckpt_path")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Forgets what an earlier pass has logged, on which a schedule would move again; takes the pass's loader."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainables.integrations import SECOND
+from trainables.integrations import SECOND, refuse_resumed
 from trainables.knobs import asked_by
 from trainables.own_count import Ended
 from trainables.own_run import Run
@@ -89,6 +89,7 @@ class StudyCallback(TrainerCallback):
         """Shows model and optimiser; what came before is set-up. The loaders made from here on are to evaluate."""
         if self._run.is_done:
             raise Ended(SECOND)
+        refuse_resumed(state.global_step, "resume_from_checkpoint")
         if not args.dataloader_drop_last and len(own["train_dataloader"].dataset) % args.per_device_train_batch_size:
             raise WorkloadError(
                 "train() began a second time with the same arguments, whose last, smaller micro-batch is not dropped "
