@@ -179,6 +179,12 @@ def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
     assert (found["outcome"], found["spans"]["steps"]) == ("ok", 31), found["message"]  # the first is watched
 
 
+def callback(name: str) -> tuple[tuple[str, str], ...]:
+    """Returns the changes that give a Trainer a callback of Lightning's."""
+    imported = "import nn", f"import nn\nfrom pytorch_lightning.callbacks import {name}"
+    return imported, ("trainer_kwargs(run)", f"trainer_kwargs(run, callbacks=[{name}()])")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -188,6 +194,9 @@ def test_manual_optimisation_steps_by_its_own_lines(changed: Any) -> None:
             "no validation that logs accuracy",
         ),
         ((("trainer_kwargs(run)", "trainer_kwargs(run, max_epochs=3)"),), r"max_epochs=3\): run sets it"),
+        (callback("ModelCheckpoint"), r"callbacks=\[ModelCheckpoint\(.*needs enable_checkpointing, which is off"),
+        (callback("LearningRateMonitor"), r"callbacks=\[LearningRateMonitor\(.*trainer_kwargs\(run, logger=True\)"),
+        (callback("TQDMProgressBar"), r"needs enable_progress_bar, which is off"),
         ((("DataLoader(TRAIN, shuffle=True, ", "DataLoader(Endless(), "), ("class Data(", ENDLESS)), "pass_samples=N"),
     ],
 )

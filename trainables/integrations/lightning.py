@@ -10,6 +10,7 @@ may import `lightning.pytorch` or `pytorch_lightning`: which of the two it has i
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from typing import Any
@@ -26,8 +27,10 @@ from trainables.workload import WorkloadError
 
 if "lightning.pytorch" in sys.modules:
     from lightning.pytorch import Callback, LightningModule
+    from lightning.pytorch.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ProgressBar
 else:
     from pytorch_lightning import Callback, LightningModule
+    from pytorch_lightning.callbacks import Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ProgressBar
 
 _TRAINER_OFF = {
     "logger": False,
@@ -38,6 +41,13 @@ _TRAINER_OFF = {
 }
 """What `run` does in their place: a Trainer's own reports and checkpoints would be in every probe."""
 
+_NEEDING = {
+    "logger": (LearningRateMonitor, DeviceStatsMonitor),
+    "enable_checkpointing": (Checkpoint,),
+    "enable_progress_bar": (ProgressBar,),
+}
+"""Callbacks that a Trainer refuses where this is off."""
+
 _PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 _NEVER = 2**62
 """Micro-batches until a validation that none of ours asks for."""
@@ -47,7 +57,7 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
     """Returns the arguments of a Trainer, those of knobs set; `own` are yours, and win where `run` sets none of them.
 
     `pass_samples` are those of one pass, for data that do not know them. Raises WorkloadError for an own argument that
-    a knob or the study sets.
+    a knob or the study sets, and for a callback that needs what is off.
     """
     precision = _PRECISION[run["amp_dtype"]]
     for name in asked_by("around"):
@@ -69,7 +79,14 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
         )
     callbacks = own.pop("callbacks", None) or []
     callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    return {**_TRAINER_OFF, **own, **found, "callbacks": [*callbacks, _StudyCallback(run, pass_samples)]}
+    made = {**_TRAINER_OFF, **own, **found, "callbacks": [*callbacks, _StudyCallback(run, pass_samples)]}
+    for one, (needed, kinds) in itertools.product(callbacks, _NEEDING.items()):
+        if made[needed] is False and isinstance(one, kinds):
+            raise WorkloadError(
+                f"trainer_kwargs(run, callbacks=[{type(one).__name__}(...)]): it needs {needed}, which is off in a "
+                f"study: leave the callback out, or give trainer_kwargs(run, {needed}=True), for every probe and trial"
+            )
+    return made
 
 
 class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
@@ -108,6 +125,11 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         trainer.fit_loop.epoch_loop.max_steps = steps
         trainer.fit_loop.max_epochs = math.ceil(self._run.samples / min(samples, trainer.num_training_batches * micro))
 
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """A checkpoint is there to go on from; behind the end of the run one may be evaluated."""
+        if not self._run.is_done:
+            refuse_resumed(checkpoint["global_step"], "ckpt_path")
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Sets what knobs change in the model, which is whole by now."""
         self._run.prepare(pl_module)
@@ -124,11 +146,6 @@ class _StudyCallback(Callback):  # type: ignore[misc]  # what a check may lack
         self._run.begin(trainer.train_dataloader, samples)
         if pl_module.automatic_optimization:  # once more: a loader asks for it when it is made
             trainer.accumulate_grad_batches = self._run.accumulation
-
-    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """A checkpoint is there to go on from; behind the end of the run one may be evaluated."""
-        if not self._run.is_done:
-            refuse_resumed(checkpoint["global_step"], "ckpt_path")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Forgets what an earlier pass has logged, on which a schedule would move again; takes the pass's loader."""
