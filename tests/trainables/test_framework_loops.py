@@ -123,6 +123,25 @@ def test_what_run_sets_of_a_trainer_is_not_set_twice(argument: str, tmp_path: Pa
         session_of("trainer", tmp_path, twice).describe(knobs_of("trainer"))
 
 
+FORGETTING = {
+    "trainer": (("    trainer.add_callback(StudyCallback(run))\n", ""),),
+    "lightning": (
+        ("**trainer_kwargs(run)", '**{**trainer_kwargs(run), "callbacks": []}'),
+        ("total_steps=steps", "total_steps=100"),  # it is without end
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("trainer", r"callbacks=\[StudyCallback"), ("lightning", r"trainer_kwargs\(run, callbacks=")]
+)
+def test_a_forgotten_callback_is_told_at_the_first_step_of_a_loop_without_end(
+    name: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WorkloadError, match=f"an optimiser stepped, and run was told of no batch: .*{says}"):
+        session_of(name, tmp_path, *FORGETTING[name]).describe(knobs_of(name))
+
+
 KEEPING = {
     "trainer": (
         ('output_dir="trained"', 'output_dir="trained", save_strategy="steps", save_steps=2'),
@@ -218,7 +237,6 @@ def train(run):"""
             ('{"accuracy": "max"}', '{"eval_accuracy": "max"}'),
             ("['accuracy', 'epoch', ", "leave out eval_ of a name in OBJECT"),
         ),
-        (("    trainer.add_callback(StudyCallback(run))\n", ""), ("without callbacks=[StudyCallback(run)]",)),
     ],
 )
 def test_metrics_of_a_trainer_without_an_objective_are_told(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from trainables.own_run import Run
 from trainables.workload import LoopError
 
 SECOND = "a second Trainer began after the end of the run: only the first is tuned"
@@ -14,3 +19,17 @@ def refuse_resumed(steps: int, argument: str) -> None:
             f"the Trainer goes on from a checkpoint, behind its step {steps}: a training of a study begins with the "
             f"model that train(run) makes; leave out {argument}"
         )
+
+
+def expect_callback(run: Run, without: str, before: str) -> None:
+    """Has a step of an optimiser raise LoopError where `run` was told of no batch: the framework's loop may never end.
+
+    `without` says what was forgotten, and `before` behind which call no other training may be.
+    """
+
+    def stepped(*_: Any) -> None:
+        if not run.progress:
+            said = f"an optimiser stepped, and run was told of no batch: {without}"
+            raise LoopError(f"{said}; what is trained beforehand belongs before {before}")
+
+    run.keep(register_optimizer_step_pre_hook(stepped))

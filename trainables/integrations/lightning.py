@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from trainables import batches
-from trainables.integrations import SECOND, refuse_resumed
+from trainables.integrations import SECOND, expect_callback, refuse_resumed
 from trainables.knobs import asked_by
 from trainables.own_count import Ended
 from trainables.own_run import Run
@@ -86,6 +86,7 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
                 f"trainer_kwargs(run, callbacks=[{type(one).__name__}(...)]): it needs {needed}, which is off in a "
                 f"study: leave the callback out, or give trainer_kwargs(run, {needed}=True), for every probe and trial"
             )
+    expect_callback(run, "keep the callbacks of trainer_kwargs(run, callbacks=[yours])", "trainer_kwargs(run)")
     return made
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainables.integrations import SECOND, refuse_resumed
+from trainables.integrations import SECOND, expect_callback, refuse_resumed
 from trainables.knobs import asked_by
 from trainables.own_count import Ended
 from trainables.own_run import Run
@@ -72,6 +72,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
     made = TrainingArguments(**{**_ARGUMENTS_OFF, **own, **found})
     if made.n_gpu > 1:  # where several are visible a Trainer takes all, each with a micro-batch of its own
         made._n_gpu = 1
+    expect_callback(run, "give Trainer callbacks=[StudyCallback(run)]", "training_arguments(run, train_set)")
     return made
 
 
