@@ -119,11 +119,14 @@ class Worker:
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
         found = self._measured({}, "describe", dict(knobs))
-        if found.get("fault") == LATE.name:
+        fault, mend = found.get("fault"), "mend what it names"
+        if fault in (LATE.name, HUNG.name):
+            mend += " (does a train(run) go over run.batches(loader)?)"
+        if fault == LATE.name:
             what = f"search.max_time was over before the workload was loaded: {found['message']}"
-            raise PreflightError(what, remedy="mend what it names, or a larger search.max_time")
-        if "fault" in found:
-            remedy = "mend what it names, or give it more time: search.hang_time=10m"
+            raise PreflightError(what, remedy=f"{mend}, or a larger search.max_time")
+        if fault is not None:
+            remedy = f"{mend}, or give it more time: search.hang_time=10m"
             raise PreflightError(f"the measuring process failed twice: {found['message']}", remedy=remedy)
         return found
 

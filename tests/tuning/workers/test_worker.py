@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, wait_for
+from tuning.config.errors import PreflightError
 from tuning.workers import machine
 from tuning.workers import worker as worker_module
 from tuning.workers.worker import Worker
@@ -198,6 +199,31 @@ def test_what_hangs_past_the_deadline_is_not_waited_for_or_tried_again_and_its_l
     assert 0.5 <= took_s < 5.0
     left = [psutil.Process(pid) for pid in set(map(int, pids.read_text().split())) if psutil.pid_exists(pid)]
     assert not psutil.wait_procs(left, timeout=5)[1]
+
+
+ENDLESS = """
+import time
+
+def train(run):
+    while run.progress < 1:  # its batches come from elsewhere
+        time.sleep(0.01)
+
+SPACE = {"batch_size": [8, 16]}
+OBJECTIVES = {"error": "min"}
+"""
+
+
+def test_a_loop_that_never_asks_for_a_batch_is_told_what_it_may_lack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "LAST_S", 0.2)
+    (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
+    with Worker(WorkerConfig(str(tmp_path / "endless.py"), {})) as worker:
+        worker.load()
+        worker.deadline = time.monotonic()
+        with pytest.raises(PreflightError, match="before the workload was loaded") as raised:
+            worker.describe(KNOBS)
+    assert "does a train(run) go over run.batches(loader)?" in raised.value.remedy
 
 
 @pytest.mark.fault
