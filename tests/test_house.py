@@ -172,6 +172,7 @@ def test_no_class_or_public_constant_has_the_name_of_another() -> None:
 def test_own_packages_are_imported_at_the_top() -> None:
     lazy_at_the_edge = (
         *("tuning/run.py", "tuning/__main__.py"),  # so that --help needs neither torch nor Ray
+        "tuning/cli/train.py",  # so that what is mistyped is said before torch is loaded
         "tuning/workers/own_workload.py",  # so that `estimate` and `doctor` of a workload of ours need neither
         "tuning/memory/tracing/__main__.py",  # a library is loaded before torch
         "tuning/workers/executors.py",  # Ray is imported where it may be needed, while the worker imports torch

@@ -1,43 +1,20 @@
-"""python -m tuning train --from best.yaml: the whole job with an exported configuration, checkpointed and resumable."""
+"""python -m tuning train --from best.yaml: reads what was typed without torch; `training_start` does the rest."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import fcntl
-import json
-import math
-import os
 import re
-import shlex
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from trainables import checkpoint, garbage, own_loop
-from trainables.batches import fork_workers, size_of
-from trainables.knobs import use
-from trainables.own_loop import OwnResident
-from trainables.source import source_hash
-from trainables.workload import WorkloadError
-from tuning.cli.signals import Interrupted, StopSignals
-from tuning.cli.terminal import console, line
-from tuning.cli.training_job import FORCE, MODEL, RESULT, TrainingJob, telling, train
-from tuning.config import atomic, best_file
+from tuning.config import best_file
 from tuning.config.best_file import Best
 from tuning.config.choices import available
 from tuning.config.command_line import choose_workload, parse, value_of
 from tuning.config.errors import ConfigError
-from tuning.config.resolve import checked_options
 from tuning.config.shareable import MASK, masked_items
-from tuning.journal.runs import versions
-from tuning.report import text
-from tuning.workers import fingerprint, machine, nvml
-from tuning.workers.device_facts import device_facts
-from tuning.workers.dry_run import DRY_PLAN
-from tuning.workers.session import Session
-from tuning.workers.worker_config import WorkerConfig
+from tuning.workers import nvml
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,61 +52,22 @@ def main(argv: Sequence[str]) -> int:
     if lost := next((name for name, value in best.options.items() if value == MASK), ""):
         what = f"{best.path}: workload.options.{lost} is a secret, which was not written down"
         raise ConfigError(what, remedy=f"workload.{lost}=<value>")
-    messages = console(sys.stderr, os.environ)
-    out = asked.out if asked.out is not None else best.path.parent / "train"
-    device = _device(asked.device)
-    _check_folder(out, resume=asked.resume, force=asked.force)
-    shown = masked_items(argv)
-    again = shlex.join(["python", "-m", "tuning", "train", *(a for a in shown if a not in ("--resume", "--force"))])
-    again += FORCE if asked.force else ""
-    fork_workers()
-    ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
-    theirs = sys.stderr if asked.json else sys.stdout  # what their code prints is not part of the JSON
-    try:
-        with (
-            contextlib.redirect_stdout(theirs),
-            StopSignals() as signals,
-            atomic.folder(out, "--out"),
-            contextlib.ExitStack() as ends,
-        ):
-            ends.enter_context(_held(out))
-            session = _session(best, device)
-            ends.callback(session.peers.end)
-            use(session.table)
-            best = best_file.completed(best)
-            source = source_hash(session.resident.workload)
-            for warning in _warnings(best, session.setting.ranks, source):
-                line(messages, f"warning: {warning}")
-            samples, seed = _length(numbers, best, session), _seed(numbers, best)
-            job = TrainingJob(
-                best,
-                samples,
-                seed,
-                out,
-                numbers["--checkpoint-every"] or 0.0,
-                device,
-                session.setting.threads,
-                again,
-                _made_of(best, session, source),
-            )
-            if numbers["--samples"] is None and numbers["--epochs"] is None and best.samples is not None:
-                line(messages, f"trains on {samples} samples, as {best.path.name} has it; --epochs N for a whole job")
-            result = train(job, session, messages, signals, resume=asked.resume)
-    except Interrupted as interrupted:
-        typed = shlex.join(["python", "-m", "tuning", "train", *shown])
-        line(messages, f"interrupted by {interrupted}")
-        line(messages, interrupted.go_on or f"begin again with: {typed}")
-        return 128 + interrupted.signum
-    finally:
-        sys.argv = ours
-    if asked.json:
-        print(json.dumps(result))
-    else:
-        result_on = console(sys.stdout, os.environ)
-        model = str(job.out / MODEL) if result["model_sha256"] else "not written: run.prepare was shown none"
-        for said in (*text.trained(result, best.measured, best.samples, best.path.name), f"model   {model}"):
-            line(result_on, said)
-    return 0
+    device, seed = _device(asked.device), _seed(numbers, best)
+    from tuning.cli.training_start import TrainCommand, begin  # brings torch: what is mistyped is said sooner
+
+    command = TrainCommand(
+        out=asked.out if asked.out is not None else best.path.parent / "train",
+        device=device,
+        samples=None if numbers["--samples"] is None else int(numbers["--samples"]),
+        epochs=numbers["--epochs"],
+        seed=seed,
+        checkpoint_s=numbers["--checkpoint-every"] or 0.0,
+        resume=asked.resume,
+        force=asked.force,
+        as_json=asked.json,
+        typed=tuple(masked_items(argv)),
+    )
+    return begin(best, command)
 
 
 _NUMBERS: dict[str, tuple[float, float, str, str]] = {
@@ -161,10 +99,6 @@ def _device(asked: str) -> str:
     return asked if asked != "auto" else "cuda" if found else "cpu"
 
 
-def _ranks(best: Best) -> int:
-    return int(best.measured.get("devices_per_trial") or 1)
-
-
 def _with_options(best: Best, typed: Sequence[str]) -> Best:
     """Returns the configuration with options of the workload, and the place of its file, as they were typed."""
     if wrong := next(
@@ -179,128 +113,6 @@ def _with_options(best: Best, typed: Sequence[str]) -> Best:
     return dataclasses.replace(best, ref=ref, options={**best.options, **options})
 
 
-def _session(best: Best, device: str) -> Session:
-    here = len(nvml.gpus()) if device == "cuda" else machine.cores()
-    ranks = _ranks(best) if _ranks(best) <= here else 1
-    threads, options = max(1, machine.threads() // ranks), dict(best.options)
-    setting = WorkerConfig(best.ref, options, device, threads, None, best.seed, hang_s=math.inf, ranks=ranks)
-    try:
-        session = Session(setting)
-    except Exception as error:  # whatever a user's file raises when it is imported
-        said = f"{'' if isinstance(error, WorkloadError) else f'{type(error).__name__}: '}{error}"
-        what = f"{best.path}: workload.ref={best.ref}: {said}"
-        is_file = best.ref.endswith(".py") or best.ref in available("workload")
-        where = (
-            "put the workload's file back, or workload=FILE.py says where it is now"
-            if is_file
-            else "type it where the study was started, which has the module"
-        )
-        raise ConfigError(what[:400], remedy=f"{where}, or install what it needs") from error
-    declared = dict(getattr(session.resident.workload, "options", {}))
-    try:
-        checked_options(best.options, declared, {})
-    except ConfigError as error:
-        raise ConfigError(f"{best.path}: {error.what}", allowed=error.allowed, remedy=error.remedy) from None
-    return session
-
-
-def _length(numbers: dict[str, float | None], best: Best, session: Session) -> int:
-    """Returns the samples to train on: as asked, else as many as the configuration was measured with, else an epoch."""
-    samples, epochs = numbers["--samples"] or best.samples, numbers["--epochs"]
-    is_asked = epochs is None and samples is not None
-    if is_asked and isinstance(session.resident, OwnResident):  # whose passes are known only once it runs
-        return int(samples or 0)
-    with telling(best):
-        count = _pass_samples(best, session)
-    if count == 0:
-        raise ConfigError(f"{best.path}: the training split of {best.ref} is empty", remedy="put its data back")
-    if is_asked:
-        return int(samples or 0)
-    wanted = round((epochs or 1.0) * count)
-    if wanted < 1:
-        what = f"--epochs {epochs:g} is not one of {count} samples"
-        raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
-    return wanted
-
-
-def _pass_samples(best: Best, session: Session) -> int:
-    """Returns the samples of one pass over the data; a loop of one's own runs up to its first batch for that."""
-    config = session.config(best.knobs)
-    if not isinstance(session.resident, OwnResident):
-        return size_of(session.contract.dataset(config, "train"))
-    state = own_loop.prepare(session.resident, config, DRY_PLAN)
-    own_loop.end(state)
-    count = state.pass_samples
-    del state
-    garbage.collect()  # or what it held would be part of the training's peak
-    return count
-
-
-def _warnings(best: Best, ranks: int, source: str) -> Iterator[str]:
-    """Yields what is otherwise than where the file was measured; `source` is the hash of the workload's code."""
-    yield from best.warnings
-    if ranks < (asked := _ranks(best)):
-        yield f"measured with {asked} devices a trial; here one trains, with its own memory"
-    then = best.provenance.get("workload_sha256")
-    if then and source and then != source:
-        yield f"{best.ref}, or what it imports, has changed since {best.path.name} was measured"
-
-
-def _made_of(best: Best, session: Session, source: str) -> dict[str, str]:
-    """Returns what a checkpoint rests on beside its configuration; of a loop of its own, which keeps none, nothing."""
-    if isinstance(session.resident, OwnResident):
-        return {}
-    with telling(best):
-        config = session.config({**best.knobs, "ram_cache": False})  # which would hide that samples differ each time
-        data = [session.contract.dataset(config, split) for split in ("train", "val")]
-    own = versions()
-    return {
-        **{name: own[name] for name in ("cardtune", "torch")},
-        "device": device_facts(session.setting.device)["name"],
-        "data": fingerprint.of_data(data),
-        "the workload's source": source,
-    }
-
-
 def _seed(numbers: dict[str, float | None], best: Best) -> int:
     asked = numbers["--seed"]
     return int(asked) if asked is not None else int(_number("--seed", str(best.seed)) or 0)
-
-
-def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
-    try:
-        is_file = out.exists() and not out.is_dir()
-    except OSError as error:
-        what = f"--out {out} cannot be read: {error.strerror or error}"
-        raise ConfigError(what, allowed="a folder of yours", remedy="--out FOLDER") from None
-    if is_file:
-        raise ConfigError(f"--out {out} is a file", allowed="a folder of yours", remedy="--out FOLDER")
-    unfinished = checkpoint.exists(out)
-    if resume and not unfinished:
-        raise ConfigError(f"--resume: {out} holds no checkpoint", remedy="leave out --resume")
-    if resume or force:
-        return
-    if unfinished:
-        raise ConfigError(f"{out} holds an unfinished run", remedy="--resume to go on, --force to begin again")
-    if (out / RESULT).exists():
-        raise ConfigError(f"{out} holds a finished run", remedy="--out another folder, or --force to train again")
-
-
-@contextlib.contextmanager
-def _held(out: Path) -> Iterator[None]:
-    """Holds the folder against a second training into it; raises ConfigError where another process does."""
-    folder = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"--out {out} is in use by another training", remedy="--out another folder, or wait for it"
-            ) from None
-        except OSError:  # not every file system holds folders
-            pass
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a loader's process may have it, too, and outlive this
-            fcntl.flock(folder, fcntl.LOCK_UN)
-        os.close(folder)

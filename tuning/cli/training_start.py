@@ -1,0 +1,251 @@
+"""What `python -m tuning train` does with what was typed: folder, session, length, warnings, the training itself."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from trainables import checkpoint, garbage, own_loop
+from trainables.batches import fork_workers, size_of
+from trainables.knobs import use
+from trainables.own_loop import OwnResident
+from trainables.source import source_hash
+from trainables.workload import WorkloadError
+from tuning.cli.signals import Interrupted, StopSignals
+from tuning.cli.terminal import console, line
+from tuning.cli.training_job import FORCE, MODEL, RESULT, TrainingJob, telling, train
+from tuning.config import atomic, best_file
+from tuning.config.best_file import Best
+from tuning.config.choices import available
+from tuning.config.errors import ConfigError
+from tuning.config.resolve import checked_options
+from tuning.journal.runs import versions
+from tuning.report import text
+from tuning.workers import fingerprint, machine, nvml
+from tuning.workers.device_facts import device_facts
+from tuning.workers.dry_run import DRY_PLAN
+from tuning.workers.session import Session
+from tuning.workers.worker_config import WorkerConfig
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """What was typed, checked as far as it can be without torch; lengths are None where none was.
+
+    `typed` are the arguments, secrets masked.
+    """
+
+    out: Path
+    device: str
+    samples: int | None
+    epochs: float | None
+    seed: int
+    checkpoint_s: float
+    resume: bool
+    force: bool
+    as_json: bool
+    typed: tuple[str, ...]
+
+    def line(self, *without: str) -> str:
+        """Returns the command, to be pasted into a shell."""
+        return shlex.join(["python", "-m", "tuning", "train", *(a for a in self.typed if a not in without)])
+
+
+def begin(best: Best, command: TrainCommand) -> int:
+    """Returns the exit code; the result stands in `result.json`, the trained weights in `model.safetensors`."""
+    messages = console(sys.stderr, os.environ)
+    _check_folder(command.out, resume=command.resume, force=command.force)
+    fork_workers()
+    ours, sys.argv = sys.argv, sys.argv[:1]  # a command line that their code reads is empty
+    theirs = sys.stderr if command.as_json else sys.stdout  # what their code prints is not part of the JSON
+    try:
+        with (
+            contextlib.redirect_stdout(theirs),
+            StopSignals() as signals,
+            atomic.folder(command.out, "--out"),
+            contextlib.ExitStack() as ends,
+        ):
+            ends.enter_context(_held(command.out))
+            session = _session(best, command.device)
+            ends.callback(session.peers.end)
+            use(session.table)
+            best = best_file.completed(best)
+            job = _job(best, command, session, messages)
+            result = train(job, session, messages, signals, resume=command.resume)
+    except Interrupted as interrupted:
+        line(messages, f"interrupted by {interrupted}")
+        line(messages, interrupted.go_on or f"begin again with: {command.line()}")
+        return 128 + interrupted.signum
+    finally:
+        sys.argv = ours
+    if command.as_json:
+        print(json.dumps(result))
+    else:
+        _say(result, best, command.out)
+    return 0
+
+
+def _job(best: Best, command: TrainCommand, session: Session, messages: Console) -> TrainingJob:
+    """Returns what to train; says what is otherwise than where the file was measured, and how long it trains."""
+    source = source_hash(session.resident.workload)
+    for warning in _warnings(best, session.setting.ranks, source):
+        line(messages, f"warning: {warning}")
+    samples = _length(best, command, session)
+    if command.samples is None and command.epochs is None and best.samples is not None:
+        line(messages, f"trains on {samples} samples, as {best.path.name} has it; --epochs N for a whole job")
+    again = command.line("--resume", "--force") + (FORCE if command.force else "")
+    return TrainingJob(
+        best,
+        samples,
+        command.seed,
+        command.out,
+        command.checkpoint_s,
+        command.device,
+        session.setting.threads,
+        again,
+        _made_of(best, session, source),
+    )
+
+
+def _say(result: dict[str, Any], best: Best, out: Path) -> None:
+    result_on = console(sys.stdout, os.environ)
+    model = str(out / MODEL) if result["model_sha256"] else "not written: run.prepare was shown none"
+    for said in (*text.trained(result, best.measured, best.samples, best.path.name), f"model   {model}"):
+        line(result_on, said)
+
+
+def _ranks(best: Best) -> int:
+    return int(best.measured.get("devices_per_trial") or 1)
+
+
+def _session(best: Best, device: str) -> Session:
+    here = len(nvml.gpus()) if device == "cuda" else machine.cores()
+    ranks = _ranks(best) if _ranks(best) <= here else 1
+    threads, options = max(1, machine.threads() // ranks), dict(best.options)
+    setting = WorkerConfig(best.ref, options, device, threads, None, best.seed, hang_s=math.inf, ranks=ranks)
+    try:
+        session = Session(setting)
+    except Exception as error:  # whatever a user's file raises when it is imported
+        said = f"{'' if isinstance(error, WorkloadError) else f'{type(error).__name__}: '}{error}"
+        what = f"{best.path}: workload.ref={best.ref}: {said}"
+        is_file = best.ref.endswith(".py") or best.ref in available("workload")
+        where = (
+            "put the workload's file back, or workload=FILE.py says where it is now"
+            if is_file
+            else "type it where the study was started, which has the module"
+        )
+        raise ConfigError(what[:400], remedy=f"{where}, or install what it needs") from error
+    declared = dict(getattr(session.resident.workload, "options", {}))
+    try:
+        checked_options(best.options, declared, {})
+    except ConfigError as error:
+        raise ConfigError(f"{best.path}: {error.what}", allowed=error.allowed, remedy=error.remedy) from None
+    return session
+
+
+def _length(best: Best, command: TrainCommand, session: Session) -> int:
+    """Returns the samples to train on: as asked, else as many as the configuration was measured with, else an epoch."""
+    samples, epochs = command.samples or best.samples, command.epochs
+    is_asked = epochs is None and samples is not None
+    if is_asked and isinstance(session.resident, OwnResident):  # whose passes are known only once it runs
+        return int(samples or 0)
+    with telling(best):
+        count = _pass_samples(best, session)
+    if count == 0:
+        raise ConfigError(f"{best.path}: the training split of {best.ref} is empty", remedy="put its data back")
+    if is_asked:
+        return int(samples or 0)
+    wanted = round((epochs or 1.0) * count)
+    if wanted < 1:
+        what = f"--epochs {epochs:g} is not one of {count} samples"
+        raise ConfigError(what, allowed=f">= {1 / count:.2g}", remedy="--epochs 1")
+    return wanted
+
+
+def _pass_samples(best: Best, session: Session) -> int:
+    """Returns the samples of one pass over the data; a loop of one's own runs up to its first batch for that."""
+    config = session.config(best.knobs)
+    if not isinstance(session.resident, OwnResident):
+        return size_of(session.contract.dataset(config, "train"))
+    state = own_loop.prepare(session.resident, config, DRY_PLAN)
+    own_loop.end(state)
+    count = state.pass_samples
+    del state
+    garbage.collect()  # or what it held would be part of the training's peak
+    return count
+
+
+def _warnings(best: Best, ranks: int, source: str) -> Iterator[str]:
+    """Yields what is otherwise than where the file was measured; `source` is the hash of the workload's code."""
+    yield from best.warnings
+    if ranks < (asked := _ranks(best)):
+        yield f"measured with {asked} devices a trial; here one trains, with its own memory"
+    then = best.provenance.get("workload_sha256")
+    if then and source and then != source:
+        yield f"{best.ref}, or what it imports, has changed since {best.path.name} was measured"
+
+
+def _made_of(best: Best, session: Session, source: str) -> dict[str, str]:
+    """Returns what a checkpoint rests on beside its configuration; of a loop of its own, which keeps none, nothing."""
+    if isinstance(session.resident, OwnResident):
+        return {}
+    with telling(best):
+        config = session.config({**best.knobs, "ram_cache": False})  # which would hide that samples differ each time
+        data = [session.contract.dataset(config, split) for split in ("train", "val")]
+    own = versions()
+    return {
+        **{name: own[name] for name in ("cardtune", "torch")},
+        "device": device_facts(session.setting.device)["name"],
+        "data": fingerprint.of_data(data),
+        "the workload's source": source,
+    }
+
+
+def _check_folder(out: Path, *, resume: bool, force: bool) -> None:
+    try:
+        is_file = out.exists() and not out.is_dir()
+    except OSError as error:
+        what = f"--out {out} cannot be read: {error.strerror or error}"
+        raise ConfigError(what, allowed="a folder of yours", remedy="--out FOLDER") from None
+    if is_file:
+        raise ConfigError(f"--out {out} is a file", allowed="a folder of yours", remedy="--out FOLDER")
+    unfinished = checkpoint.exists(out)
+    if resume and not unfinished:
+        raise ConfigError(f"--resume: {out} holds no checkpoint", remedy="leave out --resume")
+    if resume or force:
+        return
+    if unfinished:
+        raise ConfigError(f"{out} holds an unfinished run", remedy="--resume to go on, --force to begin again")
+    if (out / RESULT).exists():
+        raise ConfigError(f"{out} holds a finished run", remedy="--out another folder, or --force to train again")
+
+
+@contextlib.contextmanager
+def _held(out: Path) -> Iterator[None]:
+    """Holds the folder against a second training into it; raises ConfigError where another process does."""
+    folder = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"--out {out} is in use by another training", remedy="--out another folder, or wait for it"
+            ) from None
+        except OSError:  # not every file system holds folders
+            pass
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a loader's process may have it, too, and outlive this
+            fcntl.flock(folder, fcntl.LOCK_UN)
+        os.close(folder)
