@@ -213,7 +213,9 @@ def test_the_console_script_works_beside_a_folder_called_tuning_and_such_files(t
 
 
 def test_the_first_line_of_a_run_needs_none_of_the_libraries_that_take_long_to_load() -> None:
-    code = "import sys, tuning.run, tuning.cli.terminal, tuning.cli.train, tuning.config.load; print(*sorted(sys.modules))"
+    code = (
+        "import sys, tuning.run, tuning.cli.terminal, tuning.cli.train, tuning.config.load; print(*sorted(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "ray", "optuna", "scipy.special", "matplotlib"} & set(done.stdout.split())
 

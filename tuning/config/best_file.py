@@ -43,7 +43,7 @@ class TrainPart(_Part):
 class SpeedPart(_Part):
     """Samples a second of whole trainings, or of windows where there are none, or of a probe.
 
-    `spread` is the half-width of the 95 % interval of their mean, None with fewer than two. The windows are those in
+    `spread` is the half-width of the 95 % interval of their mean, None with fewer than three. The windows are those in
     which configurations took turns: for comparing them, not for what a training will show.
     """
 

@@ -18,7 +18,7 @@ from tuning.config.choices import available
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.lenient import whole
 from tuning.config.shareable import masked, shareable, shareable_value
-from tuning.report.format import plain
+from tuning.report.format import SHOWN_FROM, plain
 from tuning.report.named import PICKS, Named
 from tuning.report.sentences import file_of, kinds, place_sentence, train_command
 from tuning.report.summary import Summary, of_its_knobs
@@ -154,7 +154,7 @@ def _measured(summary: Summary, named: Named) -> dict[str, Any]:
     return {
         SPEED: {
             "median": _short(speed.median if speed else named.probed_samples_per_s),
-            "spread": _short(speed.half_width) if speed else None,
+            "spread": _short(speed.half_width) if speed and len(speed.windows) >= SHOWN_FROM else None,
             "trainings": [_short(rate) for rate in named.trained.windows] if named.trained else [],
             "windows": [_short(rate) for rate in windows.windows] if windows else [],
             "status": "probed" if speed is None else "confirmed" if is_confirmed else "from the search",

@@ -26,7 +26,7 @@ from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
 from tuning.search.rule import Rule, absolute
-from tuning.stats.uncertainty import Gain
+from tuning.stats.uncertainty import Gain, Quality
 
 
 def left_out(config: StudyConfig) -> list[str]:
@@ -93,11 +93,21 @@ def beside_sentence(found: Summary) -> str:
     if best is None or reference is None or not {objective} <= best.quality.keys() & reference.quality.keys():
         return ""
     mine, theirs = best.quality[objective], reference.quality[objective]
-    once = "" if len(theirs.by_seed) > 1 else " by one seed"
+    once = "" if len(theirs.by_seed) > 1 else f" by one seed{_by_that_seed(found, mine, theirs)}"
     horizon, samples = found.horizon_samples, whole(found.study.get("train_samples"))
     shorter = [t for t in found.trials if t.has_ended and (t.trial == best.trial or t.named == reference.name)]
     after = f", each after {fmt.passes(horizon / samples)} over the data" if horizon and samples and not shorter else ""
     return f"{plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}{after}"
+
+
+def _by_that_seed(found: Summary, mine: Quality, theirs: Quality) -> str:
+    """Returns ", by which the pick had 0.912", where that tells the other way round than its fresh seeds; else ""."""
+    own = next((t for t in found.trials if found.best is not None and t.trial == found.best.trial), None)
+    value = None if own is None else own.values.get(found.objective)
+    if own is None or value is None or {own.seed} != {*theirs.by_seed} or own.seed in mine.by_seed:
+        return ""
+    sides = [fresh > theirs.mean for fresh in (mine.mean, value)]
+    return f", by which the pick had {value:.3f}" if sides[0] != sides[1] else ""
 
 
 def failed(views: Sequence[TrialView]) -> list[str]:

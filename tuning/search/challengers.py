@@ -85,7 +85,9 @@ class Selection:
             said += f" (a difference of {self.difference:.2g} ± {self.half_width:.2g})"
         if self.best == first or first not in mean:
             return said
-        return f"{said}; by one seed it was {first}, which confirmed has {mean[first]}"
+        is_left = first not in self.admitted and rule.admits(self.means[first], self.bar)
+        less = ", much less than in the search" * is_left
+        return f"{said}; by one seed it was {first}, which confirmed has {mean[first]}{less}"
 
 
 def challengers(found: Sequence[Entrant], first: str, rule: Rule, top: int) -> list[str]:

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import re
 import shlex
+import statistics
 import subprocess
 
 import pytest
@@ -52,9 +53,12 @@ def test_where_nothing_was_trained_a_training_has_one_pass(records, tmp_path):
 
 
 def test_the_median_of_the_file_is_the_median(found, tmp_path):
-    own = dataclasses.replace(found.named["best"], trained=uncertainty.throughput([10.0, 10.0, 40.0]))
-    path = export.write_best(dataclasses.replace(found, named={"best": own}), tmp_path / "best.yaml")
-    assert yaml.safe_load(path.read_text())["measured"]["samples_per_s"]["median"] == 10.0
+    for rates, is_spread in (([10.0, 10.0, 40.0], True), ([10.0, 40.0], False)):  # of two ± is 12.7 standard errors
+        own = dataclasses.replace(found.named["best"], trained=uncertainty.throughput(rates))
+        path = export.write_best(dataclasses.replace(found, named={"best": own}), tmp_path / "best.yaml")
+        speed = yaml.safe_load(path.read_text())["measured"]["samples_per_s"]
+        assert speed["median"] == statistics.median(rates)
+        assert (speed["spread"] is not None) == is_spread
 
 
 def test_what_was_never_trained_says_so(found, tmp_path):

@@ -248,6 +248,11 @@ def test_a_before_that_was_trained_has_its_quality_and_the_answer_says_both(reco
     said = f"The pick has accuracy {mine:.3f} where before has {theirs:.3f} by one seed, {passes}; it is "
     assert said in sentences.answer(found)
     assert sentences.not_trained_sentence(found) == ""
+    of_today = next(r for r in own if r.event == "trial" and r["trial"] == "t000")
+    between = (mine + 0.908) / 2  # better than the pick's fresh seeds, worse than it by the same seed
+    lucky = [changed(r, values={"accuracy": between}) if r is of_today else r for r in own]
+    said = f"where before has {between:.3f} by one seed, by which the pick had 0.908, {passes}"
+    assert said in sentences.answer(summary.from_records(lucky))
     assert "where before has" not in sentences.answer(summary.from_records(records))
 
 
