@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tuning.config.lenient import finite, whole
 from tuning.config.resolve import measured_beside
-from tuning.config.schema import StudyConfig
+from tuning.config.schema import BEFORE, StudyConfig
 from tuning.journal import timeline
 from tuning.journal.records import Record, last, reopened, trained_beside
 from tuning.report.trial_views import SPEED
@@ -86,7 +86,8 @@ def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: 
     trainings_s = 0.0
     if whole_s and not windows_s:
         trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
-        trainings_s = statistics.fmean(took or whole_s) * max(0, trained * budget.seeds - len(took))
+        done = sum(r.event == "confirmed" and r["name"] != BEFORE for r in records)
+        trainings_s = statistics.fmean(took or whole_s) * max(0, trained * budget.seeds - done)
     each_s = statistics.fmean(windows_s) if windows_s else budget.window_s + FIRST_WINDOW_COST_S
     count = len(turns(records, config))
     rest = -len(windows_s) % count  # of the round that has begun

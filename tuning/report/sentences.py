@@ -93,11 +93,16 @@ def beside_sentence(found: Summary) -> str:
     if best is None or reference is None or not {objective} <= best.quality.keys() & reference.quality.keys():
         return ""
     mine, theirs = best.quality[objective], reference.quality[objective]
-    once = "" if len(theirs.by_seed) > 1 else f" by one seed{_by_that_seed(found, mine, theirs)}"
+    own, other, once = mine.mean, theirs.mean, ""
+    if mine.confirmed and (seeds := sorted(mine.by_seed.keys() & theirs.by_seed.keys())):
+        own, other = (statistics.fmean(one.by_seed[seed] for seed in seeds) for one in (mine, theirs))
+        once = f" by the same {'seed' if len(seeds) == 1 else f'{len(seeds)} seeds'}"
+    elif len(theirs.by_seed) == 1:
+        once = f" by one seed{_by_that_seed(found, mine, theirs)}"
     horizon, samples = found.horizon_samples, whole(found.study.get("train_samples"))
     shorter = [t for t in found.trials if t.has_ended and (t.trial == best.trial or t.named == reference.name)]
     after = f", each after {fmt.passes(horizon / samples)} over the data" if horizon and samples and not shorter else ""
-    return f"{plain(objective)} {mine.mean:.3f} where {called(reference.name)} has {theirs.mean:.3f}{once}{after}"
+    return f"{plain(objective)} {own:.3f} where {called(reference.name)} has {other:.3f}{once}{after}"
 
 
 def _by_that_seed(found: Summary, mine: Quality, theirs: Quality) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainables.knobs import Knobs, Scalar
-from tuning.config.schema import ConfirmSection
+from tuning.config.schema import BEFORE, ConfirmSection
 from tuning.journal.records import Journal, Record, reopened, trained_beside, trials, windows
 from tuning.memory.oom import Outcome
 from tuning.search.challengers import Entrant, Selection, challengers, settle
@@ -72,7 +72,7 @@ def confirm(
     again. Raises ValueError where no trial came to its end.
     """
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
-    selection = _selected(profiler, journal, first, len(named), terms, told)
+    selection = _selected(profiler, journal, first, named, terms, told)
     if selection is not None and _train_the_rest(profiler, journal, selection, len(named), terms, told):
         _, selection = _settled(journal.records, terms)
     if selection is not None:
@@ -93,11 +93,16 @@ def confirm(
 
 
 def _selected(
-    profiler: Profiler, journal: Journal, first: str, named: int, terms: ConfirmTerms, told: Told
+    profiler: Profiler,
+    journal: Journal,
+    first: str,
+    named: Mapping[str, Mapping[str, Scalar]],
+    terms: ConfirmTerms,
+    told: Told,
 ) -> Selection | None:
     """Returns the selection over those that were trained again, None where none of them came to its end.
 
-    `first` is the pick by the search's seed, `named` the number of configurations that are measured beside.
+    `first` is the pick by the search's seed, `named` the configurations that are measured beside.
     Where the best of them fails, comes to much less than in the search, or is no better than the baseline, the next is
     trained as long as there is time, and one left that may take its place.
     """
@@ -202,9 +207,14 @@ def affordable(
     return found or (1, int(needed_s(1, 1) <= left_s - least_windows_s(left_s, budget, named + 1, cost_s)))
 
 
-def expected_s(budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float) -> float:
-    """Returns about how long the stage will take for the pick alone, so that the search can leave it that much."""
+def expected_s(
+    budget: ConfirmSection, configurations: int, horizon: int, samples_per_s: float, before_per_s: float = 0.0
+) -> float:
+    """Returns about how long the stage will take for the pick, and for one training of `before` where its speed is
+    given, so that the search can leave it that much.
+    """
     trainings_s = budget.seeds * MORE * horizon / max(samples_per_s, 1e-9)
+    trainings_s += MORE * horizon / before_per_s if before_per_s else 0.0
     return START_S + trainings_s + windows_s(budget, configurations)
 
 
@@ -327,10 +337,19 @@ def faster_in_turns(
 
 
 def _train(
-    profiler: Profiler, journal: Journal, first: str, named: int, terms: ConfirmTerms, told: Told, *, spares: bool
+    profiler: Profiler,
+    journal: Journal,
+    first: str,
+    named: Mapping[str, Mapping[str, Scalar]],
+    terms: ConfirmTerms,
+    told: Told,
+    *,
+    spares: bool,
 ) -> None:
     """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
 
+    So is `before` on the first of them, and on the others as far as time is left: by one seed the two differ by less
+    than each does from seed to seed (docs/log/confirming.md).
     With `spares` what has collapsed is left, too, so that the next has the time (`_train_the_rest`).
     """
     found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
@@ -338,10 +357,15 @@ def _train(
         return
     chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
     each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]
+    before_s = _before_s(journal.records, named, chosen, terms)
     left_s, cost_s = terms.left_s(), window_cost_s(journal.records)
     done = [len(found[trial].by_seed) for trial in chosen]
-    count, seeds = affordable(left_s, terms.budget, named, each_s, cost_s, done)
-    spare_s = left_s - windows_s(terms.budget, named + 1, cost_s)
+    reserve_s = before_s if _lacks(journal.records, BEFORE, terms.seeds[0]) else 0.0
+    count, seeds = affordable(left_s - reserve_s, terms.budget, len(named), each_s, cost_s, done)
+    if reserve_s and not seeds:
+        before_s, reserve_s = 0.0, 0.0
+        count, seeds = affordable(left_s, terms.budget, len(named), each_s, cost_s, done)
+    spare_s = left_s - reserve_s - windows_s(terms.budget, len(named) + 1, cost_s)
     for place, trial in enumerate(chosen[1:], start=1):
         decision = "confirm" if place < count else "too long"
         needed_s = [one_s * max(0, terms.budget.seeds - n) for one_s, n in zip(each_s, done, strict=True)]
@@ -351,8 +375,9 @@ def _train(
         ):
             told(journal.append("rival", trial=trial, decision=decision, **expected))
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    least_s, needed = least_windows_s(left_s, terms.budget, named + 1, cost_s), dict(zip(chosen, each_s, strict=True))
-    for seed in terms.seeds[:seeds]:
+    least_s = least_windows_s(left_s, terms.budget, len(named) + 1, cost_s)
+    needed = dict(zip(chosen, each_s, strict=True))
+    for number, seed in enumerate(terms.seeds[:seeds]):
         gone = {one.id for one in entrants(journal.records, terms) if spares and one.collapses(terms.rule)}
         going = [trial for trial in chosen[:count] if trial not in gone]
         left = [needed[trial] for trial in going if seed not in found[trial].by_seed]
@@ -363,6 +388,25 @@ def _train(
             if _lacks(journal.records, trial, seed):
                 until_s = terms.left_s() - least_s
                 _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, until_s, told)
+        is_held = not any(one.id == first and one.collapses(terms.rule) for one in entrants(journal.records, terms))
+        others_s = (seeds - 1 - number) * sum(needed[trial] for trial in going) if number else 0.0
+        if before_s and is_held and _lacks(journal.records, BEFORE, seed):
+            until_s = terms.left_s() - others_s - least_s
+            if until_s >= before_s:
+                _train_again(profiler, journal, BEFORE, named[BEFORE], terms.samples, seed, until_s, told)
+
+
+def _before_s(
+    records: Sequence[Record],
+    named: Mapping[str, Mapping[str, Scalar]],
+    chosen: Collection[str],
+    terms: ConfirmTerms,
+) -> float:
+    """Returns the seconds of a training of `before`, 0 where the search had none of it, or it is one of the chosen."""
+    own = {r["trial"] for r in records if r.event == "trial_start" and r.get("named") == BEFORE}
+    rates = [t.samples_per_s for t in trials(records) if t.id in own - {*chosen} and t.outcome == Outcome.OK]
+    rate = next((rate for rate in rates if rate), None)
+    return MORE * terms.samples / rate if rate and BEFORE in named else 0.0
 
 
 def _train_the_rest(

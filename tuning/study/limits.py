@@ -274,7 +274,7 @@ class Limits:
             rate, reserve_s = self._fastest_per_s(), math.inf  # unknown: the whole share
             if rate:
                 reserve_s = confirm.expected_s(
-                    self._config.budget.confirm, self._configurations(), self.horizon(), rate
+                    self._config.budget.confirm, self._configurations(), self.horizon(), rate, self._before_per_s()
                 )
             deadline = self.ends_at - min(reserve_s, confirm.SHARE * search.max_time_s)
         return SearchTerms(
@@ -296,15 +296,26 @@ class Limits:
         That of a workload of ours is nobody's at hand, unless it was typed. One that has begun stays.
         """
         config, records = self._config, self._journal.records
-        typed = any(k.startswith(f"named.{BEFORE}.") and o == COMMAND_LINE for k, o in config.origins.items())
-        if BEFORE not in config.named or not (typed or config.workload.ref not in available("workload")):
+        if not self._is_present():
             return None
         if any(r.event == "trial_start" and r.get("named") == BEFORE for r in records):
             return config.named[BEFORE]
-        known = Speeds(probed(records)).ranked(config.named[BEFORE])
-        takes_s = confirm.MORE * self.horizon() / known[0].samples_per_s if known else 0.0
+        rate = self._before_per_s()
+        takes_s = confirm.MORE * self.horizon() / rate if rate else 0.0
         too_long = deadline is not None and takes_s > BEFORE_FRAC * (deadline - time.monotonic())
         return None if too_long else config.named[BEFORE]
+
+    def _is_present(self) -> bool:
+        config = self._config
+        typed = any(k.startswith(f"named.{BEFORE}.") and o == COMMAND_LINE for k, o in config.origins.items())
+        return BEFORE in config.named and (typed or config.workload.ref not in available("workload"))
+
+    def _before_per_s(self) -> float:
+        """Returns how fast the present configuration trains by what was probed, 0 where that is not known."""
+        if not self._is_present():
+            return 0.0
+        known = Speeds(probed(self._journal.records)).ranked(self._config.named[BEFORE])
+        return known[0].samples_per_s if known else 0.0
 
     def confirm_s(self) -> float:
         """Returns the seconds that confirming may take from here on: what max_time leaves, at most a share of it."""

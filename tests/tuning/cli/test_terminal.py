@@ -60,9 +60,9 @@ def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
     answer = (
         "set length_bucketing=true ram_cache=true amp_dtype=bf16 fused_optimizer=true learning_rate=6.1e-4 "
         "micro_batch_size=8 every other knob at its default (trial t007) "
-        "gain The pick has accuracy 0.906 where before has 0.887 by one seed, each after 1 pass over the data; it is "
-        "1.85 (1.83 to 1.86) times as fast as before and 1.22 (1.20 to 1.24) times as fast as after (95 % intervals of "
-        "the mean ratio, 5 rounds side by side). "
+        "gain The pick has accuracy 0.905 where before has 0.887 by the same seed, each after 1 pass over the data; it "
+        "is 1.85 (1.83 to 1.86) times as fast as before and 1.22 (1.20 to 1.24) times as fast as after (95 % intervals "
+        "of the mean ratio, 5 rounds side by side). "
     )
     assert told.startswith(answer)
     assert "speed 61.3 ± 0.7 samples/s: mean of 5 windows, ± 95 % interval of that mean" in told

@@ -96,6 +96,23 @@ SEARCHED = {"a": (0.1, 0.19, 10.0), "b": (0.2, 0.209, 70.0), "c": (0.3, 0.40, 90
 """Trials by id: learning rate, error with the search's seed, samples a second. By one seed `a` is picked."""
 
 
+def test_before_is_trained_on_the_picks_fresh_seeds_the_first_before_the_picks_others(tmp_path: Path) -> None:
+    today = {"learning_rate": 0.4, "micro_batch_size": 5}
+    for left_s, own, theirs in ((1000.0, [1, 2, 3], [1, 2, 3]), (40.0, [1, 2], [1]), (18.0, [1], [])):
+        journal, bench = searched(_made(tmp_path / f"{left_s:g}")), SeededBench({0.1: 0.191, 0.4: 0.25})
+        journal.append("trial_start", trial="d", named="before", beside=True)
+
+        def left(bench: SeededBench = bench, left_s: float = left_s) -> float:
+            return left_s - sum(11.5 if rate == 0.4 else 5.75 for rate, _ in bench.trained)
+
+        terms = ConfirmTerms(RULE, (1, 2, 3), BUDGET.model_copy(update={"top": 1}), 50, left)
+        found = confirm(bench, journal, {"before": today}, terms, ignore)
+        again = [(r["name"], r["seed"]) for r in journal.records if r.event == "confirmed"]
+        assert sorted(again) == [*(("a", seed) for seed in own), *(("before", seed) for seed in theirs)]
+        assert found.best == "a", "it is measured beside, and changes no pick"
+        assert not theirs or again.index(("before", 1)) == 1
+
+
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
