@@ -132,12 +132,35 @@ class Speeds:
         batch_size, group = Knobs.of(knobs).batch_size, group_of(knobs)
         if (group, batch_size) not in self._ranked:
             known, effects = self._known(batch_size)
+            known = {**self._of_larger(group, batch_size), **known}
             nearest = min(known, key=lambda other: _differing(group, other), default=group)
             pairs = zip(enumerate(group), enumerate(nearest), strict=True)
             factor = math.exp(sum(effects.get(own, 0.0) - effects.get(other, 0.0) for own, other in pairs))
             found = [SystemChoice(c.system, c.samples_per_s * factor) for c in known.get(nearest, ())]
             self._ranked[group, batch_size] = sorted(found, key=lambda choice: -choice.samples_per_s)
         return self._ranked[group, batch_size]
+
+    def _of_larger(self, group: tuple[Scalar, ...], batch_size: int) -> _Groups:
+        """Returns the group as if it were probed, where only one was that differs in a larger micro-batch alone.
+
+        That is so where the micro-batch changes what is learned, and no probe has one as small as the batch: a sample
+        is then taken to cost what it does there, so that the batch has the system knobs that are fastest beside it.
+        """
+        if "micro_batch_size" not in table().both or group in self._groups:
+            return {}
+        place = table().both.index("micro_batch_size")
+        size, rest = int(group[place]), (group[:place], group[place + 1 :])
+        larger = {
+            int(g[place]): g for g in self._groups if (g[:place], g[place + 1 :]) == rest and int(g[place]) > size
+        }
+        if not larger:
+            return {}
+        nearest, micro_steps = min(larger), math.ceil(batch_size / size)
+        found = []
+        for probe in self._groups[larger[nearest]]:
+            a_step_s = micro_steps * size / nearest * probe.micro_step_s + probe.optimizer_step_s
+            found.append(SystemChoice(probe.system, batch_size / a_step_s))
+        return {group: found}
 
     def _known(self, batch_size: int) -> tuple[_Groups, _Effects]:
         """Returns what was measured at a batch size, by group (probes, and trials where there are none), and the

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainables.knobs import Scalar
+from trainables.knobs import KnobTable, Scalar, using
 from tuning.config.space import Space
 from tuning.journal.records import Record
 from tuning.search.throughput import Probed, Speeds, inside, probed, suits
@@ -83,6 +83,18 @@ def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
     speeds = Speeds([small, large])
     at = {b: [c.system["micro_batch_size"] for c in speeds.ranked({"batch_size": b})] for b in (16, 32)}
     assert at == {16: [16, 8], 32: [32, 8]}
+
+
+def test_where_the_micro_batch_changes_what_is_learned_a_smaller_batch_has_the_knobs_of_the_larger() -> None:
+    with using(KnobTable(kinds={"micro_batch_size": "both"})):
+        slow, fast = (probe(s, 0.002, micro_batch_size=64, num_workers=n) for s, n in ((0.02, 0), (0.01, 2)))
+        apart = probe(0.001, amp_dtype="bf16", micro_batch_size=16, num_workers=1)
+        asked: dict[str, Scalar] = {"batch_size": 16, "micro_batch_size": 16}
+        best, second = Speeds([slow, fast, apart]).ranked(asked)
+        assert (best.system["num_workers"], second.system["num_workers"]) == (2, 0)
+        assert best.samples_per_s == pytest.approx(16 / (0.01 / 4 + 0.002)), "a sample costs what it does there"
+        own = probe(0.004, micro_batch_size=16, num_workers=0)
+        assert [c.system["num_workers"] for c in Speeds([fast, own]).ranked(asked)] == [0], "its own probes stand"
 
 
 @given(batch=st.integers(1, 64), micro=st.integers(1, 64), rate=st.floats(1.0, 1e5))
