@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from trainables.knobs import Scalar, is_active, table
 from tuning.config.schema import ProbeSection, StudyConfig
@@ -59,11 +59,7 @@ class ProbeStage:
         self._budget, self._clock = budget, clock
         self._batch_size = reference_batch_size(space)
         self._groups = speed_groups(space)
-        values = [len(_values(space, name)) - 1 for name in space.subset({"system"}).parameters]
-        a_pass, others = 1 + sum(values) + len(self._smaller_batches()), len(self._groups) - 1
-        wanted = max(a_pass + others, a_pass / FIRST_FRAC if others else 0)
-        whole_s = budget.probe_time_s
-        self._probe_s = min(whole_s, max(SHORTEST_FRAC * whole_s, budget.max_time_s / wanted))
+        self._probe_s = budget.probe_time_s
         own = [r for r in _ended(journal) if not r["name"]]
         own += [r for r in journal.records if r.event == "refused" and r["stage"] == "probe"]
         self._known: dict[tuple[Scalar, ...], Record] = {self._place(r["config"]): r for r in own}
@@ -73,7 +69,9 @@ class ProbeStage:
         self._told = told
         began = self._clock()
         have = {r["name"] for r in _ended(self._journal) if r["name"]}
-        until = began + self._budget.max_time_s - len(named.keys() - have) * NAMED_TIMES * self._probe_s
+        kept = len(named.keys() - have) * NAMED_TIMES
+        self._probe_s = self._a_probe_s(kept)
+        until = began + self._budget.max_time_s - kept * self._probe_s
         self._sweep(self._groups[0], until if len(self._groups) == 1 else began + FIRST_FRAC * (until - began))
         for group in self._groups[1:]:
             if self._clock() < until and not self._only_crash:
@@ -85,6 +83,14 @@ class ProbeStage:
         for name, knobs in named.items():  # one step of a configuration tuned for a card can take 40 s on a CPU
             if name not in have and self._clock() < ends_at:
                 told(self._measure(dict(knobs), self._probe_s, name=name))
+
+    def _a_probe_s(self, kept: float) -> float:
+        """Returns how long a probe is, so that each value of a knob has one in the time, and `kept` more are there."""
+        values = [len(_values(self._space, name)) - 1 for name in self._space.subset({"system"}).parameters]
+        a_pass, others = 1 + sum(values) + len(self._smaller_batches()), len(self._groups) - 1
+        wanted = kept + max(a_pass + others, a_pass / FIRST_FRAC if others else 0)
+        whole_s = self._budget.probe_time_s
+        return min(whole_s, max(SHORTEST_FRAC * whole_s, self._budget.max_time_s / wanted))
 
     def _sweep(self, group: Mapping[str, Scalar], until: float) -> None:
         """Descends in one group, then measures what it found at smaller batch sizes, as far as the time lasts.
@@ -205,6 +211,17 @@ class ProbeStage:
     def _clipped(self, knobs: Mapping[str, Scalar]) -> dict[str, Scalar]:
         whole = {"learning_rate": table().defaults["learning_rate"], **knobs, "batch_size": self._batch_size}
         return {n: v for n, v in whole.items() if is_active(n, whole)}
+
+
+def left_out(records: Sequence[Record], space: Space) -> list[str]:
+    """Returns the searched system knobs of which only one value was probed, or refused, though they have an effect."""
+    own = [r for r in records if r.event == "probe" and not r["name"]]
+    if not probed(own):
+        return []
+    own += [r for r in records if r.event == "refused" and r["stage"] == "probe"]
+    active = {n: [r["config"].get(n) for r in own if is_active(n, r["config"])] for n in space.parameters}
+    searched = [n for n in space.subset({"system"}).parameters if len(_values(space, n)) > 1]
+    return [n for n in searched if active[n] and len({*active[n]}) == 1]
 
 
 def _ended(journal: Journal) -> list[Record]:

@@ -43,7 +43,7 @@ from tuning.report import export, report, sentences, summary
 from tuning.report.format import passes
 from tuning.search import runtime_check
 from tuning.search.confirm import SHARE
-from tuning.search.probe import ProbeStage
+from tuning.search.probe import ProbeStage, left_out
 from tuning.search.protocols import TrialPlan
 from tuning.search.scheduler import TrialScheduler
 from tuning.search.selection import recombine
@@ -317,6 +317,8 @@ class _Study:
         is_cut = held is not None and groups.micro_batch_of({**whole, size: held}) < groups.micro_batch_of(whole)
         if searched and is_cut and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
+        if names := left_out(self._journal.records, self._space):
+            self._note(f"no time was left to probe {', '.join(names)}: a larger search.max_time has it", warns="probes")
         if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
             self._note(said, warns="probes")
 

@@ -16,7 +16,7 @@ from tuning.journal.records import Journal
 from tuning.memory.groups import guard, key_of, memory_groups
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGuard
 from tuning.memory.measure import MemoryStage
-from tuning.search.probe import ProbeStage
+from tuning.search.probe import ProbeStage, left_out
 from tuning.search.throughput import Speeds, fastest, inside, probed
 
 BUDGET = ProbeSection(max_time_s=10.0, probe_time_s=1.0)
@@ -64,6 +64,30 @@ def test_what_cannot_fit_is_refused_and_never_probed(tmp_path: Path) -> None:
     refused = [r["config"] for r in journal.records if r.event == "refused"]
     assert {r["micro_batch_size"] for r in refused} == {64}
     assert not any(k["micro_batch_size"] == 64 and not k["activation_checkpointing"] for k in profiler.probed)
+
+
+@pytest.mark.parametrize(("max_time_s", "lacking"), [(11.3, []), (3.5, ["channels_last"])])
+def test_probes_are_so_short_that_each_value_has_one_beside_what_is_named_and_what_had_none_is_said(
+    tmp_path: Path, max_time_s: float, lacking: list[str]
+) -> None:
+    class Timed(FormulaProfiler):
+        now_s = 0.0
+
+        def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
+            self.now_s += time_s
+            return super().probe(knobs, time_s, best_samples_per_s)
+
+    space = Space.of(
+        {"batch_size": 64, "micro_batch_size": 64, "num_workers": [0, 1, 2], "channels_last": [False, True]}
+    )
+    journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), Timed()
+    budget = ProbeSection(max_time_s=max_time_s, probe_time_s=3.0)
+    ProbeStage(profiler, space, journal, guard([], None), budget, clock=lambda: profiler.now_s).run(
+        {"before": {"batch_size": 64, "num_workers": 0}}, lambda r: None
+    )
+    assert left_out(journal.records, space) == lacking
+    assert journal.records[-1]["name"] == "before"
+    assert profiler.now_s <= max_time_s
 
 
 def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) -> None:
