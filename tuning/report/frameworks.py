@@ -112,8 +112,8 @@ class _Told:
         return found | self._of_their_code() | self.undone
 
     def _of_their_code(self) -> dict[str, str]:
-        """Returns the hooks of the workload's own in whose company its rate was found, where they were not told."""
-        own = [name for name in ("optimizer", "schedule") if name not in self]
+        """Returns what of the workload's own its rate was found beside, where it was not told: hooks, and clipping."""
+        own = [name for name in ("optimizer", "schedule", "max_grad_norm") if name not in self]
         own += ["parameter_groups"] if self.has_groups and "optimizer" in self else []  # else nobody asks for them
         own = [name for name in own if name not in self.told]
         if not own or "learning_rate" not in self:
@@ -139,6 +139,7 @@ class _Told:
 def _transformers(told: _Told) -> dict[str, dict[str, Any]]:
     groups = "one rate for all, and weight decay but of biases and norms"
     told.defaults = {"optimizer": "AdamW", "schedule": "a linear schedule", "parameter_groups": groups}
+    told.defaults["max_grad_norm"] = "a norm of at most 1.0"
     count, micro = told.cut()
     found: dict[str, Any] = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": count}
     found |= told.loader("dataloader_")
@@ -228,7 +229,7 @@ def _nesterov(told: _Told) -> bool:
 
 
 def _json(told: _Told) -> dict[str, dict[str, Any]]:
-    told.told |= {*told.knobs, "optimizer", "schedule", "parameter_groups"}
+    told.told |= {*told.knobs, "optimizer", "schedule", "parameter_groups", "max_grad_norm"}
     best = told.best
     workload = {"ref": best.ref, "options": dict(best.options)}
     train = {"samples": best.samples, "seed": best.seed}

@@ -134,6 +134,10 @@ def test_hooks_of_the_workloads_own_are_listed(hooks: list[str], says: str, by_d
         assert (f"by default there is {by_default}" in said) == (framework == "transformers")
         assert "of the workload's own" not in exported(best(**KnobTable().defaults), framework).unsaid
     assert exported(best(**table.defaults), "json", None, table).unsaid == {}
+    table = KnobTable()
+    unclipped = best(**{name: value for name, value in table.defaults.items() if name != "max_grad_norm"})
+    said = exported(unclipped, "lightning", None, table).unsaid["of the workload's own"]
+    assert said.startswith("max_grad_norm: of the workload's own code"), "as of run.backward(max_norm=1.0)"
 
 
 @pytest.mark.parametrize(
