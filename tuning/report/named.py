@@ -10,6 +10,7 @@ from typing import Any
 
 from tuning.config.lenient import finite, mapping, whole
 from tuning.journal.records import Record, windows
+from tuning.memory.oom import Outcome
 from tuning.report.format import differing
 from tuning.report.trial_views import SPEED, TrialView, trained_as, view
 from tuning.search import bottleneck, selection
@@ -80,7 +81,8 @@ class Confirming:
         trained = {*labels, trained_as(self.records).get(name, name)}  # with other system knobs, which teach the same
         learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
         own = [r for r in confirmed if _same(r.get("config", source.config), source.config)]  # else it was rated anew
-        rates, is_probed = [x for r in own if (x := finite(r.get(SPEED)))], self._is_probed(source)
+        whole_ones = [r for r in own if r.get("outcome", Outcome.OK) == Outcome.OK]  # one that was cut is no training
+        rates, is_probed = [x for r in whole_ones if (x := finite(r.get(SPEED)))], self._is_probed(source)
         peaks = [source.peak_allocated_bytes, *(whole(r.get("peak_allocated_bytes")) for r in own or windows)]
         quality = {name: self._quality(name, learned, source) for name in self.objectives}
         return Named(

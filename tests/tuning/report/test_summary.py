@@ -256,6 +256,15 @@ def test_a_before_that_was_trained_has_its_quality_and_the_answer_says_both(reco
     assert "where before has" not in sentences.answer(summary.from_records(records))
 
 
+def test_a_training_that_was_cut_has_no_speed_of_the_pick(records):
+    whole = summary.from_records(records).best.trained
+    cut = [
+        changed(r, outcome="cut", samples_per_s=1e6) if r.event == "confirmed" and r["seed"] == 13 else r
+        for r in records
+    ]
+    assert len(summary.from_records(cut).best.trained.windows) == len(whole.windows) - 1
+
+
 def test_what_differs_in_nothing_that_speed_depends_on_is_called_alike(records):
     found = summary.from_records(records)
     best = found.best.config
