@@ -369,9 +369,12 @@ def last_fields(records: Sequence[Record], event: str) -> Mapping[str, Any]:
 
 
 def windows(records: Sequence[Record]) -> list[Record]:
-    """Returns the windows that were taken in turns: those from before the study got more time stand apart."""
-    own = [r for r in reopened(records) if r.event == "window"]
-    return own or [r for r in records if r.event == "window"]
+    """Returns the windows that were taken in turns: of the last session that took any, as each counts its rounds anew.
+
+    A session begins where the study is given more to do.
+    """
+    end = next((n + 1 for n in reversed(range(len(records))) if records[n].event == "window"), 0)
+    return [r for r in reopened(records[:end]) if r.event == "window"]
 
 
 def stage_done(records: Sequence[Record], stage: str) -> bool:

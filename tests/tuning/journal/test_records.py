@@ -392,6 +392,7 @@ def test_a_study_that_was_given_more_time_is_not_finished_and_has_its_probes() -
     more = made(*first, ("resume", {"search": {"trials": 20}}), window, window, *ends)
     assert is_finished(more)
     assert len(windows(more)) == 2
+    assert len(windows([*more, *made(("resume", {"pick": {"tolerance": 0.1}}))])) == 2, "no other session's"
 
 
 def test_a_rating_whose_trial_is_not_there_is_passed_over(tmp_path: Path) -> None:

@@ -221,6 +221,14 @@ def test_windows_of_another_configuration_are_not_those_of_the_best(records):
     assert summary.from_records([*own, *earlier]).gains == summary.from_records(records).gains
 
 
+def test_a_gain_is_of_the_windows_of_one_session_after_one_that_took_none(records):
+    start = next(n for n, r in enumerate(records) if r.event == "window")
+    earlier = [changed(r, samples_per_s=1.0) for r in records if r.event == "window" and r["name"] == "before"]
+    more = Record(seq=900, t=records[-1].t, event="resume", fields={"pick": {"tolerance": 0.1}})
+    again = [*records[:start], *earlier, more, *records[start:], dataclasses.replace(more, seq=901)]
+    assert summary.from_records(again).gains == summary.from_records(records).gains
+
+
 def test_a_trial_that_another_overtook_has_its_knobs_and_speed_and_no_figure_of_what_ran(records):
     own = next(r for r in records if r.event == "trial" and r["outcome"] == "ok")
     fields = {"trial": own["trial"], "config": {**own["config"], "num_workers": 3}, "samples_per_s": 999.0}
