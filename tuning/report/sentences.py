@@ -239,13 +239,22 @@ def _recorded_runs_dir(found: Summary) -> str:
     return plain(mapping(found.study.get("config")).get("runs_dir") or "runs")
 
 
-def unsteady_sentence(best: Named) -> str:
-    """Returns that the best's probe and what was measured later differ by `UNSTEADY` times and more; else ""."""
-    probed, later = best.probed_samples_per_s, best.throughput or best.trained
-    if not probed or later is None or 1 / UNSTEADY < probed / later.mean < UNSTEADY:
+def unsteady_sentence(best: Named, threads: int | None = None) -> str:
+    """Returns that the best's speed and its probe, or else a training of it, differ by `UNSTEADY` times and more; else
+    "". `threads` are those that it computes with, None where that is not known.
+    """
+    shown = best.throughput or best.trained
+    if shown is None:
         return ""
-    said = f"its probe had {rate(probed)} samples/s: other work on the machine, or threads that wait for each other"
-    return f"{said} (OMP_NUM_THREADS=1 tells); a gain is still the ratio of windows in turns"
+    known = [("its probe", best.probed_samples_per_s or shown.mean)]
+    known += [("a training", one) for one in best.trained.windows] if best.trained and best.throughput else []
+    apart = [(max(per_s, shown.mean) / min(per_s, shown.mean), of, per_s) for of, per_s in known]
+    times, of, per_s = max(apart, key=lambda one: one[0])
+    if times < UNSTEADY:
+        return ""
+    wait = ", or threads that wait for each other (OMP_NUM_THREADS=1 tells)" if threads != 1 else ""
+    said = f"{of} had {rate(per_s)} samples/s: other work on the machine{wait}"
+    return f"{said}; a gain is still the ratio of windows in turns"
 
 
 def disturbed(probes: Sequence[Record]) -> str:

@@ -11,6 +11,7 @@ from tuning.journal.records import Record
 from tuning.report import export, report, sentences, summary, tables, text
 from tuning.report.named import gains
 from tuning.report.sooner import sooner_sentence
+from tuning.stats import uncertainty
 
 
 def changed(record, **fields):
@@ -163,6 +164,11 @@ def test_a_configuration_with_two_speeds_is_remarked_upon(records, times, told):
     found = summary.from_records(records).best
     unlike = dataclasses.replace(found, probed_samples_per_s=times * found.throughput.mean)
     assert bool(sentences.unsteady_sentence(unlike)) is told
+    assert ("OMP_NUM_THREADS" in sentences.unsteady_sentence(unlike, 2)) is told
+    assert "OMP_NUM_THREADS" not in sentences.unsteady_sentence(unlike, 1), "one thread waits for no other"
+    trainings = uncertainty.throughput([found.throughput.mean, times * found.throughput.mean])
+    said = sentences.unsteady_sentence(dataclasses.replace(found, trained=trainings))
+    assert said.startswith("a training had ") is told
 
 
 def test_how_the_card_was_doing_stands_beside_what_holds_it_back(records):
