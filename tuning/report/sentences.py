@@ -259,12 +259,13 @@ def unsteady_sentence(best: Named, threads: int | None = None) -> str:
 
 def disturbed(probes: Sequence[Record]) -> str:
     """Returns that other programs took part of the processor while probes were timed, "" where that was little."""
-    taken = [share for r in probes if (share := finite(r.get("others_cpu_frac"))) is not None]
+    timed = [r for r in probes if finite(r.get("samples_per_s"))]
+    taken = [share for r in timed if (share := finite(r.get("others_cpu_frac"))) is not None]
     disturbed = [share for share in taken if share >= OTHERS_FRAC]
     if not disturbed:
         return ""
     took = f"other programs took {percent(statistics.median(disturbed))} of their cores"
-    said = f"{took} while {len(disturbed)} of {len(probes)} probes were timed"
+    said = f"{took} while {len(disturbed)} of {len(timed)} probes were timed"
     return f"{said}: these look slower than they are, and the search goes by them; a new run on a quiet machine tells"
 
 
