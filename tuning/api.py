@@ -49,7 +49,7 @@ class Configuration:
     The speed is of windows in turns, else of whole trainings, else of its probe; of a trial what the search went by.
 
     `name` is a trial's, or that of a configuration given by hand; what was not measured is None or lacking.
-    `is_confirmed` says whether it was trained again on fresh seeds, and came to as much as in the search.
+    `is_confirmed` says whether it was trained again on fresh seeds; False for a pick that came to much less on them.
     """
 
     name: str
