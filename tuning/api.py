@@ -217,6 +217,10 @@ def load_best(path: str | Path) -> LoadedBest:
     path = Path(path)
     if not path.suffix and not path.exists():
         path = find_run("runs", str(path))
+    if (path / JOURNAL).is_file() and not (path / "best.yaml").exists():
+        name = path.absolute().name
+        what = f"run {name} has no best.yaml: it ended before its pick, or no trial reached its end"
+        raise ConfigError(what, remedy=f"python -m tuning show {name} says how its trials ended")
     found = best_file.read(path / "best.yaml" if path.is_dir() else path)
     return LoadedBest(**vars(found))
 

@@ -129,6 +129,16 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written() -> None:
     assert not Path("runs").exists()
 
 
+def test_a_run_without_a_pick_has_no_best_to_load_and_says_why() -> None:
+    folder = Path("runs", "mine", "b1")
+    folder.mkdir(parents=True)
+    (folder / "trials.jsonl").touch()
+    for run in ("b1", folder):
+        with pytest.raises(ConfigError, match=r"run b1 has no best\.yaml: it ended before its pick") as raised:
+            load_best(run)
+        assert raised.value.remedy == "python -m tuning show b1 says how its trials ended"
+
+
 def test_a_study_that_fails_leaves_no_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[object] = []
     monkeypatch.setattr(Terminal, "close", lambda terminal: closed.append(terminal))

@@ -18,7 +18,7 @@ from trainables.knobs import KnobTable, Scalar
 from tuning import __main__
 from tuning.cli import runs, stop
 from tuning.journal.records import IN_ANOTHER_CONTAINER, Journal, Record
-from tuning.report import tables
+from tuning.report import summary, tables
 from tuning.report.summary import Summary
 
 OLDEST, NEWEST = "zz-first", "20261121-103412-3f2a"
@@ -180,6 +180,22 @@ def test_ablate_says_that_a_secret_was_not_written_down(
     code, out, err = answered(capsys, "ablate", "secret", "--runs-dir", runs_dir)
     assert (code, out) == (2, "")
     assert err.startswith("error: run secret: workload.hub_token is a secret, which was not written down\n")
+
+
+def test_ablate_says_that_nothing_differs(
+    runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = summary.from_records(records).best
+    assert best is not None
+    given = {name for name in summary.from_records(records).named if name not in ("best", "most_accurate")}
+    alike = [
+        dataclasses.replace(r, fields={**r.fields, "config": best.config}) if r.get("name") in given else r
+        for r in records
+    ]
+    written(runs_dir / "nli" / "alike", alike)
+    code, out, err = answered(capsys, "ablate", "alike", "--runs-dir", runs_dir)
+    assert (code, out) == (1, "")
+    assert "the best of run alike and before differ in nothing that changes speed" in err
 
 
 def test_help_loads_nothing_that_takes_long() -> None:
