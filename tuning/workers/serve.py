@@ -33,12 +33,13 @@ def serve(connection: Connection) -> None:
         try:
             session = Session(connection.recv())
             session.warm(session.setting.start)
-            if isinstance(session.resident, OwnResident):  # whose function runs in a thread of its own, the newest
+            has_loop = isinstance(session.resident, OwnResident)
+            if has_loop:  # whose function runs in a thread of its own, the newest
                 faulthandler.register(signal.SIGUSR1, all_threads=True)
         except (Exception, SystemExit) as error:  # whatever a workload's loading raises: the study says it
             connection.send(user_code.failed(error))
             return
-        connection.send({})
+        connection.send({"has_loop": has_loop})
         while True:
             method, arguments = connection.recv()
             try:

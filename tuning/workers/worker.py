@@ -110,7 +110,7 @@ class Worker:
         self._warn = warn
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._is_ready = False
+        self._is_ready = self._has_loop = False
         self._longest_s = 0.0
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed by __exit__)
 
@@ -120,11 +120,12 @@ class Worker:
         """Returns what the process knows of device and workload; the first call waits for its imports."""
         found = self._measured({}, "describe", dict(knobs))
         fault, mend = found.get("fault"), "mend what it names"
-        if fault in (LATE.name, HUNG.name):
+        if self._has_loop and fault in (LATE.name, HUNG.name):
             mend += " (does a train(run) go over run.batches(loader)?)"
         if fault == LATE.name:
-            what = f"search.max_time was over before the workload was loaded: {found['message']}"
-            raise PreflightError(what, remedy=f"{mend}, or a larger search.max_time")
+            said = str(found["message"]).removeprefix(f"{LATE.name}: ")
+            remedy = f"{mend}, or " * (self._has_loop or " in File " in said) + "a larger search.max_time"
+            raise PreflightError(f"{LATE.name} before the workload was loaded: {said}", remedy=remedy)
         if fault is not None:
             remedy = f"{mend}, or give it more time: search.hang_time=10m"
             raise PreflightError(f"the measuring process failed twice: {found['message']}", remedy=remedy)
@@ -315,7 +316,7 @@ class Worker:
         if isinstance(answer, Failed):
             self.end()
             raise user_code.error_of(answer, self.config.workload)
-        self._is_ready = True
+        self._is_ready, self._has_loop = True, bool(answer.get("has_loop"))
 
     def _answer(self, idle_s: float) -> Any:
         """Returns the next answer; raises WorkerLost where the process ends before, or takes longer than it may.

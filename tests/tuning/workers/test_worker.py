@@ -226,6 +226,16 @@ def test_a_loop_that_never_asks_for_a_batch_is_told_what_it_may_lack(
     assert "does a train(run) go over run.batches(loader)?" in raised.value.remedy
 
 
+def test_a_workload_that_is_not_loaded_in_time_says_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "LAST_S", 0.1)
+    with Worker(WorkerConfig("tests/data/mine.py", {})) as worker:
+        worker.deadline = time.monotonic()
+        with pytest.raises(PreflightError) as raised:
+            worker.describe(KNOBS)
+    assert raised.value.what.startswith("search.max_time was over before the workload was loaded: no answer for ")
+    assert raised.value.remedy == "a larger search.max_time"
+
+
 @pytest.mark.fault
 def test_its_process_and_its_loaders_end_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
