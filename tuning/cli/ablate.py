@@ -44,9 +44,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Returns the exit code; raises NoUsableTrial for a run whose best has nothing to take apart, or that has none,
-    ConfigError for values out of range.
-    """
+    """Returns the exit code; raises NoUsableTrial for a run without a best, ConfigError for values out of range."""
     asked = parser().parse_args(argv)
     if not 2 <= asked.rounds <= 100:
         raise ConfigError(f"--rounds {asked.rounds}", allowed="2 to 100", remedy="--rounds 5")
@@ -66,14 +64,14 @@ def main(argv: Sequence[str]) -> int:
     reference = found.reference
     before, name = (reference.config, reference.name) if reference else ({}, PLAIN)
     pairs, idle = ablation.pairs(found.best.config, before, name)
+    messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
     if not pairs:
         alike = f"the best of run {folder.name} and {name} differ in nothing that changes speed"
-        raise NoUsableTrial(
-            f"{alike}: there is nothing to take apart",
-            remedy="a run with another pick, such as one with more knobs or more time",
-        )
+        line(messages, f"{alike}: there is nothing to take apart")
+        if asked.json:
+            print(json.dumps({"device": None, "receipts": [], "idle": idle}))
+        return 0
     pairs = _only(pairs, asked.only)
-    messages, result = console(sys.stderr, os.environ), console(sys.stdout, os.environ)
     setting = _setting(folder, records)
     with Worker(setting) as profiler, Journal.open(folder / RECEIPTS, create=True) as journal:
         facts = profiler.describe(found.best.config)["device"]
