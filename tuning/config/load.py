@@ -35,6 +35,12 @@ from tuning.config.space import shown
 
 MINUTE_S = 60
 """Below this a number without a unit is said to be seconds."""
+BESIDE_RESUME = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster", "devices")
+"""What may be typed when a run goes on, as it is of the session and not of the run."""
+EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": ("trials", "most_trials")}
+"""What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
+TOLERANCE = "pick.tolerance"
+"""The setting of which a resumed run may be given another value: it then chooses its best configuration again."""
 
 
 def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref: KnobTable()) -> StudyConfig:
@@ -45,6 +51,7 @@ def load(argv: Sequence[str], own_table: Callable[[str], KnobTable] = lambda ref
     """
     typed = command_line.parse(argv, available("workload"))
     secrets = _secrets_of_a_run(typed)
+    _check_beside_resume(typed)
     groups, workload = _groups(typed)
     ours = OURS.get(workload.ref, KnobTable({}))
     use(ours if workload.packaged else _own_table(workload.ref, typed, own_table))
@@ -122,6 +129,20 @@ def _secrets_of_a_run(typed: Typed) -> dict[str, str]:
     """Takes the secrets out of a command line that resumes a run: which workload's they are is in its records."""
     keys = [k for k in typed.values if k.startswith("workload.") and is_secret(k)] if "resume" in typed.values else []
     return {key.removeprefix("workload."): command_line.unquoted(typed.values.pop(key)) for key in keys}
+
+
+def _check_beside_resume(typed: Typed) -> None:
+    """Raises ConfigError for what a run that goes on cannot be given, before it is read as of another workload."""
+    run_id = typed.values.get("resume", "null")
+    again = (*BESIDE_RESUME, *EXTENDABLE, TOLERANCE)
+    others = [f"{key}={text}" for key, text in {**typed.groups, **typed.values}.items() if key not in again]
+    if run_id != "null" and others:
+        raise ConfigError(
+            f"{others[0]} beside resume={run_id}: a run goes on with the configuration it began with",
+            allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, "
+            f"{TOLERANCE}, and more of {' or '.join(EXTENDABLE)}",
+            remedy="leave it out, or start a new run",
+        )
 
 
 def _place(tree: Tree, key: str, text: str, *, free_options: bool) -> None:

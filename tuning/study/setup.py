@@ -17,6 +17,7 @@ from trainables.near_names import nearest
 from tuning.config import atomic
 from tuning.config.cards import GIB_BYTES
 from tuning.config.errors import ConfigError, UserCodeError
+from tuning.config.load import BESIDE_RESUME, EXTENDABLE, TOLERANCE
 from tuning.config.resolve import (
     apply_card,
     check_whole,
@@ -41,10 +42,6 @@ FEW_VALIDATION = 50
 """Below so many validation samples a study says that their quality tells little."""
 CACHE_TIME_FRAC, CACHE_UNTIL_S = 0.05, 6000.0
 """Of the time of a study, what filling one RAM cache may take; without a limit of time as if that were 100 minutes."""
-EXTENDABLE = {"search.max_time": ("max_time_s", "max_time_s"), "search.trials": ("trials", "most_trials")}
-"""What a run may be given more of when it goes on: its field, and what that comes to, None without a limit."""
-TOLERANCE = "pick.tolerance"
-"""The setting of which a resumed run may be given another value: it then chooses its best configuration again."""
 UNTRAINED = "untrained model"
 """The baseline that every workload has: its own model before any step."""
 
@@ -112,16 +109,6 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
     require_known(study, folder)
     use(table_of(records))
     before = from_resolved(study["config"])
-    own = ("resume", "runs_dir", "dashboard", "force", "cluster", "insecure_cluster", "devices")
-    again = (*own, *EXTENDABLE, TOLERANCE, *(f"workload.{n}" for n in config.secrets))
-    asked = [o for o in config.overrides if o.split("=")[0] not in again]
-    if asked:
-        raise ConfigError(
-            f"{asked[0]} beside resume={config.resume}: a run goes on with the configuration it began with",
-            allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, "
-            f"{TOLERANCE}, and more of {' or '.join(EXTENDABLE)}",
-            remedy="leave it out, or start a new run",
-        )
     options = {**before.workload.options, **{n: v for n, v in config.secrets.items() if n in before.workload.options}}
     lacking = [n for n, v in options.items() if v == MASK and is_secret(n)]
     if lacking:
@@ -129,7 +116,7 @@ def _resumed(config: StudyConfig) -> tuple[Path, StudyConfig]:
         raise ConfigError(what, remedy=f"give it again, beside resume: workload.{lacking[0]}=<value>")
     typed = {o.split("=")[0] for o in config.overrides}
     kept = {"devices"} - typed | (set() if "cluster" in typed else {"cluster", "insecure_cluster"} - typed)
-    changes = {name: getattr(config, name) for name in (*own, "overrides") if name not in kept}
+    changes = {name: getattr(config, name) for name in (*BESIDE_RESUME, "overrides") if name not in kept}
     workload = before.workload.model_copy(update={"options": options})
     changes |= {"workload": workload, "search": _with_more(before.search, config)}
     if TOLERANCE in typed:

@@ -139,6 +139,8 @@ def test_a_run_goes_on_on_its_cluster_or_where_it_is_said_now_and_leave_to_join_
         (["search.max_time=2m"], "search.max_time=120.0 beside resume=one: the run has 240 s"),
         (["search.trials=12"], "search.trials=12 beside resume=one: the run has 12"),
         (["search.seed=3"], "search.seed=3 beside resume=one: a run goes on with the configuration it began with"),
+        (["knobs.own=3"], "knobs.own=3 beside resume=one: a run goes on with the configuration it began with"),
+        (["workload.rows=3"], "workload.rows=3 beside resume=one: a run goes on with the configuration it began with"),
     ],
 )
 def test_a_run_may_be_given_more_trials_and_time_and_no_less(tmp_path: Path, more: list[str], says: str) -> None:
