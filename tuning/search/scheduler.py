@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainables.knobs import Knobs, Scalar, table
+from trainables.knobs import Knobs, Scalar, kind_of, table
 from tuning.config.choices import PrunerName, SamplerName, Strategy
 from tuning.config.schema import BEFORE
 from tuning.config.space import Choice, Space
@@ -37,7 +37,8 @@ OUT_OF_TIME = "the search's share of search.max_time is spent"
 class SearchTerms:
     """What the search may do: its most trials and its last moment (seconds of `clock`), None for no limit; its seed.
 
-    `before`, where there is one, is trained first and to its end, in the place of the plain start.
+    `before`, where there is one, is trained first and to its end, in the place of the plain start. `today` is the same
+    configuration, also where training it takes too long: the plain start then has its learning knobs.
     """
 
     strategy: Strategy
@@ -49,6 +50,7 @@ class SearchTerms:
     sampler: SamplerName = "tpe"
     pruner: PrunerName = "rungs"
     before: Mapping[str, Scalar] | None = None
+    today: Mapping[str, Scalar] | None = None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -89,7 +91,9 @@ class TrialScheduler:
         )
         self._before = None if terms.before is None else present(terms.before, space, staged=self._staged)
         start = defaults(space)
-        own = {} if self._before is None else self._before.knobs
+        learned = [n for n in terms.today or {} if n in table() and kind_of(n) == "learning" and n != "batch_size"]
+        today = {n: v for n, v in (terms.today or {}).items() if n in learned}
+        own = today if self._before is None else self._before.knobs
         start |= {n: v for n, v in own.items() if v in space.parameters.get(n, Choice(()))}
         # Rates are scaled from the batch that `before` has, wherever it lies.
         begin = {**start, **{n: v for n, v in own.items() if n == "batch_size"}}

@@ -287,12 +287,14 @@ class Limits:
             sampler=search.sampler,
             pruner=search.pruner,
             before=self.before(deadline),
+            today=self.before(),
         )
 
     def before(self, deadline: float | None = None) -> Mapping[str, Scalar] | None:
         """Returns the present configuration that the search begins with, None where nobody gave one or it takes too
         long; `deadline` is that of the search.
 
+        Where the plain start, which is trained in its place, is no faster, it is the better one to begin with.
         That of a workload of ours is nobody's at hand, unless it was typed. One that has begun stays.
         """
         config, records = self._config, self._journal.records
@@ -303,7 +305,8 @@ class Limits:
         rate = self._before_per_s()
         takes_s = confirm.MORE * self.horizon() / rate if rate else 0.0
         too_long = deadline is not None and takes_s > BEFORE_FRAC * (deadline - time.monotonic())
-        return None if too_long else config.named[BEFORE]
+        left_out = too_long and self._per_s(groups.defaults(config.space)) > rate
+        return None if left_out else config.named[BEFORE]
 
     def _is_present(self) -> bool:
         config = self._config
@@ -312,9 +315,11 @@ class Limits:
 
     def _before_per_s(self) -> float:
         """Returns how fast the present configuration trains by what was probed, 0 where that is not known."""
-        if not self._is_present():
-            return 0.0
-        known = Speeds(probed(self._journal.records)).ranked(self._config.named[BEFORE])
+        return self._per_s(self._config.named[BEFORE]) if self._is_present() else 0.0
+
+    def _per_s(self, knobs: Mapping[str, Scalar]) -> float:
+        """Returns how fast a configuration trains by what was probed, 0 where that is not known."""
+        known = Speeds(probed(self._journal.records)).ranked(knobs)
         return known[0].samples_per_s if known else 0.0
 
     def confirm_s(self) -> float:

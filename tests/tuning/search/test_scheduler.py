@@ -520,6 +520,14 @@ def test_it_begins_with_before_whether_the_space_has_it_or_not(
     assert (candidates.best == "t000") <= is_inside, "what the space lacks is not picked"
 
 
+def test_without_time_to_train_before_the_plain_start_has_its_learning_knobs_and_not_its_sizes(tmp_path: Path) -> None:
+    start, today = defaults(SPACE), {"learning_rate": 0.7, "batch_size": 64, "micro_batch_size": 4, "weight_decay": 0.3}
+    first, second = Office(tmp_path, count=2, today=today).work()
+    assert (first.knobs["learning_rate"], first.knobs["batch_size"]) == (0.7, start["batch_size"])
+    assert "weight_decay" not in first.knobs, "the space has none"
+    assert float(second.knobs["learning_rate"]) >= 0.7
+
+
 @pytest.mark.parametrize(("batch_size", "kept"), [(16, 1), (24, 0), (24, 4)])
 def test_a_search_that_began_with_before_goes_on_after_a_crash(tmp_path: Path, batch_size: int, kept: int) -> None:
     before = {"learning_rate": 0.7, "batch_size": batch_size}

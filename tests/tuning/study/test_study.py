@@ -430,16 +430,17 @@ def test_a_folder_that_cannot_be_made_is_an_error_of_the_command_line(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("max_time", "typed", "before"),
+    ("max_time", "typed", "start_per_s", "before"),
     [
-        ("null", ["named.before.learning_rate=0.5"], True),
-        ("100s", ["named.before.learning_rate=0.5"], True),
-        ("20s", ["named.before.learning_rate=0.5"], False),  # half of 20 s less what confirming and the report take
-        ("null", [], False),  # of a workload of ours, and nobody's at hand
+        ("null", ["named.before.learning_rate=0.5"], 200.0, True),
+        ("100s", ["named.before.learning_rate=0.5"], 200.0, True),
+        ("20s", ["named.before.learning_rate=0.5"], 200.0, False),  # half of 20 s less confirming and the report
+        ("20s", ["named.before.learning_rate=0.5"], 100.0, True),  # the plain start in its place takes as long
+        ("null", [], 200.0, False),  # of a workload of ours, and nobody's at hand
     ],
 )
 def test_the_search_begins_with_what_the_user_has_unless_it_takes_over_half_of_its_time(
-    tmp_path: Path, max_time: str, typed: list[str], before: bool
+    tmp_path: Path, max_time: str, typed: list[str], start_per_s: float, before: bool
 ) -> None:
     limited = [f"search.max_time={max_time}", "budget.train_epochs=10"]
     made, journal, _ = opened(tmp_path, *limited, *typed, started=time.monotonic())
@@ -447,8 +448,12 @@ def test_the_search_begins_with_what_the_user_has_unless_it_takes_over_half_of_i
     probed = {"micro_step_s": 1.0, "optimizer_step_s": 0.0, "samples_per_s": 100.0, "outcome": "ok"}
     size = min(int(knobs["batch_size"]), int(knobs["micro_batch_size"]))
     journal.append("probe", name="before", config=knobs, **{**probed, "micro_step_s": size / 100})
+    start = groups.defaults(made._config.space)
+    size = groups.micro_batch_of(start)
+    journal.append("probe", config=start, **{**probed, "micro_step_s": size / start_per_s})
     limits = made._limits
     assert (limits.terms().before == knobs) == before
+    assert limits.terms().today == (knobs if typed else None)
     assert limits.before() == (knobs if typed else None)
     journal.close()
 
