@@ -28,7 +28,7 @@ from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError, require_platform
 from tuning.config.load import load
 from tuning.config.resolve import is_knob
-from tuning.journal.runs import JOURNAL, find_run
+from tuning.journal.runs import find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.format import complete
 from tuning.report.named import Named
@@ -177,6 +177,12 @@ def tune(
     """
     if workload_files.is_importing():  # by us, of a script that calls this without `if __name__ == "__main__":`
         raise workload_files.ImportEnds
+    if not isinstance(overrides, Mapping | None):
+        raise ConfigError(
+            f"overrides={str(overrides)[:100]}: the settings beside the workload are a dict",
+            allowed="a dict of settings, by dotted key or nested",
+            remedy="such as tune('mine.py', {'search.trials': 12})",
+        )
     if workload is not None and not isinstance(workload, str | Path):
         raise ConfigError(
             f"workload={type(workload).__name__}: an object cannot be sent to the processes that train",
@@ -205,7 +211,7 @@ def read_run(run: str | Path, runs_dir: str | Path = "runs") -> Result:
 
     `run` is its id, "last", or its folder. Raises ConfigError where there is none.
     """
-    folder = Path(run) if (Path(run) / JOURNAL).is_file() else find_run(str(runs_dir), str(run))
+    folder = find_run(str(runs_dir), _place("run", run, "an id, 'last', or a run's folder"))
     return Result(folder, summary.from_records(runs.records_of(folder)))
 
 
@@ -214,7 +220,7 @@ def load_best(path: str | Path) -> LoadedBest:
 
     Raises ConfigError where it is none.
     """
-    path = Path(path)
+    path = Path(_place("path", path, "the path of a best.yaml, a run's folder, or its id"))
     if not path.suffix and not path.exists():
         path = find_run("runs", str(path))
     if (path / JOURNAL).is_file() and not (path / "best.yaml").exists():
@@ -223,6 +229,13 @@ def load_best(path: str | Path) -> LoadedBest:
         raise ConfigError(what, remedy=f"python -m tuning show {name} says how its trials ended")
     found = best_file.read(path / "best.yaml" if path.is_dir() else path)
     return LoadedBest(**vars(found))
+
+
+def _place(name: str, value: object, allowed: str) -> str:
+    """Returns what names a run or a file as text; raises ConfigError for what is neither text nor a path."""
+    if not isinstance(value, str | Path):
+        raise ConfigError(f"{name}={str(value)[:100]} is no text and no path", allowed=allowed, remedy=f"{name}='last'")
+    return str(value)
 
 
 def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -124,6 +124,12 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written() -> None:
         tune("mine.py", {**numbers, "search.trails": 3})
     with pytest.raises(ConfigError, match=r"knobs\.learning_rate=.* is no plain value"):
         tune("mine.py", {"knobs.learning_rate": [object()]})
+    for overrides in (7, [("search.trials", 1)], "search.trials=1"):
+        with pytest.raises(ConfigError, match="settings beside the workload are a dict"):
+            tune("mine.py", overrides)  # type: ignore[arg-type]  # what is refused
+    for read in (read_run, load_best):
+        with pytest.raises(ConfigError, match="=3 is no text and no path"):
+            read(3)  # type: ignore[operator]  # what is refused
     with pytest.raises(ConfigError, match="no run of this id"):
         read_run("nope")
     assert not Path("runs").exists()

@@ -126,6 +126,18 @@ def test_report_follows_a_run_that_nobody_writes_no_longer_than_one_page(
     assert (folder / "report.html").is_file()
 
 
+def test_a_run_is_named_by_its_folder_too(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, by_id, _ = answered(capsys, "show", NEWEST, "--json", "--runs-dir", runs_dir)
+    monkeypatch.chdir(runs_dir / "nli")
+    for asked in (runs_dir / "nli" / NEWEST, NEWEST, f"../nli/{NEWEST}"):
+        code, by_folder, _ = answered(capsys, "show", asked, "--json")
+        assert (code, json.loads(by_folder)["trials"]) == (0, json.loads(by_id)["trials"])
+    code, _, err = answered(capsys, "show", "x" * 300, "--runs-dir", runs_dir)
+    assert (code, "no run of this id" in err) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("asked", "remedy"), [("nope", "--runs-dir PATH, if it"), (NEWEST[:-2], f"did you mean {NEWEST}?")]
 )

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m tuning ablate",
         description="Measures the best configuration less one knob at a time, and `before` with one more, in pairs.",
     )
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it")
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
     made.add_argument("--rounds", type=int, default=5, help="times each pair is measured, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
     made.add_argument("--only", default="", metavar="KNOBS", help="these knobs alone, separated by commas")

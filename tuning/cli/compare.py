@@ -17,7 +17,9 @@ from tuning.report.format import table
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code; raises ConfigError for an unknown run."""
     made = parser("compare", "Shows the best of two runs side by side.")
-    made.add_argument("ids", nargs=2, metavar="ID", help="a run's id, as `python -m tuning list` has it, or last")
+    made.add_argument(
+        "ids", nargs=2, metavar="ID", help="a run's id, as `python -m tuning list` has it, last, or its folder"
+    )
     asked = made.parse_args(arguments)
     first, second = (summary.from_records(records_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
     found = tables.compared(first, second)

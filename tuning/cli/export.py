@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="transformers: arguments of TrainingArguments. lightning: of Trainer and DataLoader. accelerate: of "
         "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: what best.yaml says.",
     )
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
     made.add_argument("--to", required=True, choices=tuple(FRAMEWORKS), help="whose words")
     made.add_argument("--python", action="store_true", help="as Python, with what is not said as comments  [JSON]")
     made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")

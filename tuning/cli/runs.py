@@ -154,5 +154,5 @@ def parser(verb: str, description: str) -> argparse.ArgumentParser:
 
 def _with_id(verb: str, description: str) -> argparse.ArgumentParser:
     made = parser(verb, description)
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
     return made

@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m tuning stop", description="Ends a run of this machine in order; it leaves the best so far."
     )
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, or last")
+    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
     made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
     return made
 

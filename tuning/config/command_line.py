@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -82,6 +83,8 @@ def choose(group: str, value: str, available: Collection[str]) -> str:
         return value
     names = ", ".join(sorted(available))
     near = difflib.get_close_matches(value.lower(), sorted(available), n=1)
+    if group == "workload" and os.access(f"{value}.py", os.F_OK):
+        near = [f"{value}.py"]
     usual = {"card": "auto", "budget": "quick", "workload": "nli"}.get(group, "")
     first = near[0] if near else usual if usual in available else min(available)
     allowed = f"{names}; or a dotted module, or the path of a .py file" if group == "workload" else names

@@ -319,6 +319,8 @@ def validated(
         raise ConfigError(f"{dotted}={shown(inner)}: there is no setting {dotted}{where}", remedy=f"leave out {dotted}")
     default = remedies.get(dotted)
     remedy = f"leave out {dotted}" if default is None else f"{dotted}={shown(default)}"
+    if dotted.endswith("_gib") and (number := re.fullmatch(r"([0-9.]+) ?Gi?B?", str(inner), re.IGNORECASE)):
+        remedy = f"{dotted}={number[1]}"
     if dotted not in remedies:
         remedy = f"change {dotted}"
     if where:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,16 +36,18 @@ def known_runs(runs_dir: str) -> list[Path]:
 
 
 def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--runs-dir PATH") -> Path:
-    """Returns the folder of a run by its id, of the newest for "last"; raises ConfigError with the ids there are.
+    """Returns the folder of a run by its id or that folder, of the newest for "last"; raises ConfigError with the ids.
 
     `asked` is what was typed where it is not the id alone, `option` how another place is named there.
     """
     known = known_runs(runs_dir)
     for folder in known:
-        if folder.name == run_id:
+        if folder.name == run_id or folder == Path(run_id):
             return folder
     if run_id == LAST and known:
         return known[-1]
+    if os.access(Path(run_id, JOURNAL), os.F_OK):
+        return Path(run_id).resolve()  # from whose parents the commands are told that go on with it
     latest = ", ".join(folder.name for folder in known[-3:])
     near = difflib.get_close_matches(run_id, [folder.name for folder in known], n=1)
     raise ConfigError(

@@ -108,6 +108,7 @@ TABLE = [
     ("card=t4 AND card.memory_gib=1", "1", "raise card.memory_gib"),
     ("card.device=gpu", "allowed: auto, cpu or cuda", "card.device=auto"),
     ("card.dtypes=[]", "allowed: 1 values or more", "[fp32"),
+    ("card.memory_gib=32GB", "allowed: a number", "card.memory_gib=32"),
     ("card.memory_gib=0", "allowed: more than 0", "leave out card.memory_gib"),
     ("workload.modle=/m", "/m", "did you mean workload.model=/m?"),
     ("workload.layers=three", "three", "workload.layers=2"),
@@ -149,6 +150,13 @@ def test_bad_command_line(line, named, remedy, empty_folder):
     assert "http" not in text
     assert raised.value.exit_code == 2
     assert list(empty_folder.iterdir()) == [empty_folder / "folder.py"]
+
+
+def test_the_name_of_a_file_that_is_there_is_taken_for_that_file(empty_folder):
+    (empty_folder / "fraud.py").touch()
+    with pytest.raises(ConfigError, match="there is no such workload") as raised:
+        load(["workload=fraud"])
+    assert raised.value.remedy == "did you mean workload=fraud.py?"
 
 
 def test_huge_workload_file_is_refused_unread(tmp_path):
