@@ -12,6 +12,7 @@ their function waits, so that its `finally` and `with` blocks are left in order.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import queue
 import random
@@ -169,6 +170,7 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
                         return
                     if isinstance(event, Window):
                         rates = rates or rates_of(state)
+                        _see_whole(state, event)
                     elif state.has_ended or state.samples >= state.plan.samples:
                         state.remark = _same_rates(state, rates) or state.remark
                     yield event
@@ -177,6 +179,23 @@ def train(state: ThreadedState) -> Generator[Window | Evaluation]:
                 end(state)
     finally:
         end(state)  # where the other processes never came
+
+
+def _see_whole(state: ThreadedState, window: Window) -> None:
+    """Takes the largest batch of a window as what was seen, where the first step had a smaller one than was asked for.
+
+    A sampler that makes batches of its own may begin with what was left over.
+    """
+    asked = state.config.knobs.batch_size
+    if "batch_size" not in state.asked or not 0 < state.active.get("batch_size", 0) < asked:
+        return
+    counts = list(itertools.islice(reversed(state.micro_steps), window.micro_steps))
+    size = largest = 0
+    for count, steps in counts:
+        size = count if steps else size + count
+        largest = max(largest, size)
+    if largest > state.active["batch_size"]:
+        state.active |= {"batch_size": largest, "micro_batch_size": max(count for count, _ in counts)}
 
 
 def rates_of(state: OwnState) -> tuple[tuple[float, float], ...]:

@@ -210,6 +210,26 @@ def test_a_loader_that_tells_no_samples_is_asked_for_them(script: Any, loader: s
     assert (state.pass_samples, state.samples) == (64, 96)
 
 
+LEFT_FIRST = """
+def train(run):
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
+    run.prepare(net, optimizer)
+    parts = torch.arange(40).split(run["batch_size"] // CUT)
+    for batch in run.batches(DataLoader(DATA, batch_sampler=[p.tolist() for p in parts[::-1]]), samples=40):
+        run.backward(net(batch[0]).square().mean(), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(("cut", "seen"), [("1", 16), ("2", 8)])
+def test_a_smaller_batch_that_comes_first_is_not_what_was_seen(script: Any, cut: str, seen: int) -> None:
+    state = prepared(script(LEFT_FIRST.replace("CUT", cut)), Plan(80, (80,)), micro_batch_size=16)
+    list(own_loop.train(state))
+    assert (state.active["batch_size"], state.active["micro_batch_size"]) == (seen, seen)
+
+
 TIME_FIRST = """
 class Chunks:
     def __init__(self, **told):

@@ -457,11 +457,12 @@ class _Study:
         self._terminal.record(record)
         asked = self._facts.get("asked")
         config = {n: v for n, v in (record.get("config") or {}).items() if asked is None or n in asked}
+        who = record.get("trial") or record.get("name")
         for text in runtime_check.disagreements(config, record.get("active") or {}):
             knob, seen = text.partition("=")[0], text.partition(" was asked; ")[2]
             notes = [r["text"] for r in reopened(self._journal.records) if r.event == "note"]
-            if not any(note.startswith(f"{knob}=") and note.endswith(seen) for note in notes):
-                self._note(text)
+            if not any(f"{knob}=" in note and note.endswith(seen) for note in notes):
+                self._note(f"{who}: {text}" if who else text)
         if record.event == "trial" and (remark := record.get("remark")):
             self._note(remark, warns="remark")
 

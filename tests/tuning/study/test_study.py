@@ -918,7 +918,7 @@ def test_a_knob_that_is_not_honoured_is_told_once_whichever_values_are_asked(tmp
     for number, asked in enumerate((0.1, 0.2, 0.3)):
         made._told(journal.append("trial", trial=f"t{number}", config={"weight_decay": asked}, active=active))
     (note,) = [r["text"] for r in journal.records if r.event == "note" and "was asked" in r["text"]]
-    assert note == "knobs.weight_decay=0.1 was asked; the first step showed weight decay 0.5"
+    assert note == "t0: knobs.weight_decay=0.1 was asked; the first step showed weight decay 0.5"
     journal.close()
 
 
