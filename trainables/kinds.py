@@ -45,6 +45,11 @@ STREAM = (
     "get_worker_info()"
 )
 SUM = "the loss is a sum over its batch; a mean would leave the micro-batch free"
+PADDED = (
+    "parts of a batch are padded to other lengths: the model reads what is padded, or the loss averages over tokens, "
+    "which are not the same number in each"
+)
+OTHER_BATCHES = "other samples come together: a sampler of the loop's own makes its batches by micro_batch_size"
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
@@ -279,21 +284,29 @@ def _because(name: str, reference: _Seen, seen: _Seen, whose: str) -> str:
     if _is_sum(reference, seen):
         return SUM
     if _is_padded(reference, seen):
-        return (
-            "parts of a batch are padded to other lengths: the model reads what is padded, or the loss averages over "
-            "tokens, which are not the same number in each"
-        )
+        if _has_longer(seen, reference):
+            return OTHER_BATCHES
+        return f"{PADDED}; or {OTHER_BATCHES}" if _has_longer(reference, seen) else PADDED
     return (
         "the loss of a batch is not the mean of the losses of its samples, as where it compares them, or averages over "
         "tokens or pixels that are not the same number in each"
     )
 
 
+def _shapes(seen: _Seen) -> list[torch.Size]:
+    """Returns the shape of a sample in each batch, or part of one, as the first module gave it."""
+    return [tensor.shape[1:] for label, tensor in seen.calls if label == seen.calls[0][0]]
+
+
+def _has_longer(one: _Seen, other: _Seen) -> bool:
+    """Returns whether samples of one are longer than any of the other, as padding to the longest never makes them."""
+    largest = ([max(sizes) for sizes in zip(*_shapes(seen), strict=False)] for seen in (one, other))
+    return any(own > most for own, most in zip(*largest, strict=False))
+
+
 def _is_padded(whole: _Seen, halves: _Seen) -> bool:
     """Returns whether the first module gave samples of other lengths in a part of the batch than in all of it."""
-    of_whole, of_halves = (
-        [tensor.shape[1:] for label, tensor in one.calls if label == one.calls[0][0]] for one in (whole, halves)
-    )
+    of_whole, of_halves = _shapes(whole), _shapes(halves)
     return bool(of_whole) and any(shape != of_whole[n % len(of_whole)] for n, shape in enumerate(of_halves))
 
 

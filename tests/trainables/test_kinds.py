@@ -329,6 +329,49 @@ def test_more_than_one_worker_of_a_stream_changes_what_is_learned(
     assert changed == ({"num_workers": kinds.STREAM} if is_found else {})
 
 
+BUCKETS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+DATA = [torch.randn(2 + n, 4, generator=torch.Generator().manual_seed(n)) for n in range(16)]
+SPACE = {"micro_batch_size": [8, 16], "batch_size": [16]}
+OBJECTIVES = {"error": "min"}
+
+def collate(rows):
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
+
+def train(run):
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
+    run.prepare(net, optimizer)
+    chunks = [chunk.tolist() for chunk in torch.arange(16).split(run.loader()["batch_size"])]
+    for x, lengths in run.batches(DataLoader(DATA, batch_sampler=ORDER, collate_fn=collate), samples=16):
+        inside = torch.arange(x.shape[1]) < lengths[:, None]
+        run.backward(((net(x).squeeze(2) * inside).sum(1) / lengths).square().mean(), optimizer)
+        if run.evaluate_now:
+            run.report(error=1.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ("chunks", ""),
+        ("chunks[:1] + chunks[:0:-1]", kinds.OTHER_BATCHES),  # of longer samples, which no padding explains
+        ("chunks[1:] + chunks[:1]", f"{kinds.PADDED}; or {kinds.OTHER_BATCHES}"),
+    ],
+)
+def test_a_sampler_that_makes_other_batches_is_not_taken_for_padding(order: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "buckets.py"
+    path.write_text(BUCKETS.replace("ORDER", order))
+    own = load(str(path))
+    assert isinstance(own, OwnLoop)
+    resident = own_loop.OwnResident(own)
+    config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 16}, table_of(own)), {})
+    list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
+    assert kinds.differing(resident, config, {"micro_batch_size": 8}) == ({"micro_batch_size": why} if why else {})
+
+
 @pytest.mark.parametrize(
     ("norm", "noise", "augments", "is_found"),
     [
