@@ -28,7 +28,7 @@ from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError, require_platform
 from tuning.config.load import load
 from tuning.config.resolve import is_knob
-from tuning.journal.runs import find_run
+from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.format import complete
 from tuning.report.named import Named
