@@ -130,6 +130,43 @@ def test_the_optimisers_kernels_differ_in_their_temporaries() -> None:
     assert state[1] < 0.4 * state[0]
 
 
+MAKES = """
+MADE = {
+    "full": lambda x: torch.full((2000,), 1.0, device=x.device),
+    "tensor": lambda x: torch.tensor([1.0] * 2000, device=x.device),
+    "as_tensor": lambda x: torch.as_tensor([1.0] * 2000, device="cuda"),
+    "new_tensor": lambda x: x.new_tensor([1.0] * 2000),
+    "nested": lambda x: torch.nested.nested_tensor([torch.ones(9)], device=x.device),
+}
+
+
+class Weighted(Moons):
+    knobs = {**Moons.knobs, "made": Knob("full", "both", values=tuple(MADE), shapes_model=True)}
+
+    def model(self, config):
+        self.made = config.knobs.made
+        return super().model(config)
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * MADE[self.made](batch[0]).mean()
+
+
+WORKLOAD = Weighted()
+"""
+
+
+def test_a_tensor_that_a_loss_makes_of_numbers_counts_as_any_other(tmp_path: Path) -> None:
+    mine = tmp_path / "weighted.py"
+    mine.write_text(Path("tests/data/mine.py").read_text() + MAKES)
+    made: list[dict[str, Scalar]] = [{"made": name} for name in ("full", "tensor", "as_tensor", "new_tensor", "nested")]
+    full, *others, nested = cuda(str(mine), made)
+    assert full.confidence == "traced", full.notes
+    assert [[trace.events for trace in one.traces] for one in others] == [[trace.events for trace in full.traces]] * 3
+    (said,) = nested.notes
+    assert said.startswith("aten::empty_strided (weighted.py:")
+    assert "--kernels cpu" in said
+
+
 def test_a_decoder_without_weights_and_tokenizer_is_traced_with_doras_norm_of_each_forward_pass(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DECODER))
     asked: list[dict[str, Scalar]] = [{"adapter": "dora"}, {"activation_checkpointing": True}, {"adapter": "lora"}]

@@ -59,6 +59,7 @@ def load(path: Path, capability: tuple[int, int]) -> None:
     for name in ("reset_peak_memory_stats", "empty_cache", "synchronize", "_lazy_init"):
         setattr(torch.cuda, name, _always(None))
     torch.cuda.get_device_capability = _always(capability)
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(data, device="cuda"): copied where a mode sees the copy
     # Recurrent layers ask before they lay out their weights, and a build with CUDA would look for the library itself.
     cast(Any, torch.backends.cudnn).is_acceptable = _always(False)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -240,5 +243,18 @@ def reason(error: BaseException) -> str:
         return f"{func}: its result depends on numbers, which fake tensors do not hold"
     if isinstance(error, UnsupportedOperatorException):
         return f"{func}: it has no fake kernel"
+    if met := re.match(r"Could not run '(.*?)' with arguments from the 'CUDA' backend", str(error)):
+        return f"{met[1]}{_place(error)}: it has no fake kernel for a card; estimate --kernels cpu traces the CPU's"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+
+
+def _place(error: BaseException) -> str:
+    """Returns " (mine.py:33)" of the innermost line that is neither torch's nor ours, "" where there is none."""
+    ours = ("torch", "trainables", "tuning")
+    lines = [
+        f" ({Path(frame.f_code.co_filename).name}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__", "")).split(".")[0] not in ours
+    ]
+    return lines[-1] if lines else ""
