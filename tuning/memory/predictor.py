@@ -98,7 +98,7 @@ def _wire(request: Request) -> str:
     knobs: dict[str, Any] = {n: whole[n] for n, row in rows.items() if row.memory in ("group", "minor", "switch")}
     for name, value in knobs.items():  # all that matters of such a rate is whether there is one
         if rows[name].domain.type is float and rows[name].memory != "group":
-            knobs[name] = 0.5 if value else 0.0
+            knobs[name] = (rows[name].default or value) if value else 0.0  # its range may not have any other
     knobs |= {name: request.knobs[name] for name in request.knobs if name not in rows}  # refused there, with words
     asked = {**asdict(request), "options": dict(request.options), "knobs": knobs}
     found = calibration.of_card(request.capability) if request.kernels == "cuda" else None

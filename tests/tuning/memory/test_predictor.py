@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainables.knobs import Knob, KnobTable, using
 from tuning.memory import predictor
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, fingerprint, predict_all
@@ -62,6 +63,17 @@ def test_knobs_without_effect_share_an_answer_and_others_do_not(process: Process
     predict_all([request(dropout=0.0)], cache=tmp_path)
     predict_all([request(amp_dtype="bf16")], cache=tmp_path)
     assert len(process.runs) == 3
+
+
+def test_a_rate_without_effect_is_asked_for_within_its_range(process: Process, tmp_path: Path) -> None:
+    own = {
+        "weight": Knob(10.0, "learning", low=1.0, high=50.0, shapes_model=True),
+        "share": Knob(0.1, "learning", values=(0.0, 0.1), shapes_model=True),
+    }
+    with using(KnobTable(own)):
+        predict_all([request(weight=value) for value in (2.0, 10.0, 50.0)], cache=None)
+    (asked,) = [line["knobs"] for line in process.runs[0]]
+    assert (asked["weight"], asked["share"]) == (10.0, 0.1)
 
 
 def test_a_torn_answer_is_traced_again(process: Process, tmp_path: Path) -> None:
