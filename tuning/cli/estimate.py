@@ -45,6 +45,11 @@ Where nothing can be predicted it says why and what tells it instead, and exits 
 LEAST_SAVING_FRAC = 0.01
 """A remedy that saves less than a hundredth is not named. Each is tried on top of those before it."""
 
+NO_BLOCKS = (
+    "activation checkpointing changes nothing: the model has no blocks to recompute, which are those that `blocks` of "
+    "the workload returns, without it the members of every ModuleList"
+)
+
 Predict = Callable[[Sequence[Request]], list[Prediction]]
 
 
@@ -114,10 +119,9 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     """
     predictions = _side_by_side([_request(about, {**about.knobs, **row}) for row in about.couplings], predicts)
     _refuse_what_the_workload_refuses(about, predictions)
-    fits = [
-        fit(row, found, about.micro_batches, about.usable_bytes, about.kernels)
-        for row, found in zip(about.couplings, predictions, strict=True)
-    ]
+    rows = list(zip(about.couplings, predictions, strict=True))
+    told = rows if "activation_checkpointing" in about.typed else _without_idle_checkpointing(rows)
+    fits = [fit(row, found, about.micro_batches, about.usable_bytes, about.kernels) for row, found in told]
     known = [one for one in fits if one.cells]
     fitting = about.usable_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
     card = {"name": about.card, "memory_bytes": about.memory_bytes, "usable_bytes": about.usable_bytes}
@@ -128,10 +132,23 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
         "kernels": about.kernels,
         "knobs": dict(about.knobs),
         "searched": {name: list(values) for name, values in about.searched.items()},
-        "notes": list(dict.fromkeys(note for one in fits for note in one.notes)),
+        "notes": list(dict.fromkeys(note for one in fits for note in one.notes))
+        + [NO_BLOCKS] * (len(told) < len(rows)),
         "rows": [{**asdict(one), "cells": [_flat(c) for c in one.cells], **_largest(one)} for one in fits],
         "remedies": [] if fitting or not known else list(_remedies(about, known, predicts)),
     }
+
+
+def _without_idle_checkpointing(
+    rows: Sequence[tuple[Mapping[str, Scalar], Prediction]],
+) -> Sequence[tuple[Mapping[str, Scalar], Prediction]]:
+    """Returns the rows less those with activation checkpointing, where each of them has the step of that without."""
+    plain = [(row, found) for row, found in rows if not row["activation_checkpointing"]]
+    for row, found in rows:
+        without = next((other.traces for own, other in plain if {**own, "activation_checkpointing": True} == row), ())
+        if row["activation_checkpointing"] and not (found.traces and found.traces == without):
+            return rows
+    return plain
 
 
 def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,8 @@ class Question:
     """What is to be predicted: the workload with `knobs`, at each of `couplings`, for `micro_batches` on a card.
 
     `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
-    knobs the workload reads, `searched` those of several values with the ones left out.
+    knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of `couplings`
+    whose values the command line names.
     """
 
     workload: str
@@ -48,6 +49,7 @@ class Question:
     capability: tuple[int, int]
     read: tuple[str, ...]
     searched: Mapping[str, tuple[Scalar, ...]]
+    typed: tuple[str, ...] = ()
 
 
 def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:
@@ -77,6 +79,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         capability=card.capability or CAPABILITY,
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},
+        typed=tuple(name for name in axes if _is_typed(config, name)),
     )
 
 
@@ -121,7 +124,7 @@ def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
     """Returns the values of a row's knob: those typed, else those searched, and without either every one of use."""
     given = config.space.given(name)
     values = given.values if isinstance(given, Choice) else (given,) if not isinstance(given, Range) else ()
-    if config.origins.get(f"knobs.{name}") != COMMAND_LINE:
+    if not _is_typed(config, name):
         if name == "amp_dtype":
             values = tuple(dict.fromkeys([*values, *(v for v in ("fp32", "bf16") if v in card.dtypes)]))
             values = tuple(v for v in values if v != "fp16" or "bf16" not in values)  # it takes as many bytes
@@ -129,6 +132,10 @@ def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
             values = (False, True)
     honoured = tuple(v for v in values if refuse(card, {name: v}) is None)
     return honoured or values
+
+
+def _is_typed(config: StudyConfig, name: str) -> bool:
+    return config.origins.get(f"knobs.{name}") == COMMAND_LINE
 
 
 def _sizes(given: object) -> tuple[int, ...]:

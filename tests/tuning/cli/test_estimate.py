@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,25 @@ def test_where_nothing_fits_there_are_remedies(capsys: pytest.CaptureFixture[str
     assert "these fit:\n  knobs.micro_batch_size=12: " in asked
     vast = told("workload=nli card=rtx4060", capsys, lambda request: formula(request, 4000))
     assert "no knob saves anything" in vast
+
+
+def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    def flat(request: Request) -> Prediction:
+        return formula(replace(request, knobs={**request.knobs, "activation_checkpointing": False}))
+
+    def partly(request: Request) -> Prediction:
+        return formula(request) if request.knobs["amp_dtype"] == "bf16" else flat(request)
+
+    def rows(settings: str, predict: Callable[[Request], Prediction]) -> list[tuple[Any, Any]]:
+        found = answer(f"workload=nli card=rtx4060 {settings}", capsys, predict)
+        assert len(found["rows"]) == 4 or "no blocks to recompute" in found["notes"][-1]
+        return [(row["knobs"]["amp_dtype"], row["knobs"]["activation_checkpointing"]) for row in found["rows"]]
+
+    all_rows = [("fp32", False), ("fp32", True), ("bf16", False), ("bf16", True)]
+    assert rows("", flat) == [("fp32", False), ("bf16", False)]
+    assert rows("knobs.activation_checkpointing=[false,true]", flat) == all_rows
+    assert rows("", partly) == all_rows
+    assert told("workload=nli card=rtx4060", capsys, flat).count("no blocks") == 1
 
 
 def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) -> None:
