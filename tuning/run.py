@@ -36,7 +36,8 @@ WORKLOADS
   card=NAME               the card to train on; one with less memory than yours
                           is emulated, without a GPU any [auto]
 CARDS
-  card.memory_gib=N       memory of one that is not listed (with card=auto)
+  card.memory_gib=N       taken for the card's memory; with card=auto that of a
+                          card that is not listed [the card's]
   budget=quick|full       how much to spend [quick]
   budget.train_epochs=N   how long a training is: epochs, or auto, as the time
                           allows [the workload's; with a file or data of your

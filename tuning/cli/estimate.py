@@ -124,7 +124,12 @@ def answered(about: Question, predicts: Predict) -> dict[str, Any]:
     fits = [fit(row, found, about.micro_batches, about.usable_bytes, about.kernels) for row, found in told]
     known = [one for one in fits if one.cells]
     fitting = about.usable_bytes is None or any(one.largest or one.cells[0].verdict != "no" for one in known)
-    card = {"name": about.card, "memory_bytes": about.memory_bytes, "usable_bytes": about.usable_bytes}
+    card = {
+        "name": about.card,
+        "typed": about.card_typed,
+        "memory_bytes": about.memory_bytes,
+        "usable_bytes": about.usable_bytes,
+    }
     return {
         "workload": about.name,
         "ref": about.workload,

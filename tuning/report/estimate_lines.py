@@ -49,11 +49,15 @@ def _unknown(answer: Mapping[str, Any]) -> Iterator[str]:
     """Yields why nothing is predicted, and what tells it instead."""
     reasons = [note.removeprefix("Untraceable: ") for note in answer["notes"]]
     yield f"This step cannot be predicted: {'; '.join(reasons) or 'it was not traced'}."
-    card = f" card={answer['card']['name']}" if answer["card"]["usable_bytes"] is not None else ""
+    card = f" card={_card(answer)}" if answer["card"]["usable_bytes"] is not None else ""
     yield (
         f"To measure it instead, in probes and without training: python -m tuning.run workload={answer['ref']}{card} "
         "search.trials=0. A study of this workload measures memory as it goes, and only trials can tell what fits."
     )
+
+
+def _card(answer: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, (answer["card"]["name"], answer["card"]["typed"])))
 
 
 def _paragraph(text: str) -> RenderableType:
@@ -69,7 +73,7 @@ def _heading(answer: Mapping[str, Any]) -> Iterator[str]:
         limit = f"{_gib(usable)} of {_gib(whole)} GiB for tensors"
         limit += ", the rest for its context and what else is on it" if usable < whole else ""
     kernels = "CUDA " + ".".join(map(str, card["capability"])) if answer["kernels"] == "cuda" else "the CPU"
-    yield f"{answer['workload']} on {card['name']}: {limit}; peak of one training step, kernels of {kernels}"
+    yield f"{answer['workload']} on {_card(answer)}: {limit}; peak of one training step, kernels of {kernels}"
     chosen = [
         f"{name}={plain(answer['knobs'][name])} (searched too: {', '.join(map(plain, others))})"
         for name, others in answer["searched"].items()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from trainables.knobs import Scalar, domain_of, table
-from tuning.config.cards import Card, refuse
+from tuning.config.cards import GIB_BYTES, Card, refuse
 from tuning.config.resolve import COMMAND_LINE, apply_card, on_cuda
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
@@ -33,7 +33,7 @@ class Question:
 
     `name` is what the workload is called, `usable_bytes` what tensors may take, None for no limit. `read` are the
     knobs the workload reads, `searched` those of several values with the ones left out, `typed` those of `couplings`
-    whose values the command line names.
+    whose values the command line names, `card_typed` what it says of the card beside its name.
     """
 
     workload: str
@@ -50,6 +50,7 @@ class Question:
     read: tuple[str, ...]
     searched: Mapping[str, tuple[Scalar, ...]]
     typed: tuple[str, ...] = ()
+    card_typed: str = ""
 
 
 def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus: Sequence[Gpu]) -> Question:
@@ -65,6 +66,7 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
     left_out = {"adapter"} - set(read) | {"base_dtype"} - several
     axes = {name: _axis(config, card, name) for name in AXES if name not in left_out}
     couplings = tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+    sizes = {"card.memory_gib": config.card.memory_bytes, "card.reserve_gib": config.card.reserve_bytes}
     return Question(
         workload=config.workload.ref,
         name=config.workload.name,
@@ -79,7 +81,12 @@ def question(config: StudyConfig, kernels: Literal["auto", "cuda", "cpu"], gpus:
         capability=card.capability or CAPABILITY,
         read=read,
         searched={n: values for n, values in searched.items() if n not in axes},
-        typed=tuple(name for name in axes if _is_typed(config, name)),
+        typed=tuple(name for name in axes if _is_typed(config, f"knobs.{name}")),
+        card_typed=" ".join(
+            f"{name}={size / GIB_BYTES:g}"
+            for name, size in sizes.items()
+            if size is not None and _is_typed(config, name)
+        ),
     )
 
 
@@ -124,7 +131,7 @@ def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
     """Returns the values of a row's knob: those typed, else those searched, and without either every one of use."""
     given = config.space.given(name)
     values = given.values if isinstance(given, Choice) else (given,) if not isinstance(given, Range) else ()
-    if not _is_typed(config, name):
+    if not _is_typed(config, f"knobs.{name}"):
         if name == "amp_dtype":
             values = tuple(dict.fromkeys([*values, *(v for v in ("fp32", "bf16") if v in card.dtypes)]))
             values = tuple(v for v in values if v != "fp16" or "bf16" not in values)  # it takes as many bytes
@@ -134,8 +141,8 @@ def _axis(config: StudyConfig, card: Card, name: str) -> tuple[Scalar, ...]:
     return honoured or values
 
 
-def _is_typed(config: StudyConfig, name: str) -> bool:
-    return config.origins.get(f"knobs.{name}") == COMMAND_LINE
+def _is_typed(config: StudyConfig, setting: str) -> bool:
+    return config.origins.get(setting) == COMMAND_LINE
 
 
 def _sizes(given: object) -> tuple[int, ...]:

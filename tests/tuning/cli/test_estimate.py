@@ -259,6 +259,15 @@ def test_where_nothing_fits_there_are_remedies(capsys: pytest.CaptureFixture[str
     assert "no knob saves anything" in vast
 
 
+def test_what_is_typed_of_a_cards_memory_stands_beside_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told("workload=nli card=rtx4060", capsys).startswith("nli on rtx4060: 7.30 of 8.00 GiB")
+    said = told("workload=nli card=rtx4060 card.memory_gib=6", capsys)
+    assert said.startswith("nli on rtx4060 card.memory_gib=6: 5.30 of 6.00 GiB")
+    never = Prediction("none", ("why",), (), 0.1)
+    measure = told("workload=nli card=auto card.memory_gib=6", capsys, lambda _: never, code=1)
+    assert "python -m tuning.run workload=nli card=auto card.memory_gib=6 search.trials=0" in measure
+
+
 def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
     def flat(request: Request) -> Prediction:
         return formula(replace(request, knobs={**request.knobs, "activation_checkpointing": False}))
