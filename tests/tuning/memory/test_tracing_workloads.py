@@ -137,6 +137,7 @@ MADE = {
     "as_tensor": lambda x: torch.as_tensor([1.0] * 2000, device="cuda"),
     "new_tensor": lambda x: x.new_tensor([1.0] * 2000),
     "nested": lambda x: torch.nested.nested_tensor([torch.ones(9)], device=x.device),
+    "drawn": lambda x: torch.rand(9, generator=torch.Generator(x.device), device=x.device),
 }
 
 
@@ -158,13 +159,14 @@ WORKLOAD = Weighted()
 def test_a_tensor_that_a_loss_makes_of_numbers_counts_as_any_other(tmp_path: Path) -> None:
     mine = tmp_path / "weighted.py"
     mine.write_text(Path("tests/data/mine.py").read_text() + MAKES)
-    made: list[dict[str, Scalar]] = [{"made": name} for name in ("full", "tensor", "as_tensor", "new_tensor", "nested")]
-    full, *others, nested = cuda(str(mine), made)
+    made: list[dict[str, Scalar]] = [{"made": name} for name in ("full", "tensor", "as_tensor", "new_tensor")]
+    full, *others, nested, drawn = cuda(str(mine), [*made, {"made": "nested"}, {"made": "drawn"}])
     assert full.confidence == "traced", full.notes
     assert [[trace.events for trace in one.traces] for one in others] == [[trace.events for trace in full.traces]] * 3
-    (said,) = nested.notes
-    assert said.startswith("aten::empty_strided (weighted.py:")
-    assert "--kernels cpu" in said
+    for refused, named in ((nested, "aten::empty_strided"), (drawn, "torch.Generator")):
+        (said,) = refused.notes
+        assert said.startswith(f"{named} (weighted.py:")
+        assert "--kernels cpu" in said
 
 
 def test_a_decoder_without_weights_and_tokenizer_is_traced_with_doras_norm_of_each_forward_pass(tmp_path: Path) -> None:

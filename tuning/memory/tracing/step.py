@@ -243,8 +243,9 @@ def reason(error: BaseException) -> str:
         return f"{func}: its result depends on numbers, which fake tensors do not hold"
     if isinstance(error, UnsupportedOperatorException):
         return f"{func}: it has no fake kernel"
-    if met := re.match(r"Could not run '(.*?)' with arguments from the 'CUDA' backend", str(error)):
-        return f"{met[1]}{_place(error)}: it has no fake kernel for a card; estimate --kernels cpu traces the CPU's"
+    if met := re.match(r"Could not run '(.*?)' with arguments from the 'CUDA'|Cannot get CUDA generator", str(error)):
+        said = "it has no fake for a card; estimate --kernels cpu traces the CPU's"
+        return f"{met[1] or 'torch.Generator'}{_place(error)}: {said}"
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
