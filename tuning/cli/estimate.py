@@ -150,10 +150,16 @@ def _without_idle_checkpointing(
     """Returns the rows less those with activation checkpointing, where each of them has the step of that without."""
     plain = [(row, found) for row, found in rows if not row["activation_checkpointing"]]
     for row, found in rows:
-        without = next((other.traces for own, other in plain if {**own, "activation_checkpointing": True} == row), ())
-        if row["activation_checkpointing"] and not (found.traces and found.traces == without):
+        without = next((_made(other) for own, other in plain if {**own, "activation_checkpointing": True} == row), [])
+        if row["activation_checkpointing"] and not (found.traces and _made(found) == without):
             return rows
     return plain
+
+
+def _made(found: Prediction) -> list[tuple[str, int]]:
+    """Returns operator and bytes of all that a step makes, in order; what dies at once does so in any order."""
+    made = ((trace.ops, [size for _, size in trace.events if size >= 0]) for trace in found.traces)
+    return [pair for ops, sizes in made for pair in zip(ops, sizes, strict=True)]
 
 
 def _remedies(about: Question, fits: Sequence[Fit], predicts: Predict) -> Iterator[dict[str, Any]]:

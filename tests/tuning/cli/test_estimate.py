@@ -270,7 +270,11 @@ def test_what_is_typed_of_a_cards_memory_stands_beside_its_name(capsys: pytest.C
 
 def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
     def flat(request: Request) -> Prediction:
-        return formula(replace(request, knobs={**request.knobs, "activation_checkpointing": False}))
+        found = formula(replace(request, knobs={**request.knobs, "activation_checkpointing": False}))
+        if request.knobs["activation_checkpointing"]:  # what dies at once may do so in any order
+            traces = (replace(one, events=(*one.events[:-2], *one.events[:-3:-1])) for one in found.traces)
+            found = replace(found, traces=tuple(traces))
+        return found
 
     def partly(request: Request) -> Prediction:
         return formula(request) if request.knobs["amp_dtype"] == "bf16" else flat(request)
