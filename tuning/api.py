@@ -211,7 +211,8 @@ def read_run(run: str | Path, runs_dir: str | Path = "runs") -> Result:
 
     `run` is its id, "last", or its folder. Raises ConfigError where there is none.
     """
-    folder = find_run(str(runs_dir), _place("run", run, "an id, 'last', or a run's folder"))
+    place = _place("run", run, "an id, 'last', or a run's folder")
+    folder = Path(place) if Path(place, JOURNAL).is_file() else find_run(str(runs_dir), place)
     return Result(folder, summary.from_records(runs.records_of(folder)))
 
 

@@ -82,12 +82,12 @@ def _confirm_left_s(records: Sequence[Record], config: StudyConfig, training_s: 
     budget, limit_s, since = config.budget.confirm, config.search.max_time_s, began(records, "confirm")
     windows_s = [finite(r.get("wall_s")) or budget.window_s for r in records[since:] if r.event == "window"]
     whole_s = [finite(r.get("train_s")) or training_s for r in records if r.event == "trial" and r["outcome"] == "ok"]
-    took = [finite(r.get("train_s")) or training_s for r in records if r.event == "confirmed"]
+    own = [r for r in records if r.event == "confirmed" and r["name"] != BEFORE]  # which has what time is left
+    took = [finite(r.get("train_s")) or training_s for r in own]
     trainings_s = 0.0
     if whole_s and not windows_s:
         trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
-        done = sum(r.event == "confirmed" and r["name"] != BEFORE for r in records)
-        trainings_s = statistics.fmean(took or whole_s) * max(0, trained * budget.seeds - done)
+        trainings_s = statistics.fmean(took or whole_s) * max(0, trained * budget.seeds - len(took))
     each_s = statistics.fmean(windows_s) if windows_s else budget.window_s + FIRST_WINDOW_COST_S
     count = len(turns(records, config))
     rest = -len(windows_s) % count  # of the round that has begun

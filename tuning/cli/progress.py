@@ -184,7 +184,8 @@ def counted(records: Sequence[Record], config: StudyConfig, stage: str) -> tuple
     trained = 1 + len({r["trial"] for r in records if r.event == "rival" and r["decision"] == "confirm"})
     windows = budget.windows * len(eta.turns(records, config))
     done = sum(r.event == "window" for r in records[eta.began(records, "confirm") :])
-    done += sum(r.event == "confirmed" for r in records)  # those of before are not trained again
+    # Those of an earlier session are not trained again; `before` has what time is left.
+    done += sum(r.event == "confirmed" and r["name"] != BEFORE for r in records)
     return done, max(done, trained * budget.seeds + windows)
 
 

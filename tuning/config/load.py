@@ -8,6 +8,7 @@ Neither torch, Ray nor Optuna is imported on the way, and nothing is written.
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -137,6 +138,9 @@ def _check_beside_resume(typed: Typed) -> None:
     again = (*BESIDE_RESUME, *EXTENDABLE, TOLERANCE)
     others = [f"{key}={text}" for key, text in {**typed.groups, **typed.values}.items() if key not in again]
     if run_id != "null" and others:
+        key, _, text = others[0].partition("=")
+        if key not in typed.groups and difflib.get_close_matches(key, again, n=1, cutoff=0.85):
+            raise command_line.unknown_key(key, text, again)
         raise ConfigError(
             f"{others[0]} beside resume={run_id}: a run goes on with the configuration it began with",
             allowed="resume=ID, dashboard=true, cluster=ADDRESS, devices=N, force=true, runs_dir=PATH, "

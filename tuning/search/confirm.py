@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trainables.knobs import Knobs, Scalar
 from tuning.config.schema import BEFORE, ConfirmSection
-from tuning.journal.records import Journal, Record, reopened, trained_beside, trials, windows
+from tuning.journal.records import Journal, Record, Trial, reopened, trained_beside, trials, windows
 from tuning.memory.oom import Outcome
 from tuning.search.challengers import Entrant, Selection, challengers, settle
 from tuning.search.protocols import Profiler, Told
@@ -33,6 +33,8 @@ LEAST_WINDOW_S = 0.3
 """Windows are no shorter than this, however little time there is; then there are fewer rounds."""
 WINDOW_STEPS = 3
 """The fewest optimiser steps that a window takes, the two that are dropped included (`workers.session`)."""
+SLOWER = 2.0
+"""So many times what it is expected to take may a training of `before` take: the pick's further seeds come after it."""
 MORE = 1.15
 """A training's seconds over those of its samples alone: evaluation and set-up."""
 
@@ -348,8 +350,9 @@ def _train(
 ) -> None:
     """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
 
-    So is `before` on the first of them, and on the others as far as time is left: by one seed the two differ by less
-    than each does from seed to seed (docs/log/confirming.md).
+    So is `before`, as the search trained it, as far as time is left; its first comes ahead of their last where none of
+    the challengers is given up for it. On one seed the two differ by less than each does from seed to seed
+    (docs/log/confirming.md).
     With `spares` what has collapsed is left, too, so that the next has the time (`_train_the_rest`).
     """
     found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
@@ -357,14 +360,18 @@ def _train(
         return
     chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
     each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]
-    before_s = _before_s(journal.records, named, chosen, terms)
+    before = _trained_before(journal.records) if BEFORE in named else None
+    before_s = MORE * terms.samples / float(before.samples_per_s or math.inf) if before is not None else 0.0
     left_s, cost_s = terms.left_s(), window_cost_s(journal.records)
     done = [len(found[trial].by_seed) for trial in chosen]
-    reserve_s = before_s if _lacks(journal.records, BEFORE, terms.seeds[0]) else 0.0
-    count, seeds = affordable(left_s - reserve_s, terms.budget, len(named), each_s, cost_s, done)
-    if reserve_s and not seeds:
-        before_s, reserve_s = 0.0, 0.0
-        count, seeds = affordable(left_s, terms.budget, len(named), each_s, cost_s, done)
+    reserve_s = 0.0
+    count, seeds = affordable(left_s, terms.budget, len(named), each_s, cost_s, done)
+    if before is not None and before.id not in chosen and _lacks(journal.records, BEFORE, terms.seeds[0]):
+        less = affordable(left_s - before_s, terms.budget, len(named), each_s, cost_s, done)
+        if less[0] == count and less[1]:
+            seeds, reserve_s = less[1], before_s
+    if before is not None and before.id in chosen[:count]:
+        before = None  # it is trained as they are
     spare_s = left_s - reserve_s - windows_s(terms.budget, len(named) + 1, cost_s)
     for place, trial in enumerate(chosen[1:], start=1):
         decision = "confirm" if place < count else "too long"
@@ -388,25 +395,20 @@ def _train(
             if _lacks(journal.records, trial, seed):
                 until_s = terms.left_s() - least_s
                 _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, until_s, told)
-        is_held = not any(one.id == first and one.collapses(terms.rule) for one in entrants(journal.records, terms))
-        others_s = (seeds - 1 - number) * sum(needed[trial] for trial in going) if number else 0.0
-        if before_s and is_held and _lacks(journal.records, BEFORE, seed):
-            until_s = terms.left_s() - others_s - least_s
-            if until_s >= before_s:
-                _train_again(profiler, journal, BEFORE, named[BEFORE], terms.samples, seed, until_s, told)
+        own = next(one for one in entrants(journal.records, terms) if one.id == first)
+        if before is None or own.failed or own.collapses(terms.rule) or not _lacks(journal.records, BEFORE, seed):
+            continue
+        others_s = (seeds - 1 - number) * sum(needed[trial] for trial in going)
+        until_s = terms.left_s() - least_s - (0.0 if reserve_s and not number else others_s)
+        if until_s >= before_s:
+            most_s = min(until_s, SLOWER * before_s)
+            _train_again(profiler, journal, BEFORE, before.config, terms.samples, seed, most_s, told)
 
 
-def _before_s(
-    records: Sequence[Record],
-    named: Mapping[str, Mapping[str, Scalar]],
-    chosen: Collection[str],
-    terms: ConfirmTerms,
-) -> float:
-    """Returns the seconds of a training of `before`, 0 where the search had none of it, or it is one of the chosen."""
+def _trained_before(records: Sequence[Record]) -> Trial | None:
+    """Returns the trial of the search that trained `before` to its end, None without one."""
     own = {r["trial"] for r in records if r.event == "trial_start" and r.get("named") == BEFORE}
-    rates = [t.samples_per_s for t in trials(records) if t.id in own - {*chosen} and t.outcome == Outcome.OK]
-    rate = next((rate for rate in rates if rate), None)
-    return MORE * terms.samples / rate if rate and BEFORE in named else 0.0
+    return next((t for t in trials(records) if t.id in own and t.outcome == Outcome.OK and t.samples_per_s), None)
 
 
 def _train_the_rest(

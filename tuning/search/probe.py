@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from trainables.knobs import Scalar, is_active, table
 from tuning.config.schema import ProbeSection, StudyConfig
@@ -214,14 +214,24 @@ class ProbeStage:
 
 
 def left_out(records: Sequence[Record], space: Space) -> list[str]:
-    """Returns the searched system knobs of which only one value was probed, or refused, though they have an effect."""
+    """Returns the searched system knobs of which only one value was probed, or refused, though they have an effect
+    beside the others of the fastest probe.
+    """
     own = [r for r in records if r.event == "probe" and not r["name"]]
-    if not probed(own):
+    best = max(probed(own), key=lambda one: one.samples_per_s, default=None)
+    if best is None:
         return []
     own += [r for r in records if r.event == "refused" and r["stage"] == "probe"]
-    active = {n: [r["config"].get(n) for r in own if is_active(n, r["config"])] for n in space.parameters}
-    searched = [n for n in space.subset({"system"}).parameters if len(_values(space, n)) > 1]
-    return [n for n in searched if active[n] and len({*active[n]}) == 1]
+    searched = [n for n in space.subset({"system"}).parameters if is_active(n, best.knobs)]
+    size = int(best.knobs.get("batch_size", table().defaults["batch_size"]))
+
+    def come_to(name: str, values: Iterable[Scalar | None]) -> set[Scalar | None]:
+        return {min(int(v), size) if name == "micro_batch_size" and v is not None else v for v in values}
+
+    def tried(name: str) -> set[Scalar | None]:
+        return come_to(name, (r["config"].get(name) for r in own if is_active(name, r["config"])))
+
+    return [n for n in searched if len(tried(n)) < 2 <= len(come_to(n, _values(space, n)))]
 
 
 def _ended(journal: Journal) -> list[Record]:

@@ -269,14 +269,8 @@ class Limits:
     def terms(self) -> SearchTerms:
         """Returns what the search may do, and until when: confirming needs its time too."""
         search, objectives = self._config.search, self._facts["objectives"]
-        deadline = None
-        if search.max_time_s is not None:
-            rate, reserve_s = self._fastest_per_s(), math.inf  # unknown: the whole share
-            if rate:
-                reserve_s = confirm.expected_s(
-                    self._config.budget.confirm, self._configurations(), self.horizon(), rate, self._before_per_s()
-                )
-            deadline = self.ends_at - min(reserve_s, confirm.SHARE * search.max_time_s)
+        before = self.before(self._search_ends_at())
+        deadline = self._search_ends_at(self._before_per_s() if before is not None else 0.0)
         return SearchTerms(
             strategy=search.strategy,
             trials=search.most_trials,
@@ -286,9 +280,20 @@ class Limits:
             objectives=objectives,
             sampler=search.sampler,
             pruner=search.pruner,
-            before=self.before(deadline),
+            before=before,
             today=self.before(),
         )
+
+    def _search_ends_at(self, before_per_s: float = 0.0) -> float | None:
+        """Returns when the search is to end, None without a limit; `before_per_s` where `before` is trained again."""
+        limit_s, rate = self._config.search.max_time_s, self._fastest_per_s()
+        if limit_s is None:
+            return None
+        reserve_s = math.inf  # unknown: the whole share
+        if rate:
+            budget, count = self._config.budget.confirm, self._configurations()
+            reserve_s = confirm.expected_s(budget, count, self.horizon(), rate, before_per_s)
+        return self.ends_at - min(reserve_s, confirm.SHARE * limit_s)
 
     def before(self, deadline: float | None = None) -> Mapping[str, Scalar] | None:
         """Returns the present configuration that the search begins with, None where nobody gave one or it takes too

@@ -111,6 +111,10 @@ def test_before_is_trained_on_the_picks_fresh_seeds_the_first_before_the_picks_o
         assert sorted(again) == [*(("a", seed) for seed in own), *(("before", seed) for seed in theirs)]
         assert found.best == "a", "it is measured beside, and changes no pick"
         assert not theirs or again.index(("before", 1)) == 1
+    journal, bench = searched(_made(tmp_path / "failing")), SeededBench({0.2: 0.2, 0.4: 0.25}, broken=0.1)
+    journal.append("trial_start", trial="d", named="before", beside=True)
+    confirm(bench, journal, {"before": today}, ConfirmTerms(RULE, (1, 2, 3), terms.budget, 50, lambda: 60.0), ignore)
+    assert [rate for rate, _ in bench.trained][:2] == [0.1, 0.2], "where the pick fails, the next comes before it"
 
 
 def _made(folder: Path) -> Path:

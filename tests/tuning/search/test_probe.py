@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,13 @@ def test_probes_are_so_short_that_each_value_has_one_beside_what_is_named_and_wh
         {"before": {"batch_size": 64, "num_workers": 0}}, lambda r: None
     )
     assert left_out(journal.records, space) == lacking
+    more = {"prefetch_factor": [2, 4], "micro_batch_size": [64, 128], "persistent_workers": [False, True]}
+    idle = Space.of({"batch_size": 64, "num_workers": [0, 1], **more})
+    alone = journal.records[:2] if not lacking else []  # num_workers 0 and 1, of which no worker is the faster
+    slower = [
+        r if n == 0 else dataclasses.replace(r, fields={**r.fields, "samples_per_s": 1.0}) for n, r in enumerate(alone)
+    ]
+    assert left_out(slower, idle) == [], "without workers the others are idle, and each micro-batch is the whole batch"
     assert journal.records[-1]["name"] == "before"
     assert profiler.now_s <= max_time_s
 
