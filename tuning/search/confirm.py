@@ -351,7 +351,7 @@ def _train(
     """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
 
     So is `before`, as the search trained it, as far as time is left; its first comes ahead of their last where none of
-    the challengers is given up for it. On one seed the two differ by less than each does from seed to seed
+    the challengers is given up for it. On the same seeds the difference is as certain or more
     (docs/log/confirming.md).
     With `spares` what has collapsed is left, too, so that the next has the time (`_train_the_rest`).
     """
