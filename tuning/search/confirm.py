@@ -74,8 +74,9 @@ def confirm(
     again. Raises ValueError where no trial came to its end.
     """
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
-    selection = _selected(profiler, journal, first, named, terms, told)
-    if selection is not None and _train_the_rest(profiler, journal, selection, len(named), terms, told):
+    trainings = _Trainings(profiler, journal, named, terms, told)
+    selection = trainings.selected(first)
+    if selection is not None and trainings.the_rest(selection):
         _, selection = _settled(journal.records, terms)
     if selection is not None:
         selection = _steady(selection, entrants(journal.records, terms), terms.rule)
@@ -94,43 +95,155 @@ def confirm(
     return Confirmed(first, selection, best, repeats)
 
 
-def _selected(
-    profiler: Profiler,
-    journal: Journal,
-    first: str,
-    named: Mapping[str, Mapping[str, Scalar]],
-    terms: ConfirmTerms,
-    told: Told,
-) -> Selection | None:
-    """Returns the selection over those that were trained again, None where none of them came to its end.
+class _Trainings:
+    """The trainings on fresh seeds: of the pick, its challengers, and `before` of the `named`; each is a record."""
 
-    `first` is the pick by the search's seed, `named` the configurations that are measured beside.
-    Where the best of them fails, comes to much less than in the search, or is no better than the baseline, the next is
-    trained as long as there is time, and one left that may take its place.
-    """
-    tried: list[str] = []
-    while True:
-        found, selection = _settled(journal.records, terms)
-        collapsed = [one.id for one in found.values() if not one.repeats(terms.rule)]
-        picked = _picked(journal.records, terms, collapsed)
-        own = found[picked]
-        if picked in tried or not (selection is None or own.by_seed or terms.rule.admits(own.searched, selection.bar)):
-            return selection
-        is_steady = selection is not None and found[selection.best].repeats(terms.rule)
-        if picked != first and is_steady and own.searched >= terms.rule.baseline_cost:  # no better than it, either
-            return selection
-        if tried:
-            why = _why_not(found.get(tried[-1]), terms.rule)
-            told(journal.append("note", text=f"{tried[-1]} {why}: {picked} is next"))
-        tried.append(picked)
-        _train(profiler, journal, picked, named, terms, told, spares=picked == tried[0])
-        found, selection = _settled(journal.records, terms)
-        if (
-            selection is not None
-            and found[selection.best].repeats(terms.rule)
-            and selection.means[selection.best] < terms.rule.baseline_cost
-        ):
-            return selection
+    def __init__(
+        self,
+        profiler: Profiler,
+        journal: Journal,
+        named: Mapping[str, Mapping[str, Scalar]],
+        terms: ConfirmTerms,
+        told: Told,
+    ) -> None:
+        self._profiler, self._journal, self._named, self._terms, self._told = profiler, journal, named, terms, told
+
+    def selected(self, first: str) -> Selection | None:
+        """Returns the selection over those that were trained again, None where none of them came to its end.
+
+        `first` is the pick by the search's seed. Where the best of them fails, comes to much less than in the search,
+        or is no better than the baseline, the next is trained as long as there is time, and one left that may take its
+        place.
+        """
+        journal, terms = self._journal, self._terms
+        tried: list[str] = []
+        while True:
+            found, selection = _settled(journal.records, terms)
+            collapsed = [one.id for one in found.values() if not one.repeats(terms.rule)]
+            picked = _picked(journal.records, terms, collapsed)
+            own = found[picked]
+            if picked in tried or not (
+                selection is None or own.by_seed or terms.rule.admits(own.searched, selection.bar)
+            ):
+                return selection
+            is_steady = selection is not None and found[selection.best].repeats(terms.rule)
+            if picked != first and is_steady and own.searched >= terms.rule.baseline_cost:  # no better than it, either
+                return selection
+            if tried:
+                why = _why_not(found.get(tried[-1]), terms.rule)
+                self._told(journal.append("note", text=f"{tried[-1]} {why}: {picked} is next"))
+            tried.append(picked)
+            self._train(picked, spares=picked == tried[0])
+            found, selection = _settled(journal.records, terms)
+            if (
+                selection is not None
+                and found[selection.best].repeats(terms.rule)
+                and selection.means[selection.best] < terms.rule.baseline_cost
+            ):
+                return selection
+
+    def _train(self, first: str, *, spares: bool) -> None:
+        """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
+
+        So is `before`, as the search trained it, as far as time is left: the two are compared on the same seeds
+        (docs/log/confirming.md). Its first seed comes ahead of their last where no challenger is given up for it.
+        With `spares` what has collapsed is left, too, so that the next has the time (`the_rest`).
+        """
+        journal, terms = self._journal, self._terms
+        found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
+        if first not in found or found[first].failed:  # and so has everybody else
+            return
+        chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
+        each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]
+        before = _trained_before(journal.records) if BEFORE in self._named else None
+        before_s = MORE * terms.samples / float(before.samples_per_s or math.inf) if before is not None else 0.0
+        left_s, cost_s = terms.left_s(), window_cost_s(journal.records)
+        done = [len(found[trial].by_seed) for trial in chosen]
+        reserve_s = 0.0
+        count, seeds = affordable(left_s, terms.budget, len(self._named), each_s, cost_s, done)
+        if before is not None and before.id not in chosen and _lacks(journal.records, BEFORE, terms.seeds[0]):
+            less = affordable(left_s - before_s, terms.budget, len(self._named), each_s, cost_s, done)
+            if less[0] == count and less[1]:
+                seeds, reserve_s = less[1], before_s
+        if before is not None and before.id in chosen[:count]:
+            before = None  # it is trained as they are
+        spare_s = left_s - reserve_s - windows_s(terms.budget, len(self._named) + 1, cost_s)
+        for place, trial in enumerate(chosen[1:], start=1):
+            decision = "confirm" if place < count else "too long"
+            needed_s = [one_s * max(0, terms.budget.seeds - n) for one_s, n in zip(each_s, done, strict=True)]
+            expected = {"expected_s": needed_s[place], "left_s": max(0.0, spare_s - sum(needed_s[:place]))}
+            if needed_s[place] and not any(
+                r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records
+            ):
+                self._told(journal.append("rival", trial=trial, decision=decision, **expected))
+        configs = {t.id: dict(t.config) for t in trials(journal.records)}
+        least_s = least_windows_s(left_s, terms.budget, len(self._named) + 1, cost_s)
+        needed = dict(zip(chosen, each_s, strict=True))
+        for number, seed in enumerate(terms.seeds[:seeds]):
+            gone = {one.id for one in entrants(journal.records, terms) if spares and one.collapses(terms.rule)}
+            going = [trial for trial in chosen[:count] if trial not in gone]
+            left = [needed[trial] for trial in going if seed not in found[trial].by_seed]
+            # A machine slower than expected leaves out a seed of all alike, after the first.
+            if left and seed != terms.seeds[0] and terms.left_s() < sum(left) + least_s:
+                break
+            for trial in going:
+                if _lacks(journal.records, trial, seed):
+                    until_s = terms.left_s() - least_s
+                    self._train_again(trial, configs[trial], seed, until_s)
+            own = next(one for one in entrants(journal.records, terms) if one.id == first)
+            if before is None or own.failed or own.collapses(terms.rule) or not _lacks(journal.records, BEFORE, seed):
+                continue
+            others_s = (seeds - 1 - number) * sum(needed[trial] for trial in going)
+            until_s = terms.left_s() - least_s - (0.0 if reserve_s and not number else others_s)
+            if until_s >= before_s:
+                self._train_again(BEFORE, before.config, seed, min(until_s, SLOWER * before_s))
+
+    def the_rest(self, selection: Selection) -> bool:
+        """Trains who collapsed on the seeds that were spared; returns whether there were any, and time.
+
+        Those are the selection's. Where the best has collapsed they are all, for everybody in the selection.
+        """
+        journal, terms = self._journal, self._terms
+        least_s = least_windows_s(terms.left_s(), terms.budget, len(self._named) + 1, window_cost_s(journal.records))
+        configs = {t.id: dict(t.config) for t in trials(journal.records)}
+        collapsed = [one for one in entrants(journal.records, terms) if one.collapses(terms.rule)]
+        seeds, rest = selection.seeds, collapsed
+        if any(one.id == selection.best for one in collapsed):
+            seeds = tuple(terms.seeds[: terms.budget.seeds])
+            rest = [o for o in entrants(journal.records, terms) if o in collapsed or o.id in selection.means]
+        is_any = False
+        for seed in seeds:
+            lacking = [one for one in rest if _lacks(journal.records, one.id, seed)]
+            if terms.left_s() < sum(MORE * terms.samples / one.samples_per_s for one in lacking) + least_s:
+                break
+            for one in lacking:
+                until_s = terms.left_s() - least_s
+                self._train_again(one.id, configs[one.id], seed, until_s)
+                is_any = True
+        return is_any
+
+    def _train_again(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> None:
+        journal, samples = self._journal, self._terms.samples
+        found = self._profiler.train(knobs, samples, (samples,), seed, left_s)
+        self._told(
+            journal.append(
+                "confirmed",
+                name=name,
+                config=dict(found.get("knobs", knobs)),
+                seed=seed,
+                outcome=found["outcome"],
+                message=found["message"],
+                values=found["values"],
+                samples=found["samples"],
+                samples_per_s=found["measured_samples_per_s"],
+                window_samples_per_s=found["window_samples_per_s"],
+                train_s=found["train_s"],
+                setup_s=found.get("setup_s", 0.0),
+                evaluate_s=found["evaluate_s"],
+                peak_allocated_bytes=found["peak_allocated_bytes"],
+                **{n: found[n] for n in ("spans", "telemetry", "active", "has_ended") if n in found},
+            )
+        )
 
 
 def _why_not(own: Entrant | None, rule: Rule) -> str:
@@ -338,103 +451,10 @@ def faster_in_turns(
     return max(told, key=lambda one: one.ratio, default=None)
 
 
-def _train(
-    profiler: Profiler,
-    journal: Journal,
-    first: str,
-    named: Mapping[str, Mapping[str, Scalar]],
-    terms: ConfirmTerms,
-    told: Told,
-    *,
-    spares: bool,
-) -> None:
-    """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
-
-    So is `before`, as the search trained it, as far as time is left; its first comes ahead of their last where none of
-    the challengers is given up for it. On the same seeds the difference is as certain or more
-    (docs/log/confirming.md).
-    With `spares` what has collapsed is left, too, so that the next has the time (`_train_the_rest`).
-    """
-    found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
-    if first not in found or found[first].failed:  # and so has everybody else
-        return
-    chosen = challengers(list(found.values()), first, terms.rule, terms.budget.top)
-    each_s = [MORE * terms.samples / found[trial].samples_per_s for trial in chosen]
-    before = _trained_before(journal.records) if BEFORE in named else None
-    before_s = MORE * terms.samples / float(before.samples_per_s or math.inf) if before is not None else 0.0
-    left_s, cost_s = terms.left_s(), window_cost_s(journal.records)
-    done = [len(found[trial].by_seed) for trial in chosen]
-    reserve_s = 0.0
-    count, seeds = affordable(left_s, terms.budget, len(named), each_s, cost_s, done)
-    if before is not None and before.id not in chosen and _lacks(journal.records, BEFORE, terms.seeds[0]):
-        less = affordable(left_s - before_s, terms.budget, len(named), each_s, cost_s, done)
-        if less[0] == count and less[1]:
-            seeds, reserve_s = less[1], before_s
-    if before is not None and before.id in chosen[:count]:
-        before = None  # it is trained as they are
-    spare_s = left_s - reserve_s - windows_s(terms.budget, len(named) + 1, cost_s)
-    for place, trial in enumerate(chosen[1:], start=1):
-        decision = "confirm" if place < count else "too long"
-        needed_s = [one_s * max(0, terms.budget.seeds - n) for one_s, n in zip(each_s, done, strict=True)]
-        expected = {"expected_s": needed_s[place], "left_s": max(0.0, spare_s - sum(needed_s[:place]))}
-        if needed_s[place] and not any(
-            r.event == "rival" and (r["trial"], r["decision"]) == (trial, decision) for r in journal.records
-        ):
-            told(journal.append("rival", trial=trial, decision=decision, **expected))
-    configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    least_s = least_windows_s(left_s, terms.budget, len(named) + 1, cost_s)
-    needed = dict(zip(chosen, each_s, strict=True))
-    for number, seed in enumerate(terms.seeds[:seeds]):
-        gone = {one.id for one in entrants(journal.records, terms) if spares and one.collapses(terms.rule)}
-        going = [trial for trial in chosen[:count] if trial not in gone]
-        left = [needed[trial] for trial in going if seed not in found[trial].by_seed]
-        # A machine slower than expected leaves out a seed of all alike, after the first.
-        if left and seed != terms.seeds[0] and terms.left_s() < sum(left) + least_s:
-            break
-        for trial in going:
-            if _lacks(journal.records, trial, seed):
-                until_s = terms.left_s() - least_s
-                _train_again(profiler, journal, trial, configs[trial], terms.samples, seed, until_s, told)
-        own = next(one for one in entrants(journal.records, terms) if one.id == first)
-        if before is None or own.failed or own.collapses(terms.rule) or not _lacks(journal.records, BEFORE, seed):
-            continue
-        others_s = (seeds - 1 - number) * sum(needed[trial] for trial in going)
-        until_s = terms.left_s() - least_s - (0.0 if reserve_s and not number else others_s)
-        if until_s >= before_s:
-            most_s = min(until_s, SLOWER * before_s)
-            _train_again(profiler, journal, BEFORE, before.config, terms.samples, seed, most_s, told)
-
-
 def _trained_before(records: Sequence[Record]) -> Trial | None:
     """Returns the trial of the search that trained `before` to its end, None without one."""
     own = {r["trial"] for r in records if r.event == "trial_start" and r.get("named") == BEFORE}
     return next((t for t in trials(records) if t.id in own and t.outcome == Outcome.OK and t.samples_per_s), None)
-
-
-def _train_the_rest(
-    profiler: Profiler, journal: Journal, selection: Selection, named: int, terms: ConfirmTerms, told: Told
-) -> bool:
-    """Trains who collapsed on the seeds that were spared; returns whether there were any, and time.
-
-    Those are the selection's. Where the best has collapsed they are all, for everybody in the selection.
-    """
-    least_s = least_windows_s(terms.left_s(), terms.budget, named + 1, window_cost_s(journal.records))
-    configs = {t.id: dict(t.config) for t in trials(journal.records)}
-    collapsed = [one for one in entrants(journal.records, terms) if one.collapses(terms.rule)]
-    seeds, rest = selection.seeds, collapsed
-    if any(one.id == selection.best for one in collapsed):
-        seeds = tuple(terms.seeds[: terms.budget.seeds])
-        rest = [o for o in entrants(journal.records, terms) if o in collapsed or o.id in selection.means]
-    is_any = False
-    for seed in seeds:
-        lacking = [one for one in rest if _lacks(journal.records, one.id, seed)]
-        if terms.left_s() < sum(MORE * terms.samples / one.samples_per_s for one in lacking) + least_s:
-            break
-        for one in lacking:
-            until_s = terms.left_s() - least_s
-            _train_again(profiler, journal, one.id, configs[one.id], terms.samples, seed, until_s, told)
-            is_any = True
-    return is_any
 
 
 def _lacks(records: Sequence[Record], trial: str, seed: int) -> bool:
@@ -444,35 +464,3 @@ def _lacks(records: Sequence[Record], trial: str, seed: int) -> bool:
     # What was cut before the study got more time is made up for.
     own = [r for r in own if r["outcome"] != Outcome.CUT or r.seq >= since]
     return all(r["outcome"] == "ok" and r["seed"] != seed for r in own)
-
-
-def _train_again(
-    profiler: Profiler,
-    journal: Journal,
-    name: str,
-    knobs: Mapping[str, Scalar],
-    samples: int,
-    seed: int,
-    left_s: float,
-    told: Told,
-) -> None:
-    found = profiler.train(knobs, samples, (samples,), seed, left_s)
-    told(
-        journal.append(
-            "confirmed",
-            name=name,
-            config=dict(found.get("knobs", knobs)),
-            seed=seed,
-            outcome=found["outcome"],
-            message=found["message"],
-            values=found["values"],
-            samples=found["samples"],
-            samples_per_s=found["measured_samples_per_s"],
-            window_samples_per_s=found["window_samples_per_s"],
-            train_s=found["train_s"],
-            setup_s=found.get("setup_s", 0.0),
-            evaluate_s=found["evaluate_s"],
-            peak_allocated_bytes=found["peak_allocated_bytes"],
-            **{n: found[n] for n in ("spans", "telemetry", "active", "has_ended") if n in found},
-        )
-    )
