@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,15 +86,19 @@ def test_probes_are_so_short_that_each_value_has_one_beside_what_is_named_and_wh
         {"before": {"batch_size": 64, "num_workers": 0}}, lambda r: None
     )
     assert left_out(journal.records, space) == lacking
-    more = {"prefetch_factor": [2, 4], "micro_batch_size": [64, 128], "persistent_workers": [False, True]}
-    idle = Space.of({"batch_size": 64, "num_workers": [0, 1], **more})
-    alone = journal.records[:2] if not lacking else []  # num_workers 0 and 1, of which no worker is the faster
-    slower = [
-        r if n == 0 else dataclasses.replace(r, fields={**r.fields, "samples_per_s": 1.0}) for n, r in enumerate(alone)
-    ]
-    assert left_out(slower, idle) == [], "without workers the others are idle, and each micro-batch is the whole batch"
     assert journal.records[-1]["name"] == "before"
     assert profiler.now_s <= max_time_s
+
+
+def test_a_knob_that_is_idle_beside_the_fastest_others_is_not_said_to_lack_a_probe(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
+    for workers, rate in ((0, 200.0), (1, 100.0)):
+        config = {"batch_size": 64, "micro_batch_size": 64, "num_workers": workers}
+        found = {"outcome": "ok", "samples_per_s": rate, "micro_step_s": 64 / rate, "optimizer_step_s": 0.0}
+        journal.append("probe", name=None, config=config, **found)
+    given = {"batch_size": 64, "num_workers": [0, 1], "prefetch_factor": [2, 4], "micro_batch_size": [64, 128]}
+    assert left_out(journal.records, Space.of(given)) == [], "a micro-batch of 128 is the whole batch, too"
+    assert left_out(journal.records, Space.of({**given, "channels_last": [False, True]})) == ["channels_last"]
 
 
 def test_named_configurations_are_measured_last_and_only_once(tmp_path: Path) -> None:
