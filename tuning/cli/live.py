@@ -115,8 +115,13 @@ def rows(found: progress.Progress, width: int, most: int) -> RenderableType:
         lines[id(row)] = lines[id(row)][: max(0, left)]
         left -= len(lines[id(row)])
     reference = "the defaults" if found.best is None else "the best"
-    title = _line(f"{_aligned(head, widths, gap)}  unlike {reference}", width, "bold")
-    return Group(title, Rule(style="none"), *(each for row in shown(found.rows, most) for each in lines[id(row)]))
+    titles = _aligned(head, widths, gap), f"  unlike {reference}"
+    title = "".join(titles) if len("".join(titles)) <= width else titles[0]
+    return Group(
+        _line(title, width, "bold"),
+        Rule(style="none"),
+        *(each for row in shown(found.rows, most) for each in lines[id(row)]),
+    )
 
 
 def _figures(row: StageRow, found: progress.Progress, *, has_value: bool) -> list[str]:

@@ -318,7 +318,8 @@ class _Study:
         if searched and is_cut and not self._limits.before():
             self._note(f"a batch in one piece does not fit: {size}={held}, which changes what is learned here")
         if names := left_out(self._journal.records, self._space):
-            self._note(f"no time was left to probe {', '.join(names)}: a larger search.max_time has it", warns="probes")
+            text = f"{', '.join(names)}: only one value was probed; a larger search.max_time has time for more"
+            self._note(text, warns="values without a probe")
         if said := sentences.disturbed([r for r in self._journal.records if r.event == "probe"]):
             self._note(said, warns="probes")
 
