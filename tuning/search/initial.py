@@ -41,6 +41,11 @@ def initial_design(
         fastest["batch_size"] = size
     parameter = space.parameters.get("learning_rate")
     if isinstance(parameter, Range) and "learning_rate" in first:
-        scaled = float(first["learning_rate"]) * math.sqrt(size / int(start.get("batch_size", size)))
-        fastest["learning_rate"] = min(max(float(f"{scaled:.5g}"), parameter.low), parameter.high)
+        rate, batch_size = float(first["learning_rate"]), int(start.get("batch_size", size))
+        fastest["learning_rate"] = rate_at(size, rate, batch_size, parameter)
     return [first, fastest] if fastest != first else [first]
+
+
+def rate_at(size: int, rate: float, batch_size: int, within: Range) -> float:
+    """Returns the learning rate for a batch of `size` where `rate` is that of a batch of `batch_size`."""
+    return min(max(float(f"{rate * math.sqrt(size / batch_size):.5g}"), within.low), within.high)

@@ -15,14 +15,14 @@ from typing import Any, Literal
 from trainables.knobs import Knobs, Scalar, kind_of, table
 from tuning.config.choices import PrunerName, SamplerName, Strategy
 from tuning.config.schema import BEFORE
-from tuning.config.space import Choice, Space
+from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record, last, trained_beside, trials, unfinished
 from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole, refused
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome, others_would_crash
 from tuning.search import endings
 from tuning.search.bottleneck import instead_of_fp16
-from tuning.search.initial import initial_design
+from tuning.search.initial import initial_design, rate_at
 from tuning.search.other_kinds import PATIENCE, OtherKind, apart
 from tuning.search.present import present
 from tuning.search.protocols import Told, TrialPlan, TrialRequest
@@ -91,9 +91,7 @@ class TrialScheduler:
         )
         self._before = None if terms.before is None else present(terms.before, space, staged=self._staged)
         start = defaults(space)
-        learned = [n for n in terms.today or {} if n in table() and kind_of(n) == "learning" and n != "batch_size"]
-        today = {n: v for n, v in (terms.today or {}).items() if n in learned}
-        own = today if self._before is None else self._before.knobs
+        own = _taught(terms.today or {}, space, start) if self._before is None else self._before.knobs
         start |= {n: v for n, v in own.items() if v in space.parameters.get(n, Choice(()))}
         # Rates are scaled from the batch that `before` has, wherever it lies.
         begin = {**start, **{n: v for n, v in own.items() if n == "batch_size"}}
@@ -525,3 +523,16 @@ def _learned_otherwise(begun: Mapping[str, Scalar], ended: Mapping[str, Scalar])
     """Returns whether a trial has gone on with another micro-batch, where that changes what is learned."""
     size = "micro_batch_size"
     return size in table().kinds and begun.get(size, ended.get(size)) != ended.get(size)
+
+
+def _taught(today: Mapping[str, Scalar], space: Space, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Returns the learning knobs of a configuration but its batch size; its rate is that for the batch of the start."""
+    own = {n: v for n, v in today.items() if n in table() and kind_of(n) == "learning" and n != "batch_size"}
+    within, size = space.parameters.get("learning_rate"), int(start.get("batch_size", Knobs().batch_size))
+    if (
+        isinstance(within, Range)
+        and {"learning_rate", "batch_size"} <= today.keys()
+        and today["learning_rate"] in within
+    ):
+        own["learning_rate"] = rate_at(size, float(today["learning_rate"]), int(today["batch_size"]), within)
+    return own
