@@ -197,7 +197,7 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         short = f" of {asked} planned" if count < asked else ""
         seeds = f": range of the next run, 95 %, from {count} seeds{short}" if count > 2 else f": two seeds{short}"
         seeds = f": one seed{short}" if count == 1 else seeds
-        seeds = ": one seed, which train(run) sets itself: each training is the same" if found.sets_its_seed else seeds
+        seeds = ": one seed, which train(run) sets itself" if found.sets_its_seed else seeds
         yield name, fmt.quality(own) + (seeds if own.confirmed else ": one seed, in the search itself")
     if untrained := sentences.not_trained_sentence(found, "the second command below trains it"):
         yield "", f"{untrained}."

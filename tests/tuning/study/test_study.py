@@ -607,7 +607,7 @@ def test_of_trainings_that_all_had_the_seed_of_the_script_none_is_called_fresh(t
     console = Console(width=200)
     with console.capture() as told:
         console.print(*text.summary(found))
-    assert "0.250: one seed, which train(run) sets itself: each training is the same" in told.get()
+    assert "0.250: one seed, which train(run) sets itself" in told.get()
     assert "fresh seed" not in told.get()
     journal.close()
 
