@@ -1,4 +1,4 @@
-"""What every result says of where it comes from, how it is written, and the scheduler that only keeps what it hears."""
+"""What every result says of where it comes from, and how it is written."""
 
 from __future__ import annotations
 
@@ -46,30 +46,3 @@ def publish(document: Mapping[str, Any], out: Path | None, *, append: bool = Fal
         with out.open("a" if append else "w", encoding="utf-8") as file:
             file.write(line + "\n")
     print(line)
-
-
-class KeepingScheduler:
-    """The half of a scheduler (`tuning.search.protocols.Scheduler`) that stops nothing, and keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
-        self.decisions: list[str] = []
-
-    def at_rung(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Never stops."""
-        return True
-
-    def goes_on(self, trial: str, result: Mapping[str, Any]) -> bool:
-        """Never stops."""
-        return True
-
-    def ended(self, trial: str, result: Mapping[str, Any] | None) -> None:
-        """Keeps the result."""
-        self.found.append(dict(result or {}))
-
-    def widened(self, trial: str, result: object) -> None:
-        """Takes that a trial begins again alone."""
-
-    def decided(self, event: str, trial: str, reason: str) -> None:
-        """Keeps what the executor did."""
-        self.decisions.append(f"{event} {trial}: {reason}")
