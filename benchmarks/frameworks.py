@@ -18,6 +18,7 @@ import importlib
 import json
 import math
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -29,13 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.document import provenance, publish
-from benchmarks.exported import study, trained
 from trainables.host_memory import AT_START
 from tuning.config import best_file
 from tuning.config.best_file import Best
 from tuning.config.environment import ON_A_CPU
 from tuning.journal.records import read
-from tuning.journal.runs import JOURNAL
+from tuning.journal.runs import JOURNAL, known_runs
 from tuning.report import summary
 from tuning.report.frameworks import exported
 from tuning.report.summary import Place
@@ -73,6 +73,30 @@ class Found:
     def words(self, framework: str) -> Mapping[str, Mapping[str, Any]]:
         """Returns the settings in the words of a framework."""
         return exported(self.best, framework, self.place).settings
+
+
+def study(workload: str, runs: Path) -> Path:
+    """Returns the folder of a new quick study; raises RuntimeError with its last words where it did not finish."""
+    before = set(known_runs(str(runs)))
+    command = [sys.executable, "-m", "tuning.run", f"workload={workload}", "budget=quick", f"runs_dir={runs}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    made = [folder for folder in known_runs(str(runs)) if folder not in before]
+    if done.returncode or len(made) != 1:
+        raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return made[0]
+
+
+def trained(arguments: Sequence[str]) -> dict[str, Any]:
+    """Returns the result of `python ARGUMENTS --out FOLDER --json`, the folder being temporary.
+
+    `arguments` begin with `-m tuning train`. Raises RuntimeError with the training's last words where it fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, *arguments, "--out", f"{folder}/train", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout))
 
 
 def found_in(folder: Path) -> Found:
