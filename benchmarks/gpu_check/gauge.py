@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -76,19 +75,6 @@ class Gauge:
         return smallest(
             lambda cap: self.step(knobs, micro_batch, cap).fits, free.allocated_bytes - step, high, resolution
         )
-
-    def snapshot(self, knobs: Mapping[str, Scalar], micro_batch: int) -> dict[str, Any]:
-        """Returns torch's recording of a step, from an empty allocator on; CUDA alone."""
-        self.close()
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
-        torch.cuda.memory._record_memory_history(context=None, stacks="python", max_entries=2_000_000)
-        try:
-            reached = self.step(knobs, micro_batch)
-            found: dict[str, Any] = torch.cuda.memory._snapshot()
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
-        return {"snapshot": found, "reached": reached}
 
     def close(self) -> None:
         """Lets go of the model, so that the next kind has the device."""

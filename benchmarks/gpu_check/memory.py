@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check import calibrate, foretell, snapshot
+from benchmarks.gpu_check import calibrate, foretell
 from benchmarks.gpu_check.cards import free_bytes
 from benchmarks.gpu_check.foretell import Coupling
 from benchmarks.gpu_check.gauge import CAPACITY_TOLERANCE_FRAC, CPU_STEP_BYTES, Gauge
@@ -43,7 +43,7 @@ SMALL = Extent(("residual CNN",), ("fp32",), (16,), SMALL_GEMMA, (16,))  # a CPU
 
 
 def run(place: Place) -> dict[str, Any]:
-    """Returns the rows, the constants that were measured, and what a recorded step makes of the allocator's model."""
+    """Returns the rows, and the constants that were measured."""
     extent = SMALL if place.small else CARD
     kept = Kept(place, "memory")
     found: dict[str, Any] = {"constants": kept.row("constants", lambda: _constants(place)), "finished": True}
@@ -54,8 +54,6 @@ def run(place: Place) -> dict[str, Any]:
     try:
         for couplings, micro_batches in groups:
             _measure(place, kept, couplings, micro_batches)
-        if not place.small:
-            found["snapshot"] = kept.row("snapshot", lambda: _recorded(place), 20.0)
     except OutOfTime:
         found["finished"] = False
     _, late = wait(futures, timeout=max(0.0, place.left_s))
@@ -63,7 +61,7 @@ def run(place: Place) -> dict[str, Any]:
     found["finished"] = found["finished"] and not late
     done = [future for future in futures if future.done() and not future.cancelled()]
     said = foretell.answers(done)
-    real = {key: row for key, row in kept if key not in ("constants", "snapshot")}
+    real = {key: row for key, row in kept if key != "constants"}
     found["rows"] = [joined(row, said.get(row["coupling"]), place.small) for row in real.values()]
     found["failed_predictions"] = [str(f.exception())[:300] for f in done if f.exception() is not None]
     return found
@@ -162,12 +160,3 @@ def _constants(place: Place) -> dict[str, Any]:
     for folder in folders:
         calibration.write(found, folder)
     return {name: [guess, value] for name, guess, value in calibrate.rows(found)}
-
-
-def _recorded(place: Place) -> dict[str, Any]:
-    """Returns a recorded step of a decoder beside the allocator's model of it."""
-    gauge = Gauge(place.device, "decoder LM", 64)
-    taken = gauge.snapshot({"amp_dtype": "bf16", "activation_checkpointing": False}, 64)
-    gauge.close()
-    found = snapshot.compared(snapshot.recorded(taken["snapshot"]))
-    return {**found, "torch_reserved_bytes": taken["reached"].reserved_bytes}

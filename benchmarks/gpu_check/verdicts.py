@@ -74,13 +74,6 @@ def memory(found: Found, card: bool) -> Iterator[Line]:
         yield Line("memory", "said not to fit this card, and ran out", str(foretold))
     if lost:
         yield Line("memory", "without a prediction or a run", str(lost), "0", False, _first_failure(found))
-    recorded = found.get("snapshot")
-    what = "recorded step, allocator's model"
-    if recorded and recorded.get("error_frac") is not None:
-        error = abs(recorded["error_frac"])
-        yield Line("memory", what, f"{error:.1%}", f"{MEAN_BAR:.0%}", error <= MEAN_BAR)
-    else:
-        yield Line("memory", what, "", f"{MEAN_BAR:.0%}")
     if card:
         yield Line("memory", "constants measured", str(len(found.get("constants", {}))))
 

@@ -37,7 +37,7 @@ def states(found: dict[str, Any]) -> dict[str, str]:
 
 
 def test_memory_is_judged_by_mean_and_largest_error() -> None:
-    good = document("memory", {"rows": [row(0.01), row(-0.04)], "snapshot": {"error_frac": -0.01}})
+    good = document("memory", {"rows": [row(0.01), row(-0.04)]})
     assert set(states(good).values()) == {"met"}
     spread = states(document("memory", {"rows": [row(0.0)] * 9 + [row(-0.11)]}))
     assert spread["allocated: mean and largest error"] == "NOT MET", "one row past 10 %"
@@ -97,7 +97,7 @@ def test_the_exit_code_tells_what_failed_from_what_was_left_out(change: dict[str
 @given(st.text(max_size=400), st.floats(0, 1e9), st.sampled_from(list(PARTS)))
 def test_the_table_has_80_columns_whatever_it_says(text: str, number: float, part: str) -> None:
     documents = [
-        document("memory", {"rows": [row(number, coupling=text)], "snapshot": {"error_frac": number}}),
+        document("memory", {"rows": [row(number, coupling=text)]}),
         document(part, {}, error=text or "x"),
         document("memory", {"rows": []}, "cpu"),
         document("search", {"rows": [{"workload": "nli", "card": "t4", "why": text}]}, revision="other"),
