@@ -41,7 +41,7 @@ def keep_freed() -> bool:
     By default it gives back what is free at the end of the heap beyond 64 MiB at most. A step that frees its
     activations at its end then takes them from the system anew, page by page: 990,000 page faults in a training of
     headpose in place of 87,000, which trains 1.31 times as fast without them, and 1.21 times where they are seen
-    first; the most that the process holds stays the same (`python -m benchmarks.environment`, docs/log/two_cores.md).
+    first; the most that the process holds stays the same (docs/log/two_cores.md).
     To be called when data is loaded: data that is loaded later comes from the heap too, and temporal lost 6 % where
     it had.
 
