@@ -1,8 +1,7 @@
-"""Whether search.max_time is held to, and whether what hangs ends: whole studies from the command line.
+"""Whether search.max_time is held to: whole studies from the command line.
 
     python -m benchmarks.time_limits --limits 30 120 240 600 --workload nli
     python -m benchmarks.time_limits --busy 1            # beside a process that takes one core
-    python -m benchmarks.time_limits --hangs dataset step loader evaluate
 
 A run is over its limit by its wall time, from the start of the process to its end, less search.max_time. The bar is 5 %
 of the limit or 10 s, whichever is more. Rows are appended to --out.
@@ -24,56 +23,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-HANGS = ("dataset", "step", "loader", "evaluate")
-HANGING = '''
-"""Moons that hang in one place: for good in `dataset`, elsewhere every so many calls of a process."""
-import threading
-from tests.data.mine import Moons
-
-WHERE = "{where}"
-
-
-def hang():
-    threading.Event().wait()
-
-
-class Samples:
-    def __init__(self, samples, hangs):
-        self.samples, self.hangs = samples, hangs
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        self.read = getattr(self, "read", 0) + 1
-        if self.hangs and self.read % 500_000 == 0:
-            hang()
-        return self.samples[index]
-
-
-class Hanging(Moons):
-    default_space = {{**Moons.default_space, "num_workers": [0, 1]}}
-
-    def dataset(self, config, split):
-        if WHERE == "dataset":
-            hang()
-        return Samples(super().dataset(config, split), WHERE == "loader" and split == "train")
-
-    def loss(self, model, batch):
-        self.steps = getattr(self, "steps", 0) + 1
-        if WHERE == "step" and self.steps % 20_000 == 0:
-            hang()
-        return super().loss(model, batch)
-
-    def evaluate(self, model, batches):
-        self.evaluated = getattr(self, "evaluated", 0) + 1
-        if WHERE == "evaluate" and self.evaluated % 4 == 0:
-            hang()
-        return super().evaluate(model, batches)
-
-
-WORKLOAD = Hanging()
-'''
 
 
 @contextlib.contextmanager
@@ -124,22 +73,15 @@ def main() -> int:
     parser.add_argument("--workload", default="nli")
     parser.add_argument("--limits", type=float, nargs="*", default=[], metavar="S")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the study  [0]")
-    parser.add_argument("--hangs", nargs="*", default=[], choices=[*HANGS], help="where a workload hangs")
     parser.add_argument("--slots", default="auto")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "time_limits.jsonl")
     asked = parser.parse_args()
+    arguments = [f"workload={asked.workload}", f"concurrency={asked.slots}"]
     found = []
-    with busy(asked.busy), tempfile.TemporaryDirectory() as folder:
-        todo: list[tuple[str, list[str], float]] = [
-            (asked.workload, [f"workload={asked.workload}", f"concurrency={asked.slots}"], s) for s in asked.limits
-        ]
-        for where in asked.hangs:
-            path = Path(folder) / f"hanging_{where}.py"
-            path.write_text(HANGING.format(where=where), encoding="utf-8")
-            more = [f"workload={path}", f"concurrency={asked.slots}", "search.hang_time=8s", "search.trials=8"]
-            todo.append((f"hangs in {where}", more, 90.0))
-        for what, arguments, limit_s in todo:
-            row = {"what": what, "busy": asked.busy, "slots": asked.slots, **study(arguments, limit_s, 120.0)}
+    with busy(asked.busy):
+        for limit_s in asked.limits:
+            known = {"what": asked.workload, "busy": asked.busy, "slots": asked.slots}
+            row = {**known, **study(arguments, limit_s, grace_s=120.0)}
             found.append(row)
             with asked.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
