@@ -4,7 +4,7 @@
 
 It gets the settings of `python -m tuning.run`: space, horizon, rungs, device and wall time, its imports included; one
 trial a core, the workload kept loaded between trials (`reuse_actors`). An OOM is raised, which ends the trial. The last
-line of stdout is JSON: the pick, by the rule of a study over what each trial saw itself, and the front.
+line of stdout is JSON: the pick, by the rule of a study over what each trial saw itself.
 """
 
 from __future__ import annotations
@@ -162,7 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "options": dict(config.workload.options),
         "samples": ended[0]["horizon"],
         "pick": own[found.best]["knobs"],
-        "front": [own[n]["knobs"] for n in found.front],
         "trials": {"ok": len(ended)},
     }
     print(json.dumps(answer))

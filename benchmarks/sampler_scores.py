@@ -15,12 +15,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Score:
-    """A way in a block: log of the speed over plain's, quality, whether the rule is met, its front's hypervolume."""
+    """A way in a block: log of the speed over plain's, quality, and whether the rule is met."""
 
     speed: float
     quality: float
     meets: bool
-    volume: float
 
     @property
     def worth(self) -> float:
@@ -39,38 +38,23 @@ def scores(rows: Sequence[Row], plain: Mapping[str, Row]) -> dict[tuple[str, int
         known: Row = next((r for r in searches.values() if "mode" in r), {"mode": "max", "baselines": []})
         sign = 1.0 if known["mode"] == "max" else -1.0
         base = {r["fresh"]: r for r in trained if r["way"] == "plain"}
-        qualities = {w: [sign * r["quality"] for r in trained if (r["way"], r["member"]) == (w, 0)] for w in searches}
+        qualities = {way: [sign * r["quality"] for r in trained if r["way"] == way] for way in searches}
         means = {way: statistics.fmean(values) for way, values in qualities.items() if values}
         if not base or not means:
             continue
         best, bar = max(means.values()), max((sign * b for b in known["baselines"]), default=-math.inf)
         asked = plain[block[0]]["tolerance"]
         tolerance = float(asked.rstrip("%")) / 100 * abs(best) if isinstance(asked, str) else float(asked)
-        floor = bar if math.isfinite(bar) else min(means.values())
         found[block] = {}
         for way in searches:
             if way not in means:
-                found[block][way] = Score(0.0, math.nan, False, 0.0)
+                found[block][way] = Score(0.0, math.nan, False)
                 continue
-            points = []
-            for member in dict.fromkeys(r["member"] for r in trained if r["way"] == way):
-                mine = [r for r in trained if (r["way"], r["member"]) == (way, member) and r["fresh"] in base]
-                logs = [math.log(r["samples_per_s"] / base[r["fresh"]]["samples_per_s"]) for r in mine]
-                quality = sign * statistics.fmean(float(r["quality"]) for r in mine)
-                points.append((statistics.fmean(logs), (quality - floor) / ((best - floor) or 1.0)))
+            mine = [r for r in trained if r["way"] == way and r["fresh"] in base]
+            speed = statistics.fmean(math.log(r["samples_per_s"] / base[r["fresh"]]["samples_per_s"]) for r in mine)
             meets = means[way] >= best - tolerance - 1e-9 and means[way] > bar
-            volume = hypervolume([(math.exp(s), q) for s, q in points])
-            found[block][way] = Score(points[0][0], sign * means[way], meets, volume)
+            found[block][way] = Score(speed, sign * means[way], meets)
     return found
-
-
-def hypervolume(points: Sequence[tuple[float, float]]) -> float:
-    """Returns the area that points cover above (0, 0), both coordinates the larger the better."""
-    area, reached = 0.0, 0.0
-    for speed, quality in sorted(points, reverse=True):
-        area += speed * max(0.0, quality - reached)
-        reached = max(reached, quality)
-    return area
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
@@ -81,19 +65,18 @@ def _mean(values: Sequence[float]) -> tuple[float, float]:
 
 def table(found: Mapping[tuple[str, int], Mapping[str, Score]], ways: Sequence[str]) -> list[str]:
     """Returns a line a workload and way, one a way over all, and the simplest within two errors of the best of ours."""
-    head = "| workload | way | n | speed over plain (s.e. of its log) | meets the rule | quality | hypervolume (s.e.) |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    head = "| workload | way | n | speed over plain (s.e. of its log) | meets the rule | quality |"
+    lines = [head, "|---|---|---|---|---|---|"]
     for workload in [*dict.fromkeys(w for w, _ in found), "all"]:
         for way in ways:
             own = [s[way] for (w, _), s in found.items() if workload in (w, "all") and way in s]
             if not own:
                 continue
             worth, error = _mean([s.worth for s in own])
-            volume, of_volume = _mean([s.volume for s in own])
             quality = "" if workload == "all" else f"{statistics.fmean(s.quality for s in own):.4f}"
             lines.append(
                 f"| {workload} | {way} | {len(own)} | {math.exp(worth):.2f} ({error:.2f}) | "
-                f"{sum(s.meets for s in own)}/{len(own)} | {quality} | {volume:.2f} ({of_volume:.2f}) |"
+                f"{sum(s.meets for s in own)}/{len(own)} | {quality} |"
             )
     return [*lines, "", chosen(found, [w for w in ways if w != PEER])]
 

@@ -4,12 +4,11 @@
     python -m benchmarks.samplers --ways "shipped" "before" --checkout "before=../older" --extra budget=full
 
 A cell is a workload, a search seed and a way: `python -m tuning.run workload=W search.seed=S search.max_time=T` with
-the way's overrides, or Ray Tune's own search (`benchmarks.ray_peer`), in equal wall time. Then the pick, and where
-`--front` asks for them members of its front, are trained by `python -m tuning train` on seeds that no search used,
-beside the plain default, in turns, each in a fresh process. Scored: how many times faster than the default a pick
-trains; one that misses the rule counts as no faster. The rule: on fresh seeds at most the tolerance worse than the
-best pick of any way, and better than the workload's baselines. Rows are appended to --out as they come; what is there
-is left out, so that --budget-s may end a session anywhere.
+the way's overrides, or Ray Tune's own search (`benchmarks.ray_peer`), in equal wall time. Then the pick is trained by
+`python -m tuning train` on seeds that no search used, beside the plain default, in turns, each in a fresh process.
+Scored: how many times faster than the default a pick trains; one that misses the rule counts as no faster. The rule:
+on fresh seeds at most the tolerance worse than the best pick of any way, and better than the workload's baselines. Rows
+are appended to --out as they come; what is there is left out, so that --budget-s may end a session anywhere.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "shipped": (),
 }
 """Overrides of each way, the simplest first."""
-SEARCH, TRAIN = ("workload", "seed", "way", "time_s"), ("workload", "seed", "way", "time_s", "member", "fresh")
+SEARCH, TRAIN = ("workload", "seed", "way", "time_s"), ("workload", "seed", "way", "time_s", "fresh")
 
 
 class Runner(Protocol):
     """What does the work of a cell: processes, or a fake."""
 
     def search(self, workload: str, seed: int, way: str) -> dict[str, Any]:
-        """Returns pick, front, options and samples of a search; `why` instead where it found nothing."""
+        """Returns pick, options and samples of a search; `why` instead where it found nothing."""
         ...
 
     def train(self, found: Row, way: str, knobs: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -125,19 +124,16 @@ class Commands:
 
 
 def exported(folder: Path) -> dict[str, Any]:
-    """Returns what a finished run is judged by: the pick, its front, the rule's facts, how its trials ended."""
+    """Returns what a finished run is judged by: the pick, the rule's facts, how its trials ended."""
     best = yaml.safe_load((folder / "best.yaml").read_text(encoding="utf-8"))
     records = [json.loads(line) for line in (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()]
     study = next(r for r in records if r["event"] == "study" and "objectives" in r)
     ((objective, mode),) = study["objectives"].items()
-    chosen: Row = next((r for r in reversed(records) if r["event"] == "pick"), {})
-    configs = {r["trial"]: r["config"] for r in records if r["event"] == "trial"}
     return {
         "ref": best["workload"]["ref"],
         "options": best["workload"]["options"],
         "samples": best["train"]["samples"],
         "pick": best["knobs"],
-        "front": [configs[name] for name in chosen.get("front", ()) if name in configs and name != chosen["best"]],
         "trials": best["provenance"]["trials"],
         "mode": mode,
         "baselines": [float(v[objective]) for v in study.get("baselines", {}).values() if objective in v],
@@ -196,14 +192,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is compared: ways and seeds of searches in `time_s` each, `fresh` trainings, members of a front."""
+    """What is compared: ways and seeds of searches in `time_s` each, `fresh` trainings of each pick."""
 
     workloads: Sequence[str]
     ways: Sequence[str]
     seeds: Sequence[int]
     time_s: float
     fresh: int = 3
-    front: int = 0
 
     def run(self, runner: Runner, rows: Rows, left: Callable[[], bool]) -> bool:
         """Does the cells that are missing while there is time `left`; returns whether all are there."""
@@ -226,14 +221,11 @@ class Experiment:
         if not picked:
             return
         some = next(iter(picked.values()))
-        todo = [("plain", 0, some, plain["knobs"])]
-        for way, row in picked.items():
-            members = [row["pick"], *row["front"][: self.front]]
-            todo += [(way, n, row, knobs) for n, knobs in enumerate(members)]
+        todo = [("plain", some, plain["knobs"]), *((way, row, row["pick"]) for way, row in picked.items())]
         for turn in range(self.fresh):
             shift = turn * max(1, len(todo) // self.fresh)
-            for way, member, base, knobs in [*todo[shift:], *todo[:shift]]:
-                yield {**own, "way": way, "member": member, "fresh": FIRST_FRESH + turn}, base, knobs
+            for way, base, knobs in [*todo[shift:], *todo[:shift]]:
+                yield {**own, "way": way, "fresh": FIRST_FRESH + turn}, base, knobs
 
 
 def main() -> int:
@@ -245,7 +237,6 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--time", type=float, default=240.0, metavar="S", help="wall seconds of a search  [240]")
     parser.add_argument("--fresh", type=int, default=3, help="trainings of each pick  [3]")
-    parser.add_argument("--front", type=int, default=0, help="further members of each front trained too  [0]")
     parser.add_argument("--checkout", nargs="*", default=[], metavar="WAY=PATH", help="a way's own working copy")
     parser.add_argument("--extra", nargs="*", default=[], metavar="KEY=VALUE", help="for every search")
     parser.add_argument("--budget-s", type=float, default=math.inf, help="no cell begins later than this")
@@ -255,7 +246,7 @@ def main() -> int:
     if unknown := [way for way in asked.ways if way not in {*WAYS, PEER, *checkouts}]:
         parser.error(f"no way {unknown[0]!r}; there are {', '.join([*WAYS, PEER])}, or name its --checkout")
     seeds, until = range(asked.first_seed, asked.first_seed + asked.seeds), time.monotonic() + asked.budget_s
-    own = Experiment(asked.workloads, asked.ways, seeds, asked.time, asked.fresh, asked.front)
+    own = Experiment(asked.workloads, asked.ways, seeds, asked.time, asked.fresh)
     runner, rows = Commands(asked.time, asked.extra, checkouts), Rows(asked.out)
     whole = own.run(runner, rows, lambda: time.monotonic() < until)
     done = [r for r in rows.all if r["time_s"] == asked.time and r["workload"] in asked.workloads]

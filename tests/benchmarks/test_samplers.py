@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.sampler_scores import PEER, Row, hypervolume, scores, table
+from benchmarks.sampler_scores import PEER, Row, scores, table
 from benchmarks.samplers import FIRST_FRESH, WAYS, Experiment, Rows, best_file
 from tuning.config.best_file import read as read_best
 from tuning.config.load import load
@@ -31,7 +31,7 @@ class Known:
         """Returns the pick of a way."""
         self.asked.append((workload, seed, way))
         shared = {"ref": workload, "options": {}, "samples": 64, "mode": "max", "baselines": [0.5]}
-        return {**shared, "pick": {"who": PICKS[way]}, "front": [{"who": "good"}]}
+        return {**shared, "pick": {"who": PICKS[way]}}
 
     def train(self, found: Row, way: str, knobs: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Returns a speed that drifts alike for all from turn to turn."""
@@ -43,8 +43,8 @@ class Known:
         return dict(PLAIN)
 
 
-def experiment(seeds: int = 2, front: int = 0) -> Experiment:
-    return Experiment(["signals"], list(PICKS), range(seeds), 240.0, fresh=2, front=front)
+def experiment() -> Experiment:
+    return Experiment(["signals"], list(PICKS), range(2), 240.0, fresh=2)
 
 
 def test_each_cell_is_done_once_and_a_session_ends_between_two(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_rule_comes_before_speed_and_drift_of_the_machine_cancels(tmp_path: 
 
 def test_the_table_names_the_simplest_way_that_is_not_worse_by_two_errors(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "out.jsonl")
-    experiment(front=1).run(Known(), rows, lambda: True)
+    experiment().run(Known(), rows, lambda: True)
     lines = table(scores(rows.all, {"signals": PLAIN}), list(PICKS))
     assert any(x.startswith("| signals | probes, gp | 2 | 3.00 (0.00) | 2/2 | 0.9000 |") for x in lines)
     assert lines[-1].endswith("best (probes, gp) over 2 blocks: probes, gp")
@@ -83,11 +83,6 @@ def test_the_table_names_the_simplest_way_that_is_not_worse_by_two_errors(tmp_pa
         for n, b in enumerate(scores(rows.all, {"signals": PLAIN}).values())
     }
     assert table(even, ["probes, tpe", PEER])[-1].endswith("probes, tpe"), "the peer is none of ours"
-
-
-def test_hypervolume_is_the_area_under_the_stairs() -> None:
-    assert hypervolume([(3.0, 0.5), (2.0, 1.0), (1.0, 0.4)]) == pytest.approx(3 * 0.5 + 2 * 0.5)
-    assert hypervolume([(2.0, -1.0)]) == 0.0
 
 
 def test_a_pick_is_trained_from_a_file_that_train_takes(tmp_path: Path) -> None:
