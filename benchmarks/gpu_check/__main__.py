@@ -32,7 +32,7 @@ from benchmarks.gpu_check.verdicts import exit_code
 PARTS: Mapping[str, tuple[str, ...]] = {
     "memory": ("peft", "transformers"),
     "cap": ("peft", "transformers"),
-    "search": ("ray", "optuna", "pydantic"),
+    "search": ("ray", "optuna", "pydantic", "matplotlib", "rich", "jinja2"),
 }
 """Every part in the order in which they run, and the packages without which it is skipped."""
 MINUTES = 9.0

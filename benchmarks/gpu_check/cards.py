@@ -1,8 +1,6 @@
-"""Virtual cards by the files of `search_spaces/card`, and what a workload's file claims."""
+"""Virtual cards by the files of `search_spaces/card`."""
 
 from __future__ import annotations
-
-import re
 
 import torch
 
@@ -31,15 +29,3 @@ def caps(place: Place, free_bytes: int) -> dict[str, int]:
 def free_bytes(place: Place) -> int:
     """Returns what of the card's memory nobody else holds; 0 on a CPU."""
     return 0 if place.small else int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
-
-
-def claim_of(workload: str) -> str:
-    """Returns what the workload's file says that `after` gains over `before`, "" where it says nothing."""
-    tree = next(raw for source, raw in yaml_files.of_groups({"workload": workload}) if f"/{workload}." in source)
-    return str(tree.get("named", {}).get("claims", ""))
-
-
-def factor_of(claims: str) -> float | None:
-    """Returns the first "N x" of a claim as a number, of "N-Mx" the lower; None where there is none."""
-    found = re.search(r"(\d+(?:\.\d+)?)(?:-\d+(?:\.\d+)?)?x\b", claims)
-    return float(found[1]) if found else None

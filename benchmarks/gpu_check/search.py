@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from benchmarks.gpu_check.cards import caps, claim_of, factor_of, free_bytes
+from benchmarks.gpu_check.cards import caps, free_bytes
 from benchmarks.gpu_check.place import ROOT, Kept, OutOfTime, Place
 from tuning.journal.records import Record, read, trials
 from tuning.journal.runs import JOURNAL
@@ -67,9 +65,12 @@ def measured(place: Place, workload: str, card: str) -> dict[str, Any]:
         return {**row, "why": said, "wall_s": round(time.monotonic() - began, 1)}
     records, _ = read(folder / JOURNAL)
     row |= {"wall_s": round(time.monotonic() - began, 1), **counted(records)}
-    best = yaml.safe_load((folder / "best.yaml").read_text(encoding="utf-8"))
-    row["gain"] = (best.get("compared", {}).get("before") or {}).get("ratio")
-    row["claimed_factor"] = factor_of(claim_of(workload))
+    from tuning.report import summary  # needs pydantic, without which the other parts run
+
+    found = summary.from_records(records)
+    gain = found.gain("best", "before")
+    row["gain"] = gain.ratio if gain else None
+    row["claimed_factor"] = found.claim.ratio if found.claim else None
     small = ["--samples", "64"] if place.small else []
     out = folder / "trained"
     code, said = _called(

@@ -1,4 +1,4 @@
-"""The smallest cap, claims and cards of the check; on a CPU."""
+"""The smallest cap and the cards of the check; on a CPU."""
 
 from pathlib import Path
 
@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu_check.cards import caps, claim_of, factor_of
+from benchmarks.gpu_check.cards import caps
 from benchmarks.gpu_check.gauge import Gauge, smallest
 from benchmarks.gpu_check.memory import joined
 from benchmarks.gpu_check.place import Place
-from trainables.workload import BUILT_IN
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(1, 1000))
@@ -45,20 +44,6 @@ def test_a_row_is_wrong_where_a_card_just_too_small_is_said_to_be_enough() -> No
     assert joined(real, said(9 * 10**8), small=False)["wrong"], "10 % too low is past the margin of 5 %"
     assert not joined(real, said(98 * 10**7), small=False)["wrong"]
     assert "wrong" not in joined(real, None, small=False)
-
-
-@pytest.mark.parametrize(
-    ("claims", "factor"),
-    [("40 -> 160 samples/s (4.0x)", 4.0), ("300-500 samples/s (2-3x); 5 h", 2.0), ("about 2x", 2.0), ("faster", None)],
-)
-def test_the_factor_of_a_claim(claims: str, factor: float | None) -> None:
-    assert factor_of(claims) == factor
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
-def test_what_the_file_of_a_workload_claims_is_a_factor(name: str) -> None:
-    claims = claim_of(name)
-    assert not claims or factor_of(claims) is not None
 
 
 def test_virtual_cards_are_those_of_the_files_less_their_reserve() -> None:

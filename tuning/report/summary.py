@@ -51,7 +51,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed for `after` over `before`: the whole text, its first "N x" as a number, and where it was seen."""
+    """What is claimed for `after` over `before`: the whole text, the factor in it, and where it was seen.
+
+    `ratio` is the first "N x" of the text, of "N-Mx" the lower, None where there is none.
+    """
 
     text: str
     ratio: float | None
@@ -323,5 +326,5 @@ def _place(study: Mapping[str, Any]) -> Place:
 
 def _claim(given: Mapping[str, Any]) -> Claim | None:
     text = str(given.get("claims") or "")
-    factor = re.search(r"(\d+(?:\.\d+)?)x\b", text)
+    factor = re.search(r"(\d+(?:\.\d+)?)(?:-\d+(?:\.\d+)?)?x\b", text)
     return Claim(text, float(factor[1]) if factor else None, str(given.get("source") or "")) if text else None

@@ -39,8 +39,16 @@ def test_gains_come_from_the_rounds(records):
     assert over["best", "before"].ratio == pytest.approx(
         over["best", "after"].ratio * over["after", "before"].ratio, rel=1e-9
     )
-    assert found.claim is not None
-    assert found.claim.ratio == 4.0
+
+
+@pytest.mark.parametrize(
+    ("claims", "ratio"),
+    [("40 -> 160 samples/s (4.0x)", 4.0), ("300-500 samples/s (2-3x); 5 h", 2.0), ("about 2x", 2.0), ("faster", None)],
+)
+def test_the_factor_of_a_claim_is_the_first_and_of_two_the_lower(records, claims, ratio):
+    named = {**records[0]["config"]["named"], "claims": claims}
+    study = changed(records[0], config={**records[0]["config"], "named": named})
+    assert summary.from_records([study, *records[1:]]).claim.ratio == ratio
 
 
 def test_without_rounds_the_gain_is_of_probes_and_has_no_spread(records):
