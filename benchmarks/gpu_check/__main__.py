@@ -20,12 +20,14 @@ import math
 import subprocess
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.place import ROOT, Place, read, revision, write
+from benchmarks.gpu_check.place import ROOT, OutOfTime, Place, read, revision, write
 from benchmarks.gpu_check.table import table
 from benchmarks.gpu_check.verdicts import exit_code
 
@@ -54,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--minutes", type=float, default=MINUTES, help=f"of all parts together  [{MINUTES:g}]")
     made.add_argument("--again", action="store_true", help="measure anew what is there")
+    made.add_argument("--part", nargs=3, metavar=("PART", "REVISION", "SECONDS"), help=argparse.SUPPRESS)
     return made
 
 
@@ -61,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     made = parser()
     asked = made.parse_args(argv)
+    if asked.part:  # as `run` starts it
+        name, sources, seconds = asked.part
+        measure(Place(asked.device, asked.out, sources, asked.seed, asked.again, float(seconds)), name)
+        return 0
     unknown = [name for name in asked.parts if name not in PARTS]
     if unknown:
         made.error(f"no part {', '.join(unknown)}; parts are {', '.join(PARTS)}")
@@ -115,9 +122,9 @@ def run(place: Place, name: str) -> None:
     """Runs a part in a process of its own; one that ends without a document gets one that says so."""
     path = place.document(name)
     path.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.gpu_check.part", name, "--device", place.device]
-    command += ["--out", str(place.out), "--revision", place.revision, "--seed", str(place.seed)]
-    command += ["--seconds", str(place.limit_s), *(["--again"] if place.again else [])]
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--part", name, place.revision, str(place.limit_s)]
+    command += ["--device", place.device, "--out", str(place.out), "--seed", str(place.seed)]
+    command += ["--again"] if place.again else []
     try:
         code = subprocess.run(command, timeout=place.limit_s + GRACE_S, check=False, cwd=ROOT).returncode
         why = f"its process ended with exit code {code}"
@@ -125,6 +132,34 @@ def run(place: Place, name: str) -> None:
         why = f"stopped {GRACE_S:.0f} s after its minutes were over"
     if not path.exists():
         write(path, _without_figures(place, name) | {"error": why})
+
+
+def measure(place: Place, name: str) -> None:
+    """Runs a part in this process and writes its document, which says so where the part failed."""
+    warnings.simplefilter("ignore")
+    began = time.perf_counter()
+    found: dict[str, Any] = {}
+    error = ""
+    try:
+        found = importlib.import_module(f"benchmarks.gpu_check.{name}").run(place)
+    except OutOfTime:
+        found = {"finished": False}
+    except Exception as failed:  # the other parts go on, and the table says why this one did not
+        traceback.print_exc(file=sys.stderr)
+        error = f"{type(failed).__name__}: {failed}"
+    from benchmarks.document import provenance  # loads torch, as the process that starts the parts does not
+
+    document = {
+        **provenance(f"gpu_check {name}", place.device),
+        "part": name,
+        "revision": place.revision,
+        "seed": place.seed,
+        "seconds": round(time.perf_counter() - began, 1),
+        "finished": not error and bool(found.get("finished", True)),
+        "error": error,
+        "found": found,
+    }
+    write(place.document(name), document)
 
 
 def _without_figures(place: Place, name: str) -> dict[str, Any]:

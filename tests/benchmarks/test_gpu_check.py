@@ -166,7 +166,7 @@ def test_a_part_that_lacks_a_package_says_which(tmp_path: Path, monkeypatch: pyt
 
 BLOCKED = ("ray", "optuna", "pydantic")
 NEEDED = [
-    *(f"benchmarks.gpu_check.{name}" for name in ("__main__", "part", "table", *PARTS)),
+    *(f"benchmarks.gpu_check.{name}" for name in ("__main__", "table", *PARTS)),
     *("tuning.workers.session", "tuning.workers.worker", "tuning.memory.predictor", "tuning.memory.tracing.step"),
 ]
 
