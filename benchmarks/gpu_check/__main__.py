@@ -4,10 +4,10 @@
     python -m benchmarks.gpu_check memory cap --out results
     python -m benchmarks.gpu_check --device cpu          # the same code, small, in two minutes
 
-Parts: memory, cap, and search (which needs Ray and Optuna). Each runs in a process of its own and writes one .json; the
-minutes, ten with what starting takes, are shared out among the parts that are left. What a part has measured when its
-share is over is kept, and the next run goes on from there. A part whose .json is there for the same sources is not run
-again without --again. A table comes last, and gpu_check.json, which has all of it, to be sent.
+Parts: memory, cap, and search (which needs Ray, Optuna and what makes a report). Each runs in a process of its own and
+writes one .json; the minutes, ten with what starting takes, are shared out among the parts that are left. What a part
+has measured when its share is over is kept, and the next run goes on from there. A part whose .json is there for the
+same sources is not run again without --again. A table comes last, and gpu_check.json, which has all of it, to be sent.
 Exit code: 0 where all that was measured meets its bar, 1 where something does not, 2 where a part failed or is not
 finished.
 """
