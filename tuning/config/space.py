@@ -176,23 +176,6 @@ class Space:
             active["micro_batch_size"] = min(active["micro_batch_size"], active["batch_size"])
         return active
 
-    def size(self) -> float:
-        """Returns how many configurations there are, inf where a parameter has real values.
-
-        A knob without effect is not counted; configurations that differ only before the micro-batch is cut are.
-        """
-        requires = table().requiring
-        others = {one.knob for one in requires.values()}
-        free = math.prod(_count(p) for n, p in self.parameters.items() if n not in requires and n not in others)
-        for other in others:
-            needing = [n for n in self.parameters if n in requires and requires[n].knob == other]
-            counts = {n: _count(self.parameters[n]) for n in needing}
-            free *= sum(
-                math.prod(count for n, count in counts.items() if requires[n].met(value))
-                for value in values_of(self.given(other))
-            )
-        return free
-
 
 def parse_parameter(name: str, raw: object) -> Scalar | Parameter:
     """Returns what a knob is given: one value, a `Choice` for a list, a `Range` for {low, high, log, integer}.
@@ -321,12 +304,6 @@ def values_of(parameter: Parameter | Scalar) -> Sequence[Any]:
     if isinstance(parameter, Range):
         return range(int(parameter.low), int(parameter.high) + 1)
     return parameter.values if isinstance(parameter, Choice) else (parameter,)
-
-
-def _count(parameter: Parameter) -> float:
-    if isinstance(parameter, Choice):
-        return len(parameter.values)
-    return parameter.high - parameter.low + 1 if parameter.integer else math.inf
 
 
 def shown(value: object) -> str:

@@ -90,7 +90,7 @@ class Sampler:
         values = self._next_initial(draw)
         if values is None:
             values = self._asked()
-        if values is None and len(self._seen) < self._space.size():
+        if values is None:
             drawn = (self._drawn(draw, {}) for _ in range(DRAWS))
             values = next((found for found in drawn if _key(found) not in self._seen), None)
         return None if values is None else Proposal(self.adopt(values), values)

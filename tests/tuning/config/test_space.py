@@ -1,7 +1,5 @@
 """The search space: what is refused, and the algebra of what is not."""
 
-import math
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,20 +84,6 @@ def test_complete_drops_idle_knobs_and_cuts_the_micro_batch():
     assert whole == {"adapter": "dora", "batch_size": 4, "micro_batch_size": 4, "num_workers": 0}
     with pytest.raises(ValueError, match="expected a whole number"):
         space.complete({"batch_size": 0.5})
-
-
-def test_size_counts_the_distinct_settings_of_conditional_knobs():
-    space = Space.of({n: v for n, v in SYSTEM.items() if n != "micro_batch_size"})
-    names = list(space.parameters)
-    points = product(*(p.values for p in space.parameters.values() if isinstance(p, Choice)))
-    distinct = {tuple(sorted(space.complete(dict(zip(names, p, strict=True))).items())) for p in points}
-    assert space.size() == len(distinct) == 3 * (1 + 2 * 2 * 2)
-
-
-def test_size_of_ranges():
-    assert Space.of({"batch_size": {"low": 8, "high": 64}}).size() == 57
-    assert Space.of({"dropout": {"low": 0, "high": 0.5}}).size() == math.inf
-    assert Space.of({"num_workers": {"low": 0, "high": 3}, "prefetch_factor": [2, 4]}).size() == 1 + 3 * 2
 
 
 @given(st.data())
