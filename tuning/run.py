@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import FrameType
 
 from tuning.config.choices import PRUNERS, available
-from tuning.config.environment import algebra_on_one_thread
 from tuning.config.errors import ConfigError, TuningError, reader_has_gone, require_platform
 from tuning.config.shareable import masked_items
 
@@ -123,7 +122,6 @@ def main(argv: list[str] | None = None) -> int:
     if not flags or set(flags) <= {"-v", "--verbose"}:
         _first_line(overrides)
     # Imported late, so that --help and the first line come at once: these bring pydantic, numpy and rich.
-    algebra_on_one_thread()
     from tuning.cli.terminal import Terminal
     from tuning.config.load import load
     from tuning.report import sentences
