@@ -17,7 +17,6 @@ from tuning.config.choices import available
 from tuning.config.errors import ConfigError
 
 MAX_BYTES = 64 * 1024
-MAX_DEPTH = 20
 
 _PLAIN_WORDS = (  # tag, pattern, first characters; the first that fits says what a word is
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -32,15 +31,24 @@ _PLAIN_WORDS = (  # tag, pattern, first characters; the first that fits says wha
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe types."""
+    """YAML's safe types, without aliases and tags, and with text as keys."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  (none of YAML 1.1's)
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise _Refused(f"line {line}: the alias *{event.anchor} is refused; write it out")
+        if tag := getattr(event, "tag", None):
+            raise _Refused(f"line {line}: the tag {tag} is refused")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         lines: dict[str, int] = {}
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise _Refused(f"line {node.start_mark.line + 1}: a key must be one word")
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise _Refused(f"line {node.start_mark.line + 1}: a key must be one word of text")
             line = key.start_mark.line + 1
             if key.value in lines:
                 raise _Refused(f"line {line}: {key.value} was given in line {lines[key.value]} already")
@@ -94,8 +102,8 @@ class _Refused(ValueError):
 def read(text: str, source: str) -> dict[str, Any]:
     """Returns the mapping that the YAML `text` holds; `source` names the file in errors.
 
-    Raises ConfigError for a repeated key, an alias, an interpolation (`${...}`), a `_target_` key, more than 64 KiB,
-    nesting deeper than 20, and anything that is not a mapping.
+    Raises ConfigError for a repeated key, one that is no text, an alias, a tag, more than 64 KiB, nesting too deep to
+    be read, and anything that is not a mapping.
     """
     remedy = f"edit {source}"
     if len(text.encode()) > MAX_BYTES:
@@ -112,15 +120,14 @@ def read(text: str, source: str) -> dict[str, Any]:
 def value(text: str) -> Any:
     """Returns the scalar, list or mapping that `text` holds; raises ValueError that says what is wrong with it."""
     try:
-        _check_events(text)
-        found = yaml.load(text, _Loader)  # noqa: S506  (a subclass of SafeLoader)
+        return yaml.load(text, _Loader)  # noqa: S506  (a subclass of SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise _Refused(f"{line}{error.problem}") from None
     except yaml.YAMLError as error:
         raise _Refused(str(error).splitlines()[0]) from None
-    _refuse_code(found)
-    return found
+    except RecursionError:
+        raise _Refused("nested too deep") from None
 
 
 def dump(tree: object, *, width: int = 110, flow: bool = False) -> str:
@@ -131,32 +138,3 @@ def dump(tree: object, *, width: int = 110, flow: bool = False) -> str:
 def word(text: str) -> Any:
     """Returns null, true, false or a number where the text is one of these, else the text as it is."""
     return value(text) if any(re.fullmatch(pattern, text) for _, pattern, _ in _PLAIN_WORDS) else text
-
-
-def _refuse_code(found: object) -> None:
-    """Raises an error where a value looks like what other readers run or look up: `_target_` keys and `${...}`."""
-    if isinstance(found, Mapping):
-        for key, inner in found.items():
-            if not isinstance(key, str):
-                raise _Refused(f"the key {key!r} is not text")
-            if key == "_target_":
-                raise _Refused(f"_target_ is refused, as it names code to run: {inner!r}")
-            _refuse_code(inner)
-    elif isinstance(found, list):
-        for inner in found:
-            _refuse_code(inner)
-    elif isinstance(found, str) and "${" in found:
-        raise _Refused(f"{found!r}: interpolation is refused, as it reads other keys or the environment")
-
-
-def _check_events(text: str) -> None:
-    depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        if isinstance(event, yaml.AliasEvent):
-            raise _Refused(f"line {line}: the alias *{event.anchor} is refused; write it out")
-        if tag := getattr(event, "tag", None):
-            raise _Refused(f"line {line}: the tag {tag} is refused")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise _Refused(f"line {line}: nested deeper than {MAX_DEPTH}")

@@ -183,14 +183,12 @@ def _quality(found: Quality) -> dict[str, Any]:
 
 
 def _shown(value: Any, of_text: Callable[[str], str] = shareable) -> Any:
-    """Plain data, each text by `of_text` and without `${`, which would be refused on reading."""
+    """Plain data, each text by `of_text`."""
     if isinstance(value, Mapping):
         return {str(k): _shown(v, of_text) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_shown(v, of_text) for v in value]
-    if not isinstance(value, str):
-        return value
-    return of_text(value).replace("${", "$ {")
+    return of_text(value) if isinstance(value, str) else value
 
 
 def _cell(value: object) -> str:

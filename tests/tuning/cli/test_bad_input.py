@@ -35,16 +35,15 @@ TABLE = [
     ("knobs.num_workers=[1,2", "expected ',' or ']'", "such as [8,64]"),
     ("knobs.num_workers=1]", "1]", "knobs.num_workers=0"),
     ("knobs.amp_dtype='fp32", "unexpected end of stream", "such as [8,64]"),
-    ("knobs.num_workers=" + "[" * 500, "nested deeper than 20", "such as [8,64]"),
+    ("knobs.num_workers=" + "[" * 500, "nested too deep", "such as [8,64]"),
     ("knobs.num_workers=a=b", "a=b", "knobs.num_workers=0"),
-    ("knobs.num_workers={1: 2}", "the key 1", "{low: 8"),
+    ("knobs.num_workers={1: 2}", "a key must be one word of text", "{low: 8"),
     ("knobs.num_workers=１", "U+FF11 (FULLWIDTH DIGIT ONE)", "type it again"),  # noqa: RUF001
     ("\ufeffsearch.trials=1", "U+FEFF", "type it again"),
     ("search.trials=1_6", "1_6 is not allowed", "search.trials=auto"),
     ("knobs.batch_size=[1_6,32]", "1_6 in [1_6,32] is not allowed", "knobs.batch_size=32"),
     ("workload.layers=٣", "٣ is not allowed", "workload.layers=2"),
     ("workload.data=a\x1b[2J", "U+001B", "type it again"),
-    ("search.trials=" + "1" * 5000, "5014 characters", "shorten"),
     ("x.y.z=1", "x.y.z", "see --help"),
     ("+knobs.learning_rate=3", "3", "knobs.learning_rate=3"),
     ("mine.py", "no value", "workload=mine.py"),
@@ -57,7 +56,6 @@ TABLE = [
     ("--multirun", "--multirun", "--help"),
     ("search trials=3", "search trials", "search.trials=40"),
     ("hydra=x", "x", "see --help"),
-    ("workload.data=${oc.env:HOME}", "${oc.env:HOME}", "the value itself"),
     (
         "knobs.adapter=!!python/object/apply:os.system [ls]",
         "os.system is refused",
@@ -66,7 +64,6 @@ TABLE = [
     ("knobs.batch_size=[&a 8,*a]", "the alias *a is refused", "add quotes"),
     ("knobs.tf32=yes", "yes is not allowed", "knobs.tf32=false"),
     ("knobs.num_workers=010", "010 is not allowed", "knobs.num_workers=0"),
-    ("knobs.adapter={_target_: os.system}", "_target_: os.system", "leave it out"),
     ("search.trials=3 AND search.trials=4", "search.trials=3", "keep one"),
     ("knobs.dropout=0.1 AND knobs.dropout.low=0", "knobs.dropout=0.1", "keep one"),
     ("knobs.batch_size={low:9,high:8}", "{low: 9, high: 8}", "low: 16, high: 64"),
@@ -157,14 +154,6 @@ def test_the_name_of_a_file_that_is_there_is_taken_for_that_file(empty_folder):
     with pytest.raises(ConfigError, match="there is no such workload") as raised:
         load(["workload=fraud"])
     assert raised.value.remedy == "did you mean workload=fraud.py?"
-
-
-def test_huge_workload_file_is_refused_unread(tmp_path):
-    path = tmp_path / "mine.py"
-    with path.open("wb") as file:
-        file.truncate(2_000_000)
-    with pytest.raises(ConfigError, match="the file has 2000000 bytes\n  allowed: at most 1000000"):
-        load([f"workload={path}"])
 
 
 def test_space_with_nothing_to_search_is_refused():

@@ -1,7 +1,5 @@
 """The YAML reader: plain data, once."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +25,7 @@ def test_words_and_numbers_are_those_of_today():
     )
 )
 def test_what_is_dumped_is_read_back(tree):
-    if "${" not in json.dumps(tree):
-        assert yaml_files.read(yaml_files.dump({"a": tree}), "x.yaml") == {"a": tree}
+    assert yaml_files.read(yaml_files.dump({"a": tree}), "x.yaml") == {"a": tree}
 
 
 def test_numbers_with_an_exponent_are_numbers():
@@ -46,7 +43,7 @@ def test_numbers_with_an_exponent_are_numbers():
         ("a: &x [1]\nb: *x\n", r"line 2: the alias \*x is refused"),
         ("a: [1, 2\nb: 3", "line 2:"),
         ("a: \x00", "special characters"),
-        ("1: 2", "the key 1 is not text"),
+        ("1: 2", "a key must be one word of text"),
         ("? [a]\n: 1", "a key must be one word"),
         ("- a\n- b", "expected a mapping at the top, got list"),
         ("", "expected a mapping at the top, got NoneType"),
