@@ -49,7 +49,7 @@ class SpeedPart(_Part):
 
     median: float | None = Field(ge=0)
     spread: float | None = Field(ge=0)
-    trainings: list[float] = []
+    trainings: list[float]
     windows: list[float]
     status: Literal["confirmed", "probed", "from the search"]
 
@@ -177,8 +177,8 @@ def read(path: Path) -> Best:
 def completed(best: Best) -> Best:
     """Returns it with every knob of the workload whose table is in use, those not named at their defaults.
 
-    Earlier versions wrote knobs of ours into every file: those that this workload lacks are left out, with a warning.
-    Raises ConfigError for other names that are no knobs, and for values that a knob may not take.
+    Knobs of ours that this workload lacks, as after its file was given an optimiser of its own, are left out, with a
+    warning. Raises ConfigError for other names that are no knobs, and for values that a knob may not take.
     """
     lacking = [name for name in best.knobs if name not in table() and name in EVERY]
     try:
@@ -214,10 +214,6 @@ def _sha256(body: Mapping[str, Any]) -> str:
 
 def _checked(raw: Mapping[str, Any], source: str) -> BestFile:
     """Returns `raw` with its types checked; raises ConfigError for the first fault, with its key and value."""
-    version = raw.get("schema")
-    if version is not None and (isinstance(version, bool) or version != SCHEMA):
-        remedy = "export the run again with this version: python -m tuning report ID"
-        raise ConfigError(f"{source}: schema={version!r} is not read here", allowed=f"schema: {SCHEMA}", remedy=remedy)
     try:
         return BestFile.model_validate(raw)
     except ValidationError as error:

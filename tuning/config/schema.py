@@ -224,11 +224,11 @@ class SearchSection(Section):
     max_time_s: Annotated[Annotated[float, Field(gt=0, le=365 * _DAY_S)] | None, BeforeValidator(duration_s)] = Field(
         alias="max_time"
     )
-    hang_time_s: Annotated[float, Field(gt=0, le=_DAY_S), BeforeValidator(duration_s)] = Field(60.0, alias="hang_time")
+    hang_time_s: Annotated[float, Field(gt=0, le=_DAY_S), BeforeValidator(duration_s)] = Field(alias="hang_time")
     strategy: Strategy
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)]
-    sampler: SamplerName = "tpe"  # runs of earlier versions did not record these two
-    pruner: PrunerName = "rungs"
+    sampler: SamplerName
+    pruner: PrunerName
 
     @property
     def most_trials(self) -> int:
@@ -267,18 +267,18 @@ class StudyConfig(Section):
     search: SearchSection
     pick: PickSection
     concurrency: Annotated[int | Literal["auto"], BeforeValidator(functools.partial(_count, 1, 256))]
-    cluster: Annotated[str | None, BeforeValidator(_address)] = None  # earlier versions did not record these two
-    insecure_cluster: bool = False
-    target: Slug | None = None  # of a cluster's kinds of device; earlier versions had one
-    devices: Annotated[str, BeforeValidator(_devices)] = "all"  # earlier versions had all visible ones
-    devices_per_trial: Annotated[int, Field(ge=1, le=64)] = 1
+    cluster: Annotated[str | None, BeforeValidator(_address)]
+    insecure_cluster: bool
+    target: Slug | None  # of a cluster's kinds of device
+    devices: Annotated[str, BeforeValidator(_devices)]
+    devices_per_trial: Annotated[int, Field(ge=1, le=64)]
     space: InstanceOf[Space]
     named: dict[str, dict[str, Scalar]]
     claims: str
     claims_of: dict[str, str]
     source: str
     dashboard: bool
-    force: bool = False  # a resume goes on although device, versions, data or code have changed
+    force: bool  # a resume goes on although device, versions, data or code have changed
     runs_dir: Annotated[str, AfterValidator(_folder)]
     resume: Slug | None
     name: Slug | None
