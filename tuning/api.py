@@ -12,7 +12,7 @@ import functools
 import html
 import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from tuning.cli.terminal import Terminal
 from tuning.config import best_file, yaml_files
 from tuning.config.errors import ConfigError, require_platform
 from tuning.config.load import load
-from tuning.config.resolve import is_knob
+from tuning.config.resolve import flat
 from tuning.journal.runs import JOURNAL, find_run
 from tuning.report import sentences, summary, tables
 from tuning.report.format import complete
@@ -190,7 +190,7 @@ def tune(
             remedy="write its class to a file, in a notebook with %%writefile mine.py, and ask for workload='mine.py'",
         )
     given = {**({} if workload is None else {"workload": workload}), **settings}
-    typed = [f"{key}={_text(key, value)}" for part in (given, overrides or {}) for key, value in _flat(part)]
+    typed = [f"{key}={_text(key, value)}" for part in (given, overrides or {}) for key, value in flat(part)]
     require_platform()
     if workload is None and not any(item.startswith(("workload=", "resume=")) for item in typed):
         raise ConfigError("no workload was given", remedy="tune('mine.py'), or tune(resume='last')")
@@ -239,26 +239,15 @@ def _place(name: str, value: object, allowed: str) -> str:
     return str(value)
 
 
-def _flat(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yields dotted keys and values; a knob's range and its list are one value."""
-    for name, value in settings.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and not is_knob(key):
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, value
-
-
 def _text(key: str, value: object) -> str:
     """Returns a value as one would type it; raises ConfigError for what cannot be typed."""
     if isinstance(value, str | Path):
         return str(value)
     try:
-        text = yaml_files.dump(_plain(value), width=10**6, flow=True)
+        return yaml_files.line(_plain(value))
     except yaml.YAMLError:
         what = f"{key}={str(value)[:100]} is no plain value"
         raise ConfigError(what, allowed="a number, text, true, false, None; lists and dicts of these") from None
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _plain(value: object) -> object:

@@ -206,23 +206,19 @@ def write_resolved(config: StudyConfig, path: Path) -> None:
     atomic.write_text(path, "\n".join(_yaml_lines(tree, "", origins)) + "\n")
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yields the dotted key of each value; a knob is one value, whatever it is given."""
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted key and the value of each setting; a knob's is one value, an empty group has none."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and not is_knob(key):
-            yield from leaves(value, f"{key}.")
+        if isinstance(value, Mapping) and not is_knob(key):
+            yield from flat(value, f"{key}.")
         else:
-            yield key
+            yield key, value
 
 
-def flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the dotted key and the value of each of the `leaves`."""
-    for key in leaves(tree):
-        value: Any = tree
-        for part in key.split("."):
-            value = value[part]
-        yield key, value
+def leaves(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the dotted key of each setting."""
+    return (key for key, _ in flat(tree))
 
 
 def is_knob(key: str) -> bool:
@@ -351,16 +347,11 @@ def _yaml_lines(tree: Mapping[str, Any], prefix: str, origins: Mapping[str, str]
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and not is_knob(key):
-            yield f"{indent}{_yaml(name)}:"
+            yield f"{indent}{yaml_files.line(name)}:"
             yield from _yaml_lines(value, f"{key}.", origins)
         elif isinstance(value, list) and value and not prefix:  # `dropped` and `overrides`: a sentence or item a line
-            yield f"{_yaml(name)}:"
-            yield from (f"- {_yaml(item)}" for item in value)
+            yield f"{yaml_files.line(name)}:"
+            yield from (f"- {yaml_files.line(item)}" for item in value)
         else:
             origin = origins.get(key.replace("workload.options.", "workload."))
-            yield f"{indent}{_yaml(name)}: {_yaml(value)}" + (f"  # {origin}" if origin else "")
-
-
-def _yaml(value: object) -> str:
-    text = yaml_files.dump(value, width=10**6, flow=True)
-    return text.removesuffix("\n").removesuffix("\n...")
+            yield f"{indent}{yaml_files.line(name)}: {yaml_files.line(value)}" + (f"  # {origin}" if origin else "")

@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  (none of YAML 1.1's)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # of the stubs
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             raise _Refused(f"line {line}: the alias *{event.anchor} is refused; write it out")
@@ -133,6 +133,11 @@ def value(text: str) -> Any:
 def dump(tree: object, *, width: int = 110, flow: bool = False) -> str:
     """Returns YAML that `read` and other readers take for the same plain data; `flow` puts it on one line."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=width, default_flow_style=flow)
+
+
+def line(tree: object) -> str:
+    """Returns the YAML of `dump` on one line, as one would type it."""
+    return dump(tree, width=10**6, flow=True).removesuffix("\n").removesuffix("\n...")
 
 
 def word(text: str) -> Any:
