@@ -52,8 +52,6 @@ class Estimate:
 
 def estimate(steps: Sequence[MicroStep], mean_work: float) -> Estimate:
     """Returns what the micro-steps tell of a batch of micro-steps of `mean_work`; raises ValueError for none."""
-    if not steps:
-        raise ValueError("an estimate needs one micro-step at least, got 0")
     work = [s.work for s in steps]
     optimizer = [s.optimizer_s for s in steps if s.optimizer_s is not None]
     optimizer_step_s = statistics.fmean(optimizer) if optimizer else 0.0

@@ -17,11 +17,6 @@ def test_t_agrees_with_scipy(degrees):
     assert uncertainty.t_975(degrees) == pytest.approx(stats.t.ppf(0.975, degrees))
 
 
-def test_t_needs_a_degree_of_freedom():
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        uncertainty.t_975(0)
-
-
 def test_throughput_of_three_windows_by_hand():
     found = uncertainty.throughput([10.0, 11.0, 15.0])
     assert found is not None
@@ -62,11 +57,6 @@ def test_a_share_stays_between_0_and_1():
     found = uncertainty.quality({1: 0.99, 2: 0.90}, most=1.0)
     assert (found.low, found.high) == (0.0, 1.0)
     assert uncertainty.quality({1: 99.0, 2: 90.0}, most=1.0).high > 100, "in percent"
-
-
-def test_quality_needs_a_value():
-    with pytest.raises(ValueError, match="at least one seed"):
-        uncertainty.quality({})
 
 
 @settings(max_examples=30)
