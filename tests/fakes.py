@@ -226,42 +226,6 @@ class FormulaProfiler:
         }
 
 
-class SpanBench(FormulaProfiler):
-    """A profiler that tells where its time goes, as (data-wait, transfer, passes, optimiser) seconds of a micro-step.
-
-    `load_s` is what one micro-batch takes to load: workers share it between them, a cache in RAM leaves a tenth.
-    """
-
-    def __init__(self, load_s: float) -> None:
-        super().__init__()
-        self._load_s = load_s
-
-    def spans(self, knobs: Mapping[str, Scalar]) -> tuple[float, float, float, float]:
-        """Returns the formula's spans; a batch is one micro-step."""
-        own = Knobs.of(knobs)
-        wait = self._load_s / (1 + own.num_workers) * (0.1 if own.ram_cache else 1.0)
-        compute = (0.010 + 0.001 * own.micro_batch_size) * (2 / 3 if own.amp_dtype == "bf16" else 1.0)
-        return wait, 0.0, compute, 0.001 * (0.5 if own.fused_optimizer else 1.0)
-
-    def speed(self, knobs: Mapping[str, Scalar]) -> float:
-        """Returns samples a second."""
-        return Knobs.of(knobs).micro_batch_size / sum(self.spans(knobs))
-
-    def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
-        """Returns the formula's speed and spans."""
-        names = ("data_wait_s", "transfer_s", "forward_backward_s", "optimizer_s")
-        spans = dict(zip(names, self.spans(knobs), strict=True))
-        whole_s = sum(spans.values())
-        return {
-            **super().probe(knobs, time_s, best_samples_per_s),
-            "samples_per_s": self.speed(knobs),
-            "micro_step_s": whole_s - spans["optimizer_s"],
-            "optimizer_step_s": spans["optimizer_s"],
-            "spans": {**spans, "wall_s": whole_s, "micro_steps": 1, "steps": 1},
-            "telemetry": {"machine_cpu_frac": 0.0},
-        }
-
-
 class Nvml:
     """The part of `pynvml` that telemetry reads: each list answers in turn, its last value for ever.
 

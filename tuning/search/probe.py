@@ -13,7 +13,6 @@ from tuning.journal.records import Journal, Record
 from tuning.memory.groups import defaults, fits, learn, micro_batch_of, need_of, refused, uncut
 from tuning.memory.guard import MOST_P_OOM_PROBE, FitVerdict, MemoryGuard
 from tuning.memory.oom import CRASHED, Outcome, others_would_crash
-from tuning.search.bottleneck import judge
 from tuning.search.protocols import Probes, Told
 from tuning.search.throughput import Probed, group_of, inside, place_of, probed
 
@@ -40,10 +39,10 @@ def probes_s(config: StudyConfig, left_s: float) -> float:
 class ProbeStage:
     """Measures the system knobs by coordinate descent in each speed group, then the named configurations.
 
-    From the best so far, each knob is changed alone, nearest values first; the verdict on the best says which knobs
-    come first (`search.bottleneck`). The group of the defaults has half of the time. Every other group then has one
-    probe with the fastest system knobs known, and its own descent in an equal share of what is left. A group that the
-    time does not reach is judged by its nearest (`throughput.Speeds`).
+    From the best so far, each knob is changed alone, in the order of the space, nearest values first. The group of the
+    defaults has half of the time. Every other group then has one probe with the fastest system knobs known, and its own
+    descent in an equal share of what is left. A group that the time does not reach is judged by its nearest
+    (`throughput.Speeds`).
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class ProbeStage:
         best = self._at(start)
         for _ in range(PASSES):
             before = best
-            for name in self._order(start if best is None else best.knobs):
+            for name in self._space.subset({"system"}).parameters:
                 current = start if best is None else best.knobs
                 if not is_active(name, current):
                     continue
@@ -160,15 +159,6 @@ class ProbeStage:
         if found is None:
             return False, 0.0
         return found.knobs.get("batch_size") == self._batch_size, found.samples_per_s
-
-    def _order(self, best: Mapping[str, Scalar]) -> list[str]:
-        """Returns the searched system knobs, those first that the verdict on the best names as remedies."""
-        record = self._known.get(self._place(best))
-        has_spans = record is not None and record.get("spans")
-        verdict = judge(record["spans"], record.get("telemetry"), best) if record is not None and has_spans else None
-        remedies = [remedy.partition("=")[0] for remedy in verdict.remedies] if verdict else []
-        searched = list(self._space.subset({"system"}).parameters)
-        return list(dict.fromkeys([*(name for name in remedies if name in searched), *searched]))
 
     def _measure(self, knobs: dict[str, Scalar], time_s: float, name: str | None = None) -> Record:
         peers = [p for p in probed(self._journal.records) if group_of(p.knobs) == group_of(knobs)]

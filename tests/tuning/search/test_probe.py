@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FormulaProfiler, SpanBench, no_time
+from tests.fakes import FormulaProfiler, no_time
 from trainables.knobs import Scalar
 from tuning.config.schema import ProbeSection
 from tuning.config.space import Choice, Space
@@ -189,20 +189,6 @@ def test_a_phase_for_the_encoder_is_a_coupling_of_its_own() -> None:
     assert [c.get("encoder_frac") for c in memory_groups(Space.of({"encoder_frac": 0.5, "batch_size": 16}))] == [0.5]
     ranged = memory_groups(Space.of({"encoder_frac": {"low": 0.0, "high": 0.5}, "batch_size": 16}))
     assert sorted(float(c["encoder_frac"]) > 0 for c in ranged) == [False, True]
-
-
-def test_what_the_verdict_names_is_changed_before_what_comes_first_in_the_space(tmp_path: Path) -> None:
-    space = Space.of(
-        {"batch_size": 64, "micro_batch_size": [4, 8, 16], "fused_optimizer": [False, True], "ram_cache": [False, True]}
-    )
-    waiting, busy = SpanBench(load_s=0.1), SpanBench(load_s=0.001)
-    for name, profiler in (("waiting", waiting), ("busy", busy)):
-        journal = Journal.open(tmp_path / f"{name}.jsonl", create=True)
-        ProbeStage(profiler, space, journal, guard([], None), BUDGET, clock=no_time).run({}, lambda r: None)
-    assert waiting.probed[0]["ram_cache"] is False
-    assert waiting.probed[1] == {**waiting.probed[0], "ram_cache": True}
-    assert max(waiting.probed, key=waiting.speed)["ram_cache"] is True
-    assert busy.probed[1] == {**busy.probed[0], "micro_batch_size": busy.probed[1]["micro_batch_size"]}
 
 
 def test_smaller_batches_have_a_probe_with_the_system_knobs_of_the_best_however_short_the_time(tmp_path: Path) -> None:
