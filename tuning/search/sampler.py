@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import optuna
@@ -23,9 +23,9 @@ from trainables.knobs import Scalar, is_active, table
 from tuning.config.cards import GIB_BYTES
 from tuning.config.choices import SamplerName
 from tuning.config.space import Choice, Parameter, Range, Space
-from tuning.stats.pareto import Mode
 
 Key = tuple[tuple[str, Scalar], ...]
+Mode = Literal["min", "max"]
 
 STARTUP_TRIALS = 6
 """Random proposals before Optuna's samplers take over; Optuna's 10 are most of a small search."""

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from trainables.knobs import Knobs, Scalar, table
 from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping
@@ -20,7 +18,6 @@ from tuning.memory.oom import Outcome
 from tuning.search.protocols import Told
 from tuning.search.rule import Rule, absolute, best_baseline
 from tuning.search.throughput import Probed, Speeds, fastest, group_of, inside, probed
-from tuning.stats.pareto import front
 
 FAR_FRAC = 0.1
 """Of the best quality seen: a pick that is worse by more gets a note, though the tolerance allows it."""
@@ -214,13 +211,16 @@ def pick(found: Sequence[Trial], rule: Rule, without: Collection[str] = ()) -> P
     least = min(cost.values())
     best = min((name for name in cost if rule.admits(cost[name], least)), key=lambda n: (-speed[n], cost[n]))
     accurate = min(cost, key=lambda n: (cost[n], -speed[n]))
-    names = list(cost)
-    on_front = [names[i] for i in front(np.array([[-speed[n], cost[n]] for n in names]))]
+    on_front: list[str] = []
+    for name in sorted(cost, key=lambda n: (-speed[n], cost[n])):
+        last = on_front[-1] if on_front else name
+        if cost[name] < cost[last] or (speed[name], cost[name]) == (speed[last], cost[last]):
+            on_front.append(name)
     said = rule.words(cost[best], cost.values(), least, "the best seen")
     return Pick(
         best=best,
         most_accurate=accurate,
-        front=tuple(sorted(on_front, key=lambda n: -speed[n])),
+        front=tuple(on_front),
         rule=f"of {len(judged)} the fastest whose {rule.objective} is {said}: "
         f"{value[best]:.4g} against {value[accurate]:.4g}",
     )

@@ -1,1 +1,1 @@
-"""Pareto geometry and intervals."""
+"""Intervals."""

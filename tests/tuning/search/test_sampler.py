@@ -11,8 +11,7 @@ import pytest
 
 from trainables.knobs import Scalar
 from tuning.config.space import Choice, Range, Space
-from tuning.search.sampler import Observation, Proposal, Sampler, SamplerName
-from tuning.stats.pareto import Mode
+from tuning.search.sampler import Mode, Observation, Proposal, Sampler, SamplerName
 
 BOTH: dict[str, Mode] = {"samples_per_s": "max", "accuracy": "max"}
 ONE: dict[str, Mode] = {"accuracy": "max"}

@@ -59,6 +59,7 @@ def test_the_baseline_is_the_best_of_those_known_of_the_objective() -> None:
 def test_without_tolerance_the_most_accurate_is_best_and_ties_go_to_the_faster() -> None:
     found = pick(finished((0.9, 10), (0.9, 20), (0.8, 99), (0.9, 20)), Rule("accuracy", "max", 0.0))
     assert found.best == found.most_accurate == "t1"
+    assert found.front == ("t2", "t1", "t3"), "equal ones are all on the front"
 
 
 def test_equally_fast_ones_are_told_apart_by_quality() -> None:
@@ -91,6 +92,9 @@ def test_nothing_faster_is_within_the_tolerance_and_better_than_without_training
     assert sign * chosen[0] < bar + 1e-8
     assert sign * chosen[0] - least <= tolerance + 1e-8
     assert rows[int(found.front[0][1:])][1] == max(rate for _, rate in rows)
+    costs = [(sign * quality, -rate) for quality, rate in rows]
+    beaten = [any(a <= cost and b <= slow and (a, b) != (cost, slow) for a, b in costs) for cost, slow in costs]
+    assert sorted(found.front) == sorted(f"t{n}" for n, is_beaten in enumerate(beaten) if not is_beaten)
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1), st.floats(0, 100), st.sampled_from(["min", "max"]))
