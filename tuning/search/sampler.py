@@ -81,7 +81,7 @@ class Sampler:
         self._rows: list[list[float]] = []  # of what came to values
         both = {"min": StudyDirection.MINIMIZE, "max": StudyDirection.MAXIMIZE}
         directions = [both[mode] for mode in self._objectives.values()]
-        with _quiet(), _unannounced():
+        with _quiet():
             self._study = optuna.create_study(directions=directions, sampler=self._optuna())
 
     def propose(self) -> Proposal | None:
@@ -100,11 +100,10 @@ class Sampler:
         self._seen.add(_key(self._settled(values)))
         number, self._proposals = self._proposals, self._proposals + 1
         params = self._params(values)
-        with _quiet():
-            self._study.enqueue_trial(params)
-            self._live[number] = trial = self._study.ask()
-            for name in params:
-                _suggest(trial, name, self._space.parameters[name])
+        self._study.enqueue_trial(params)
+        self._live[number] = trial = self._study.ask()
+        for name in params:
+            _suggest(trial, name, self._space.parameters[name])
         return number
 
     def observe(self, number: int, observation: Observation) -> None:
@@ -121,11 +120,10 @@ class Sampler:
             is_whole = not fits or observation.failed
         trial.set_constraint("memory", -1.0 if fits else observation.overshoot_bytes / GIB_BYTES)
         trial.set_constraint("failed", 1.0 if observation.failed else -1.0)
-        with _quiet():
-            if is_whole:
-                self._study.tell(trial, row)
-            else:
-                self._study.tell(trial, state=TrialState.PRUNED)
+        if is_whole:
+            self._study.tell(trial, row)
+        else:
+            self._study.tell(trial, state=TrialState.PRUNED)
 
     def replay(self, values: Mapping[str, Scalar], observation: Observation) -> None:
         """Takes a configuration and how it ended from the records, as if it had been proposed and observed."""
@@ -145,27 +143,26 @@ class Sampler:
         asked, found = list[optuna.Trial](), None
         with _quiet():
             self._study.sampler = self._optuna()
-            while found is None and len(asked) < ASKS:
-                # Until it is told, a repeated proposal counts as under way, which keeps TPE away from its place.
-                asked.append(trial := self._study.ask())
-                values: dict[str, Scalar] = {}
-                for name in self._names:
-                    if is_active(name, {**self._space.fixed, **values}):
-                        values[name] = _suggest(trial, name, self._space.parameters[name])
-                settled = self._settled(values)
-                found = None if _key(settled) in self._seen else settled
-            for trial in asked:
-                self._study.tell(trial, state=TrialState.FAIL)
+        while found is None and len(asked) < ASKS:
+            # Until it is told, a repeated proposal counts as under way, which keeps TPE away from its place.
+            asked.append(trial := self._study.ask())
+            values: dict[str, Scalar] = {}
+            for name in self._names:
+                if is_active(name, {**self._space.fixed, **values}):
+                    values[name] = _suggest(trial, name, self._space.parameters[name])
+            settled = self._settled(values)
+            found = None if _key(settled) in self._seen else settled
+        for trial in asked:
+            self._study.tell(trial, state=TrialState.FAIL)
         return found
 
     def _optuna(self) -> optuna.samplers.BaseSampler:
         seed = int(np.random.SeedSequence([self._seed, self._proposals]).generate_state(1)[0])
         if self._name == "random":
             return optuna.samplers.RandomSampler(seed=seed)
-        with _quiet():
-            if self._name == "gp":
-                return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
-            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True)
+        if self._name == "gp":
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=STARTUP_TRIALS)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, multivariate=True, group=True)
 
     def _drawn(self, draw: np.random.Generator, start: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Returns `start` with what it lacks drawn."""
@@ -210,18 +207,12 @@ def _suggest(trial: optuna.Trial, name: str, parameter: Parameter) -> Scalar:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Optuna from warning that `group` and the GPSampler are experimental."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        yield
-
-
-@contextmanager
-def _unannounced() -> Iterator[None]:
-    """Keeps Optuna from logging that a study was created."""
+    """Keeps Optuna from warning that `group` is experimental, and from logging that a study was created."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
     finally:
         optuna.logging.set_verbosity(level)
