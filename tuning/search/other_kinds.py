@@ -14,7 +14,6 @@ from tuning.config.space import Space
 from tuning.journal.device_kinds import OfKind
 from tuning.memory.groups import learn, need_of, peaks_are_whole
 from tuning.memory.guard import FitVerdict, MemoryGuard
-from tuning.memory.oom import Outcome
 from tuning.search import endings
 from tuning.search.throughput import Speeds, fastest, inside, probed
 
@@ -31,9 +30,6 @@ class OtherKind:
         self.name, self.journal, self.guard = journal.kind, journal, guard
         self._space, self._card, self._shrink = space, card, shrink
         self._speeds = Speeds([p for p in probed(journal.records) if inside(space, p)])
-        for record in journal.records:
-            if record.event == "trial" and record["outcome"] == Outcome.OK:
-                self._speeds.learn(record["config"], record.get("measured_samples_per_s"))
         self._whole_peaks = peaks_are_whole(journal.records)
         self._barred: set[str] = set()
 
@@ -54,8 +50,6 @@ class OtherKind:
     def learn(self, ran: Mapping[str, Scalar], found: Mapping[str, Any]) -> None:
         """Takes how a trial ended here, with the knobs that it ran with."""
         learn(self.guard, ran, found, whole=self._whole_peaks)
-        if found["outcome"] == Outcome.OK:
-            self._speeds.learn(ran, found.get("measured_samples_per_s"))
 
     def leave(self, trial: str, ran: Mapping[str, Scalar], found: Mapping[str, Any]) -> None:
         """Takes that a trial does not fit here after all: it is for another kind."""

@@ -24,8 +24,6 @@ from tuning.memory.groups import defaults, micro_batch_of, need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.search.runtime_check import compare
 
-RIDGE = 0.1
-"""What holds the effects of values of which little was measured near to none."""
 FEW_RATIOS = 3
 SAMPLES_PER_S = "samples_per_s"
 """The objective that every study has beside those of its workload."""
@@ -102,11 +100,10 @@ def _cut(probes: Sequence[Probed], batch_size: int) -> list[SystemChoice]:
 
 
 _Groups = Mapping[tuple[Scalar, ...], Sequence[SystemChoice]]
-_Effects = Mapping[tuple[int, Scalar], float]
 
 
 class Speeds:
-    """What probes say of the speed of trials, and what trials say where nobody probed; `learn` takes the latter."""
+    """What probes say of the speed of trials; `learn` takes what trials measured themselves."""
 
     def __init__(self, probes: Sequence[Probed], *, is_alone: bool = False) -> None:
         """`is_alone` says that one trial trains at a time, so that no neighbour costs it anything.
@@ -119,25 +116,18 @@ class Speeds:
             self._groups.setdefault(group_of(probe.knobs), []).append(probe)
         self._exact = {place_of(probe.knobs): probe for probe in reversed(probes)}  # of equals the first
         self._ranked: dict[Any, list[SystemChoice]] = {}
-        self._by_batch: dict[int, tuple[_Groups, _Effects]] = {}
         self._ratios: list[float] = []
-        self._trained: list[tuple[Mapping[str, Scalar], float]] = []
 
     def ranked(self, knobs: Mapping[str, Scalar]) -> Sequence[SystemChoice]:
         """Returns the probed system knobs for a trial, the fastest first; none where nothing was probed.
 
-        A group that nobody probed has the speeds of its own trials. Without those it has the speeds of the group that
-        shares most of its values, times the effects of the values that differ.
+        A group that nobody probed has those of the group that shares most of its values, and their speeds.
         """
         batch_size, group = Knobs.of(knobs).batch_size, group_of(knobs)
         if (group, batch_size) not in self._ranked:
-            known, effects = self._known(batch_size)
-            known = {**self._of_larger(group, batch_size), **known}
+            known = {**self._of_larger(group, batch_size), **self._known(batch_size)}
             nearest = min(known, key=lambda other: _differing(group, other), default=group)
-            pairs = zip(enumerate(group), enumerate(nearest), strict=True)
-            factor = math.exp(sum(effects.get(own, 0.0) - effects.get(other, 0.0) for own, other in pairs))
-            found = [SystemChoice(c.system, c.samples_per_s * factor) for c in known.get(nearest, ())]
-            self._ranked[group, batch_size] = sorted(found, key=lambda choice: -choice.samples_per_s)
+            self._ranked[group, batch_size] = sorted(known.get(nearest, ()), key=lambda choice: -choice.samples_per_s)
         return self._ranked[group, batch_size]
 
     def _of_larger(self, group: tuple[Scalar, ...], batch_size: int) -> _Groups:
@@ -162,22 +152,13 @@ class Speeds:
             found.append(SystemChoice(probe.system, batch_size / a_step_s))
         return {group: found}
 
-    def _known(self, batch_size: int) -> tuple[_Groups, _Effects]:
-        """Returns what was measured at a batch size, by group (probes, and trials where there are none), and the
-        effects of its values.
-        """
-        if batch_size not in self._by_batch:
-            groups = {group: list(own) for group, own in self._groups.items()}
-            for knobs, measured in self._trained if groups else ():
-                if group_of(knobs) not in self._groups:
-                    trial = Probed.of_trial(knobs, self._alone(measured))
-                    groups.setdefault(group_of(knobs), []).append(trial)
-            rates = {g: [(p.system, p.at_batch_size(batch_size)) for p in own] for g, own in groups.items()}
-            whole = {g: [SystemChoice(system, rate) for system, rate in own if rate] for g, own in rates.items()}
-            found = {g: own + _cut(groups[g], batch_size) for g, own in whole.items()}
-            known = {g: own for g, own in found.items() if own}
-            self._by_batch[batch_size] = known, _effects(known)
-        return self._by_batch[batch_size]
+    def _known(self, batch_size: int) -> _Groups:
+        """Returns what the probes of each group say of a batch size; a group of which they say nothing is left out."""
+        found = {}
+        for group, probes in self._groups.items():
+            rates = [(probe.system, probe.at_batch_size(batch_size)) for probe in probes]
+            found[group] = [SystemChoice(system, rate) for system, rate in rates if rate] + _cut(probes, batch_size)
+        return {group: own for group, own in found.items() if own}
 
     def of(self, knobs: Mapping[str, Scalar]) -> float | None:
         """Returns what a probe found for exactly these knobs, at their batch size; None where nobody probed them."""
@@ -186,24 +167,17 @@ class Speeds:
 
     def learn(self, knobs: Mapping[str, Scalar], measured: float | None) -> None:
         """Takes the samples a second that a trial measured itself."""
-        if not measured:
-            return
-        if known := self.of(knobs):
+        if measured and (known := self.of(knobs)):
             self._ratios.append(known / measured)
-        else:
-            self._trained.append((knobs, measured))
-        self._ranked.clear()
-        self._by_batch.clear()
 
     def judged(self, knobs: Mapping[str, Scalar], measured: float | None) -> float | None:
-        """Returns the speed that a trial is judged by: its probe's, else its own, less what its neighbours cost."""
-        known = self.of(knobs)
-        return known or measured if known is not None or not measured else self._alone(measured)
+        """Returns the speed that a trial is judged by: its probe's, else its own as it would be without neighbours.
 
-    def _alone(self, measured: float) -> float:
-        """Returns what a trial would have measured without neighbours: times the median of probed over measured speed
-        of the trials that have both.
+        That is times the median of probed over measured speed of the trials that have both.
         """
+        known = self.of(knobs)
+        if known is not None or not measured:
+            return known or measured
         enough = len(self._ratios) >= (FEW_RATIOS if self._is_alone else 1)
         return measured * (statistics.median(self._ratios) if enough else 1.0)
 
@@ -285,20 +259,6 @@ def _allows(space: Space, probe: Probed, names: Sequence[str]) -> bool:
         if not allowed:
             return False
     return True
-
-
-def _effects(known: _Groups) -> _Effects:
-    """Returns the log of how many times as fast each value of each knob makes a group, whatever its other values.
-
-    By ridge regression of the log of each group's largest speed. A value of which nothing was measured has none.
-    """
-    if not known:
-        return {}
-    values = list(dict.fromkeys((n, value) for group in known for n, value in enumerate(group)))
-    has = np.array([[group[n] == value for n, value in values] for group in known], dtype=float)
-    rates = np.log([max(choice.samples_per_s for choice in own) for own in known.values()])
-    effects = np.linalg.solve(has.T @ has + RIDGE * np.eye(len(values)), has.T @ (rates - rates.mean()))
-    return dict(zip(values, effects.tolist(), strict=True))
 
 
 def _differing(one: tuple[Scalar, ...], other: tuple[Scalar, ...]) -> int:

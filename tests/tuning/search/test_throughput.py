@@ -53,30 +53,6 @@ def test_the_nearest_group_answers_for_one_that_nobody_probed() -> None:
     assert not Speeds([]).ranked(asked)
 
 
-def test_a_group_that_nobody_probed_is_as_fast_as_its_values_are_elsewhere() -> None:
-    speeds = Speeds([
-        probe(0.04, 0.0),
-        probe(0.02, 0.0, amp_dtype="bf16"),
-        probe(0.08, 0.0, hidden_size=256),
-    ])  # fmt: skip
-    plain, found = (speeds.ranked({"batch_size": 64, **k})[0] for k in ({}, {"amp_dtype": "bf16", "hidden_size": 256}))
-    assert plain.samples_per_s == pytest.approx(200)
-    assert 180 < found.samples_per_s < 220, "twice as fast and half as fast; nearer to 200 than either"
-
-
-def test_what_trials_measured_of_a_group_stands_in_place_of_a_guess() -> None:
-    speeds = Speeds([probe(0.04, 0.0), probe(0.02, 0.0, amp_dtype="bf16")])
-    asked: dict[str, Scalar] = {"batch_size": 64, "micro_batch_size": 8, "amp_dtype": "bf16", "hidden_size": 64}
-    guessed = speeds.ranked(asked)[0].samples_per_s
-    speeds.learn({"batch_size": 64, "micro_batch_size": 8, "num_workers": 0}, 100.0)  # half of what its probe found
-    speeds.learn(asked, 1000.0)
-    assert guessed == pytest.approx(400)
-    assert speeds.ranked(asked)[0].samples_per_s == pytest.approx(2000)
-    nearer = {**asked, "amp_dtype": "fp32"}
-    assert speeds.ranked(nearer)[0].samples_per_s > 500, "it tells of groups near it too"
-    assert speeds.ranked({"batch_size": 64})[0].samples_per_s == pytest.approx(200), "a probe stands"
-
-
 def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
     small = probe(0.01, 0.0, micro_batch_size=8)  # 800 samples/s
     large = probe(0.03, 0.0, micro_batch_size=32)  # 1067 samples/s, once a batch has 32
