@@ -24,7 +24,7 @@ NEAR_TOLERANCES = 2.0
 class Entrant:
     """A trial that ran to its end: its speed and cost in the search, and its cost by each fresh seed it was trained on.
 
-    `failed` is True where one of those trainings did not come to its end; on the seeds `cut` the time was over first.
+    `failed` is True where one of those trainings did not come to its end.
     """
 
     id: str
@@ -32,11 +32,6 @@ class Entrant:
     searched: float
     by_seed: Mapping[int, float] = field(default_factory=dict)
     failed: bool = False
-    cut: frozenset[int] = frozenset()
-
-    def collapses(self, rule: Rule) -> bool:
-        """Returns whether its fresh seeds came to so much less than the search that its others come last."""
-        return bool(self.by_seed) and rule.collapses(self.searched, statistics.fmean(self.by_seed.values()))
 
     def repeats(self, rule: Rule) -> bool:
         """Returns whether its fresh seeds, if it was trained on any, bear out what it came to in the search."""
@@ -136,11 +131,6 @@ def _settled(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     if not done:
         return None
     seeds = max((tuple(sorted(one.by_seed)) for one in done), key=len)
-    # A seed that was cut is left out of all alike, as one for which time is seen to lack (`confirm._train`). Who has
-    # collapsed comes last, and takes no seed from the others.
-    lacking = [(one.cut, set(seeds) - set(one.by_seed)) for one in done if not one.collapses(rule)]
-    left = set(seeds).difference(*(lacked for cut, lacked in lacking if lacked <= cut))
-    seeds = tuple(seed for seed in seeds if seed in left) or seeds
     done = [one for one in done if set(seeds) <= set(one.by_seed)]
     done.sort(key=lambda one: -one.samples_per_s)
     means = {one.id: statistics.fmean(one.by_seed[seed] for seed in seeds) for one in done}

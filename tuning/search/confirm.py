@@ -76,8 +76,6 @@ def confirm(
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
     trainings = _Trainings(profiler, journal, named, terms, told)
     selection = trainings.selected(first)
-    if selection is not None and trainings.the_rest(selection):
-        _, selection = _settled(journal.records, terms)
     if selection is not None:
         selection = _steady(selection, entrants(journal.records, terms), terms.rule)
     best = _picked(journal.records, terms) if selection is None else selection.best  # not one that failed
@@ -133,7 +131,7 @@ class _Trainings:
                 why = _why_not(found.get(tried[-1]), terms.rule)
                 self._told(journal.append("note", text=f"{tried[-1]} {why}: {picked} is next"))
             tried.append(picked)
-            self._train(picked, spares=picked == tried[0])
+            self._train(picked)
             found, selection = _settled(journal.records, terms)
             if (
                 selection is not None
@@ -142,12 +140,11 @@ class _Trainings:
             ):
                 return selection
 
-    def _train(self, first: str, *, spares: bool) -> None:
+    def _train(self, first: str) -> None:
         """Trains the first pick and its challengers on the fresh seeds, seed by seed; what has failed once is left.
 
         So is `before`, as the search trained it, as far as time is left: the two are compared on the same seeds
         (docs/log/confirming.md). Its first seed comes ahead of their last where no challenger is given up for it.
-        With `spares` what has collapsed is left, too, so that the next has the time (`the_rest`).
         """
         journal, terms = self._journal, self._terms
         found = {one.id: one for one in entrants(journal.records, terms) if one.repeats(terms.rule)}
@@ -180,47 +177,20 @@ class _Trainings:
         least_s = least_windows_s(left_s, terms.budget, len(self._named) + 1, cost_s)
         needed = dict(zip(chosen, each_s, strict=True))
         for number, seed in enumerate(terms.seeds[:seeds]):
-            gone = {one.id for one in entrants(journal.records, terms) if spares and one.collapses(terms.rule)}
-            going = [trial for trial in chosen[:count] if trial not in gone]
-            left = [needed[trial] for trial in going if seed not in found[trial].by_seed]
+            left = [needed[trial] for trial in chosen[:count] if seed not in found[trial].by_seed]
             # A machine slower than expected leaves out a seed of all alike, after the first.
             if left and seed != terms.seeds[0] and terms.left_s() < sum(left) + least_s:
                 break
-            for trial in going:
+            for trial in chosen[:count]:
                 if _lacks(journal.records, trial, seed):
-                    until_s = terms.left_s() - least_s
-                    self._train_again(trial, configs[trial], seed, until_s)
+                    self._train_again(trial, configs[trial], seed, terms.left_s() - least_s)
             own = next(one for one in entrants(journal.records, terms) if one.id == first)
-            if before is None or own.failed or own.collapses(terms.rule) or not _lacks(journal.records, BEFORE, seed):
+            if before is None or own.failed or not own.repeats(terms.rule) or not _lacks(journal.records, BEFORE, seed):
                 continue
-            others_s = (seeds - 1 - number) * sum(needed[trial] for trial in going)
+            others_s = (seeds - 1 - number) * sum(each_s[:count])
             until_s = terms.left_s() - least_s - (0.0 if reserve_s and not number else others_s)
             if until_s >= before_s:
                 self._train_again(BEFORE, before.config, seed, min(until_s, SLOWER * before_s))
-
-    def the_rest(self, selection: Selection) -> bool:
-        """Trains who collapsed on the seeds that were spared; returns whether there were any, and time.
-
-        Those are the selection's. Where the best has collapsed they are all, for everybody in the selection.
-        """
-        journal, terms = self._journal, self._terms
-        least_s = least_windows_s(terms.left_s(), terms.budget, len(self._named) + 1, window_cost_s(journal.records))
-        configs = {t.id: dict(t.config) for t in trials(journal.records)}
-        collapsed = [one for one in entrants(journal.records, terms) if one.collapses(terms.rule)]
-        seeds, rest = selection.seeds, collapsed
-        if any(one.id == selection.best for one in collapsed):
-            seeds = tuple(terms.seeds[: terms.budget.seeds])
-            rest = [o for o in entrants(journal.records, terms) if o in collapsed or o.id in selection.means]
-        is_any = False
-        for seed in seeds:
-            lacking = [one for one in rest if _lacks(journal.records, one.id, seed)]
-            if terms.left_s() < sum(MORE * terms.samples / one.samples_per_s for one in lacking) + least_s:
-                break
-            for one in lacking:
-                until_s = terms.left_s() - least_s
-                self._train_again(one.id, configs[one.id], seed, until_s)
-                is_any = True
-        return is_any
 
     def _train_again(self, name: str, knobs: Mapping[str, Scalar], seed: int, left_s: float) -> None:
         journal, samples = self._journal, self._terms.samples
@@ -287,12 +257,11 @@ def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
     for trial in (one for one in trials(records) if one.id not in beside):
         value, own = trial.values.get(objective), again.get(trial.id, [])
         if trial.outcome == "ok" and trial.samples_per_s and value is not None:
-            cut = frozenset(int(r["seed"]) for r in own if r["outcome"] == Outcome.CUT)
             own = [r for r in own if r["outcome"] != Outcome.CUT]  # the time was over, which says nothing of it
             ended = [r for r in own if r["outcome"] == "ok" and r["values"].get(objective) is not None]
             by_seed = {int(r["seed"]): sign * float(r["values"][objective]) for r in ended}
             failed = len(ended) < len(own)
-            found.append(Entrant(trial.id, trial.samples_per_s, sign * value, by_seed, failed, cut))
+            found.append(Entrant(trial.id, trial.samples_per_s, sign * value, by_seed, failed))
     return found
 
 

@@ -96,14 +96,11 @@ class Rule:
         return cost - least <= self.over(least, margin) + ROUNDING
 
     def repeats(self, searched: float, again: float) -> bool:
-        """Returns whether a cost on fresh seeds bears out the one of the search: it has not collapsed, and is still
-        below the baseline's where that one was.
+        """Returns whether a cost on fresh seeds bears out the one of the search: it is at most
+        `COLLAPSE_TOLERANCES` tolerances above it, and still below the baseline's where that one was.
         """
-        return not (searched < self.baseline_cost <= again or self.collapses(searched, again))
-
-    def collapses(self, searched: float, again: float) -> bool:
-        """Returns whether a cost on fresh seeds is more than `COLLAPSE_TOLERANCES` above the one of the search."""
-        return 0 < self.tolerance < (again - searched - ROUNDING) / COLLAPSE_TOLERANCES
+        collapses = 0 < self.tolerance < (again - searched - ROUNDING) / COLLAPSE_TOLERANCES
+        return not (searched < self.baseline_cost <= again or collapses)
 
     def words(self, picked: float, costs: Iterable[float], least: float, best: str) -> str:
         """Returns "within 0.01 of the best", and the baseline where the one picked is better and it ruled out others.

@@ -6,7 +6,6 @@ import dataclasses
 import random
 import statistics
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +15,10 @@ from tuning.search.rule import Baseline, Rule
 RULE = Rule("accuracy", "max", 0.01)
 
 
-def entrant(name: str, rate: float, accuracy: float, *again: float, failed: bool = False, cut: int = 0) -> Entrant:
-    """A trial by its accuracy in the search, and on fresh seeds as far as there are any; on the seed `cut` it was."""
+def entrant(name: str, rate: float, accuracy: float, *again: float, failed: bool = False) -> Entrant:
+    """A trial by its accuracy in the search, and on fresh seeds as far as there are any."""
     by_seed = {n + 1: -value for n, value in enumerate(again)}
-    return Entrant(name, rate, -accuracy, by_seed, failed, frozenset({cut} - {0}))
+    return Entrant(name, rate, -accuracy, by_seed, failed)
 
 
 def settled(*found: Entrant, rule: Rule = RULE) -> Selection:
@@ -70,38 +69,6 @@ def test_who_lacks_a_seed_or_failed_is_not_compared() -> None:
     )
     assert found.means == {"a": -0.905}
     assert settle([entrant("a", 10, 0.92), entrant("b", 80, 0.92, failed=True)], RULE) is None
-
-
-@pytest.mark.parametrize(
-    ("trained", "cut", "compared", "seeds"),
-    [
-        ((3, 3, 2), {"c": 3}, "abc", (1, 2)),  # the last training of the last seed
-        ((3, 2, 2), {"b": 3, "c": 3}, "abc", (1, 2)),
-        ((2, 1, 1), {"b": 2, "c": 2}, "abc", (1,)),
-        ((1, 1, 0), {"c": 1}, "ab", (1,)),  # of whom nothing is known
-        ((3, 3, 1), {"c": 2}, "ab", (1, 2, 3)),  # trained later, and on fewer seeds
-        ((3, 3, 2), {}, "ab", (1, 2, 3)),  # for the third the time was not there
-    ],
-)
-def test_a_seed_that_was_cut_is_left_out_of_all_alike_where_all_have_the_others(
-    trained: tuple[int, int, int], cut: dict[str, int], compared: str, seeds: tuple[int, ...]
-) -> None:
-    """The most accurate, `c`, shuts out the others wherever it is compared."""
-    rows = (("a", 10, 0.90), ("b", 80, 0.895), ("c", 20, 0.92))
-    counted = zip(rows, trained, strict=True)
-    found = settled(*(entrant(name, rate, v, *[v] * count, cut=cut.get(name, 0)) for (name, rate, v), count in counted))
-    assert (sorted(found.means), found.seeds) == (list(compared), seeds)
-    assert found.best == ("c" if "c" in compared else "b")
-
-
-def test_who_collapsed_or_failed_takes_no_seed_from_the_others() -> None:
-    others = entrant("a", 10, 0.90, 0.90, 0.90, 0.90), entrant("b", 80, 0.90, 0.90, 0.90, 0.90)
-    collapsed = entrant("c", 20, 0.92, 0.80, 0.80, cut=3)
-    failed = entrant("c", 20, 0.92, 0.92, 0.92, failed=True, cut=3)
-    assert collapsed.collapses(RULE)
-    for one in (collapsed, failed):
-        found = settled(*others, one)
-        assert (sorted(found.means), found.seeds) == (["a", "b"], (1, 2, 3))
 
 
 @settings(max_examples=60, deadline=None)

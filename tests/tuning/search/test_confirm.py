@@ -213,7 +213,6 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     assert (found.best, found.repeats) == (best, repeats)
     assert list(dict.fromkeys(rate for rate, _ in profiler.trained)) == trained
     assert profiler.trained[0] == (0.1, 1)
-    assert profiler.trained[-2:] == [(0.1, 2), (0.1, 3)], "the next had the time first"
     assert notes(journal)[:1] == ["a came to much less on fresh seeds than in the search: d is next"]
     assert {r["config"].get("learning_rate") for r in journal.records if r.event == "window"} == {
         None,
@@ -222,24 +221,6 @@ def test_where_the_pick_collapses_on_fresh_seeds_the_next_is_trained_that_may_ta
     again = SeededBench({})
     assert settled(journal, again, budget=budget) == found
     assert again.trained == []
-
-
-def test_one_that_collapses_and_has_no_other_after_it_is_known_by_all_its_seeds(tmp_path: Path) -> None:
-    journal, profiler = searched(tmp_path, {"a": SEARCHED["a"]}), SeededBench({0.1: 0.60})
-    found = settled(journal, profiler)
-    assert profiler.trained == [(0.1, seed) for seed in (1, 2, 3)]
-    assert found.selection is not None
-    assert (found.best, found.repeats, found.selection.seeds) == ("a", False, (1, 2, 3))
-
-
-def test_one_bad_seed_of_the_pick_leaves_the_next_the_time_for_all_of_its_own(tmp_path: Path) -> None:
-    without = {trial: own for trial, own in SEARCHED.items() if trial != "b"}
-    journal, profiler = searched(tmp_path, without), SeededBench({0.1: 0.60, 0.4: 0.26})
-    budget = BUDGET.model_copy(update={"top": 1})
-    four = ConfirmTerms(RULE, (1, 2, 3), budget, 100, lambda: 1000.0 if len(profiler.trained) < 4 else 0.0)
-    found = confirm(profiler, journal, {"before": NAMED["before"]}, four, ignore)
-    assert profiler.trained == [(0.1, 1), (0.4, 1), (0.4, 2), (0.4, 3)]
-    assert (found.first, found.best, found.repeats) == ("a", "d", True)
 
 
 @pytest.mark.parametrize(
@@ -365,27 +346,6 @@ def test_a_training_that_the_time_cut_says_nothing_of_the_pick(tmp_path: Path) -
     assert found.best == "a"
     assert found.selection is not None
     assert found.selection.seeds == (1,)
-
-
-def test_a_seed_whose_last_training_the_time_cut_counts_for_nobody_until_it_is_made_up_for(tmp_path: Path) -> None:
-    class Cut(SeededBench):
-        """The last training of the last seed is cut."""
-
-        def train(self, knobs: Mapping[str, Scalar], *rest: Any) -> dict[str, Any]:
-            found = super().train(knobs, *rest)
-            return found if len(self.trained) < 6 else {**found, "outcome": "cut", "values": {}}
-
-    journal = searched(tmp_path)
-    found = settled(journal, Cut({0.1: 0.215, 0.2: 0.221})).selection
-    assert found is not None
-    assert (sorted(found.means), found.seeds) == (["a", "b"], (1, 2))
-    journal.append("resume", search={"max_time": 480.0})
-    found = settled(journal, SeededBench({}), budget=BUDGET.model_copy(update={"top": 1})).selection
-    assert found is not None
-    assert (sorted(found.means), found.seeds) == (["a", "b"], (1, 2)), "another is left out, and not trained again"
-    found = settled(journal, SeededBench({0.1: 0.215, 0.2: 0.221})).selection
-    assert found is not None
-    assert (sorted(found.means), found.seeds) == (["a", "b"], (1, 2, 3))
 
 
 @pytest.mark.parametrize(("more", "seeds"), [({}, ()), ({"search": {"max_time": 480.0}}, (1, 2, 3))])
