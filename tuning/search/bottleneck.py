@@ -156,15 +156,6 @@ def joules_a_sample(telemetry: Mapping[str, Any], samples_per_s: float | None) -
     return energy_j / wall_s / samples_per_s if energy_j and wall_s and samples_per_s else None
 
 
-def instead_of_fp16(outcome: str, knobs: Mapping[str, Any], allowed: Collection[Any]) -> tuple[str, str] | None:
-    """Returns the type to try where fp16 ended in NaN or Inf ("" without another allowed), and what to say of it."""
-    if outcome != "diverged" or knobs.get("amp_dtype") != "fp16":
-        return None
-    other = next((name for name in ("bf16", "fp32") if name in allowed), "")
-    text = "NaN or Inf under amp_dtype=fp16, whose largest number is 65,504"
-    return other, f"{text}: tried again with {other}" if other else f"{text}: allow bf16 or fp32 as well"
-
-
 def percent(frac: float) -> str:
     """Returns whole percent, with one decimal below 10 %."""
     return f"{100 * frac:.1f} %" if 0 < frac < 0.0995 else f"{100 * frac:.0f} %"

@@ -21,7 +21,6 @@ from tuning.memory.groups import defaults, fits, learn, need_of, peaks_are_whole
 from tuning.memory.guard import FitVerdict, MemoryGuard
 from tuning.memory.oom import Outcome, others_would_crash
 from tuning.search import endings
-from tuning.search.bottleneck import instead_of_fp16
 from tuning.search.initial import initial_design, rate_at
 from tuning.search.other_kinds import PATIENCE, OtherKind, apart
 from tuning.search.present import present
@@ -31,6 +30,7 @@ from tuning.search.sampler import Observation, Proposal, Sampler
 from tuning.search.throughput import SAMPLES_PER_S, Speeds, fastest, inside, probed
 
 OUT_OF_TIME = "the search's share of search.max_time is spent"
+NAN_IN_FP16 = "NaN or Inf under amp_dtype=fp16, whose largest number is 65,504; bf16 and fp32 reach further"
 
 
 @dataclass(frozen=True)
@@ -295,6 +295,9 @@ class TrialScheduler:
         self._told(record)
         self._say_halved(trial, live.get("ran") or {}, ran)
         self._retry(record)
+        is_said = any(r.event == "note" and r["text"] == NAN_IN_FP16 for r in self._journal.records)
+        if outcome == Outcome.DIVERGED and knobs.get("amp_dtype") == "fp16" and not is_said:
+            self._told(self._journal.append("note", text=NAN_IN_FP16))
 
     def _written_to(self, live: Mapping[str, Any]) -> tuple[Journal, MemoryGuard]:
         """Returns the journal and the guard of the kind of device that a trial runs on."""
@@ -350,7 +353,7 @@ class TrialScheduler:
         return TrialRequest(trial, ran, self._terms.seed, need_bytes, kind)
 
     def _proposal(self) -> Proposal | None:
-        """Returns what is trained in place of a trial that failed, else what the sampler proposes."""
+        """Returns what is trained in place of a trial that was ruled out, else what the sampler proposes."""
         if self._retries:
             values = self._retries.pop(0)
             return Proposal(self._sampler.adopt(values), values)
@@ -431,25 +434,13 @@ class TrialScheduler:
         return refused(self._journal, knobs, verdict, self._guard.cap_bytes, "search", **more)
 
     def _retry(self, record: Record) -> None:
-        """Queues once more what fp16 made diverge, with another type; and what was ruled out, where half of it fits."""
-        parameter = self._space.parameters.get("amp_dtype")
-        allowed = parameter.values if isinstance(parameter, Choice) else ()
-        config = dict(record["config"])
-        instead = instead_of_fp16(str(record["outcome"]), config, allowed)
-        if instead is not None:
-            other, text = instead
-            if not any(r.event == "note" and r["text"] == text for r in self._journal.records):
-                self._told(self._journal.append("note", text=text))
-            config["amp_dtype"] = other
-            is_again = bool(other)
-        else:
-            is_again = record["outcome"] == Outcome.REFUSED and self._judged(config).fits
-        if not is_again or record["trial"] in self._beside:
+        """Queues once more what was ruled out while it ran, where half of its micro-batch fits."""
+        trial, config = record["trial"], record["config"]
+        if record["outcome"] != Outcome.REFUSED or trial in self._beside or not self._judged(config).fits:
             return
         values = self._searched(config)
-        starts = [r for r in self._journal.records if r.event == "trial_start"]
-        others = [r for r in starts if r["trial"] != record["trial"] and self._searched(r["config"]) == values]
-        if not others and values not in self._retries:
+        starts = [r for r in self._journal.records if r.event == "trial_start" and r["trial"] != trial]
+        if values not in self._retries and all(self._searched(r["config"]) != values for r in starts):
             self._retries.append(values)
 
     # -- what was learned ----------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from trainables.knobs import KnobTable, using
 from trainables.our_knobs import EVERY
 from tuning.report.sentences import verdict_sentence
-from tuning.search import bottleneck
 from tuning.search.bottleneck import card_words, judge, shares
 
 fracs = st.floats(0.0, 1.0)
@@ -143,25 +142,6 @@ def test_knobs_of_another_version_still_have_a_verdict() -> None:
     found = judge(spans(wait=0.5, passes=0.5), {}, {"a_knob_of_the_future": 1})
     assert found is not None
     assert (found.bound, found.remedies) == ("loader", ())
-
-
-@pytest.mark.parametrize(
-    ("outcome", "dtype", "allowed", "other"),
-    [
-        ("diverged", "fp16", ("fp32", "fp16", "bf16"), "bf16"),
-        ("diverged", "fp16", ("fp32", "fp16"), "fp32"),
-        ("diverged", "fp16", ("fp16",), ""),
-        ("diverged", "fp32", ("fp32", "bf16"), None),
-        ("crash", "fp16", ("fp32", "fp16"), None),
-    ],
-)
-def test_fp16_that_diverged_is_tried_with_another_type(
-    outcome: str, dtype: str, allowed: Any, other: str | None
-) -> None:
-    found = bottleneck.instead_of_fp16(outcome, {"amp_dtype": dtype}, allowed)
-    assert (found and found[0]) == other if other is not None else found is None
-    if found:
-        assert "NaN or Inf under amp_dtype=fp16" in found[1]
 
 
 def test_how_the_card_was_doing_is_told_in_a_line() -> None:

@@ -25,7 +25,7 @@ from tuning.search.present import present
 from tuning.search.probe import ProbeStage
 from tuning.search.protocols import TrialPlan, TrialRequest
 from tuning.search.rule import Rule
-from tuning.search.scheduler import SearchTerms, TrialScheduler
+from tuning.search.scheduler import NAN_IN_FP16, SearchTerms, TrialScheduler
 from tuning.search.selection import choose
 from tuning.search.throughput import Probed, Speeds, fastest
 
@@ -331,31 +331,10 @@ class Half(Office):
         return None
 
 
-@pytest.mark.parametrize("strategy", ["staged", "joint"])
-def test_fp16_that_diverged_is_tried_at_once_with_another_type(tmp_path: Path, strategy: str) -> None:
-    space = Space.of({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32", "bf16"]})
-    office = Half(tmp_path, strategy=strategy, count=12, space=space)
-    begun = office.work()
-    assert len(begun) == 12
-    for first, then in itertools.pairwise(begun):
-        if first.knobs["amp_dtype"] == "fp16":
-            learned = ("learning_rate", "batch_size")
-            assert [then.knobs[n] for n in learned] == [first.knobs[n] for n in learned]
-            assert then.knobs["amp_dtype"] == "bf16"
-    notes = [r["text"] for r in office.journal.records if r.event == "note"]
-    assert notes == ["NaN or Inf under amp_dtype=fp16, whose largest number is 65,504: tried again with bf16"]
-
-
-def test_what_is_to_be_tried_instead_outlives_a_crash(tmp_path: Path) -> None:
-    space = Space.of({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32"]})
-    office = Half(tmp_path, count=12, space=space)
-    while (last := office.work(limit=1)[0]).knobs["amp_dtype"] != "fp16":
-        pass
-    terms = SearchTerms("staged", 12, None, 0, 2, {"error": "min"})
-    again = TrialScheduler(office.journal, space, guard(office.journal.records, None), terms, ORDERS, lambda r: None)
-    then = again.next_trial()
-    assert then is not None
-    assert (then.knobs["amp_dtype"], then.knobs["learning_rate"]) == ("fp32", last.knobs["learning_rate"])
+def test_that_fp16_ends_in_nan_is_said_once(tmp_path: Path) -> None:
+    office = Half(tmp_path, count=12, space=Space.of({**SPACE.as_raw(), "amp_dtype": ["fp16", "fp32", "bf16"]}))
+    assert len([request for request in office.work() if request.knobs["amp_dtype"] == "fp16"]) > 1
+    assert [r["text"] for r in office.journal.records if r.event == "note"] == [NAN_IN_FP16]
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_and_the_batch_kept(tmp_path: Path) -> None:
