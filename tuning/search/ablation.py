@@ -9,7 +9,7 @@ from typing import Any
 from trainables.knobs import Knobs, Scalar, is_active, kind_of, table
 from tuning.journal.records import Journal, Record
 from tuning.memory.groups import micro_batch_of
-from tuning.search.protocols import Told, Windows
+from tuning.search.protocols import Profiler, Told
 
 BATCHES = ("batch_size", "micro_batch_size")
 """Two knobs that documents speak of as one; they are also changed together."""
@@ -82,7 +82,7 @@ def receipts(records: Sequence[Record]) -> tuple[Mapping[str, Any], list[Record]
 
 
 def measure(
-    profiler: Windows, journal: Journal, pairs: Sequence[AblationPair], rounds: int, window_s: float, told: Told
+    profiler: Profiler, journal: Journal, pairs: Sequence[AblationPair], rounds: int, window_s: float, told: Told
 ) -> None:
     """Measures each pair `rounds` times, both sides one after the other on the same batches.
 

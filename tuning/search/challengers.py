@@ -107,7 +107,7 @@ def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
 
     Where the best of them came to much less than in the search, or is no better than the baseline and another is, it is
     over those that hold, as long as the rule admits one of them beside it; these may have been trained later, on fewer
-    seeds.
+    seeds. Of those admitted only who holds stays, as long as one does.
     """
     whole = _settled(found, rule)
     if whole is None:
@@ -115,11 +115,13 @@ def settle(found: Sequence[Entrant], rule: Rule) -> Selection | None:
     steadily = [one for one in found if one.repeats(rule)]
     trained = [one for one in steadily if one.by_seed and not one.failed]
     better = [one for one in trained if statistics.fmean(one.by_seed.values()) < rule.baseline_cost]
-    is_steady = any(one.id == whole.best for one in steadily)
-    if is_steady and (whole.means[whole.best] < rule.baseline_cost or not better):
-        return whole
-    steady = _settled(better or steadily, rule)
-    return steady if steady is not None and rule.admits(steady.means[steady.best], whole.bar) else whole
+    selection, steady_ids = whole, {one.id for one in steadily}
+    if whole.best not in steady_ids or (better and whole.means[whole.best] >= rule.baseline_cost):
+        steady = _settled(better or steadily, rule)
+        if steady is not None and rule.admits(steady.means[steady.best], whole.bar):
+            selection = steady
+    admitted = tuple(trial for trial in selection.admitted if trial in steady_ids) or selection.admitted
+    return dataclasses.replace(selection, admitted=admitted).of(admitted[0], found)
 
 
 def _settled(found: Sequence[Entrant], rule: Rule) -> Selection | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
@@ -76,8 +75,6 @@ def confirm(
     first = _picked([r for r in journal.records if r.event != "confirmed"], terms)
     trainings = _Trainings(profiler, journal, named, terms, told)
     selection = trainings.selected(first)
-    if selection is not None:
-        selection = _steady(selection, entrants(journal.records, terms), terms.rule)
     best = _picked(journal.records, terms) if selection is None else selection.best  # not one that failed
     configs = {t.id: dict(t.config) for t in trials(journal.records)}
     if selection is not None and len(selection.admitted) > 1:
@@ -239,13 +236,6 @@ def _picked(records: Sequence[Record], terms: ConfirmTerms, without: Collection[
     return picked.best
 
 
-def _steady(selection: Selection, found: Sequence[Entrant], rule: Rule) -> Selection:
-    """Returns the selection with those admitted alone that came to no less than in the search, as long as one did."""
-    collapsed = {one.id for one in found if not one.repeats(rule)}
-    admitted = tuple(trial for trial in selection.admitted if trial not in collapsed) or selection.admitted
-    return dataclasses.replace(selection, admitted=admitted).of(admitted[0], found)
-
-
 def entrants(records: Sequence[Record], terms: ConfirmTerms) -> list[Entrant]:
     """Returns the trials that ran to their end as the rule sees them, quality as a cost."""
     objective, sign = terms.rule.objective, terms.rule.sign
@@ -328,15 +318,14 @@ def measure_windows(
     named: Mapping[str, Mapping[str, Scalar]],
     budget: ConfirmSection,
     told: Told,
-    left_s: Callable[[], float] | None = None,
+    left_s: Callable[[], float],
 ) -> None:
     """Measures up to `budget.windows` rounds; in each every configuration has one window, on the same batches.
 
-    The order turns from round to round, so that a machine that slows down does so for all of them. Where `left_s` is
-    given, windows are as short as `LEAST_ROUNDS` of them need, and no round is begun that cannot be ended; who is too
-    slow for it is left out with a note.
+    The order turns from round to round, so that a machine that slows down does so for all of them. Windows are as short
+    as `LEAST_ROUNDS` of them need in the seconds that `left_s` returns, and no round is begun that cannot be ended; who
+    is too slow for it is left out with a note.
     """
-    left_s = left_s or (lambda: math.inf)
     have, names = _missing(windows(journal.records), named, budget)
     if names:  # together with those of today alone
         today = [r for r in reopened(journal.records) if r.event == "window"]

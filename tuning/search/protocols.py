@@ -15,14 +15,6 @@ Told = Callable[[Record], None]
 """Hears each record as it is written."""
 
 
-class Windows(Protocol):
-    """What measures the speed of a configuration for a moment."""
-
-    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
-        """Returns the speed of one window."""
-        ...
-
-
 class Probes(Protocol):
     """What times a configuration."""
 
@@ -31,8 +23,12 @@ class Probes(Protocol):
         ...
 
 
-class Profiler(Footprints, Probes, Windows, Protocol):
+class Profiler(Footprints, Probes, Protocol):
     """One warm process that has the device to itself; every method returns plain values (`workers.session`)."""
+
+    def window(self, knobs: Mapping[str, Scalar], window_s: float, seed: int) -> dict[str, Any]:
+        """Returns the speed of a configuration for one window, a moment."""
+        ...
 
     def train(
         self, knobs: Mapping[str, Scalar], samples: int, milestones: Sequence[int], seed: int, left_s: float = math.inf

@@ -57,7 +57,7 @@ def test_the_means_over_the_same_seeds_decide() -> None:
     assert round(found.difference, 12) == 0.005
     assert "of 2 confirmed on 2 fresh seeds the fastest whose mean accuracy is within 0.01" in found.sentence("a", RULE)
     assert found.sentence("a", RULE).endswith("by one seed it was a, which confirmed has 0.905")
-    left = dataclasses.replace(found, admitted=("b",))  # `confirm` leaves out who came to much less
+    left = dataclasses.replace(found, admitted=("b",))  # `settle` leaves out who came to much less
     assert left.sentence("a", RULE).endswith("which confirmed has 0.905, much less than in the search")
     other = found.of("a", [entrant("a", 10, 0.92, 0.90, 0.91), entrant("b", 80, 0.905, 0.90, 0.90)])
     assert (other.best, other.difference) == ("a", 0.0)

@@ -26,9 +26,14 @@ def ignore(record: object) -> None:
     """Hears nothing."""
 
 
+def endless() -> float:
+    """Returns the seconds left where there is no limit."""
+    return math.inf
+
+
 def test_every_round_has_one_window_of_each_and_the_order_turns(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    measure_windows(FormulaProfiler(), journal, NAMED, BUDGET, ignore)
+    measure_windows(FormulaProfiler(), journal, NAMED, BUDGET, ignore, endless)
     order = [(r["round"], r["name"]) for r in journal.records]
     assert len(order) == 15
     firsts = [next(name for number, name in order if number == n) for n in range(5)]
@@ -44,7 +49,7 @@ def test_what_fails_in_its_first_window_is_left_out_of_the_others_and_said(tmp_p
             return super().window(knobs, window_s, seed)
 
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    measure_windows(Failing(), journal, NAMED, BUDGET, ignore)
+    measure_windows(Failing(), journal, NAMED, BUDGET, ignore, endless)
     assert {r["name"] for r in journal.records if r.event == "window"} == {"before", "best"}
     (note,) = [r["text"] for r in journal.records if r.event == "note"]
     assert note == "after is not measured in turns: oom: out of memory"
@@ -53,10 +58,10 @@ def test_what_fails_in_its_first_window_is_left_out_of_the_others_and_said(tmp_p
 def test_a_resumed_stage_measures_only_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     journal = Journal.open(path, create=True)
-    measure_windows(FormulaProfiler(), journal, {"before": NAMED["before"]}, BUDGET, ignore)
+    measure_windows(FormulaProfiler(), journal, {"before": NAMED["before"]}, BUDGET, ignore, endless)
     journal.close()
     again, profiler = Journal.open(path), FormulaProfiler()
-    measure_windows(profiler, again, NAMED, BUDGET, ignore)
+    measure_windows(profiler, again, NAMED, BUDGET, ignore, endless)
     assert sum(1 for r in again.records if r.event == "window") == 15
     assert not any(knobs == NAMED["before"] for knobs in profiler.probed)
 
@@ -427,11 +432,11 @@ def test_a_rival_too_slow_for_windows_is_judged_by_the_speed_that_is_known(tmp_p
 
 def test_a_new_pick_of_a_study_with_more_time_takes_turns_with_the_others_again(tmp_path: Path) -> None:
     journal, profiler = Journal.open(tmp_path / "trials.jsonl", create=True), FormulaProfiler()
-    measure_windows(profiler, journal, NAMED, BUDGET, ignore)
+    measure_windows(profiler, journal, NAMED, BUDGET, ignore, endless)
     journal.append("resume", search={"trials": 20})
-    measure_windows(profiler, journal, NAMED, BUDGET, ignore)
+    measure_windows(profiler, journal, NAMED, BUDGET, ignore, endless)
     assert sum(r.event == "window" for r in journal.records) == 15, "the pick is the same"
-    measure_windows(profiler, journal, {**NAMED, "best": {"micro_batch_size": 16}}, BUDGET, ignore)
+    measure_windows(profiler, journal, {**NAMED, "best": {"micro_batch_size": 16}}, BUDGET, ignore, endless)
     later = journal.records[16:]
     assert [(r["round"], r["name"]) for r in later] == [(r["round"], r["name"]) for r in journal.records[:15]]
     assert median_rate(journal.records, "best") == later[2]["samples_per_s"]
