@@ -67,15 +67,11 @@ def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:
 
     A tolerance such as "2%" is a share of the best quality that ended trials have.
     """
-    return _rule(records, trials(records), tolerance)
-
-
-def _rule(records: Sequence[Record], ended: Sequence[Trial], tolerance: float | str) -> Rule | None:
     study = last(records, "study")
     if study is None or not study.get("objectives"):
         return None
     objective, mode = next(iter(study["objectives"].items()))
-    seen = [t.values.get(objective) for t in ended if t.outcome == "ok"]
+    seen = [t.values.get(objective) for t in trials(records) if t.outcome == "ok"]
     own = absolute(tolerance, [value for value in seen if value is not None], mode)
     return Rule(objective, mode, own, best_baseline(study.get("baselines") or {}, objective, mode))
 
@@ -161,7 +157,10 @@ def choose(records: Sequence[Record], rule: Rule, without: Collection[str] = ())
 
     What failed when it was trained again, and the trials `without`, are left out, as long as something else is there.
     """
-    return _chosen(records, trials(records), rule, without)
+    beside = trained_beside(records)
+    failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] not in ("ok", Outcome.CUT)}
+    ended = [t for t in trials(records) if t.outcome == "ok" and t.id not in beside]
+    return pick(ended, rule, {*failed, *without})
 
 
 def far_from_best(records: Sequence[Record], picked: Pick, rule: Rule) -> str:
@@ -181,18 +180,9 @@ def far_from_best(records: Sequence[Record], picked: Pick, rule: Rule) -> str:
 
 def leader(records: Sequence[Record], tolerance: float | str) -> Trial | None:
     """Returns the trial that would be picked now, None where there is none."""
-    ended = trials(records)
-    rule = _rule(records, ended, tolerance)
-    picked = None if rule is None else _chosen(records, ended, rule)
-    return None if picked is None else next(t for t in ended if t.id == picked.best)
-
-
-def _chosen(
-    records: Sequence[Record], ended: Sequence[Trial], rule: Rule, without: Collection[str] = ()
-) -> Pick | None:
-    beside = trained_beside(records)
-    failed = {r["name"] for r in records if r.event == "confirmed" and r["outcome"] not in ("ok", Outcome.CUT)}
-    return pick([t for t in ended if t.outcome == "ok" and t.id not in beside], rule, {*failed, *without})
+    rule = rule_of(records, tolerance)
+    picked = None if rule is None else choose(records, rule)
+    return None if picked is None else next(t for t in trials(records) if t.id == picked.best)
 
 
 def pick(found: Sequence[Trial], rule: Rule, without: Collection[str] = ()) -> Pick | None:
