@@ -21,12 +21,10 @@ class Decision:
 
 
 def milestones(first: int, last: int, eta: int) -> tuple[int, ...]:
-    """Returns first, first * eta, first * eta^2 and so on, all below `last`, in samples seen.
+    """Returns first, first * eta, first * eta^2 and so on, all below `last`, in samples seen; `eta` is at least 2.
 
     By multiplication: a logarithm loses a rung at exact powers, as log(243) / log(3) is 4.999...
     """
-    if not 1 <= first <= last or eta < 2:
-        raise ValueError(f"rungs need 1 <= first <= last and eta >= 2, got first={first}, last={last}, eta={eta}")
     found = []
     milestone = first
     while milestone < last:

@@ -37,13 +37,6 @@ def test_milestones(arguments: tuple[int, int, int], expected: tuple[int, ...]) 
     assert milestones(*arguments) == expected
 
 
-@pytest.mark.parametrize("arguments", [(0, 9, 3), (10, 9, 3), (1, 9, 1)])
-def test_milestones_that_make_no_sense(arguments: tuple[int, int, int]) -> None:
-    first, last, eta = arguments
-    with pytest.raises(ValueError, match=rf"eta >= 2, got first={first}, last={last}, eta={eta}"):
-        milestones(*arguments)
-
-
 @settings(max_examples=60, deadline=None)
 @given(points)
 def test_the_front_goes_on_and_whoever_stops_is_beaten_and_in_the_lower_part(rows: list[Point]) -> None:
