@@ -8,7 +8,6 @@ kernel ran tells that. Telemetry that holds `gpu_sm_frac`, be it None, is that o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -99,7 +98,7 @@ def judge(
     """Returns the verdict, or None where the spans say nothing; `memory_frac` is the peak over the cap.
 
     Remedies that the knobs hold already are left out, and those of knobs that are not `asked` for (None: all are);
-    those in `tried` are kept apart.
+    those in `tried` are kept apart. Raises ValueError for knobs that the table in use lacks.
     """
     found = shares(spans, telemetry)
     if found is None:
@@ -121,14 +120,12 @@ def judge(
         sentence += f"; held by waiting for data {percent(found.waited)}{f' ({loading})' if loading else ''}"
     if (stolen := facts.get("steal_frac", 0.0)) >= NOTED_FRAC:
         sentence += f"; disturbed, {percent(stolen)} of the processor went to other machines"
-    remedies: list[str] = []
-    with suppress(ValueError):  # knobs of another version: what would help them is not known
-        own = Knobs.of(knobs or {})
-        measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
-        bounds: list[Bound] = ["loader", bound] if waits else [bound]
-        remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))
-        if asked is not None:
-            remedies = [remedy for remedy in remedies if remedy.partition("=")[0] in asked]
+    own = Knobs.of(knobs or {})
+    measured = Measured(found.cuda, facts.get("machine_cpu_frac", 0.0), _share(spans, "augment"))
+    bounds: list[Bound] = ["loader", bound] if waits else [bound]
+    remedies = list(dict.fromkeys(remedy for each in bounds for remedy in _remedies(each, own, measured)))
+    if asked is not None:
+        remedies = [remedy for remedy in remedies if remedy.partition("=")[0] in asked]
     left, done = ([r for r in remedies if (r in tried) is was] for was in (False, True))
     return Verdict(bound, share, band, sentence, tuple(left), tuple(done), band != "good" or waits)
 

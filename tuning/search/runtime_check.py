@@ -33,7 +33,7 @@ def compare(config: Mapping[str, Any], active: Seen) -> list[Row]:
             continue
         try:
             found = reader(asked, active)
-        except (KeyError, TypeError, ValueError, AttributeError):  # a record of another version, or a damaged one
+        except (KeyError, TypeError, ValueError, AttributeError):  # a step that did not come to its end
             continue
         if found is not None:
             rows.append(Row(name, word(asked), *found))

@@ -138,12 +138,6 @@ def test_spans_that_say_nothing_have_no_verdict(old: dict[str, float]) -> None:
     assert judge(old) is None
 
 
-def test_knobs_of_another_version_still_have_a_verdict() -> None:
-    found = judge(spans(wait=0.5, passes=0.5), {}, {"a_knob_of_the_future": 1})
-    assert found is not None
-    assert (found.bound, found.remedies) == ("loader", ())
-
-
 def test_how_the_card_was_doing_is_told_in_a_line() -> None:
     gauges = {"gpu_sm_frac": 0.931, "power_w": 287.4, "temperature_c": 71.0, "sm_clock_mhz": 1395.0}
     assert card_words(gauges, 900.0) == "93 % busy, 287 W, 71 C, 1,395 MHz"
