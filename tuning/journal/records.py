@@ -311,7 +311,7 @@ def table_of(records: Sequence[Record]) -> KnobTable:
 def trials(records: Sequence[Record]) -> list[Trial]:
     """Returns each trial that ended, once, with its latest ending, in the order of the first endings.
 
-    One that was rated anew, with the system knobs that another tried, has these and that speed.
+    One that was rated anew, with the system knobs of one that was faster in turns, has these and that speed.
     """
     ended = {r["trial"]: Trial.of(r) for r in records if r.event == "trial"}
     for trial, record in rated(records).items():

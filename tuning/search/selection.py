@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trainables.knobs import Knobs, Scalar, table
+from trainables.knobs import Scalar, table
 from tuning.config.choices import available
 from tuning.config.lenient import finite, mapping
 from tuning.config.schema import BEFORE
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Record, Trial, last, last_fields, trained_beside, trials
+from tuning.journal.records import Record, Trial, last, last_fields, trained_beside, trials
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.memory.oom import Outcome
-from tuning.search.protocols import Told
 from tuning.search.rule import Rule, absolute, best_baseline
-from tuning.search.throughput import Probed, Speeds, fastest, group_of, inside, probed
+from tuning.search.throughput import Speeds, fastest, group_of, inside, probed
 
 FAR_FRAC = 0.1
 """Of the best quality seen: a pick that is worse by more gets a note, though the tolerance allows it."""
-FASTER = 1.03
-"""How many times faster other system knobs have to be to take the place of those a trial ran with."""
 
 
 @dataclass(frozen=True)
@@ -33,33 +29,6 @@ class Pick:
     most_accurate: str
     front: tuple[str, ...]
     rule: str
-
-
-def recombine(journal: Journal, space: Space, guard: MemoryGuard, told: Told) -> None:
-    """Gives each whole trial the fastest system knobs known for its speed group, where they fit and are faster.
-
-    System knobs cannot change what is learned, so the quality of one configuration and the speed of another go
-    together. Known are the probes, and where there are none the speeds of trials with the same batch size, which do not
-    tell the seconds of a micro-step from those of an optimiser step. Each is a record `rated`.
-    """
-    records = journal.records
-    beside = trained_beside(records)
-    ended = [t for t in trials(records) if t.outcome == Outcome.OK and t.samples_per_s and t.id not in beside]
-    known = [p for p in probed(records) if inside(space, p)]
-
-    @functools.cache
-    def at(batch_size: int) -> Speeds:
-        alike = [t for t in ended if Knobs.of(t.config).batch_size == batch_size] if not known else []
-        return Speeds(known or [Probed.of_trial(t.config, float(t.samples_per_s or 0.0)) for t in alike])
-
-    for trial in ended:
-        learned = _learned(trial.config)
-        speeds = at(Knobs.of(trial.config).batch_size)
-        configs = (space.complete({**learned, **choice.system}) for choice in speeds.ranked(learned))
-        config = next((one for one in configs if _fitting(one, space, guard) == one), None)
-        speed = None if config is None else speeds.of(config)  # nothing where another group was probed
-        if speed is not None and speed > FASTER * float(trial.samples_per_s or 0.0):
-            told(journal.append("rated", trial=trial.id, config=config, samples_per_s=speed))
 
 
 def rule_of(records: Sequence[Record], tolerance: float | str) -> Rule | None:

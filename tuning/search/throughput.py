@@ -43,13 +43,6 @@ class Probed:
     samples_per_s: float
     idle: frozenset[str] = frozenset()
 
-    @classmethod
-    def of_trial(cls, knobs: Mapping[str, Scalar], samples_per_s: float) -> Probed:
-        """Returns what a trial's own speed tells of its system knobs, all its time being that of micro-steps."""
-        batch = int(knobs.get("batch_size", table().defaults["batch_size"]))
-        micro_steps = math.ceil(batch / micro_batch_of(knobs))
-        return cls(knobs, batch / samples_per_s / micro_steps, 0.0, samples_per_s)
-
     @cached_property
     def micro_batch_size(self) -> int:
         """Returns the samples of one of its micro-steps."""

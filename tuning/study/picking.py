@@ -75,7 +75,7 @@ class PickStage:
         alike = dict[str, Mapping[str, Scalar]]()
         for name, own in self._named.items():
             apart = {*differing(config, own), *differing(own, config)}
-            if all(kind_of(n) == "system" for n in apart) and inside(self._space, Probed.of_trial(own, 1.0)):
+            if all(kind_of(n) == "system" for n in apart) and inside(self._space, Probed(own, 0.0, 0.0, 0.0)):
                 alike[name] = own
         found = faster_in_turns(self._journal.records, config, alike)
         if found is None:

@@ -46,7 +46,6 @@ from tuning.search.confirm import SHARE
 from tuning.search.probe import ProbeStage, left_out
 from tuning.search.protocols import TrialPlan
 from tuning.search.scheduler import TrialScheduler
-from tuning.search.selection import recombine
 from tuning.search.throughput import system_only
 from tuning.study.limits import Limits
 from tuning.study.other_kinds import KindStudy, beside
@@ -357,8 +356,6 @@ class _Study:
                 raise self._nothing_usable()
             if waiting := scheduler.waiting:
                 self._note(f"{', '.join(waiting)} fit no kind of device that was left, and did not begin")
-            learned = groups.guard(self._journal.records, self._limits.cap_bytes())
-            recombine(self._journal, self._config.space, learned, self._told)
             self._note(f"the search ended: {scheduler.stop_reason}")
             if scheduler.is_out_of_time and (few := self._limits.few()):
                 self._note(few, warns="few")

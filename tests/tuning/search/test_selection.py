@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuning.config.space import Space
-from tuning.journal.records import Journal, Trial, trials
+from tuning.journal.records import Journal, Trial
 from tuning.memory.groups import need_of
 from tuning.memory.guard import MemoryGuard
 from tuning.search.rule import Baseline, Rule, absolute, best_baseline
-from tuning.search.selection import fastest_probe, fastest_probed, pick, recombine
+from tuning.search.selection import fastest_probe, fastest_probed, pick
 
 
 def finished(*rows: tuple[float, float]) -> list[Trial]:
@@ -111,29 +111,6 @@ def test_a_percentage_is_a_share_of_the_best_quality_and_a_number_is_itself(
 SPACE = Space.of({"batch_size": [16, 64], "micro_batch_size": [16, 64], "num_workers": [0, 2], "learning_rate": 0.1})
 
 
-@pytest.mark.parametrize("probes", [True, False], ids=["staged", "joint"])
-def test_a_quality_is_given_the_fastest_system_knobs_that_fit(tmp_path: Path, probes: bool) -> None:
-    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    fast = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}
-    slow = {**fast, "micro_batch_size": 16, "num_workers": 0}
-    if probes:
-        for knobs, micro_s in ((fast, 0.01), (slow, 0.01)):
-            steps = {"micro_step_s": micro_s, "optimizer_step_s": 0.0, "samples_per_s": 1.0}
-            journal.append("probe", name=None, config=knobs, outcome="ok", **steps)
-    for n, (knobs, rate) in enumerate(((slow, 1600.0), (fast, 6400.0), ({**slow, "batch_size": 16}, 1600.0))):
-        values = {"error": 0.1 * n}
-        journal.append("trial", trial=f"t{n}", config=knobs, outcome="ok", values=values, samples_per_s=rate)
-    recombine(journal, SPACE, MemoryGuard(None, {}), lambda r: None)
-    rated = [r for r in journal.records if r.event == "rated"]
-    assert [(r["trial"], r["config"], r["samples_per_s"]) for r in rated] == [("t0", fast, pytest.approx(6400.0))]
-    assert trials(journal.records)[0].config == fast
-    tight = MemoryGuard(10**9, {})
-    tight.observe_oom(*need_of(fast))
-    before = len(journal.records)
-    recombine(journal, SPACE, tight, lambda r: None)
-    assert len(journal.records) == before, "what does not fit is given to nobody"
-
-
 def test_of_probes_alone_the_best_so_far_learns_what_is_trained_today(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     today = {"batch_size": 32, "micro_batch_size": 16, "num_workers": 0, "learning_rate": 0.3}
@@ -154,41 +131,19 @@ def test_of_probes_alone_the_best_so_far_learns_what_is_trained_today(tmp_path: 
     journal.close()
 
 
-def test_a_micro_batch_that_ran_out_of_memory_is_given_to_nobody(tmp_path: Path) -> None:
+def test_of_probes_alone_a_micro_batch_that_ran_out_of_memory_is_not_picked(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "trials.jsonl", create=True)
     fast = {"batch_size": 64, "micro_batch_size": 64, "num_workers": 2, "learning_rate": 0.1}
     slow = {**fast, "micro_batch_size": 16, "num_workers": 0}
     for knobs, rate in ((fast, 6400.0), (slow, 1000.0)):
         steps = {"micro_step_s": knobs["micro_batch_size"] / rate, "optimizer_step_s": 0.0, "samples_per_s": rate}
         journal.append("probe", name=None, config=knobs, outcome="ok", **steps)
-    journal.append("trial", trial="t0", config=slow, outcome="ok", values={"error": 0.1}, samples_per_s=1000.0)
     tight = MemoryGuard(10**9, {})
     tight.observe_oom(*need_of(fast))
-    recombine(journal, SPACE, tight, lambda r: None)
-    assert not [r for r in journal.records if r.event == "rated"], "nobody measured half of it"
-    whole = {**fast, "micro_batch_size": 32}
-    steps = {"micro_step_s": 32 / 3100.0, "optimizer_step_s": 0.0, "samples_per_s": 3100.0}
-    journal.append("probe", name=None, config=whole, outcome="ok", **steps)
-    space = Space.of({**SPACE.as_raw(), "micro_batch_size": [16, 32, 64]})
-    recombine(journal, space, tight, lambda r: None)
-    assert [(r["config"], r["samples_per_s"]) for r in journal.records if r.event == "rated"] == [
-        (whole, pytest.approx(3100.0))
-    ]
     picked = fastest_probed(journal.records, SPACE, tight, slow)
     assert picked is not None
     assert tight.judge(*need_of(picked)).fits
     assert picked["num_workers"] == 2
-
-
-def test_without_probes_a_speed_is_given_only_to_trials_of_the_same_batch_size(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "trials.jsonl", create=True)
-    space = Space.of({"batch_size": [8, 64], "micro_batch_size": [8, 16], "learning_rate": 0.1})
-    rows = ((64, 8, 291.0), (8, 8, 100.0), (64, 16, 250.0))  # steps of 20 ms, and 60 ms of the optimiser
-    for n, (batch, micro, rate) in enumerate(rows):
-        config = {"batch_size": batch, "micro_batch_size": micro, "learning_rate": 0.1}
-        journal.append("trial", trial=f"t{n}", config=config, outcome="ok", values={"error": 0.1}, samples_per_s=rate)
-    recombine(journal, space, MemoryGuard(None, {}), lambda r: None)
-    assert [t.samples_per_s for t in trials(journal.records)] == pytest.approx([291.0, 100.0, 291.0])
 
 
 @pytest.mark.parametrize(("before_per_s", "workers"), [(900.0, 2), (1100.0, 4)], ids=["probed", "before"])

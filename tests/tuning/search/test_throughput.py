@@ -73,12 +73,6 @@ def test_where_the_micro_batch_changes_what_is_learned_a_smaller_batch_has_the_k
         assert [c.system["num_workers"] for c in Speeds([fast, own]).ranked(asked)] == [0], "its own probes stand"
 
 
-@given(batch=st.integers(1, 64), micro=st.integers(1, 64), rate=st.floats(1.0, 1e5))
-def test_a_trials_own_speed_as_a_probe_is_that_speed(batch: int, micro: int, rate: float) -> None:
-    found = Probed.of_trial({"batch_size": batch, "micro_batch_size": micro}, rate)
-    assert found.at_batch_size(batch) == pytest.approx(rate)
-
-
 def test_a_configuration_named_beside_the_space_is_not_of_it() -> None:
     space = Space.of({"num_workers": [0, 2], "micro_batch_size": 8, "hidden_size": [64, 128]})
     assert inside(space, probe(num_workers=2, hidden_size=256))
