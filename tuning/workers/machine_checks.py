@@ -1,4 +1,4 @@
-"""What of a machine makes trainings slow or fail without saying so: torch beside the driver, limits, clocks, threads.
+"""What of a machine makes trainings slow or fail without saying so: torch beside the driver, limits, threads, packages.
 
 For `doctor` alone, which may take its time: no study waits for these. What cannot be read is left out.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,19 +22,14 @@ from tuning.workers import doctor, machine, own_workload
 from tuning.workers.doctor import Check
 from tuning.workers.nvml import Driver, driver
 
-MIN_FILES = 4096
-"""Open files that loader workers, Ray and checkpoints of a few trials at once may come to."""
 TORCH_S = 60.0
 """What asking torch for its cards may take: an import beside other work."""
 _ASK = "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
-_SLOW_GOVERNORS = ("powersave", "conservative", "ondemand", "userspace")
-_OWN_GOVERNORS = ("intel_pstate", "amd-pstate", "amd-pstate-epp")
-"""Drivers whose "powersave" raises clocks under load all the same."""
 
 
 def found(env: Mapping[str, str] = os.environ, root: Path = machine.ROOT) -> list[Check]:
     """Returns every check of the machine that can be made on it; `root` is where its file system begins."""
-    return [*_torch(driver()), *_limits(root), *_files(), *_governor(root), *_threads(env), *_compiler(env)]
+    return [*_torch(driver()), *_limits(root), *_threads(env), *_compiler(env)]
 
 
 def packages(workload: str | None) -> Iterator[Check]:
@@ -85,11 +79,6 @@ def _torch(here: Driver | None) -> Iterator[Check]:
         yield fits
         return
     yield _asked(fits.detail, here.cards)
-    if here.not_persistent:
-        said = f"off on {here.not_persistent} of {cards}: each process that comes first waits for the driver to load"
-        yield Check("persistence mode", "WARN", said, "sudo nvidia-smi -pm 1")
-    else:
-        yield Check("persistence mode", "OK", f"on, {cards}")
 
 
 def _asked(said: str, cards: int) -> Check:
@@ -118,38 +107,6 @@ def _limits(root: Path) -> Iterator[Check]:
     limit, total = machine.memory_bytes(root), psutil.virtual_memory().total
     of = "" if limit == total else f" of {total / 2**30:.1f} GiB, by the limit of a cgroup"
     yield Check("RAM", "OK", f"{limit / 2**30:.1f} GiB{of}")
-
-
-def _files() -> Iterator[Check]:
-    """Yields how many files this process may open, and could."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= MIN_FILES:
-        yield Check("open files", "OK", "no limit" if soft == resource.RLIM_INFINITY else str(soft))
-        return
-    raisable = hard == resource.RLIM_INFINITY or hard >= MIN_FILES
-    remedy = f"ulimit -n {MIN_FILES}" if raisable else f"docker run --ulimit nofile={MIN_FILES}, or limits.conf"
-    yield Check("open files", "WARN", f"{soft}: loader workers and trials at once may want more", remedy)
-
-
-def _governor(root: Path) -> Iterator[Check]:
-    """Yields how the processor's clocks are chosen."""
-    folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
-    names = {text for folder in folders if (text := machine.text_in(folder / "scaling_governor"))}
-    drivers = {machine.text_in(folder / "scaling_driver") for folder in folders}
-    if not names:
-        return
-    slow = names & set(_SLOW_GOVERNORS)
-    if slow == {"powersave"} and drivers <= set(_OWN_GOVERNORS):
-        slow = set()
-    said = ", ".join(sorted(names))
-    if slow:
-        said, remedy = (
-            f"{said}: clocks change while something is measured",
-            "sudo cpupower frequency-set -g performance",
-        )
-        yield Check("clock governor", "WARN", said, remedy)
-    else:
-        yield Check("clock governor", "OK", said)
 
 
 def _threads(env: Mapping[str, str]) -> Iterator[Check]:

@@ -46,16 +46,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver: its version, the newest CUDA it can run, its visible cards, and those without persistence mode.
+    """The driver: its version, the newest CUDA it can run, and how many cards of it are visible.
 
-    A card that does not say, such as a slice of one, counts as one with it. `capability` is the least of the cards,
-    None where none says its own.
+    `capability` is the least of the cards, None where none says its own.
     """
 
     version: str
     cuda: str
     cards: int
-    not_persistent: int
     capability: tuple[int, int] | None = None
 
 
@@ -144,13 +142,9 @@ def _asked(ask: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
 def _driver(nvml: Any) -> Driver | None:
     cuda = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
     handles = _visible(nvml)
-    without = 0
-    for handle in handles:
-        with contextlib.suppress(AttributeError, nvml.NVMLError):
-            without += not int(nvml.nvmlDeviceGetPersistenceMode(handle))
     version = str(nvml.nvmlSystemGetDriverVersion())
     capability = min((c for c in (_capability(nvml, h) for h in handles) if c is not None), default=None)
-    return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), without, capability)
+    return Driver(version, f"{cuda // 1000}.{cuda % 1000 // 10}", len(handles), capability)
 
 
 def _gpus(nvml: Any) -> list[Gpu]:

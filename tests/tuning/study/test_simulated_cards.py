@@ -54,7 +54,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch, here: Simulated, tmp_path: Path) -> 
     """Returns the configuration that a study on the machine completes."""
     least = min((gpu.capability for gpu in here.gpus if gpu.capability), default=None)
     monkeypatch.setattr(nvml, "gpus", lambda: list(here.gpus))
-    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", here.driver, len(here.gpus), 0, least))
+    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", here.driver, len(here.gpus), least))
     monkeypatch.setattr(doctor, "built_for", lambda: here.torch)
     monkeypatch.setattr(machine, "cores", lambda: here.cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

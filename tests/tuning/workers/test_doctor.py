@@ -107,7 +107,7 @@ def test_what_others_hold_is_told_apart_from_what_the_driver_keeps(monkeypatch: 
 
 def test_a_study_on_a_card_asks_first_whether_torch_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, 0)
-    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", "12.8", 1, 0, (8, 6)))
+    monkeypatch.setattr(nvml, "driver", lambda: nvml.Driver("570.1", "12.8", 1, (8, 6)))
     monkeypatch.setattr(doctor, "built_for", lambda: None)
     config = load(["workload=signals", f"runs_dir={tmp_path}"])
     (check,) = (check for check in doctor.preflight(config, "cuda") if check.name == "torch")
@@ -127,7 +127,7 @@ def test_trials_at_once_are_not_counted_by_the_cores_of_the_head_of_a_cluster(tm
 def test_a_card_older_than_turing_has_no_code_in_a_build_for_cuda_13(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "built_for", lambda: ("2.13.0", "13.0"))
     for capability, state in (((6, 0), "FAIL"), ((7, 0), "FAIL"), ((7, 5), "OK"), (None, "OK")):
-        assert doctor.torch_check(nvml.Driver("580.1", "13.0", 1, 0, capability)).state == state
+        assert doctor.torch_check(nvml.Driver("580.1", "13.0", 1, capability)).state == state
 
 
 def test_a_card_that_others_hold_memory_of_is_told_with_what_is_left(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import resource
 import sys
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from tuning.workers.doctor import Check
 class WholeDriver(Driver):
     """A driver of one card that says everything of itself."""
 
-    def __init__(self, cuda: int = 12040, persistent: int = 1) -> None:
+    def __init__(self, cuda: int = 12040) -> None:
         super().__init__(0)
-        self._cuda, self._persistent = cuda, persistent
+        self._cuda = cuda
 
     def nvmlSystemGetDriverVersion(self) -> str:
         """Returns its version."""
@@ -31,10 +30,6 @@ class WholeDriver(Driver):
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
         """Returns the newest CUDA it can run."""
         return self._cuda
-
-    def nvmlDeviceGetPersistenceMode(self, handle: int) -> int:
-        """Returns whether the driver stays loaded."""
-        return self._persistent
 
 
 def checks(monkeypatch: pytest.MonkeyPatch, root: Path, **env: str) -> dict[str, Check]:
@@ -48,8 +43,8 @@ def test_a_machine_that_says_nothing_leaves_out_what_it_does_not_say(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     found = checks(monkeypatch, tmp_path)
-    assert {"driver", "persistence mode", "clock governor"}.isdisjoint(found)
-    assert {"torch", "cores", "RAM", "open files", "threads", "C++ compiler"} <= set(found)
+    assert "driver" not in found
+    assert {"torch", "cores", "RAM", "threads", "C++ compiler"} <= set(found)
 
 
 @pytest.mark.parametrize(
@@ -79,51 +74,6 @@ def test_torch_has_to_fit_the_driver(
 def test_torch_that_sees_fewer_cards_than_the_driver_is_told() -> None:
     seen = machine_checks._asked("2.13.0", cards=7)  # no machine of ours has so many
     assert (seen.state, "of 7 cards" in seen.detail) == ("FAIL", True)
-
-
-@pytest.mark.parametrize(("mode", "state"), [(0, "WARN"), (1, "OK")])
-def test_persistence_mode(mode: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", WholeDriver(persistent=mode))
-    monkeypatch.setattr(doctor, "built_for", lambda: ("2.13.0", "12.4"))
-    assert checks(monkeypatch, tmp_path)["persistence mode"].state == state
-
-
-@pytest.mark.parametrize(
-    ("governor", "driver", "state"),
-    [
-        ("performance", "acpi-cpufreq", "OK"),
-        ("powersave", "acpi-cpufreq", "WARN"),
-        ("powersave", "intel_pstate", "OK"),
-        ("ondemand", "acpi-cpufreq", "WARN"),
-    ],
-)
-def test_clocks_that_are_held_down_are_told(
-    governor: str, driver: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "sys/devices/system/cpu/cpu0/cpufreq"
-    folder.mkdir(parents=True)
-    (folder / "scaling_governor").write_text(f"{governor}\n")
-    (folder / "scaling_driver").write_text(f"{driver}\n")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert checks(monkeypatch, tmp_path)["clock governor"].state == state
-
-
-@pytest.mark.parametrize(
-    ("limits", "state", "remedy"),
-    [
-        ((1024, 65536), "WARN", "ulimit -n 4096"),
-        ((1024, 1024), "WARN", "docker run --ulimit nofile=4096"),
-        ((65536, 65536), "OK", ""),
-        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "OK", ""),
-    ],
-)
-def test_few_open_files_are_told_with_what_raises_them(
-    limits: tuple[int, int], state: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine_checks.resource, "getrlimit", lambda _: limits)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    found = checks(monkeypatch, tmp_path)["open files"]
-    assert (found.state, found.remedy.startswith(remedy)) == (state, True)
 
 
 def test_more_threads_than_cores_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
