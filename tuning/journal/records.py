@@ -11,7 +11,6 @@ import errno
 import fcntl
 import itertools
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +96,7 @@ class Journal:
 
         NaN and infinities become null, tuples lists, so that a record is what a reader of the file will see. Raises
         StoppedEarly where the file cannot be written, which then ends with the record before, and where it was deleted
-        or moved: all records are then in a file of their own, which the error names.
+        or moved.
         """
         taken = [key for key in fields if key in OWN_KEYS]
         if taken:
@@ -114,7 +113,9 @@ class Journal:
         mono = round(time.monotonic() - self._opened, 3)
         record = Record(self._next, stamp, event, {k: plain(v, f"{event}.{k}") for k, v in fields.items()}, mono)
         if not self._is_in_place():
-            raise self._saved_elsewhere(record)
+            what = f"{self.path} was deleted or moved while the run went on"
+            back = f"put it back, if it was moved, and go on with resume={self.path.parent.name}"
+            raise StoppedEarly(what, remedy=back)
         self._write(line_of(record))
         self._records.append(record)
         self._next += 1
@@ -152,20 +153,6 @@ class Journal:
             return os.path.samestat(os.fstat(self._file), self.path.stat())
         except OSError:
             return False
-
-    def _saved_elsewhere(self, record: Record) -> StoppedEarly:
-        """Returns the error for a journal that is gone, with the file that holds every record now."""
-        run = self.path.parent
-        lines = b"".join(line_of(r) for r in [*self._records, record])
-        for folder in (Path.cwd, Path.home, lambda: Path(tempfile.gettempdir())):
-            with contextlib.suppress(OSError, RuntimeError):  # the working folder may be gone, too, or no home known
-                kept = write_whole(folder() / f"cardtune-{run.name}.jsonl", lines)
-                back = f"mkdir -p {run} && mv {kept} {self.path}"
-                return StoppedEarly(
-                    f"{self.path} was deleted or moved while the run went on; every record is in {kept}",
-                    remedy=f"{back}, then go on with resume={run.name}",
-                )
-        return StoppedEarly(f"{self.path} was deleted or moved, and its records found no other place")
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
