@@ -11,39 +11,13 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 OWN_KEYS = ("seq", "t", "mono", "event", "crc")
 _MARK_LENGTH = len(b',"crc":"89abcdef"}')
-
-_FIELD_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("changed", "config", "coupling", "values"), dict),
-    **dict.fromkeys(("round", "samples", "seed"), int),
-    "name": (str, type(None)),
-    "resumable": bool,
-    "samples_per_s": (int, float, type(None)),
-}
-_NEEDED: Mapping[str, Sequence[str]] = {
-    "study": ["config"],
-    "stage": ["stage", "state"],
-    "kinds": ["changed"],
-    "footprint": ["coupling"],
-    "probe": ["name", "config", "outcome"],
-    "refused": ["stage", "config"],
-    "trial_start": ["trial", "config"],
-    "rung": ["trial", "samples", "values"],
-    "rated": ["trial", "config", "samples_per_s"],
-    "trial": ["trial", "config", "outcome"],
-    "window": ["name", "round", "samples_per_s"],
-    "confirmed": ["name", "seed", "values", "samples_per_s"],
-    "rival": ["trial", "decision"],
-    "note": ["text"],
-    "stop": ["resumable"],
-}
-"""What readers take for granted of an event; a field is text where `_FIELD_TYPES` has no type of it."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +58,10 @@ class Scan:
             if not _is_marked(line):
                 damage += [f"line {number} is damaged and was left out"] if line else []
                 continue
-            record, fault = _parse(line)
-            self.records += [record] if record is not None else []
-            damage += [f"line {number} {fault}, as of another version, and was left out"] if fault else []
+            if (record := _parse(line)) is not None:
+                self.records.append(record)
+            else:
+                damage.append(f"line {number} is no record and was left out")
             good, self.warnings, damage = min(position, len(data)), self.warnings + damage, []
         self.good_bytes, self.tail = good, data[good:]
         self.lacks_newline = good > 0 and data[good - 1 : good] != b"\n"
@@ -96,21 +71,17 @@ def _is_marked(line: bytes) -> bool:
     return line[-_MARK_LENGTH:] == _mark(line[:-_MARK_LENGTH])
 
 
-def _parse(line: bytes) -> tuple[Record | None, str]:
-    """Returns the record of a line whose mark is right, or None and what keeps this version from reading it."""
+def _parse(line: bytes) -> Record | None:
+    """Returns the record of a line whose mark is right, or None where it is none all the same."""
     try:
         raw = json.loads(line)
         seq, t, mono, event, _ = (raw.pop(key, None) for key in OWN_KEYS)
         datetime.fromisoformat(t)
     except (ValueError, TypeError, AttributeError, RecursionError):
-        return None, "is no record"
+        return None
     if type(seq) is not int or not isinstance(event, str) or not isinstance(mono, float | int | None):
-        return None, "is no record"
-    needed = _NEEDED.get(event, ())
-    missing = [n for n in needed if n not in raw or not isinstance(raw[n], _FIELD_TYPES.get(n, str))]
-    if missing:
-        return None, f"({event}) lacks {', '.join(missing)}"
-    return Record(seq, t, event, raw, mono), ""
+        return None
+    return Record(seq, t, event, raw, mono)
 
 
 def line_of(record: Record) -> bytes:
