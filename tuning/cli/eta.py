@@ -117,5 +117,5 @@ def began(records: Sequence[Record], stage: str) -> int:
 
 def _latest_stage(records: Sequence[Record]) -> tuple[str, float]:
     """Returns the stage that has begun last and when; "" where none has."""
-    found = [(str(r["stage"]), at) for r, at, _ in timeline.moments(records) if r.event == "stage"]
+    found = [(str(r["stage"]), at) for r, at in timeline.moments(records) if r.event == "stage"]
     return found[-1] if found else ("", 0.0)

@@ -219,7 +219,7 @@ def _probes(records: Sequence[Record], asked: Asked) -> Iterator[StageRow]:
 def _trials(records: Sequence[Record], config: StudyConfig, objective: str) -> Iterator[StageRow]:
     ended = {one.trial: one for one in trial_views(records, {objective: ""})}
     rungs = {r["trial"]: r for r in records if r.event == "rung"}
-    begun = {r["trial"]: (r, at) for r, at, _ in timeline.moments(records) if r.event == "trial_start"}
+    begun = {r["trial"]: (r, at) for r, at in timeline.moments(records) if r.event == "trial_start"}
     latest = {r["trial"]: r.seq for r in records if r.event == "trial"}
     best, speeds = _best(records, config), Speeds(probed(records))
     for trial in dict.fromkeys([*begun, *ended]):

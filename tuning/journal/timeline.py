@@ -8,7 +8,6 @@ the run: time between sessions does not count, and a clock that is set changes n
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,12 +22,11 @@ _PRIORITY: tuple[Activity, ...] = ("training", "probing", "confirming", "startup
 
 @dataclass(frozen=True)
 class Interval:
-    """One activity from `start_s` to `end_s`, seconds since the run began; `label` is the trial or configuration."""
+    """One activity from `start_s` to `end_s`, seconds since the run began."""
 
     activity: Activity
     start_s: float
     end_s: float
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,8 @@ class Times:
 
     `training_s` is the union of the trials' intervals, so two trials side by side count once; `evaluating_s` is the
     share of that union which the trials spent on validation. `confirming_s` is windows and trainings of the confirm
-    stage. `gap_s` is the median time from one trial's end to the next one's first step in the same slot; slots
-    are not recorded, so each trial is put after the one that had ended most recently when it began. A session's time
-    before its first record counts as start-up where that record (`study`, `resume`) has it as `startup_s`.
+    stage. A session's time before its first record counts as start-up where that record (`study`, `resume`) has it as
+    `startup_s`.
     """
 
     wall_s: float
@@ -49,35 +46,23 @@ class Times:
     evaluating_s: float
     confirming_s: float
     waiting_s: float
-    gap_s: float | None
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """A trial's first step, end of its last evaluation and end of its process's work; `session` counts from 0."""
-
-    first_s: float
-    last_s: float
-    returned_s: float
-    session: int
 
 
 def intervals(records: Sequence[Record]) -> list[Interval]:
     """Returns what happened when, in the order of the records; waiting is what is left between them."""
     placed = moments(records)
     steps = _steps(placed)
-    first_stage = next((at for record, at, _ in placed if record.event == "stage"), placed[0][1] if placed else 0.0)
-    found = [Interval("startup", 0.0, first_stage, "start")]
-    for number, (record, at, _) in enumerate(placed):
+    first_stage = next((at for record, at in placed if record.event == "stage"), placed[0][1] if placed else 0.0)
+    found = [Interval("startup", 0.0, first_stage)]
+    for number, (record, at) in enumerate(placed):
         found += _of_record(record, at, steps.get(number))
-    found += _until_first_step(placed, sorted(s.first_s for s in steps.values()))
+    found += _until_first_step(placed, sorted(first_s for first_s, _ in steps.values()))
     return [i for i in found if i.end_s > i.start_s]
 
 
 def times(records: Sequence[Record]) -> Times:
     """Returns where the time went; all zero without records."""
-    placed = moments(records)
-    wall_s = max((at for _, at, _ in placed), default=0.0)
+    wall_s = max((at for _, at in moments(records)), default=0.0)
     painted = _paint(intervals(records), wall_s)
     busy_s, evaluate_frac = painted["training"], _evaluate_frac(records)
     return Times(
@@ -88,36 +73,35 @@ def times(records: Sequence[Record]) -> Times:
         evaluating_s=busy_s * evaluate_frac,
         confirming_s=painted["confirming"],
         waiting_s=max(0.0, wall_s - sum(painted.values())),
-        gap_s=_median_gap(list(_steps(placed).values())),
     )
 
 
-def moments(records: Sequence[Record]) -> list[tuple[Record, float, int]]:
-    """Returns each record with the moment it was written, in seconds of the run, and its session's number."""
-    found: list[tuple[Record, float, int]] = []
+def moments(records: Sequence[Record]) -> list[tuple[Record, float]]:
+    """Returns each record with the moment it was written, in seconds of the run."""
+    found: list[tuple[Record, float]] = []
     origin = base = end = 0.0
-    session, before = -1, None
+    before = None
     for record in records:
         clock = _unix(record) if record.mono is None else record.mono
         is_older = before is not None and (record.mono is None) == (before.mono is None)
         set_back = is_older and record.mono is not None and before is not None and clock < (before.mono or 0.0)
         if not is_older or set_back or record.event == "resume":  # the line of a `resume` may have been damaged
-            session, base, origin = session + 1, end, clock - _number(record, "startup_s")
+            base, origin = end, clock - _number(record, "startup_s")
         at = base + max(0.0, clock - origin)
         end, before = max(end, at), record
-        found.append((record, at, session))
+        found.append((record, at))
     return found
 
 
-def _steps(placed: Sequence[tuple[Record, float, int]]) -> dict[int, _Steps]:
-    """Returns the steps of each trial that had any, by the place of its record.
+def _steps(placed: Sequence[tuple[Record, float]]) -> dict[int, tuple[float, float]]:
+    """Returns the first step and the end of the last evaluation of each trial that had any, by its record's place.
 
     A worker stamps them by the clock, which may have been set since, or be another machine's: what cannot be is put
     right by `train_s` and `evaluate_s`, which no clock changes, and by when the trial began and was written.
     """
     begun: dict[object, float] = {}
-    found: dict[int, _Steps] = {}
-    for number, (record, at, session) in enumerate(placed):
+    found: dict[int, tuple[float, float]] = {}
+    for number, (record, at) in enumerate(placed):
         if record.event == "trial_start":
             begun[record["trial"]] = at
         first = _number(record, "first_step_at")
@@ -129,36 +113,35 @@ def _steps(placed: Sequence[tuple[Record, float, int]]) -> dict[int, _Steps]:
         span = span if span <= room else min(worked, room)
         late = _unix(record) - first - span
         late = late if 0 <= late <= room - span + 1e-6 else 0.0
-        returned = min(max(0.0, _number(record, "returned_at") - first - span), late)
-        found[number] = _Steps(at - late - span, at - late, at - late + returned, session)
+        found[number] = at - late - span, at - late
     return found
 
 
-def _of_record(record: Record, at: float, steps: _Steps | None) -> Iterator[Interval]:
-    label = str(record.get("name") or record.get("trial") or "")
+def _of_record(record: Record, at: float, steps: tuple[float, float] | None) -> Iterator[Interval]:
     if record.event == "resume":
-        yield Interval("startup", at - _number(record, "startup_s"), at, "resume")
+        yield Interval("startup", at - _number(record, "startup_s"), at)
     elif record.event == "probe":
-        yield Interval("probing", at - _number(record, "wall_s"), at, label)
+        yield Interval("probing", at - _number(record, "wall_s"), at)
     elif record.event == "window":
-        yield Interval("confirming", at - _number(record, "wall_s"), at, label)
+        yield Interval("confirming", at - _number(record, "wall_s"), at)
     elif record.event == "confirmed":
         spent = sum(_number(record, key) for key in ("setup_s", "train_s", "evaluate_s"))
-        yield Interval("confirming", at - spent, at, label)
+        yield Interval("confirming", at - spent, at)
     elif record.event == "stage" and (record["stage"], record["state"]) == ("estimate", "end"):
-        yield Interval("startup", at - _number(record, "wall_s"), at, "estimate")
+        yield Interval("startup", at - _number(record, "wall_s"), at)
     elif record.event == "trial" and steps is not None:
-        yield Interval("startup", steps.first_s - _number(record, "setup_s"), steps.first_s, label)
-        yield Interval("training", steps.first_s, steps.last_s, label)
+        first_s, last_s = steps
+        yield Interval("startup", first_s - _number(record, "setup_s"), first_s)
+        yield Interval("training", first_s, last_s)
     elif record.event == "trial":  # it ended before its first step
-        yield Interval("startup", at - _number(record, "setup_s"), at, label)
+        yield Interval("startup", at - _number(record, "setup_s"), at)
 
 
-def _until_first_step(placed: Sequence[tuple[Record, float, int]], first_steps: Sequence[float]) -> Iterator[Interval]:
+def _until_first_step(placed: Sequence[tuple[Record, float]], first_steps: Sequence[float]) -> Iterator[Interval]:
     """From the start of a search to the first step of its first trial: processes start, data and model are loaded."""
-    for record, at, _ in placed:
+    for record, at in placed:
         if record.event == "stage" and (record["stage"], record["state"]) == ("search", "start"):
-            yield Interval("startup", at, next((step for step in first_steps if step > at), at), "search")
+            yield Interval("startup", at, next((step for step in first_steps if step > at), at))
 
 
 def _paint(found: Sequence[Interval], end_s: float) -> Mapping[Activity, float]:
@@ -179,20 +162,6 @@ def _evaluate_frac(records: Sequence[Record]) -> float:
     evaluate_s = sum(_number(r, "evaluate_s") for r in trials)
     busy_s = evaluate_s + sum(_number(r, "train_s") for r in trials)
     return evaluate_s / busy_s if busy_s else 0.0
-
-
-def _median_gap(steps: Sequence[_Steps]) -> float | None:
-    ends: list[tuple[float, int]] = []
-    gaps: list[float] = []
-    for one in sorted(steps, key=lambda s: s.first_s):
-        free = [end for end in ends if end[0] <= one.first_s]
-        if free:
-            latest = max(free)
-            ends.remove(latest)
-            if latest[1] == one.session:
-                gaps.append(one.first_s - latest[0])
-        ends.append((one.returned_s, one.session))
-    return statistics.median(gaps) if gaps else None
 
 
 def _number(record: Record, key: str) -> float:

@@ -43,7 +43,7 @@ def render(summary: Summary) -> str:
     environment.filters["with_commands"] = _with_commands
     text = (resources.files("tuning") / "templates" / "report.html.j2").read_text(encoding="utf-8")
     figures, missing = _figures(summary)
-    best, times = summary.best, summary.times
+    best = summary.best
     return environment.from_string(text).render(
         summary=summary,
         title=_title(summary),
@@ -70,7 +70,6 @@ def render(summary: Summary) -> str:
         provenance=list(_provenance(summary)),
         methods=sorted({q.method for n in summary.named.values() for q in n.quality.values() if n.name == "best"}),
         counts=fmt.counts(summary.trial_counts),
-        gap=duration(times.gap_s) if times.gap_s is not None else "",
         figures=figures,
         missing=missing,
     )

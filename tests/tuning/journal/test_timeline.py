@@ -64,14 +64,8 @@ def test_time_before_the_first_record_is_start_up():
     assert (found.wall_s, found.startup_s) == (pytest.approx(10), pytest.approx(8))
 
 
-def test_the_gap_is_between_trials_of_a_slot():
-    records = [at(0, "study"), trial("a", 0, 10), trial("b", 0, 20), trial("c", 11, 15), trial("d", 22, 25)]
-    assert timeline.times(records).gap_s == pytest.approx(1.5)  # a to c: 1 s, b to d: 2 s
-
-
 def test_no_records_no_time():
-    found = timeline.times([])
-    assert (found.wall_s, found.gap_s) == (0.0, None)
+    assert timeline.times([]).wall_s == 0.0
 
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6)
@@ -112,7 +106,7 @@ def test_a_clock_that_is_set_changes_no_time(slips):
     right = timeline.times([*as_recorded(first, [0.0] * 4), *as_recorded(second, [0.0] * 4)])
     assert (right.wall_s, right.startup_s, right.training_s) == (pytest.approx(20), pytest.approx(3), pytest.approx(6))
     found = timeline.times([*as_recorded(first, slips[:4]), *as_recorded(second, slips[4:])])
-    assert found == dataclasses.replace(right, gap_s=found.gap_s)
+    assert found == right
 
 
 def test_a_damaged_resume_line_still_begins_a_session():
