@@ -13,28 +13,14 @@ from tuning.workers import machine
 
 def device_facts(device: str) -> dict[str, Any]:
     """Returns name, type, cores, torch threads and memory of the device this process trains on."""
-    facts: dict[str, Any] = {
-        "type": device,
-        "cores": machine.cores(),
-        "threads": torch.get_num_threads(),
-    }
+    facts = {"type": device, "cores": machine.cores(), "threads": torch.get_num_threads()}
     if device == "cuda":
-        properties = torch.cuda.get_device_properties(0)
-        capability = [properties.major, properties.minor]
-        return facts | {
-            "name": properties.name,
-            "memory_bytes": properties.total_memory,
-            "capability": capability,
-        }
+        card = torch.cuda.get_device_properties(0)
+        return facts | {"name": card.name, "memory_bytes": card.total_memory, "capability": [card.major, card.minor]}
     return facts | {"name": _cpu_name(), "memory_bytes": machine.memory_bytes()}
 
 
 def _cpu_name() -> str:
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    lines = machine.text_in(Path("/proc/cpuinfo")).splitlines()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())  # ARM has no such line

@@ -85,14 +85,13 @@ class DeviceMemory:
         drawn closer to the cap: oneDNN's scratch and cache of compiled kernels grow with every shape it meets, and
         where an allocation of its own fails it crashes the process (six of nine runs, at twice the cap and 512 MiB).
         RLIMIT_DATA, since RLIMIT_AS would count Ray's whole object store. Only the soft limit is set, so that it can be
-        lifted; where there is no such limit the block runs without.
+        lifted.
         """
-        now = None if self._cuda or cap_bytes is None else data_bytes()
-        if now is None:
+        if self._cuda or cap_bytes is None:
             yield
             return
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        wanted = now + max(machine.available_bytes(), ROOM_BYTES)
+        wanted = data_bytes() + max(machine.available_bytes(), ROOM_BYTES)
         lowest = min(limit for limit in (wanted, soft, hard) if limit != resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
         try:
@@ -112,10 +111,7 @@ def left_behind(before_bytes: int, after_bytes: int, limit_bytes: int) -> str:
     return f"{left / 2**20:.1f} MiB were still held after the trial, {allowed / 2**20:.1f} MiB are allowed"
 
 
-def data_bytes() -> int | None:
-    """Returns what RLIMIT_DATA counts of this process, or None where the system does not tell."""
-    try:
-        with Path("/proc/self/status").open(encoding="ascii") as lines:
-            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
-    except OSError:
-        return None
+def data_bytes() -> int:
+    """Returns what RLIMIT_DATA counts of this process."""
+    with Path("/proc/self/status").open(encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))

@@ -20,9 +20,8 @@ _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 def cores(root: Path = ROOT) -> int:
     """Returns the cores this process may use: those of its affinity, or its cgroup's share of them if that is less."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     shares = [quota / period for folder in _folders("cpu", root) for quota, period in _quotas(folder)]
-    return max(1, min([own, *(int(share) for share in shares)]))
+    return max(1, min([len(os.sched_getaffinity(0)), *(int(share) for share in shares)]))
 
 
 def threads(env: Mapping[str, str] | None = None) -> int:
@@ -52,15 +51,14 @@ class Processor(NamedTuple):
 
     busy_s: float
     whole_s: float
-    steal_s: float | None
+    steal_s: float
 
 
 def processor() -> Processor:
     """Returns what the cores of this machine have done so far; a container's are those of its host."""
     times = psutil.cpu_times()
-    # Linux counts the time of guests in that of users as well.
-    whole_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return Processor(whole_s - times.idle - getattr(times, "iowait", 0.0), whole_s, getattr(times, "steal", None))
+    whole_s = sum(times) - times.guest - times.guest_nice  # Linux counts the time of guests in that of users as well
+    return Processor(whole_s - times.idle - times.iowait, whole_s, times.steal)
 
 
 def memory_bytes(root: Path = ROOT) -> int:

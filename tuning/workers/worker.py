@@ -353,7 +353,7 @@ class Worker:
     def _spent_s(self) -> float:
         """Returns the processor seconds that the process and its loader's have used, 0 where it is gone.
 
-        Those that have ended are counted in their parent's times, where the system tells them.
+        Those that have ended are counted in their parent's times.
         """
         if self._process is None:
             return 0.0
@@ -363,8 +363,7 @@ class Worker:
             for one in (process, *process.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):
                     times = one.cpu_times()
-                    spent_s += times.user + times.system
-                    spent_s += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+                    spent_s += times.user + times.system + times.children_user + times.children_system
         return spent_s
 
     def _processor_s(self) -> tuple[float, float, float]:
@@ -372,7 +371,7 @@ class Worker:
         had; and ours of them.
         """
         (busy_s, whole_s, steal_s), own = machine.processor(), os.times()
-        return busy_s - (steal_s or 0.0), whole_s, own.user + own.system + self._spent_s()
+        return busy_s - steal_s, whole_s, own.user + own.system + self._spent_s()
 
     @property
     def _pipe(self) -> Connection:
