@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.fakes import Nvml
-from tuning.workers.telemetry import MEANS, RATES, TelemetryReader
+from tuning.workers.telemetry import MEANS, TelemetryReader
 
 CARD = {*MEANS, "temperature_c", "energy_j"}
+SHARES = ("machine_cpu_frac", "steal_frac")
 
 
 def test_a_cpu_has_no_figures_of_a_card() -> None:
@@ -16,28 +19,27 @@ def test_a_cpu_has_no_figures_of_a_card() -> None:
     found = telemetry.summary()
     assert found["readings"] == 1
     assert not CARD & found.keys()
-    assert set(RATES) <= found.keys()
+    assert set(SHARES) <= found.keys()
 
 
-def test_shares_are_shares_and_rates_are_not_negative() -> None:
+def test_shares_are_shares() -> None:
     telemetry = TelemetryReader("cpu")
     for _ in range(50):
         telemetry.read()
     found = telemetry.summary()
-    assert all(found[name] is None or found[name] >= 0 for name in RATES)
-    assert all(found[name] is None or found[name] <= 1 for name in ("machine_cpu_frac", "steal_frac"))
+    assert all(found[name] is None or 0 <= found[name] <= 1 for name in SHARES)
 
 
-def test_energy_is_a_sum_of_differences_temperature_the_highest_power_a_mean() -> None:
+def test_energy_is_a_sum_of_differences_temperature_the_highest_power_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 3.0, 4.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     nvml = Nvml(sm=[50, 100], power_mw=[100_000, 300_000], temperature=[60, 55], energy_mj=[1_000, 3_500, 9_000])
     telemetry = TelemetryReader("cuda", nvml=nvml)
-    first, second = telemetry.read(), telemetry.read()
+    telemetry.read()
+    telemetry.read()
     found = telemetry.summary()
-    assert (first.figures["energy_j"], second.figures["energy_j"]) == (2.5, 5.5)
-    assert (found["energy_j"], found["temperature_c"]) == (8.0, 60.0)
-    share = first.wall_s / (first.wall_s + second.wall_s)
-    assert found["power_w"] == pytest.approx(100 * share + 300 * (1 - share))
-    assert found["gpu_sm_frac"] == pytest.approx(0.5 * share + 1.0 * (1 - share))
+    assert (found["energy_j"], found["temperature_c"], found["wall_s"]) == (8.0, 60.0, 4.0)
+    assert (found["power_w"], found["gpu_sm_frac"]) == (pytest.approx(150), pytest.approx(0.625))
 
 
 def test_what_was_skipped_is_in_no_reading() -> None:
@@ -80,7 +82,8 @@ def test_the_card_is_found_by_its_uuid(known: str, asked: list[str]) -> None:
     nvml = Nvml(uuid=known)
     telemetry = TelemetryReader("cuda", uuid="ab", nvml=nvml)
     assert nvml.asked == asked
-    assert telemetry.read().figures["gpu_sm_frac"] is not None
+    telemetry.read()
+    assert telemetry.summary()["gpu_sm_frac"] is not None
 
 
 def test_counters_of_others_are_differences_too() -> None:
