@@ -24,7 +24,7 @@ class TrialRunner:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._order: TrialOrder | None = None
+        self._order: TrialOrder
         self._is_open = False
         """Whether the process holds a trial that was not finished."""
         self._left: tuple[str, str] | None = None
@@ -52,7 +52,8 @@ class TrialRunner:
             try:
                 if not self._is_open:
                     self._tries += 1
-                    self._begin()
+                    self._worker.begin(self._order)
+                    self._is_open = True
                 found = self._worker.advance()
                 break
             except (PreflightError, UserCodeError) as error:
@@ -84,20 +85,6 @@ class TrialRunner:
     def _keep_reason(self, found: Mapping[str, Any]) -> None:
         if found.get("retire"):  # the worker has ended its process
             self._left = ("retired", str(found["retire"]))
-
-    def _begin(self) -> None:
-        """Gives the worker its trial, in a new process where the last one turns out to be gone."""
-        if self._order is None:
-            raise RuntimeError("no trial was taken")
-        was_running = self._worker.is_running
-        try:
-            self._worker.begin(self._order)
-        except WorkerLost as lost:  # nothing of this trial has run
-            if not was_running:
-                raise
-            self._events.append(("lost", f"{lost}; the trial runs in a new process"))
-            self._worker.begin(self._order)
-        self._is_open = True
 
 
 def _ended(outcome: Outcome, message: str) -> dict[str, Any]:
