@@ -6,7 +6,7 @@ import collections
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainables.knobs import Scalar, kind_of, table
 from tuning.config.errors import NoUsableTrial
@@ -178,10 +178,7 @@ class PickStage:
 
     def _rule(self) -> Rule:
         """Returns what is asked of the pick."""
-        rule = rule_of(self._journal.records, self._config.pick.tolerance)
-        if rule is None:
-            raise RuntimeError(f"{self._journal.path} has no study record; open() writes it first")
-        return rule
+        return cast(Rule, rule_of(self._journal.records, self._config.pick.tolerance))  # open() wrote a study record
 
 
 def nothing_usable(records: Sequence[Record], folder: Path, limits: Limits, max_time_s: float | None) -> NoUsableTrial:

@@ -361,7 +361,6 @@ def differences(study: Record, facts: Mapping[str, Any], setting: WorkerConfig) 
     here, then_versions, own = facts["device"], study.get("versions") or {}, versions()
     then_device = study.get("device") or {}
     pairs: list[tuple[str, Any, Any]] = [
-        ("schema", study.get("schema"), NEWEST_SCHEMA),
         *((name, then_versions.get(name), own.get(name)) for name in ("cardtune", "torch")),
         *((f"device {n}", then_device.get(n), here.get(n)) for n in ("type", "name", "memory_bytes", "cores")),
         ("threads", study.get("threads"), setting.threads),

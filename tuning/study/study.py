@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trainables.knobs import Scalar, table, use
 from tuning.cli.terminal import Terminal
@@ -445,10 +445,7 @@ class _Study:
             self._note(f"{plan.concurrency} trials run at once, {gib:.2f} GiB each; one that needs more runs alone")
 
     def _opening(self) -> Record:
-        opening = last(self._journal.records, "study")
-        if opening is None:
-            raise RuntimeError(f"{self._journal.path} has no study record; open() writes it first")
-        return opening
+        return cast(Record, last(self._journal.records, "study"))  # open() wrote one
 
     def _told(self, record: Record) -> None:
         """Says what was written, and once for each knob that it was not honoured, whichever values were asked."""

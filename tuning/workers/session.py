@@ -60,7 +60,7 @@ class Session:
         self._settled = False
         self._caches = setting.slots
         self._loading_s = math.inf
-        self._trial: RunningTrial | None = None
+        self._trial: RunningTrial
         self.telemetry = telemetry_of(setting.device, is_alone=setting.ranks * setting.slots == 1)
         self.peers = Peers(setting)
         self.memory = DeviceMemory(setting.device, self.resident.meter)
@@ -344,16 +344,11 @@ class Session:
 
     def advance(self, beat_s: float) -> dict[str, Any]:
         """Returns `RunningTrial.advance` of the trial that was begun."""
-        return self._begun().advance(beat_s)
+        return self._trial.advance(beat_s)
 
     def finish(self) -> dict[str, Any]:
         """Returns `RunningTrial.end` of the trial that was begun."""
-        return self._begun().end()
-
-    def _begun(self) -> RunningTrial:
-        if self._trial is None:
-            raise RuntimeError("no trial was begun")
-        return self._trial
+        return self._trial.end()
 
     def trial(self, knobs: Mapping[str, Scalar], plan: Plan, seed: int, *, shrink: Shrink = "all") -> RunningTrial:
         """Returns a trial that has not begun; `shrink` lets it begin again with system knobs that need less memory.

@@ -404,7 +404,6 @@ def resumed(tmp_path: Path, force: str, **changed: Any) -> Record:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"schema": 0}, "schema was 0 and is 1"),
         ({"versions": {"torch": "1.0.0"}}, "torch was 1.0.0 and is"),
         ({"device": {"name": "Another CPU"}}, "device name was Another CPU and is Example CPU"),
         ({"data_sha256": "e"}, "data has changed"),
