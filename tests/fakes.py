@@ -219,7 +219,6 @@ class FormulaProfiler:
             "values": {"error": abs(math.log(rate / 0.1)) + 0.01 * seed},
             "samples": samples,
             "measured_samples_per_s": self.probe(knobs, 0, 0)["samples_per_s"],
-            "window_samples_per_s": [],
             "train_s": 0.0,
             "evaluate_s": 0.0,
             "peak_allocated_bytes": 1,

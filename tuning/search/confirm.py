@@ -203,7 +203,6 @@ class _Trainings:
                 values=found["values"],
                 samples=found["samples"],
                 samples_per_s=found["measured_samples_per_s"],
-                window_samples_per_s=found["window_samples_per_s"],
                 train_s=found["train_s"],
                 setup_s=found.get("setup_s", 0.0),
                 evaluate_s=found["evaluate_s"],

@@ -384,13 +384,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
         "command": command_of(config),
         "versions": versions(),
         "device": facts["device"],
-        "card": {
-            "name": card.name,
-            "cap_bytes": card.cap_bytes,
-            "virtual": virtual,
-            "held_by": _held_by(config),
-            "speed_of": facts["device"].get("name", card.device),
-        },
+        "card": {"name": card.name, "cap_bytes": card.cap_bytes, "virtual": virtual},
         "seed": config.search.seed,
         "parameters": facts.get("parameters", {}),
         "objectives": facts["objectives"],
@@ -411,15 +405,6 @@ def _horizon(config: StudyConfig, train_samples: int) -> int | None:
     """Returns the samples of a trial that is never stopped, None where the probes are to say (`Limits.horizon`)."""
     epochs = config.budget.train_epochs
     return None if isinstance(epochs, str) else max(1, round(epochs * train_samples))
-
-
-def _held_by(config: StudyConfig) -> str:
-    """Returns what holds the trials to the card's bytes."""
-    if config.card.cap_bytes is None:
-        return "the device itself"
-    if config.card.device == "cuda":
-        return "the allocator's limit of a process"
-    return "a count of live tensor bytes, and RLIMIT_DATA behind it"
 
 
 def command_of(config: StudyConfig) -> str:

@@ -176,7 +176,6 @@ class RunningTrial:
             **({"reports": list(state.reports)} if isinstance(state, OwnState) else {}),
             **({"has_ended": True} if state and state.has_ended else {}),
             "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
-            "window_samples_per_s": [w.samples_per_s for w in windows[1:]],
             "train_s": sum(w.wall_s for w in windows),
             "evaluate_s": self._evaluate_s + (state.rested_s if isinstance(state, OwnState) else 0.0),
             "setup_s": self._setup_s,
