@@ -81,21 +81,13 @@ class KindOfDevice:
     cards: int | None = None
     marks: tuple[str, ...] = ()
 
-    def difference(self, other: KindOfDevice) -> str:
-        """Returns in what another is unlike this one, "" where they are of one kind."""
+    def is_like(self, other: KindOfDevice) -> bool:
+        """Returns whether another is of the same kind."""
         ours, theirs = self.device, other.device
-        pairs = [
-            ("marks", " ".join(self.marks) or "none", " ".join(other.marks) or "none"),
-            *((n, ours.get(n), theirs.get(n)) for n in ("name", "capability", "cores")),
-            ("cards", self.cards, other.cards),
-        ]
-        for what, mine, its in pairs:
-            if mine != its:
-                return f"{what} {its}, not {mine}"
+        is_same = all(ours.get(n) == theirs.get(n) for n in ("name", "capability", "cores"))
         mine, its = int(ours.get("memory_bytes") or 0), int(theirs.get("memory_bytes") or 0)
-        if abs(mine - its) > SAME_MEMORY_FRAC * mine:
-            return f"memory {its / 2**30:.1f} GiB, not {mine / 2**30:.1f}"
-        return ""
+        is_as_large = abs(mine - its) <= SAME_MEMORY_FRAC * mine
+        return is_same and is_as_large and (self.marks, self.cards) == (other.marks, other.cards)
 
     @property
     def called(self) -> str:
@@ -117,20 +109,13 @@ class Kinds:
     def name(self, found: KindOfDevice) -> str:
         """Returns the name of a kind: that of one like it, else a new one."""
         for name, known in self._known.items():
-            if not known.difference(found):
+            if known.is_like(found):
                 return name
         name = found.called
         while name in self._known:
             name += "-other"
         self._known[name] = found
         return name
-
-
-def as_ran_there(found: Mapping[str, Any], node: Node, now: float) -> dict[str, Any]:
-    """Returns a trial's last state with the name of its node, its moments by the clock here, which says `now`."""
-    shift_s = now - float(found.get("returned_at") or now)
-    moments = ("first_step_at", "last_step_at", "returned_at")
-    return {**found, "node": node.name, **{name: found[name] + shift_s for name in moments if found.get(name)}}
 
 
 class Slots:

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tuning.config.errors import StoppedEarly, TuningError
 from tuning.search.protocols import Scheduler, TrialPlan
 from tuning.workers.dispatch import Dispatcher, Placed
-from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, as_ran_there, refusal
+from tuning.workers.nodes import KindShare, Node, Slots, ToldNode, refusal
 from tuning.workers.ray_board import RayBoard
 from tuning.workers.ray_cluster import RayCluster
 from tuning.workers.ray_join import JoinedCluster
@@ -269,7 +269,7 @@ class _Asking(Searcher):
                     self._replan(self._members)
                     self._of(placed).node_lost(placed, node.name, _LEFT_OUT, found)
                     return
-                found = as_ran_there(found, node, time.time())
+                found = {**found, "node": node.name}
             self._of(placed).ended(placed, found)
         except TuningError as failure:
             self.failed = failure

@@ -10,7 +10,7 @@ import pytest
 
 from tuning.config.errors import StoppedEarly
 from tuning.workers import ray_measure
-from tuning.workers.nodes import EMPTY_S, KindOfDevice, Kinds, Node, Slots, as_ran_there, refusal
+from tuning.workers.nodes import EMPTY_S, KindOfDevice, Kinds, Node, Slots, refusal
 from tuning.workers.ray_measure import RemoteWorker
 from tuning.workers.worker_config import WorkerConfig
 
@@ -125,18 +125,6 @@ def test_a_node_that_joins_in_time_ends_the_wait() -> None:
     assert found.look("d", [Node("d", "10.0.0.1", 4.0)], EMPTY_S - 1.0)
     assert found.look("", [], 10 * EMPTY_S), "the next wait begins anew"
     assert not found.look("", [], 11 * EMPTY_S - 1.0)
-
-
-@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 40.0])
-def test_a_trials_moments_are_by_the_clock_here_however_its_nodes_is_set(ahead_s: float) -> None:
-    found = {"first_step_at": 100.0, "last_step_at": 130.0, "returned_at": 131.0, "train_s": 29.0}
-    there = {n: v + ahead_s if n.endswith("_at") else v for n, v in found.items()}
-    assert as_ran_there(there, Node("abcdefgh", "10.0.0.1", 4.0), 131.0) == {**found, "node": "10.0.0.1 (abcdef)"}
-
-
-def test_a_trial_that_never_stepped_has_no_moments() -> None:
-    found = {"outcome": "crash", "first_step_at": 0.0}
-    assert as_ran_there(found, Node("abcdefgh", "h", 4.0), 131.0) == {**found, "node": "h (abcdef)"}
 
 
 def test_a_trial_takes_a_slot_of_its_own_kind() -> None:
