@@ -1,12 +1,6 @@
 """The scheduler's side of every executor: which trial runs next and in what share, what its states mean, how it ended.
 
-dispatcher = Dispatcher(scheduler, plan, cap_bytes)
-while (placed := dispatcher.take()) is not None:
-    runner.take(dispatcher.order(placed))
-    found = runner.step()
-    while dispatcher.goes_on(placed, found):
-        found = runner.step()
-    dispatcher.ended(placed, found)
+`LocalExecutor.run` (`local_executor.py`) is the loop around it.
 """
 
 from __future__ import annotations
