@@ -69,24 +69,9 @@ def gpus() -> list[Gpu]:
 
 def fault() -> str:
     """Returns why the driver does not tell its cards, as after an update without a restart; "" where there is none."""
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return ""
-    absent = ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
-    try:
-        nvml.nvmlInit()
-        try:
-            _gpus(nvml)
-        finally:
-            nvml.nvmlShutdown()
-    except tuple(kind for name in absent if (kind := getattr(nvml, name, None)) is not None):
-        return ""
-    except OSError:
-        return ""
-    except (AttributeError, nvml.NVMLError) as error:
-        return str(error)
-    return ""
+    found = list[str]()
+    _asked(_gpus, list[Gpu](), found.append)
+    return "".join(found)
 
 
 def choose(asked: str) -> None:
@@ -122,21 +107,29 @@ def choose(asked: str) -> None:
     os.environ[VISIBLE] = ",".join(gpu.uuid for gpu in chosen)
 
 
-def _asked(ask: Callable[[Any], _Answer], otherwise: _Answer) -> _Answer:
-    """Returns what is asked of NVML, loaded for it alone; `otherwise` where there is no driver, or it does not say."""
+def _asked(
+    ask: Callable[[Any], _Answer], otherwise: _Answer, told: Callable[[str], None] = lambda why: None
+) -> _Answer:
+    """Returns what is asked of NVML, loaded for it alone; `otherwise` where there is no driver, or it does not say.
+
+    `told` hears why a driver that is there does not say it.
+    """
     try:
         nvml = importlib.import_module("pynvml")  # of nvidia-ml-py; needed here only
-        nvml.nvmlInit()
     except (ImportError, OSError):
         return otherwise
-    except nvml.NVMLError:
-        return otherwise
+    absent = [getattr(nvml, name, OSError) for name in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")]
     try:
-        return ask(nvml)
-    except (AttributeError, nvml.NVMLError):
+        nvml.nvmlInit()
+        try:
+            return ask(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    except (OSError, *absent):
         return otherwise
-    finally:
-        nvml.nvmlShutdown()
+    except (AttributeError, nvml.NVMLError) as error:
+        told(str(error))
+        return otherwise
 
 
 def _driver(nvml: Any) -> Driver | None:
