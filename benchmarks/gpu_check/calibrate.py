@@ -1,4 +1,4 @@
-"""Measures what the predictor otherwise guesses of CUDA's libraries (`tuning.memory.calibration`), in some seconds.
+"""Measures what the predictor guesses of CUDA's libraries, in some seconds.
 
 Each constant is read where it shows: a cuBLAS workspace as what a first product leaves allocated, a reserve of cuDNN's
 as the tensor that its operator returns, a convolution's workspace as what its call takes beside its results.
@@ -6,11 +6,9 @@ as the tensor that its operator returns, a convolution's workspace as what its c
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pynvml
@@ -19,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tuning.memory.calibration import Calibration
 from tuning.memory.tracing import recurrent, workspaces
 
-RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN}
 STEPS, BATCH, HIDDEN, LAYERS = 64, 32, 192, 2
 CONVOLUTIONS = (  # batch, channels in, channels, side, kernel, groups: what the kinds and headpose have
     (32, 3, 32, 64, 3, 1),
@@ -34,34 +31,22 @@ CONVOLUTIONS = (  # batch, channels in, channels, side, kernel, groups: what the
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def calibration() -> Calibration:
-    """Returns the constants of the CUDA device of this process, which must not have used it before."""
-    properties = torch.cuda.get_device_properties(0)
-    constants: dict[str, float] = {"context_bytes": context_bytes(), "cublas_bytes": cublas_bytes()}
-    constants |= {f"{kind}_reserve": value for kind in RECURRENT if (value := reserve(kind)) is not None}
-    forward, backward = convolution_fracs()
-    constants |= {"convolution_frac": forward, "convolution_backward_frac": backward}
-    return Calibration(
-        properties.name,
-        importlib.metadata.version("torch"),
-        (properties.major, properties.minor),
-        {name: float(value) for name, value in constants.items()},
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    )
+def constants() -> dict[str, list[float]]:
+    """Returns what is guessed and what was measured of each constant, on a CUDA device that the process has not used.
 
-
-def guessed(capability: tuple[int, int]) -> dict[str, float]:
-    """Returns what the predictor takes where nothing was measured, by the same names."""
-    hopper = capability[0] >= 9
-    return {
-        "context_bytes": 0.0,
-        "cublas_bytes": float(workspaces.CUBLAS_HOPPER_BYTES if hopper else workspaces.CUBLAS_BYTES),
-        "lstm_reserve": float(recurrent.RESERVE["lstm"]),
-        "gru_reserve": float(recurrent.RESERVE["gru"]),
-        "rnn_reserve": float(recurrent.RESERVE["rnn_tanh"]),
-        "convolution_frac": 0.0,
-        "convolution_backward_frac": 0.0,
+    By name, [guess, measured]: bytes of a context and of a cuBLAS handle, and what `reserve` and `convolution_fracs`
+    return. Without the reserve of a recurrent network that cuDNN did not run.
+    """
+    hopper = torch.cuda.get_device_capability(0) >= (9, 0)
+    found: dict[str, list[float]] = {
+        "context_bytes": [0, context_bytes()],
+        "cublas_bytes": [workspaces.CUBLAS_HOPPER_BYTES if hopper else workspaces.CUBLAS_BYTES, cublas_bytes()],
     }
+    for kind in RECURRENT:
+        if (measured := reserve(kind)) is not None:
+            found[f"{kind}_reserve"] = [recurrent.RESERVE[kind], measured]
+    forward, backward = convolution_fracs()
+    return {**found, "convolution_frac": [0, forward], "convolution_backward_frac": [0, backward]}
 
 
 def context_bytes() -> int:
@@ -160,10 +145,3 @@ def _beside(call: Callable[[], list[Tensor]]) -> tuple[list[Tensor], int]:
     torch.cuda.synchronize()
     peak, after = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
     return results, max(0, peak - max(after, before))
-
-
-def rows(found: Calibration) -> Iterator[tuple[str, float, float]]:
-    """Yields name, guess and measured value of each constant."""
-    guesses = guessed(found.capability)
-    for name, value in found.constants.items():
-        yield name, guesses[name], value

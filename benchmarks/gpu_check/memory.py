@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from benchmarks.gpu_check.gauge import CAPACITY_TOLERANCE_FRAC, CPU_STEP_BYTES, 
 from benchmarks.gpu_check.kinds import GEMMA, GEMMA_SAMPLES, SMALL_GEMMA
 from benchmarks.gpu_check.place import Kept, OutOfTime, Place
 from benchmarks.memory_models import KINDS
-from tuning.memory import calibration
 from tuning.memory.allocator import STEP_BYTES
 from tuning.memory.fitting import TIGHT
 from tuning.memory.guard import MemoryGuard
@@ -43,10 +41,11 @@ SMALL = Extent(("residual CNN",), ("fp32",), (16,), SMALL_GEMMA, (16,))  # a CPU
 
 
 def run(place: Place) -> dict[str, Any]:
-    """Returns the rows, and the constants that were measured."""
+    """Returns the rows, and the guess and the measured value of each constant."""
     extent = SMALL if place.small else CARD
     kept = Kept(place, "memory")
-    found: dict[str, Any] = {"constants": kept.row("constants", lambda: _constants(place)), "finished": True}
+    constants = {} if place.small else kept.row("constants", calibrate.constants)
+    found: dict[str, Any] = {"constants": constants, "finished": True}
     executor = foretell.pool(place)
     groups = _groups(extent)
     capability = capability_of(place)
@@ -149,14 +148,3 @@ def joined(real: Mapping[str, Any], said: Mapping[str, Any] | None, small: bool)
     p_oom = MemoryGuard(real["capacity_bytes"] - step, {(): profile}).p_oom((), point.micro_batch) or 0.0
     row["wrong"] = p_oom <= TIGHT
     return row
-
-
-def _constants(place: Place) -> dict[str, Any]:
-    """Returns guess and measured value of each constant, by name; the file of a card is written where it is read."""
-    if place.small:
-        return {}
-    found = calibrate.calibration()
-    folders: list[Path] = [f for f in (calibration.folder(), place.out / "calibrations") if f is not None]
-    for folder in folders:
-        calibration.write(found, folder)
-    return {name: [guess, value] for name, guess, value in calibrate.rows(found)}

@@ -27,7 +27,6 @@ from trainables.files import cache_dir, write_whole
 from trainables.knobs import Scalar, table
 from trainables.source import file_hash
 from tuning import search_path
-from tuning.memory import calibration
 from tuning.memory.prediction import Prediction
 
 COMPILERS = ("g++", "c++", "clang++")
@@ -101,9 +100,6 @@ def _wire(request: Request) -> str:
             knobs[name] = (rows[name].default or value) if value else 0.0  # its range may not have any other
     knobs |= {name: request.knobs[name] for name in request.knobs if name not in rows}  # refused there, with words
     asked = {**asdict(request), "options": dict(request.options), "knobs": knobs}
-    found = calibration.of_card(request.capability) if request.kernels == "cuda" else None
-    if found is not None:  # a part of the request, hence of the cache's key
-        asked |= {"constants": dict(found.constants), "measured": found.note}
     return json.dumps(asked, sort_keys=True, default=str)
 
 
@@ -186,9 +182,8 @@ def _key(line: str, source: str) -> str:
 def fingerprint(workload: str, options: Mapping[str, object]) -> str:
     """Returns a hash of what a prediction depends on beside its request.
 
-    These are the packages' versions, our own sources, the workload's file with what it imports of the user's, what was
-    measured of CUDA's libraries, and size and time of the last change of files and folders that its options name, and
-    of the files in those folders.
+    These are the packages' versions, our own sources, the workload's file with what it imports of the user's, and size
+    and time of the last change of files and folders that its options name, and of the files in those folders.
     """
     found = hashlib.sha256()
     for name in _PACKAGES:
@@ -198,8 +193,6 @@ def fingerprint(workload: str, options: Mapping[str, object]) -> str:
         found.update(path.name.encode() + path.read_bytes())
     if own := _file(workload):
         found.update(file_hash(own).encode())
-    for measured in calibration.known(calibration.folder()):
-        found.update(json.dumps(asdict(measured), sort_keys=True).encode())
     for value in filter(None, options.values()):
         for path in _named(Path(str(value))):
             with contextlib.suppress(OSError, ValueError):

@@ -12,7 +12,6 @@ from tuning.config.cards import GIB_BYTES, Card, refuse
 from tuning.config.resolve import COMMAND_LINE, apply_card, on_cuda
 from tuning.config.schema import StudyConfig
 from tuning.config.space import Choice, Range, Space
-from tuning.memory import calibration
 from tuning.memory.fitting import Kernels
 from tuning.workers import doctor
 from tuning.workers.nvml import Gpu
@@ -103,8 +102,7 @@ def _found(card: Card, gpus: Sequence[Gpu]) -> Card:
         reserve_bytes = min(card.reserve_bytes or CONTEXT_BYTES, asked or 0)
         return card if asked is None else replace(card, reserve_bytes=reserve_bytes, device="cuda")
     name, memory_bytes = (here.name, here.memory_bytes) if asked is None else (card.name, asked)
-    reserve_bytes = card.reserve_bytes or (calibration.context_bytes(here.name) if asked is None else 0)
-    reserve_bytes = max(reserve_bytes, memory_bytes - doctor.free_bytes(here))
+    reserve_bytes = max(card.reserve_bytes, memory_bytes - doctor.free_bytes(here))
     return Card(name, memory_bytes, reserve_bytes, card.capability or here.capability, card.dtypes, "cuda")
 
 

@@ -13,7 +13,7 @@ from tuning.config.choices import available
 from tuning.config.resolve import COMMAND_LINE, measured_beside
 from tuning.config.schema import BEFORE, PLANNED_TRIALS, StudyConfig
 from tuning.journal.records import Journal, Record, last, trained_beside
-from tuning.memory import calibration, groups
+from tuning.memory import groups
 from tuning.report.format import duration
 from tuning.search import confirm
 from tuning.search.probe import PROBE_FRAC, probes_s
@@ -100,9 +100,8 @@ class Limits:
         """Returns what one trial that has the device to itself may take."""
         card = self._config.card
         if card.device == "cuda":
-            device = self._facts["device"]
-            reserve_bytes = card.reserve_bytes or calibration.context_bytes(str(device.get("name")))
-            own = int(device["memory_bytes"]) - reserve_bytes if card.cap_bytes is None else card.cap_bytes
+            memory_bytes = int(self._facts["device"]["memory_bytes"])
+            own = memory_bytes - card.reserve_bytes if card.cap_bytes is None else card.cap_bytes
             return own if self._free_bytes is None else min(own, self._free_bytes)
         if card.cap_bytes is not None:
             return card.cap_bytes

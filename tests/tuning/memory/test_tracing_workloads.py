@@ -1,23 +1,19 @@
 """Our workloads and a decoder without weights, traced: on fake CUDA tensors in a process, and against the CPU."""
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import share_library
 from trainables import loop
 from trainables.knobs import Knobs, Scalar, using
 from trainables.resident import Resident
 from trainables.workload import Config, table_of
 from trainables.workload_files import load
-from tuning.memory import calibration
 from tuning.memory.peaks import alone_bytes, highest
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
-from tuning.memory.tracing import workspaces
 from tuning.memory.tracing.step import Job, predict
 
 pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
@@ -187,27 +183,6 @@ def test_a_decoder_without_weights_and_tokenizer_is_traced_with_doras_norm_of_ea
     assert dora is not None
     assert lora is not None
     assert dora.live_bytes > lora.live_bytes
-
-
-def test_a_traced_step_takes_what_was_measured_on_a_card_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, predictions: dict[str, list[Prediction]]
-) -> None:
-    share_library(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    where, torch = calibration.folder(), version("torch")
-    assert where is not None
-    cublas = workspaces.CUBLAS_BYTES + 512
-    constants = {"lstm_reserve": 12.0, "cublas_bytes": float(cublas)}  # a reserve twice as large as is guessed
-    calibration.write(calibration.Calibration("a card", torch, (8, 6), constants), where)
-    (found,) = cuda("temporal", KNOBS["temporal"][:1])
-    assert f"workspaces as measured on a card with torch {torch}" in found.notes
-    births = [size for _, size in found.traces[0].events if size >= 0]
-    sizes = {size for size, op in zip(births, found.traces[0].ops, strict=True) if "mm" in op}
-    assert cublas in sizes, "the workspace of cuBLAS"
-    measured, guessed = found.peak(64), predictions["temporal"][0].peak(64)
-    assert measured is not None
-    assert guessed is not None
-    assert measured.live_bytes - guessed.live_bytes > 2**16
 
 
 def test_without_a_compiler_the_cpus_kernels_are_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,12 +2,12 @@
 
 Torch has cuDNN's operator without its backward pass on fake tensors, and its reserve is empty there. So the call is
 replaced by one that allocates what torch's binding does (aten/src/ATen/native/cudnn/RNN.cpp). The size of the reserve
-is cuDNN's secret; `RESERVE` is what its description says has to be kept, unless it was measured (`calibration`).
+is cuDNN's secret; `RESERVE` is what its description says has to be kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,7 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 RESERVE = {"lstm": 6, "gru": 5, "rnn_tanh": 2, "rnn_relu": 2}
 """Numbers kept for each step, sample, layer, direction and unit: the gates, of LSTM also cell states and their tanh."""
-_MEASURED = {"lstm": "lstm_reserve", "gru": "gru_reserve", "rnn_tanh": "rnn_reserve", "rnn_relu": "rnn_reserve"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,6 @@ class _Call:
     batch_first: bool
     hidden: int
     packed: bool
-    reserve: float
 
 
 class _Cudnn(torch.autograd.Function):
@@ -52,7 +50,7 @@ class _Cudnn(torch.autograd.Function):
         output = x.new_empty((*x.shape[:-1], call.directions * out_size))
         hy, cy = torch.empty_like(hx), None if cx is None else torch.empty_like(cx)
         cells = call.hidden * steps * call.layers * call.directions
-        reserve = x.new_empty(int(call.reserve * cells))
+        reserve = x.new_empty(RESERVE[call.kind] * cells)
         x.new_empty(GATES[call.kind] * call.hidden * steps)  # workspace: the gates of a layer, then given back
         kept = [x, hx, output, reserve, *weights]
         kept += [t for t in (cx, cy, flat) if t is not None]
@@ -82,7 +80,7 @@ class _Cudnn(torch.autograd.Function):
         return None, grad_x, grad_hx, grad_cx, *pieces
 
 
-def _call(kind: str, args: Sequence[Any], constants: Mapping[str, float]) -> Any:
+def _call(kind: str, args: Sequence[Any]) -> Any:
     """Returns what `torch._VF.<kind>` would: args are a padded call's, or a packed one's (batch sizes second)."""
     x, packed = args[0], isinstance(args[3], list | tuple)
     if packed:
@@ -96,18 +94,14 @@ def _call(kind: str, args: Sequence[Any], constants: Mapping[str, float]) -> Any
         x, hx = x.to(dtype), hx.to(dtype)
         cx = cx.to(dtype) if cx is not None else None
     hidden = weights[0].shape[0] // GATES[kind]
-    reserve = constants.get(_MEASURED[kind], RESERVE[kind])
-    call = _Call(kind, layers, 2 if bidirectional else 1, batch_first, hidden, packed, reserve)
+    call = _Call(kind, layers, 2 if bidirectional else 1, batch_first, hidden, packed)
     output, hy, cy = cast(Any, _Cudnn).apply(call, x, hx, cx, *weights)
     return (output, hy, cy) if kind == "lstm" else (output, hy)
 
 
 @contextmanager
-def cudnn(constants: Mapping[str, float] | None = None) -> Iterator[set[str]]:
-    """Inside the block recurrent networks on fake CUDA tensors run as on cuDNN; yields the kinds that did.
-
-    `constants` are those measured on a card (`calibration.CONSTANTS`).
-    """
+def cudnn() -> Iterator[set[str]]:
+    """Inside the block recurrent networks on fake CUDA tensors run as on cuDNN; yields the kinds that did."""
     functions = cast(Any, torch._VF)
     originals = {kind: getattr(functions, kind) for kind in GATES}
 
@@ -118,7 +112,7 @@ def cudnn(constants: Mapping[str, float] | None = None) -> Iterator[set[str]]:
             if not isinstance(args[0], FakeTensor) or args[0].device.type != "cuda":
                 return originals[kind](*args)
             used.add(kind)
-            return _call(kind, args, constants or {})
+            return _call(kind, args)
 
         return call
 

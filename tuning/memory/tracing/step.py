@@ -46,17 +46,12 @@ SIZES = {"cuda": (2, 3), "cpu": (16, 32)}
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration to trace, and whose kernels; `insides` adds what oneDNN hides from a virtual card.
-
-    `constants` of CUDA's libraries are those measured on such a card, `measured` the sentence that says so.
-    """
+    """A configuration to trace, and whose kernels; `insides` adds what oneDNN hides from a virtual card."""
 
     workload: Workload
     config: Config
     capability: tuple[int, int] = (8, 6)
     insides: bool = False
-    constants: Mapping[str, float] = field(default_factory=dict)
-    measured: str = ""
 
     @property
     def on_card(self) -> bool:
@@ -79,13 +74,7 @@ def answer(request: Mapping[str, Any], *, fallback: bool) -> Prediction:
     knobs = {name: value for name, value in request["knobs"].items() if name != "micro_batch_size"}
     workload = _workload(request["workload"])
     config = Config(Knobs.of(knobs, table_of(workload)), dict(request["options"]), device=device)
-    job = Job(
-        workload,
-        config,
-        tuple(request["capability"]),
-        constants=request.get("constants") or {},
-        measured=request.get("measured", ""),
-    )
+    job = Job(workload, config, tuple(request["capability"]))
     gc.freeze()  # what is imported by now need not be looked at after each trace: 0.8 s
     return predict(job)
 
@@ -125,8 +114,6 @@ def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
         # Whatever a workload's code or torch's fake kernels raise: the trial itself will tell what is wrong with it.
         notes = (*sorted(traced.notes), reason(error))
         return Prediction("none", notes, (), time.perf_counter() - start)
-    if job.on_card and job.constants:
-        traced.notes.add(job.measured)
     if job.config.knobs.compile != "off":
         traced.notes.add("knobs.compile: the step was traced uncompiled; compiled it may need less")
     unseen = sorted(op for op in traced.operators if any(part in op for part in workspaces.UNSEEN))
@@ -155,7 +142,7 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
     """
     insides: Insides = onednn.OneDnn(FAKE, transient=job.insides)
     if job.on_card:
-        insides = workspaces.Cuda(job.capability, job.constants)
+        insides = workspaces.Cuda(job.capability)
     lifetimes = Lifetimes(job.config.device, FAKE, insides)
     lifetimes.hold(kept)
     trace = _traced_step(traced, job, micro_batch, lifetimes)
@@ -165,7 +152,7 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
 def _traced_step(traced: Traced, job: Job, micro_batch: int, lifetimes: Lifetimes) -> Trace:
     resident, config = _resident(job.workload), job.config.with_knobs(micro_batch_size=micro_batch)
-    with patched(), recurrent.cudnn(job.constants) as kinds:
+    with patched(), recurrent.cudnn() as kinds:
         with lifetimes if job.on_card else nullcontext():  # a card also holds the first weights that a trial copies
             state = loop.prepare(resident, config, Plan(samples=1_000_000))
         lifetimes.adopt(state.model.parameters(), "parameter")

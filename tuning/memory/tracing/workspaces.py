@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 aten = torch.ops.aten
 
 CUBLAS_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
 CUBLAS_HOPPER_BYTES = 4096 * 8 * 1024
 """A cuBLAS handle's workspace (ATen/cuda/CUDABlas.cpp); each thread that computes has a handle: forward, backward."""
-_CONVOLUTIONS = {
-    aten.convolution.default: "convolution_frac",
-    aten.convolution_backward.default: "convolution_backward_frac",
-}
-"""Operators whose workspace is that of an algorithm cuDNN chooses, and the constant that says how large it was."""
-
 _PRODUCTS = frozenset(getattr(aten, n).default for n in ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation"))
 UNSEEN = ("convolution", "cudnn")
 """Parts of the names of operators whose workspaces are chosen by cuDNN or oneDNN as they run."""
@@ -27,21 +20,15 @@ UNSEEN = ("convolution", "cudnn")
 class Cuda:
     """What CUDA's operators take inside themselves on a card of a compute capability; see `lifetimes.Insides`.
 
-    `constants` are those measured on such a card (`calibration.CONSTANTS`); without, a convolution takes nothing.
+    What a convolution takes is cuDNN's choice as it runs, so it counts as nothing (`UNSEEN`).
     """
 
-    def __init__(self, capability: tuple[int, int], constants: Mapping[str, float] | None = None) -> None:
-        self._constants = constants or {}
-        guessed = CUBLAS_HOPPER_BYTES if capability[0] >= 9 else CUBLAS_BYTES
-        self._handle_bytes = int(self._constants.get("cublas_bytes", guessed))
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._handle_bytes = CUBLAS_HOPPER_BYTES if capability[0] >= 9 else CUBLAS_BYTES
         self._threads = set[bool]()
 
     def transient_bytes(self, func: Any, args: Sequence[Any], result: Any) -> int:
         """Returns the bytes that the operator allocates beside its result, 0 where none are known."""
-        if func in _CONVOLUTIONS:
-            results = result if isinstance(result, list | tuple) else (result,)
-            made = sum(t.nbytes for t in results if isinstance(t, Tensor))
-            return int(self._constants.get(_CONVOLUTIONS[func], 0.0) * made)
         formula = _CUDA.get(func)
         return formula(args) if formula is not None else 0
 
