@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from tuning.memory.peaks import peak_of
-from tuning.memory.symbolic import Symbolic, between
+from tuning.memory.symbolic import between
 from tuning.memory.trace import Peak, Trace
 
 Confidence = Literal["traced", "workspaces unseen", "fallback", "none"]
@@ -24,7 +24,7 @@ tell; the prediction's `notes` say why.
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is known of a step without running it: one trace or two, which give every other micro-batch size.
+    """What is known of a step without running it: one trace or two in rising order, which give every other size.
 
     `seconds` is what the tracing took.
     """
@@ -44,7 +44,7 @@ class Prediction:
         for known in self.traces:
             if known.micro_batch == micro_batch:
                 return known
-        return None if self._symbolic is None else self._symbolic.at(micro_batch)
+        return between(*self.traces, micro_batch) if len(self.traces) == 2 else None
 
     def peak(self, micro_batch: int) -> Peak | None:
         """Returns the peak at a micro-batch size; None where `trace` is.
@@ -55,10 +55,6 @@ class Prediction:
             trace = self.trace(micro_batch)
             self._peaks[micro_batch] = None if trace is None else peak_of(trace)
         return self._peaks[micro_batch]
-
-    @cached_property
-    def _symbolic(self) -> Symbolic | None:
-        return between(*self.traces) if len(self.traces) == 2 else None
 
     @cached_property
     def _peaks(self) -> dict[int, Peak | None]:
