@@ -207,7 +207,7 @@ class KnobTable(Mapping[str, Knob]):
 
     @cached_property
     def scaled(self) -> tuple[str, ...]:
-        """Knobs between whose measured values a memory profile may be read off: bytes are about a power of them."""
+        """Knobs of which a larger value needs more memory, as a width does."""
         return tuple(name for name in self.by_memory["group"] if self[name].domain.type in (int, float))
 
     def as_raw(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Literal
 from trainables.knobs import Scalar, table
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.need import Need, Observed, corrected, raise_to
-from tuning.memory.profile import MEASURED, MemoryProfile, Point, Sizes, between
+from tuning.memory.profile import MEASURED, MemoryProfile, Point, Sizes
 
 MemoryGroup = tuple[tuple[str, Scalar], ...]
 """The knobs that change what a sample or a parameter needs, as (name, value) pairs; see `memory.groups.key_of`."""
@@ -209,8 +209,8 @@ class MemoryGuard:
     def _found(self, group: MemoryGroup) -> Need | None:
         """Returns the group's own profile, corrected, else that of the group that is most like it, else its peaks.
 
-        Most like it is, in this order: holding gradients, where it holds none; one of other minor knobs; what lies
-        between two that differ in one scaled knob alone.
+        Most like it is, in this order: holding gradients, where it holds none; one of other minor knobs; of two that it
+        lies between, and that differ in one scaled knob alone, the larger.
         """
         told = self._told.get(group, Observed())
         own = self._profiles.get(group)
@@ -222,8 +222,8 @@ class MemoryGuard:
         alike = self._plain.get(_plain(group))
         if alike is not None and (need := self._need(alike)) is not None:
             return corrected(need._replace(least_spread=BORROWED_SPREAD_FRAC), told)
-        around = (self._around(_plain(group), name) for name, _ in group if name in table().scaled)
-        profile = next((found for found in around if found is not None), None)
+        larger = (self._next_larger(_plain(group), name) for name, _ in group if name in table().scaled)
+        profile = next((found for found in larger if found is not None), None)
         if profile is not None:
             return corrected(Need(profile, 0), told)
         others = (self._told.get(other) for other in (group, held, _held(group, False)))
@@ -233,18 +233,19 @@ class MemoryGuard:
         points = tuple(Point(m, size, size) for m, size in peaks.items())
         return corrected(Need(MemoryProfile(Sizes(0, 0, 0), points, source="none"), 0), told)
 
-    def _around(self, plain: MemoryGroup, name: str) -> MemoryProfile | None:
-        """Returns the profile read off between the nearest ones below and above in this knob, all others equal."""
+    def _next_larger(self, plain: MemoryGroup, name: str) -> MemoryProfile | None:
+        """Returns the profile at the next larger value of this knob, all others equal; None outside of those known."""
         own = dict(plain)
         value = float(own[name])
-        alike = [
-            (float(dict(other)[name]), self._profiles[group])
+        alike = {
+            float(dict(other)[name]): self._profiles[group]
             for other, group in self._plain.items()
             if {**dict(other), name: own[name]} == own
-        ]
-        low = max((pair for pair in alike if pair[0] < value), key=lambda pair: pair[0], default=None)
-        high = min((pair for pair in alike if pair[0] > value), key=lambda pair: pair[0], default=None)
-        return None if low is None or high is None else between(low, high, value)
+        }
+        larger = [other for other in alike if other > value]
+        if not larger or len(larger) == len(alike):
+            return None
+        return dataclasses.replace(alike[min(larger)], source="bound")
 
 
 def _held(group: MemoryGroup, held: bool = True) -> MemoryGroup:

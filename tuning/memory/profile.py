@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import numpy as np
 
 from tuning.memory.trace import Peak
 
-EXTRAPOLATED, INTERPOLATED, MEASURED = "extrapolated", "interpolated", "measured"
-SOURCES = ("traced", "workspaces unseen", "fallback", MEASURED, INTERPOLATED, "bound", "none")
+EXTRAPOLATED, MEASURED = "extrapolated", "measured"
+SOURCES = ("traced", "workspaces unseen", "fallback", MEASURED, "bound", "none")
 
 
 @dataclass(frozen=True)
@@ -176,29 +175,3 @@ def interpolated(values: Mapping[int, float], micro_batch: int) -> float:
         return 1.0
     sizes = sorted(values)
     return float(np.interp(micro_batch, sizes, [values[m] for m in sizes]))
-
-
-def between(low: tuple[float, MemoryProfile], high: tuple[float, MemoryProfile], value: float) -> MemoryProfile:
-    """Returns the profile at a knob's value between two others, as powers of it: bytes ~ value ** exponent.
-
-    Bytes grow as exponent ** value where the lower value is not above 0.
-    """
-    (x0, a), (x1, b) = low, high
-    place = math.log if x0 > 0 else float
-    share = (place(value) - place(x0)) / (place(x1) - place(x0))
-
-    def mean(first: float, second: float) -> int:
-        return round(math.exp((1.0 - share) * math.log(max(first, 1.0)) + share * math.log(max(second, 1.0))))
-
-    last = min(a.points[-1].micro_batch, b.points[-1].micro_batch)
-    sizes = sorted({p.micro_batch for p in (*a.points, *b.points) if p.micro_batch <= last})
-    points = [
-        Point(
-            m,
-            mean(a.peak(m), b.peak(m)),
-            mean(a.capacity(m), b.capacity(m)),
-        )
-        for m in sizes
-    ]
-    pairs = zip(dataclasses.astuple(a.sizes), dataclasses.astuple(b.sizes), strict=True)
-    return MemoryProfile(Sizes(*(mean(first, second) for first, second in pairs)), tuple(points), INTERPOLATED)

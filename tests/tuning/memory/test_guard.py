@@ -168,15 +168,16 @@ def test_a_group_nobody_predicted_is_judged_by_its_first_peak() -> None:
     assert [guard.judge(BF16, m).fits for m in (8, 16, 32)] == [True, True, False]
 
 
-def test_a_width_between_two_others_is_judged_between_them() -> None:
+def test_a_width_between_two_others_is_judged_by_the_larger() -> None:
     def at(width: int) -> MemoryGroup:
         return (("amp_dtype", "fp32"), ("hidden_size", width))
 
     known = {at(w): MemoryProfile(Sizes(w, w, w), (Point(8, w * MB, w * MB),)) for w in (64, 256)}
-    guard = MemoryGuard(130 * MB, known)
-    assert guard.predicted_bytes(at(128), 8) == pytest.approx(128 * MB, rel=0.01)
-    assert [guard.judge(at(w), 8).fits for w in (100, 128, 160)] == [True, True, False]
-    assert guard.predicted_bytes(at(300), 8) is None
+    guard = MemoryGuard(255 * MB, known)
+    assert [guard.predicted_bytes(at(w), 8) for w in (65, 128, 255)] == [256 * MB] * 3
+    assert not guard.judge(at(128), 8).fits
+    assert MemoryGuard(257 * MB, known).judge(at(128), 8).fits
+    assert [guard.predicted_bytes(at(w), 8) for w in (32, 300)] == [None, None]
     assert guard.predicted_bytes((("amp_dtype", "bf16"), ("hidden_size", 128)), 8) is None
 
 

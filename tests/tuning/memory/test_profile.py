@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.memory.profile import MemoryProfile, Point, Sizes, between
+from tuning.memory.profile import MemoryProfile, Point, Sizes
 from tuning.memory.trace import Peak
 
 MB = 10**6
@@ -104,17 +104,3 @@ def test_of_a_prediction_a_card_holds_capacity_and_a_cpu_live_bytes() -> None:
 def test_it_survives_the_journal(parts: Sizes, measured: list[tuple[int, int]]) -> None:
     found = MemoryProfile.from_measured(parts, measured, 1.1)
     assert MemoryProfile.of(found.as_raw()) == found
-
-
-def test_between_two_widths_bytes_are_a_power_of_the_width() -> None:
-    low = MemoryProfile.from_measured(Sizes(100, 100, 200), [(1, 1000), (4, 4000)])
-    high = MemoryProfile.from_measured(Sizes(1600, 1600, 3200), [(1, 4000), (4, 16000)])
-    found = between((64.0, low), (256.0, high), 128.0)
-    assert (found.sizes, found.source) == (Sizes(400, 400, 800), "interpolated")
-    assert found.peak(4) == 8000
-
-
-@pytest.mark.parametrize("low_value", [0.0, -64.0])
-def test_between_a_value_of_0_or_less_and_another_the_middle_is_between(low_value: float) -> None:
-    low, high = (MemoryProfile.from_measured(Sizes(0, 0, 0), [(1, bytes_)]) for bytes_ in (1000, 4000))
-    assert between((low_value, low), (64.0, high), (low_value + 64.0) / 2).peak(1) == 2000
