@@ -19,7 +19,7 @@ from benchmarks.memory_models import KINDS
 from tuning.memory.allocator import STEP_BYTES
 from tuning.memory.fitting import TIGHT
 from tuning.memory.guard import MemoryGuard
-from tuning.memory.profile import MemoryProfile, Point, Sizes
+from tuning.memory.profile import MemoryProfile, Point
 
 ROW_S = 5.0
 """About what a row takes on a card; the model of 1 B parameters takes longer, and comes last."""
@@ -144,7 +144,7 @@ def joined(real: Mapping[str, Any], said: Mapping[str, Any] | None, small: bool)
     row |= {f"predicted_{name}": value for name, value in peak.items()}
     step = max(CPU_STEP_BYTES if small else STEP_BYTES, int(CAPACITY_TOLERANCE_FRAC * real["capacity_bytes"]))
     point = Point(real["micro_batch"], peak["capacity_bytes"], peak["capacity_bytes"])
-    profile = MemoryProfile(Sizes(0, 0, 0), (point,), row["confidence"])
+    profile = MemoryProfile(0, (point,), row["confidence"])
     p_oom = MemoryGuard(real["capacity_bytes"] - step, {(): profile}).p_oom((), point.micro_batch) or 0.0
     row["wrong"] = p_oom <= TIGHT
     return row

@@ -78,7 +78,9 @@ def fit(
     if most is not None:  # its capacity is known to half a percent, and that the limit is enough
         limit = guard.limit_bytes(_ONE) or 0
         most = replace(most, capacity_bytes=min(most.capacity_bytes, limit))
-        one = MemoryProfile.from_peaks([most], prediction.confidence, cuda=kernels == "cuda", sizes=profile.sizes)
+        one = MemoryProfile.from_peaks(
+            [most], prediction.confidence, cuda=kernels == "cuda", floor_bytes=profile.floor_bytes
+        )
         largest_cell = _cell(most, MemoryGuard(usable_bytes, {_ONE: one}), kernels)
     return Fit(knobs, prediction.confidence, prediction.notes, cells, largest, largest_cell)
 

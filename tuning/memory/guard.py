@@ -14,7 +14,7 @@ from typing import Literal
 from trainables.knobs import Scalar, table
 from tuning.config.cards import GIB_BYTES
 from tuning.memory.need import Need, Observed, corrected, raise_to
-from tuning.memory.profile import MEASURED, MemoryProfile, Point, Sizes
+from tuning.memory.profile import MEASURED, MemoryProfile, Point
 
 MemoryGroup = tuple[tuple[str, Scalar], ...]
 """The knobs that change what a sample or a parameter needs, as (name, value) pairs; see `memory.groups.key_of`."""
@@ -231,7 +231,7 @@ class MemoryGuard:
         if not peaks:
             return None
         points = tuple(Point(m, size, size) for m, size in peaks.items())
-        return corrected(Need(MemoryProfile(Sizes(0, 0, 0), points, source="none"), 0), told)
+        return corrected(Need(MemoryProfile(0, points, source="none"), 0), told)
 
     def _next_larger(self, plain: MemoryGroup, name: str) -> MemoryProfile | None:
         """Returns the profile at the next larger value of this knob, all others equal; None outside of those known."""

@@ -23,7 +23,7 @@ from tuning.memory.groups import (
 )
 from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
-from tuning.memory.profile import MemoryProfile, Sizes
+from tuning.memory.profile import MemoryProfile, floor_of
 
 CHECKPOINTING = "activation_checkpointing"
 FIRST = (2, 8)
@@ -136,10 +136,10 @@ class MemoryStage:
         if not peaks:
             return False
         found = self._profiler.footprint(self._knobs(group), self._first[:1])
-        several, alone = (
-            MemoryProfile.from_peaks(peaks, prediction.confidence, cuda=self._cuda, alone=alone, sizes=Sizes.of(found))
-            for alone in (False, True)
+        profile = functools.partial(
+            MemoryProfile.from_peaks, peaks, prediction.confidence, cuda=self._cuda, floor_bytes=floor_of(found)
         )
+        several, alone = profile(), profile(alone=True)
         self._write(group, several, found, alone, notes=list(prediction.notes))
         return True
 
@@ -175,7 +175,7 @@ class MemoryStage:
         pairs = [(int(m), int(b)) for m, b in measured]
         own = [*(before.get("measured_alone", []) if before else []), *found.get("measured_alone", [])]
         bare = [(int(m), int(b)) for m, b in own]
-        line = functools.partial(MemoryProfile.from_measured, Sizes.of(found), spare=CUDA_SPARE if self._cuda else 1.0)
+        line = functools.partial(MemoryProfile.from_measured, floor_of(found), spare=CUDA_SPARE if self._cuda else 1.0)
         more = {"failed": before["failed"]} if before and before.get("failed") else {}
         if before and len(found["measured"]) < len(sizes):
             more["failed"] = {"micro_batch": sizes[len(found["measured"])], "cap_bytes": self._cap_bytes}

@@ -29,27 +29,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Bytes that do not depend on the batch: parameters with buffers, gradients, the optimiser's state."""
-
-    parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
-
-    @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> Sizes:
-        """Returns the sizes among plain values."""
-        return cls(int(raw["parameter_bytes"]), int(raw["gradient_bytes"]), int(raw["optimizer_bytes"]))
-
-
-@dataclass(frozen=True)
 class MemoryProfile:
     """Bytes of one memory group (dtype, checkpointing, adapter ...), by micro-batch size.
 
-    `points` rise with the micro-batch and never fall; `source` says how they were found, one of `SOURCES`.
+    `floor_bytes` are alive at every moment of training: parameters with buffers, and the optimiser's state. `points`
+    rise with the micro-batch and never fall; `source` says how they were found, one of `SOURCES`.
     """
 
-    sizes: Sizes
+    floor_bytes: int
     points: tuple[Point, ...]
     source: str = MEASURED
 
@@ -71,54 +58,47 @@ class MemoryProfile:
         object.__setattr__(self, "points", tuple(rising))
 
     @classmethod
-    def from_measured(cls, sizes: Sizes, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> MemoryProfile:
+    def from_measured(cls, floor_bytes: int, measured: Sequence[tuple[int, int]], spare: float = 1.0) -> MemoryProfile:
         """Returns the profile through measured (micro-batch, peak bytes) pairs.
 
-        `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: all that the sizes leave
-        unexplained then counts as the samples', which is too much for larger micro-batches rather than too little.
+        `spare` is what a card must hold as a multiple of the peak. One pair gives no slope: all that is above the floor
+        then counts as the samples', which is too much for larger micro-batches rather than too little.
         """
         points = [Point(m, b, round(b * spare)) for m, b in measured]
-        return cls(sizes, tuple(points))
+        return cls(floor_bytes, tuple(points))
 
     @classmethod
     def from_peaks(
-        cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool, alone: bool = False, sizes: Sizes | None = None
+        cls, peaks: Sequence[Peak], confidence: str, *, cuda: bool, alone: bool = False, floor_bytes: int | None = None
     ) -> MemoryProfile:
         """Returns the profile of predicted peaks: on CUDA of the allocator's bytes, on a CPU of live tensors.
 
         Those of batches of one micro-step are the `alone` ones; what the allocator adds to them is taken to be the same
-        share. `sizes` are those counted on the model itself, else those alive at the first peak.
+        share. `floor_bytes` is counted on the model itself, else what of it is alive at the first peak.
         """
-        held = peaks[0].breakdown
+        if floor_bytes is None:
+            floor_bytes = sum(peaks[0].breakdown.get(name, 0) for name in ("parameter", "buffer", "optimizer"))
 
         def point(peak: Peak) -> Point:
             share = peak.alone_bytes / peak.live_bytes if alone and peak.live_bytes else 1.0
             found = (peak.allocated_bytes, peak.capacity_bytes) if cuda else (peak.live_bytes, peak.live_bytes)
             return Point(peak.micro_batch, *(round(share * size) for size in found))
 
-        traced = Sizes(
-            held.get("parameter", 0) + held.get("buffer", 0), held.get("gradient", 0), held.get("optimizer", 0)
-        )
-        return cls(sizes or traced, tuple(point(p) for p in peaks), confidence)
+        return cls(floor_bytes, tuple(point(p) for p in peaks), confidence)
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> MemoryProfile:
         """Returns the profile that `as_raw` wrote."""
         points = tuple(Point(*(int(v) for v in p)) for p in raw["points"])
-        return cls(Sizes.of(raw), points, str(raw["source"]))
+        return cls(int(raw["floor_bytes"]), points, str(raw["source"]))
 
     def as_raw(self) -> dict[str, Any]:
         """Returns it as plain values."""
         return {
-            **dataclasses.asdict(self.sizes),
+            "floor_bytes": self.floor_bytes,
             "points": [[p.micro_batch, p.peak_bytes, p.capacity_bytes] for p in self.points],
             "source": self.source,
         }
-
-    @property
-    def floor_bytes(self) -> int:
-        """Returns what is alive at every moment of training: parameters and the optimiser's state."""
-        return self.sizes.parameter_bytes + self.sizes.optimizer_bytes
 
     def capacity(self, micro_batch: int) -> float:
         """Returns the bytes that a card must hold for a step of `micro_batch` samples."""
@@ -167,6 +147,11 @@ class MemoryProfile:
         second = self.points[1]
         slope = (value(second) - value(first)) / (second.micro_batch - first.micro_batch)
         return max(floor, value(first) - slope * first.micro_batch)
+
+
+def floor_of(measured: Mapping[str, Any]) -> int:
+    """Returns the floor of a profile, of what a worker's `footprint` measured."""
+    return int(measured["parameter_bytes"]) + int(measured["optimizer_bytes"])
 
 
 def interpolated(values: Mapping[int, float], micro_batch: int) -> float:

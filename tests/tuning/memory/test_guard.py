@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from tuning.memory.guard import GRADIENTS_HELD, MemoryGroup, MemoryGuard
 from tuning.memory.need import MARGINS
-from tuning.memory.profile import SOURCES, MemoryProfile, Point, Sizes
+from tuning.memory.profile import SOURCES, MemoryProfile, Point
 
 MB = 10**6
 FP32: MemoryGroup = (("amp_dtype", "fp32"),)
 BF16: MemoryGroup = (("amp_dtype", "bf16"),)
-PARTS = Sizes(60 * MB, 10 * MB, 20 * MB)
-PLAIN = MemoryProfile.from_measured(PARTS, [(m, (100 + 10 * m) * MB) for m in (2, 8)])
+FLOOR_BYTES = 80 * MB
+PLAIN = MemoryProfile.from_measured(FLOOR_BYTES, [(m, (100 + 10 * m) * MB) for m in (2, 8)])
 
 events = st.lists(
     st.tuples(
@@ -172,7 +172,7 @@ def test_a_width_between_two_others_is_judged_by_the_larger() -> None:
     def at(width: int) -> MemoryGroup:
         return (("amp_dtype", "fp32"), ("hidden_size", width))
 
-    known = {at(w): MemoryProfile(Sizes(w, w, w), (Point(8, w * MB, w * MB),)) for w in (64, 256)}
+    known = {at(w): MemoryProfile(w, (Point(8, w * MB, w * MB),)) for w in (64, 256)}
     guard = MemoryGuard(255 * MB, known)
     assert [guard.predicted_bytes(at(w), 8) for w in (65, 128, 255)] == [256 * MB] * 3
     assert not guard.judge(at(128), 8).fits
@@ -185,7 +185,7 @@ HELD: MemoryGroup = (("amp_dtype", "fp32"), (GRADIENTS_HELD, True))
 BARE: MemoryGroup = (("amp_dtype", "fp32"), (GRADIENTS_HELD, False))
 
 
-LESS = MemoryProfile.from_measured(PARTS, [(m, (90 + 10 * m) * MB) for m in (2, 8)])
+LESS = MemoryProfile.from_measured(FLOOR_BYTES, [(m, (90 + 10 * m) * MB) for m in (2, 8)])
 BOTH = {HELD: PLAIN, BARE: LESS}
 
 
@@ -238,7 +238,7 @@ def test_of_a_group_without_a_footprint_either_kind_tells() -> None:
 
 def of_source(source: str, cap_bytes: int) -> MemoryGuard:
     points = tuple(Point(m, (80 + 10 * m) * MB, (80 + 10 * m) * MB) for m in (2, 8))
-    return MemoryGuard(cap_bytes, {FP32: MemoryProfile(PARTS, points, source)})
+    return MemoryGuard(cap_bytes, {FP32: MemoryProfile(FLOOR_BYTES, points, source)})
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -258,7 +258,7 @@ def test_p_oom_is_that_of_a_normal_distribution_round_what_is_expected(source: s
 def test_the_limit_is_what_a_profile_may_say_at_most(source: str, cap_bytes: int) -> None:
     guard = of_source(source, cap_bytes)
     beyond = 9  # of a measured profile what is extrapolated
-    profile = MemoryProfile(PARTS, (Point(2, 100 * MB, 100 * MB), Point(8, 160 * MB, 160 * MB)), source)
+    profile = MemoryProfile(FLOOR_BYTES, (Point(2, 100 * MB, 100 * MB), Point(8, 160 * MB, 160 * MB)), source)
     tiny = 10 * (profile.capacity(beyond) <= (guard.limit_bytes(FP32) or 0)) - 5
     limit = (guard.limit_bytes(FP32) or 0) + tiny
     assert guard.judge(FP32, beyond).fits is (profile.capacity(beyond) <= limit)
@@ -316,7 +316,7 @@ def test_what_ran_without_compile_vouches_for_nothing_with_it() -> None:
 
 def test_a_prediction_is_corrected_by_what_runs_needed() -> None:
     points = tuple(Point(m, (80 + 10 * m) * MB, (80 + 10 * m) * MB) for m in (1, 64))
-    guard = MemoryGuard(10**12, {FP32: MemoryProfile(PARTS, points, "workspaces unseen")})
+    guard = MemoryGuard(10**12, {FP32: MemoryProfile(FLOOR_BYTES, points, "workspaces unseen")})
     before = guard.predicted_bytes(FP32, 64) or 0
     for m in (2, 16):
         guard.observe_peak(FP32, m, (80 + 15 * m) * MB)

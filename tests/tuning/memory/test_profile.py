@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuning.memory.profile import MemoryProfile, Point, Sizes
+from tuning.memory.profile import MemoryProfile, Point
 from tuning.memory.trace import Peak
 
 MB = 10**6
-PARTS = Sizes(60 * MB, 10 * MB, 20 * MB)
-sizes = st.builds(Sizes, *[st.integers(0, 10**10)] * 3)
+FLOOR_BYTES = 80 * MB
+floors = st.integers(0, 2 * 10**10)
 measurements = st.lists(st.tuples(st.integers(1, 512), st.integers(0, 10**11)), min_size=1, max_size=6)
 
 
@@ -24,7 +24,7 @@ def totals(found: MemoryProfile, micro_batches: range) -> list[float]:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**10), st.integers(0, 10**9), st.sets(st.integers(1, 256), min_size=2, max_size=5))
 def test_a_line_is_found_again_below_between_and_beyond_its_points(fixed: int, slope: int, batches: set[int]) -> None:
-    found = MemoryProfile.from_measured(Sizes(0, 0, 0), [(m, fixed + slope * m) for m in batches])
+    found = MemoryProfile.from_measured(0, [(m, fixed + slope * m) for m in batches])
     for m in (1, min(batches), min(batches) + 1, max(batches) * 4):
         assert found.peak(m) == pytest.approx(fixed + slope * m)
 
@@ -41,7 +41,7 @@ def test_below_the_first_point_a_convex_peak_is_missed_by_no_more_than_the_line_
     def peak(m: int) -> int:
         return floor + max(fixed + slope * m for fixed, slope in over)
 
-    found = MemoryProfile.from_measured(Sizes(floor, 0, 0), [(m, peak(m)) for m in batches])
+    found = MemoryProfile.from_measured(floor, [(m, peak(m)) for m in batches])
     first, slope = batches[0], (peak(batches[1]) - peak(batches[0])) / (batches[1] - batches[0])
     tiny = 1e-9 * peak(first)
     for m in range(1, first):
@@ -51,11 +51,11 @@ def test_below_the_first_point_a_convex_peak_is_missed_by_no_more_than_the_line_
 
 
 @settings(max_examples=200, deadline=None)
-@given(sizes, st.lists(st.tuples(st.integers(2, 40), *[st.integers(0, 10**11)] * 2), min_size=1, max_size=4))
+@given(floors, st.lists(st.tuples(st.integers(2, 40), *[st.integers(0, 10**11)] * 2), min_size=1, max_size=4))
 def test_below_the_first_point_it_rises_from_the_floor_to_it_whatever_the_points(
-    parts: Sizes, points: list[tuple[int, int, int]]
+    floor_bytes: int, points: list[tuple[int, int, int]]
 ) -> None:
-    found = MemoryProfile(parts, tuple(Point(*p) for p in points))
+    found = MemoryProfile(floor_bytes, tuple(Point(*p) for p in points))
     first = found.points[0]
     for at, value in ((found.peak, first.peak_bytes), (found.capacity, first.capacity_bytes)):
         said = [at(m) for m in range(1, first.micro_batch + 1)]
@@ -69,23 +69,23 @@ def test_below_the_first_point_it_rises_from_the_floor_to_it_whatever_the_points
 
 def test_what_every_step_needs_is_needed_at_the_smallest_micro_batch_too() -> None:
     pool = [(2, 35_468_640), (8, 46_775_648), (64, 152_517_984)]  # signals, fp32, hidden 64, an encoder's phase
-    found = MemoryProfile.from_measured(Sizes(331_048, 331_048, 662_096), pool)
+    found = MemoryProfile.from_measured(993_144, pool)
     assert found.peak(1) / 2**20 == pytest.approx(32.0, abs=0.05)
 
 
 @settings(max_examples=60, deadline=None)
-@given(sizes, measurements, st.floats(1.0, 1.5))
+@given(floors, measurements, st.floats(1.0, 1.5))
 def test_never_below_a_measurement_and_never_falling(
-    parts: Sizes, measured: list[tuple[int, int]], spare: float
+    floor_bytes: int, measured: list[tuple[int, int]], spare: float
 ) -> None:
-    found = MemoryProfile.from_measured(parts, measured, spare)
+    found = MemoryProfile.from_measured(floor_bytes, measured, spare)
     assert all(found.capacity(m) >= b for m, b in measured)
     peaks = totals(found, range(1, 20))
     assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(peaks))
 
 
 def test_one_size_leaves_what_is_unexplained_to_the_samples() -> None:
-    found = MemoryProfile.from_measured(PARTS, [(2, 100 * MB), (2, 110 * MB)])
+    found = MemoryProfile.from_measured(FLOOR_BYTES, [(2, 100 * MB), (2, 110 * MB)])
     assert (found.floor_bytes, totals(found, range(1, 4))) == (80 * MB, [95 * MB, 110 * MB, 125 * MB])
 
 
@@ -100,7 +100,7 @@ def test_of_a_prediction_a_card_holds_capacity_and_a_cpu_live_bytes() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(sizes, measurements)
-def test_it_survives_the_journal(parts: Sizes, measured: list[tuple[int, int]]) -> None:
-    found = MemoryProfile.from_measured(parts, measured, 1.1)
+@given(floors, measurements)
+def test_it_survives_the_journal(floor_bytes: int, measured: list[tuple[int, int]]) -> None:
+    found = MemoryProfile.from_measured(floor_bytes, measured, 1.1)
     assert MemoryProfile.of(found.as_raw()) == found
