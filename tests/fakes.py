@@ -180,8 +180,9 @@ class FormulaProfiler:
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
         """Returns the formula's footprint."""
-        sizes = {"parameter_bytes": 60_000_000, "gradient_bytes": 10_000_000, "optimizer_bytes": 20_000_000}
-        return {**sizes, "measured": [(m, self.peak_bytes(knobs, m)) for m in micro_batches], "message": ""}
+        sizes = {"parameter_bytes": 60_000_000, "optimizer_bytes": 20_000_000}
+        measured = [(m, self.peak_bytes(knobs, m)) for m in micro_batches]
+        return {**sizes, "measured": measured, "measured_alone": [], "message": ""}
 
     def probe(self, knobs: Mapping[str, Scalar], time_s: float, best_samples_per_s: float) -> dict[str, Any]:
         """Returns the formula's speed, or an OOM above the cap."""

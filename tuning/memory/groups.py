@@ -13,7 +13,7 @@ from tuning.config.space import Choice, Range, Space
 from tuning.journal.records import Journal, Record, last
 from tuning.memory.guard import GRADIENTS_HELD, FitVerdict, MemoryGroup, MemoryGuard
 from tuning.memory.oom import Outcome
-from tuning.memory.profile import MemoryProfile
+from tuning.memory.profile import MEASURED, MemoryProfile
 
 _NO_ROOM = (Outcome.OOM, Outcome.HOST_OOM, Outcome.KILLED)
 _EDGE_FRAC = 0.1
@@ -184,8 +184,7 @@ def guard(records: Sequence[Record], cap_bytes: int | None) -> MemoryGuard:
                 learned.observe_oom(key_of(record["coupling"]), int(failed["micro_batch"]), failed["cap_bytes"])
             _corrected(learned, record.fields)
         elif record.event in ("oom", "probe", "trial"):
-            found = {"outcome": "oom", **record.fields}  # older records of `oom` have none
-            learn(learned, record["config"], found, whole=whole and record.event == "trial")
+            learn(learned, record["config"], record.fields, whole=whole and record.event == "trial")
     return learned
 
 
@@ -211,10 +210,10 @@ def peaks_are_whole(records: Sequence[Record]) -> bool:
 
 def _corrected(learned: MemoryGuard, raw: Mapping[str, Any]) -> None:
     """Holds what was predicted of a group to what was measured of it."""
-    if raw.get("source", "measured") == "measured":
+    if raw["source"] == MEASURED:
         return
     for name, held in (("measured", True), ("measured_alone", False)):
-        for micro_batch, peak_bytes in raw.get(name, []):
+        for micro_batch, peak_bytes in raw[name]:
             key = key_of({**raw["coupling"], GRADIENTS_HELD: held})
             learned.observe_peak(key, int(micro_batch), int(peak_bytes))
 

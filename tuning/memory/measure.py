@@ -54,7 +54,9 @@ class Footprints(Protocol):
     """What measures the memory of a configuration."""
 
     def footprint(self, knobs: Mapping[str, Scalar], micro_batches: Sequence[int]) -> dict[str, Any]:
-        """Returns parameter, gradient and optimiser bytes and the measured peak by micro-batch."""
+        """Returns `parameter_bytes` and `optimizer_bytes`, what was `measured` as (micro-batch, peak bytes), and so
+        `measured_alone` of batches of one micro-step, and the `message` of the first that did not fit.
+        """
         ...
 
 
@@ -156,7 +158,7 @@ class MemoryStage:
         if self._cap_bytes is not None and without.capacity(self._sizes[-1]) * STEEPER > self._cap_bytes:
             return False
         bound = dataclasses.replace(without, source="bound")
-        self._write(group, bound, {"measured": [], "message": ""}, alone(record.fields))
+        self._write(group, bound, {"measured": [], "measured_alone": [], "message": ""}, alone(record.fields))
         return True
 
     def _measure(self, group: Group, sizes: Sequence[int]) -> bool:
@@ -173,7 +175,7 @@ class MemoryStage:
             less = one["measured"]
             measured = [*less, (sizes[0] if less else 1, (self._cap_bytes or 0) + 1)]
         pairs = [(int(m), int(b)) for m, b in measured]
-        own = [*(before.get("measured_alone", []) if before else []), *found.get("measured_alone", [])]
+        own = [*(before["measured_alone"] if before else []), *found["measured_alone"]]
         bare = [(int(m), int(b)) for m, b in own]
         line = functools.partial(MemoryProfile.from_measured, floor_of(found), spare=CUDA_SPARE if self._cuda else 1.0)
         more = {"failed": before["failed"]} if before and before.get("failed") else {}
@@ -207,10 +209,10 @@ class MemoryStage:
         self, group: Group, found: MemoryProfile, raw: Mapping[str, Any], alone: MemoryProfile | None, **more: Any
     ) -> None:
         """Writes what was found of a group, and of its batches of one micro-step where that is known."""
-        kept = {"measured": raw["measured"], "message": raw["message"], **more}
+        kept = {name: raw[name] for name in ("measured", "measured_alone", "message")}
         if alone is not None:
-            kept.update(measured_alone=raw.get("measured_alone", []), points_alone=alone.as_raw()["points"])
-        self._journal.append("footprint", coupling=dict(group), **found.as_raw(), **kept)
+            kept["points_alone"] = alone.as_raw()["points"]
+        self._journal.append("footprint", coupling=dict(group), **found.as_raw(), **kept, **more)
 
 
 def _latest(records: Sequence[Record], group: Group) -> Record | None:

@@ -58,12 +58,7 @@ def default_cache() -> Path | None:
         return None
 
 
-DEFAULT_CACHE = default_cache()
-
-
-def predict_all(
-    requests: Sequence[Request], *, timeout_s: float = 120.0, cache: Path | None = DEFAULT_CACHE
-) -> list[Prediction]:
+def predict_all(requests: Sequence[Request], *, cache: Path | None, timeout_s: float = 120.0) -> list[Prediction]:
     """Returns a prediction for each request, from the `cache` folder where it is known; never raises for what it meets.
 
     Where a step cannot be traced within `timeout_s` of all, the prediction is of confidence "none", and its notes say

@@ -38,7 +38,7 @@ from tuning.memory import groups
 from tuning.memory import measure as estimate
 from tuning.memory.oom import Outcome
 from tuning.memory.prediction import Prediction
-from tuning.memory.predictor import Request, predict_all
+from tuning.memory.predictor import Request, default_cache, predict_all
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import passes
 from tuning.search import runtime_check
@@ -418,7 +418,7 @@ class _Study:
             Request(workload.ref, dict(workload.options), knobs, "cuda", (int(major), int(minor)))
             for knobs in configurations
         ]
-        return predict_all(requests, timeout_s=self._limits.predict_s())
+        return predict_all(requests, cache=default_cache(), timeout_s=self._limits.predict_s())
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[bool]:

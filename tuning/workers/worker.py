@@ -56,7 +56,7 @@ _ENDED_S = 10.0
 _LIBRARY = f"{os.sep}lib{os.sep}python"
 """In the path of every module that is Python's or installed, and in none of a user's own."""
 _PROBED: dict[str, Any] = {"windows": [], "samples_per_s": None}
-_FOOTPRINT = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0, "measured": [], "measured_alone": []}
+_FOOTPRINT = {"parameter_bytes": 0, "optimizer_bytes": 0, "measured": [], "measured_alone": []}
 _TRAINED: dict[str, Any] = {
     **{"values": {}, "samples": 0, "measured_samples_per_s": None},
     **{"train_s": 0.0, "evaluate_s": 0.0, "setup_s": 0.0, "peak_allocated_bytes": 0, "done": True},

@@ -266,7 +266,8 @@ def test_after_an_oom_the_next_trials_of_its_coupling_take_smaller_micro_batches
     found: Mapping[str, Any] = office.result(first, ORDERS.samples)
     shrunk = {**first.knobs, "micro_batch_size": micro // 2}
     office.scheduler.ended(
-        first.trial, {**found, "knobs": shrunk, "ooms": [{"knobs": dict(first.knobs), "message": "full"}]}
+        first.trial,
+        {**found, "knobs": shrunk, "ooms": [{"knobs": dict(first.knobs), "outcome": "oom", "message": "full"}]},
     )
     assert [r["config"]["micro_batch_size"] for r in office.journal.records if r.event == "oom"] == [micro]
 
@@ -353,7 +354,8 @@ def test_an_interrupted_trial_that_new_knowledge_rules_out_is_refused_and_its_pl
     office = Office(tmp_path, strategy="joint", count=5)
     first = office.next()
     micro = min(Knobs.of(first.knobs).micro_batch_size, Knobs.of(first.knobs).batch_size)
-    office.journal.append("oom", trial="t999", config={**first.knobs, "micro_batch_size": micro}, message="full")
+    knobs = {**first.knobs, "micro_batch_size": micro}
+    office.journal.append("oom", trial="t999", config=knobs, outcome="oom", message="full")
     office.journal.close()
 
     resumed = Office(tmp_path, strategy="joint", count=5)

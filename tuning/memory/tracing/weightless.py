@@ -38,16 +38,11 @@ class Weightless:
             except Exception:
                 # Some models look at their first weights, which a fake tensor does not have.
                 model = self._workload.model(config)
-            return emptied(model, self._fake)
-
-
-def emptied(model: nn.Module, fake: FakeTensorMode) -> nn.Module:
-    """Returns the model with its parameters and buffers made fake; what two modules share stays shared."""
-    return moved(model, lambda tensor: tensor if isinstance(tensor, FakeTensor) else fake.from_tensor(tensor))
+            return moved(model, lambda t: t if isinstance(t, FakeTensor) else self._fake.from_tensor(t))
 
 
 def moved(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Returns the model with each parameter and buffer replaced by what `change` makes of it."""
+    """Returns the model, each parameter and buffer replaced by what `change` makes of it; what is shared stays so."""
     known: dict[int, tuple[Tensor, Tensor]] = {}
     for module in model.modules():
         for table in (module._parameters, module._buffers):
