@@ -77,7 +77,6 @@ def foretold(
         coupling.label: {
             "confidence": answer.confidence,
             "notes": list(answer.notes),
-            "seconds": answer.seconds,
             "peaks": {str(m): found for m in micro_batches if (found := _peak(answer, m, kernels)) is not None},
         }
         for coupling, answer in zip(couplings, answers, strict=True)

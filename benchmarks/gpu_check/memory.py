@@ -136,7 +136,7 @@ def joined(real: Mapping[str, Any], said: Mapping[str, Any] | None, small: bool)
     row = dict(real)
     peak = said["peaks"].get(str(real["micro_batch"])) if said is not None else None
     if said is not None:
-        row |= {"confidence": said["confidence"], "notes": said["notes"], "traced_s": said["seconds"]}
+        row |= {"confidence": said["confidence"], "notes": said["notes"]}
     if peak is not None and "failed" in real:
         row["foretold"] = peak["capacity_bytes"] > int(real.get("free_bytes") or 0) > 0
     if peak is None or "failed" in real:

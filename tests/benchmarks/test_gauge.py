@@ -39,7 +39,7 @@ def test_a_row_is_wrong_where_a_card_just_too_small_is_said_to_be_enough() -> No
 
     def said(capacity: int) -> dict[str, object]:
         peak = {"allocated_bytes": capacity, "reserved_bytes": None, "capacity_bytes": capacity, "phase": "backward"}
-        return {"confidence": "traced", "notes": [], "seconds": 1.0, "peaks": {"2": peak}}
+        return {"confidence": "traced", "notes": [], "peaks": {"2": peak}}
 
     assert joined(real, said(9 * 10**8), small=False)["wrong"], "10 % too low is past the margin of 5 %"
     assert not joined(real, said(98 * 10**7), small=False)["wrong"]

@@ -24,15 +24,11 @@ tell; the prediction's `notes` say why.
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is known of a step without running it: one trace or two in rising order, which give every other size.
-
-    `seconds` is what the tracing took.
-    """
+    """What is known of a step without running it: one trace or two in rising order, which give every other size."""
 
     confidence: Confidence
     notes: tuple[str, ...]
     traces: tuple[Trace, ...]
-    seconds: float
 
     def trace(self, micro_batch: int) -> Trace | None:
         """Returns the trace at a micro-batch size; None where it can be neither looked up nor derived.
@@ -62,8 +58,8 @@ class Prediction:
 
     def to_json(self) -> str:
         """Returns it as compact JSON, some 10 bytes an event."""
-        own = {"confidence": self.confidence, "notes": self.notes, "seconds": self.seconds}
-        return json.dumps({**own, "traces": [_packed(t) for t in self.traces]}, separators=(",", ":"))
+        raw = {"confidence": self.confidence, "notes": self.notes, "traces": [_packed(t) for t in self.traces]}
+        return json.dumps(raw, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Prediction:
@@ -71,7 +67,7 @@ class Prediction:
         try:
             raw = json.loads(text)
             traces = tuple(_unpacked(t) for t in raw["traces"])
-            return cls(raw["confidence"], tuple(raw["notes"]), traces, float(raw["seconds"]))
+            return cls(raw["confidence"], tuple(raw["notes"]), traces)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ValueError(f"not a prediction: {type(error).__name__} {error}") from None
 

@@ -103,8 +103,7 @@ def _ask(lines: list[str], deadline: float, places: Mapping[str, tuple[Path | No
     found: dict[str, Prediction] = {}
     left = list(lines)
     while left:
-        began = time.monotonic()
-        answers, why = _run(left, max(1.0, deadline - began))
+        answers, why = _run(left, max(1.0, deadline - time.monotonic()))
         for line, text in zip(left, answers, strict=False):
             with contextlib.suppress(ValueError):
                 found[line] = Prediction.from_json(text)
@@ -112,7 +111,7 @@ def _ask(lines: list[str], deadline: float, places: Mapping[str, tuple[Path | No
                     _keep(*places[line], text)
         missing = [line for line in left if line not in found]
         for line in missing if time.monotonic() >= deadline - 1.0 else missing[:1]:
-            found[line] = Prediction("none", (why,), (), time.monotonic() - began)
+            found[line] = Prediction("none", (why,), ())
         left = [line for line in missing if line not in found]
     return found
 

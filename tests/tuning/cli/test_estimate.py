@@ -263,7 +263,7 @@ def test_what_is_typed_of_a_cards_memory_stands_beside_its_name(capsys: pytest.C
     assert told("workload=nli card=rtx4060", capsys).startswith("nli on rtx4060: 7.30 of 8.00 GiB")
     said = told("workload=nli card=rtx4060 card.memory_gib=6", capsys)
     assert said.startswith("nli on rtx4060 card.memory_gib=6: 5.30 of 6.00 GiB")
-    never = Prediction("none", ("why",), (), 0.1)
+    never = Prediction("none", ("why",), ())
     measure = told("workload=nli card=auto card.memory_gib=6", capsys, lambda _: never, code=1)
     assert "python -m tuning.run workload=nli card=auto card.memory_gib=6 search.trials=0" in measure
 
@@ -293,7 +293,7 @@ def test_checkpointing_that_recomputes_nothing_has_no_rows(capsys: pytest.Captur
 
 def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     def never(request: Request) -> Prediction:
-        return Prediction("none", ("aten::nonzero has a shape that depends on data",), (), 0.1)
+        return Prediction("none", ("aten::nonzero has a shape that depends on data",), ())
 
     text = told("workload=nli card=rtx4060", capsys, never, code=1)
     assert "This step cannot be predicted: aten::nonzero has a shape that depends on data." in text
@@ -324,7 +324,7 @@ def test_what_the_workload_refuses_is_a_wrong_command_line() -> None:
     with pytest.raises(ConfigError, match="data=/nowhere is not there") as raised:
         estimate.main(
             ["workload=nli", "workload.data=/nowhere"],
-            lambda requests: [Prediction("none", (said,), (), 0.1) for _ in requests],
+            lambda requests: [Prediction("none", (said,), ()) for _ in requests],
         )
     assert raised.value.allowed == "a file"
 

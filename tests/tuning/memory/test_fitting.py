@@ -75,7 +75,7 @@ def test_what_cannot_be_derived_is_left_out() -> None:
     only = replace(prediction(), traces=(step(2),))
     found = fit({"amp_dtype": "fp32"}, only, [1, 2, 4], GIB, "cuda")
     assert ([c.micro_batch for c in found.cells], found.largest, found.largest_cell) == ([2], None, None)
-    nothing = fit({}, Prediction("none", ("a custom operator",), (), 0.1), [1, 2], GIB, "cuda")
+    nothing = fit({}, Prediction("none", ("a custom operator",), ()), [1, 2], GIB, "cuda")
     assert (nothing.cells, nothing.largest, nothing.notes) == ((), None, ("a custom operator",))
     unlimited = fit({}, prediction(), [1, 2], None, "cuda")
     assert ([c.verdict for c in unlimited.cells], unlimited.largest) == (["", ""], None)

@@ -58,7 +58,7 @@ def predicted(micro_batch: int, share: float = 1.0) -> Trace:
 
 def predict(confidence: Any, share: float = 1.0) -> Any:
     traces = () if confidence == "none" else (predicted(2, share), predicted(3, share))
-    return lambda configurations: [Prediction(confidence, ("why",), traces, 0.1) for _ in configurations]
+    return lambda configurations: [Prediction(confidence, ("why",), traces) for _ in configurations]
 
 
 def test_a_coupling_is_measured_at_two_sizes_and_then_at_the_largest(journal: Journal) -> None:

@@ -37,7 +37,7 @@ class Process:
         for line, one in zip(lines, asked, strict=True):
             if self._deadly in line:
                 return answers, "the tracing process ended with -11"
-            answers.append(Prediction("traced", (one["knobs"]["amp_dtype"],), (TRACE,), 0.1).to_json())
+            answers.append(Prediction("traced", (one["knobs"]["amp_dtype"],), (TRACE,)).to_json())
         return answers, ""
 
 
@@ -140,7 +140,7 @@ def test_an_imported_module_and_a_file_within_a_folder_that_an_option_names_are_
 
 
 def test_what_could_not_be_predicted_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    answers = iter([Prediction("none", ("ImportError: no helper",), (), 0.1), Prediction("traced", (), (TRACE,), 0.1)])
+    answers = iter([Prediction("none", ("ImportError: no helper",), ()), Prediction("traced", (), (TRACE,))])
     monkeypatch.setattr(predictor, "_run", lambda lines, limit_s: ([next(answers).to_json()], ""))
     found = [predict_all([request()], cache=tmp_path)[0].confidence for _ in range(3)]
     assert found == ["none", "traced", "traced"]

@@ -77,7 +77,7 @@ def test_a_prediction_answers_from_one_trace_only_for_its_size() -> None:
     assert one.peak(3) is None
     differing = replace(two, traces=(step(2), step(3, layers=5)))
     assert (differing.peak(3), differing.peak(4)) == (peak_of(step(3, layers=5)), None)
-    assert Prediction("none", ("a custom operator",), (), 0.1).peak(1) is None
+    assert Prediction("none", ("a custom operator",), ()).peak(1) is None
 
 
 def test_a_prediction_survives_json() -> None:
@@ -85,7 +85,7 @@ def test_a_prediction_survives_json() -> None:
     text = kept.to_json()
     assert Prediction.from_json(text) == kept
     assert len(text) < 40 * sum(len(trace.events) for trace in kept.traces)
-    nothing = Prediction("none", ("data-dependent shapes",), (), 1.25)
+    nothing = Prediction("none", ("data-dependent shapes",), ())
     assert Prediction.from_json(nothing.to_json()) == nothing
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 import warnings
 from typing import Any
 
@@ -35,16 +34,15 @@ def main() -> int:
 
 
 def _answer(request: dict[str, Any], note: str) -> Prediction:
-    start = time.perf_counter()
     try:
         from tuning.memory.tracing import step  # imports torch: after the shim
 
         found = step.answer(request, fallback=bool(note))
     except Exception as error:
-        return Prediction("none", (f"{type(error).__name__}: {error}",), (), time.perf_counter() - start)
+        return Prediction("none", (f"{type(error).__name__}: {error}",), ())
     if not note or found.confidence == "none":
         return found
-    return Prediction("fallback", (note, *found.notes), found.traces, found.seconds)
+    return Prediction("fallback", (note, *found.notes), found.traces)
 
 
 if __name__ == "__main__":

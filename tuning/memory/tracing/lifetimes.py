@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,20 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from tuning.memory.trace import Event, Trace
 
 
-class Insides(Protocol):
-    """What operators of a kind of device take inside themselves, where the dispatcher does not see it."""
+class Insides:
+    """What operators of a kind of device take inside themselves, where the dispatcher does not see it; here nothing."""
 
-    def transient_bytes(self, func: Any, args: Sequence[Any], result: Any) -> int:
+    def transient_bytes(self, func: Any, args: Sequence[Any]) -> int:
         """Returns the bytes that the operator takes beside its result and gives back."""
-        ...
+        return 0
 
     def kept_bytes(self, func: Any, phase: str) -> int:
         """Returns the bytes that the operator's library takes at this use, its first, and never gives back."""
-        ...
+        return 0
 
     def corrected(self, func: Any, args: Sequence[Any], result: Any) -> Any:
         """Returns the result with those tensors replaced whose size the operator's fake kernel does not know."""
-        ...
+        return result
 
 
 _SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -106,7 +106,7 @@ class Lifetimes(TorchDispatchMode):
         for item in result if isinstance(result, list | tuple) else (result,):
             if isinstance(item, Tensor):
                 self._see(item, operator)
-        hidden = self._insides.transient_bytes(func, args, result)
+        hidden = self._insides.transient_bytes(func, args)
         if hidden > 0:
             self._events.append((self._birth(hidden, operator, "workspace"), -1))
         return result

@@ -18,6 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tuning.memory.tracing.lifetimes import Insides
+
 aten = torch.ops.aten
 
 _RNN = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
@@ -36,8 +38,8 @@ class Answer:
     layouts: tuple[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype] | None, ...]
 
 
-class OneDnn:
-    """What the CPU's operators take inside themselves; see `lifetimes.Insides`.
+class OneDnn(Insides):
+    """What the CPU's operators take inside themselves.
 
     A virtual card counts what the dispatcher shows (`trainables.live_bytes`), so the transient copies are left out
     unless `transient` asks for them.
@@ -47,13 +49,9 @@ class OneDnn:
         self._fake, self._transient = fake, transient
         self._known: dict[str, Answer] = {}
 
-    def transient_bytes(self, func: Any, args: Sequence[Any], result: Any) -> int:
+    def transient_bytes(self, func: Any, args: Sequence[Any]) -> int:
         """Returns the most bytes that the operator holds at once beside its result."""
         return self._asked(func, args).transient_bytes if self._transient and func in _ASKED else 0
-
-    def kept_bytes(self, func: Any, phase: str) -> int:
-        """Returns 0: nothing is kept between operators."""
-        return 0
 
     def corrected(self, func: Any, args: Sequence[Any], result: Any) -> Any:
         """Returns the result; that of an LSTM's layer as it really is, for torch's fake kernel lacks its workspace."""

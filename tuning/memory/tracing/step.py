@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import re
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -35,7 +34,7 @@ from trainables.workload_files import load
 from tuning.memory.prediction import Confidence, Prediction
 from tuning.memory.trace import Trace
 from tuning.memory.tracing import eight_bit, onednn, recurrent, weightless, workspaces
-from tuning.memory.tracing.lifetimes import Insides, Lifetimes
+from tuning.memory.tracing.lifetimes import Lifetimes
 
 FAKE = FakeTensorMode(allow_non_fake_inputs=True)
 """One for the process: a workload may keep tensors of one step for the next."""
@@ -106,21 +105,19 @@ def predict(job: Job, micro_batches: Sequence[int] = ()) -> Prediction:
 
     CUDA's kernels need a process that has loaded the shim before torch. Traced is at `micro_batches`, else at `SIZES`.
     """
-    start = time.perf_counter()
     traced = Traced()
     try:
         _trace_all(traced, job, micro_batches or SIZES[job.config.device])
     except Exception as error:
         # Whatever a workload's code or torch's fake kernels raise: the trial itself will tell what is wrong with it.
-        notes = (*sorted(traced.notes), reason(error))
-        return Prediction("none", notes, (), time.perf_counter() - start)
+        return Prediction("none", (*sorted(traced.notes), reason(error)), ())
     if job.config.knobs.compile != "off":
         traced.notes.add("knobs.compile: the step was traced uncompiled; compiled it may need less")
     unseen = sorted(op for op in traced.operators if any(part in op for part in workspaces.UNSEEN))
     confidence: Confidence = "workspaces unseen" if unseen and job.on_card else "traced"
     if confidence == "workspaces unseen":
         traced.notes.add(f"workspaces that cuDNN chooses as it runs are not known: {', '.join(unseen)}")
-    return Prediction(confidence, tuple(sorted(traced.notes)), tuple(traced.traces), time.perf_counter() - start)
+    return Prediction(confidence, tuple(sorted(traced.notes)), tuple(traced.traces))
 
 
 def _trace_all(traced: Traced, job: Job, micro_batches: Sequence[int]) -> None:
@@ -140,9 +137,7 @@ def _trace(traced: Traced, job: Job, micro_batch: int, kept: Sequence[int]) -> t
 
     `kept` are those that steps before it have left.
     """
-    insides: Insides = onednn.OneDnn(FAKE, transient=job.insides)
-    if job.on_card:
-        insides = workspaces.Cuda(job.capability)
+    insides = workspaces.Cuda(job.capability) if job.on_card else onednn.OneDnn(FAKE, transient=job.insides)
     lifetimes = Lifetimes(job.config.device, FAKE, insides)
     lifetimes.hold(kept)
     trace = _traced_step(traced, job, micro_batch, lifetimes)

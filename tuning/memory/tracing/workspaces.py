@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tuning.memory.tracing.lifetimes import Insides
+
 aten = torch.ops.aten
 
 CUBLAS_BYTES = 2 * 4096 * 1024 + 8 * 16 * 1024
@@ -17,8 +19,8 @@ UNSEEN = ("convolution", "cudnn")
 """Parts of the names of operators whose workspaces are chosen by cuDNN or oneDNN as they run."""
 
 
-class Cuda:
-    """What CUDA's operators take inside themselves on a card of a compute capability; see `lifetimes.Insides`.
+class Cuda(Insides):
+    """What CUDA's operators take inside themselves on a card of a compute capability.
 
     What a convolution takes is cuDNN's choice as it runs, so it counts as nothing (`UNSEEN`).
     """
@@ -27,7 +29,7 @@ class Cuda:
         self._handle_bytes = CUBLAS_HOPPER_BYTES if capability[0] >= 9 else CUBLAS_BYTES
         self._threads = set[bool]()
 
-    def transient_bytes(self, func: Any, args: Sequence[Any], result: Any) -> int:
+    def transient_bytes(self, func: Any, args: Sequence[Any]) -> int:
         """Returns the bytes that the operator allocates beside its result, 0 where none are known."""
         formula = _CUDA.get(func)
         return formula(args) if formula is not None else 0
@@ -39,10 +41,6 @@ class Cuda:
             return 0
         self._threads.add(backward)
         return self._handle_bytes
-
-    def corrected(self, func: Any, args: Sequence[Any], result: Any) -> Any:
-        """Returns the result as it is."""
-        return result
 
 
 def _flash_backward(args: Sequence[Any]) -> int:
