@@ -16,7 +16,7 @@ from tests.commands import ROOT
 from trainables import Knob
 from trainables.knobs import KnobTable, Scalar
 from tuning import __main__
-from tuning.cli import runs, stop
+from tuning.cli import stop
 from tuning.journal.records import IN_ANOTHER_CONTAINER, Journal, Record
 from tuning.report import summary, tables
 from tuning.report.summary import Summary
@@ -95,35 +95,6 @@ def test_every_printed_command_is_one_that_a_shell_takes(runs_dir: Path, capsys:
     assert [shlex.split(c)[3:] for c in commands[1:]] == [
         [verb, NEWEST, "--runs-dir", str(runs_dir)] for verb in ("ablate", "show")
     ]
-
-
-def test_report_follows_an_open_run_and_writes_its_page_a_last_time_when_it_has_ended(
-    runs_dir: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = written(runs_dir / "nli" / "open", records[:40])
-    states, pages = [records[:40], records[:45], records], []
-    monkeypatch.setattr(runs, "read", lambda _: (states.pop(0) if len(states) > 1 else states[0], []))
-    monkeypatch.setattr(runs.os, "nice", lambda _: 0)
-    monkeypatch.setattr(runs.report, "REFRESH_S", 1e-3)
-    real = runs.report.write_report
-    monkeypatch.setattr(runs.report, "write_report", lambda *a: pages.append(real(*a).read_text()))
-    with Journal.open(folder / "trials.jsonl"):
-        assert answered(capsys, "report", "open", "--follow", "--runs-dir", runs_dir)[0] == 0
-    assert ['http-equiv="refresh"' in page for page in pages] == [True, False]
-
-
-def test_report_follows_a_run_that_nobody_writes_no_longer_than_one_page(
-    runs_dir: Path, records: list[Record], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def never(_: float) -> None:
-        raise AssertionError("it waits for a run that was interrupted")
-
-    folder = written(runs_dir / "nli" / "interrupted", records[:45])
-    monkeypatch.setattr(runs.os, "nice", lambda _: 0)
-    monkeypatch.setattr(runs.time, "sleep", never)
-    code, out, _ = answered(capsys, "report", "interrupted", "--follow", "--runs-dir", runs_dir)
-    assert (code, out) == (0, f"{folder / 'report.html'}\n")
-    assert (folder / "report.html").is_file()
 
 
 def test_a_run_is_named_by_its_folder_too(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
-from tuning.journal.records import Record, is_finished, last, read, trials, writer_of
+from tuning.journal.records import Record, is_finished, last, read, trials
 from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, is_newer, known_runs, require_known
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
@@ -98,31 +96,12 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
 
 def write_again(arguments: Sequence[str]) -> int:
     """Writes what a run exports once more and returns the exit code."""
-    made = _with_id("report", "Writes best.yaml, front.csv and report.html again.")
-    made.add_argument("--follow", action="store_true", help="write report.html of an open run until it ends")
-    asked = made.parse_args(arguments)
+    asked = _with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
-    records = records_of(folder)
-    found = summary.from_records(records)
-    if asked.follow and not found.is_finished:
-        return _follow(folder, asked.json)
+    found = summary.from_records(records_of(folder))
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
     print(json.dumps([str(path) for path in paths]) if asked.json else "\n".join(map(str, paths)))
     return 0
-
-
-def _follow(folder: Path, as_json: bool) -> int:
-    """Writes the report of an open run again and again, the last time when it has ended or nobody runs it."""
-    os.nice(10)  # figures take a second of a core, and the run is what matters
-    path = folder / "report.html"
-    print(json.dumps([str(path)]) if as_json else path, flush=True)
-    while True:
-        is_open = writer_of(folder / JOURNAL) is not None  # first, so that what it wrote last is in the page
-        found = summary.from_records(read(folder / JOURNAL)[0])
-        report.write_report(found, path)
-        if found.is_finished or not is_open:
-            return 0
-        time.sleep(report.REFRESH_S)
 
 
 def check_machine(arguments: Sequence[str]) -> int:

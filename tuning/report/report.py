@@ -24,8 +24,6 @@ from tuning.report.format import duration, percent, plain, rate, size, speed
 from tuning.report.sooner import sooner_sentence
 from tuning.report.summary import Summary, of_its_knobs
 
-REFRESH_S = 10
-"""So often the page of a run that is not over reads itself again."""
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
 
 
@@ -53,7 +51,6 @@ def render(summary: Summary) -> str:
         sooner=sooner_sentence(summary),
         train=sentences.train_command(summary, "best"),
         untrained=sentences.not_trained_sentence(summary),
-        refresh_s=0 if summary.is_finished else REFRESH_S,
         settings=fmt.settings(best.config, sentences.present(summary)) if best else [],
         place=sentences.place_sentence(summary.place),
         notes=[note for note in summary.notes if note not in summary.warnings],

@@ -109,13 +109,12 @@ def test_an_objective_of_any_name_has_its_figures(records):
     assert shown.crossed == []
 
 
-def test_a_run_cut_off_anywhere_has_a_report_that_reads_itself_again(records):
+def test_a_run_cut_off_anywhere_has_a_report(records):
     for end in (0, 5, 45, len(records) - 4):
         text = report.render(summary.from_records(records[:end]))
         known = any(r.event == "probe" for r in records[:end])
         assert ("unconfirmed" if known else "No configuration was picked") in text
         assert Page(text).open == []
-        assert not known or '<meta http-equiv="refresh" content="10">' in text
 
 
 def test_without_matplotlib_the_tables_remain(found, monkeypatch):
@@ -184,11 +183,6 @@ def test_names_of_configurations_that_are_as_fast_stand_on_rows_of_their_own(fou
     assert figure is not None
     places = re.findall(r' y="([\d.]+)"[^>]*>(before|after)<', figure.svg)
     assert len({height for height, _ in places}) == len(places) == 2
-
-
-def test_the_page_of_a_run_that_has_ended_does_not_read_itself_again(records, page):
-    assert 'http-equiv="refresh"' not in page
-    assert 'http-equiv="refresh"' in report.render(summary.from_records(records[:-3])), "picked, and not yet exported"
 
 
 def test_the_answer_comes_first_with_what_to_set_and_the_command(found, page):
