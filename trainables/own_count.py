@@ -74,9 +74,8 @@ class OwnState(RunState):
     """The models that `run.prepare` was shown."""
     averages: bool = False
     """Whether its steps are those of `run.backward`, which averages gradients over several processes."""
-    reports: list[tuple[int, Mapping[str, float]]] = field(default_factory=list, repr=False)
-    """Samples and objectives of the first report, and of each that was better than all before, due or not."""
     last_report: Mapping[str, float] = field(default_factory=dict, repr=False)
+    """The objectives of the last report, due or not; empty before the first."""
     ranks: Ranks = field(default=ALONE, repr=False)
     """The processes that train it, of which this is one."""
     model: nn.Module | None = field(default=None, repr=False)
@@ -312,7 +311,7 @@ class Counted:
         if missing:
             raise LoopError(f"run.report has {sorted(found)}, without {', '.join(missing)} of OBJECTIVES")
         check_objectives(self.objectives, found, self._state.samples)
-        self._keep(found)
+        self._state.last_report = found
         if self._is_due:
             self._is_due = False
             self._unwatch()
@@ -349,13 +348,13 @@ class Counted:
                 "train(run) returned without asking for run.batches(loader); with transformers' Trainer, without "
                 "callbacks=[StudyCallback(run)], with Lightning's, without Trainer(**trainer_kwargs(run))"
             )
-        if self._is_due and (self.is_over or not state.reports):
+        if self._is_due and (self.is_over or not state.last_report):
             said = "train(run) returned without a report at its end"
             raise LoopError(f"{said}: if run.evaluate_now: run.report({names})")
         state.has_ended = not self.is_over
         if self.is_over or state.ranks.rank:  # the others report nothing
             return
-        if not state.reports or not state.steps:
+        if not state.last_report or not state.steps:
             said = f"train(run) returned after {state.samples} of {self.samples} samples, without a report"
             raise LoopError(f"{said}: run.batches(loader) ends the loop; what stops early calls run.report({names})")
         if self._watch.steps and not self._is_closed:
@@ -520,15 +519,6 @@ class Counted:
         if self._one_pass:
             self._state.epoch += 1
             self._state.micro_batches_done = 0
-
-    def _keep(self, found: Mapping[str, float]) -> None:
-        """Keeps a report: the last, the first, and each that is better than all before it."""
-        state = self._state
-        state.last_report = found
-        objective, mode = next(iter(state.workload.objectives.items()))
-        sign = 1.0 if mode == "max" else -1.0
-        if not state.reports or sign * found[objective] > sign * state.reports[-1][1][objective]:
-            state.reports.append((state.samples, found))
 
     def _see(self) -> None:
         """Keeps what the first step was seen to run."""

@@ -21,7 +21,6 @@ from tuning.config.shareable import shareable
 from tuning.report import format as fmt
 from tuning.report import plots, sentences, tables
 from tuning.report.format import duration, percent, plain, rate, size, speed
-from tuning.report.sooner import sooner_sentence
 from tuning.report.summary import Summary, of_its_knobs
 
 _NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
@@ -48,7 +47,6 @@ def render(summary: Summary) -> str:
         answer=sentences.answer(summary),
         cut=sentences.cut_sentence(summary),
         parts=sentences.parts_sentence(summary),
-        sooner=sooner_sentence(summary),
         train=sentences.train_command(summary, "best"),
         untrained=sentences.not_trained_sentence(summary),
         settings=fmt.settings(best.config, sentences.present(summary)) if best else [],

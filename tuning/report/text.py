@@ -20,7 +20,6 @@ from tuning.report import sentences, tables
 from tuning.report.ablation_results import AblationResult
 from tuning.report.format import duration, labelled, percent, plain, rate, size, speed
 from tuning.report.named import Named
-from tuning.report.sooner import sooner_sentence
 from tuning.report.summary import Summary, of_its_knobs
 from tuning.report.trial_views import SPEED
 from tuning.search import runtime_check
@@ -149,8 +148,6 @@ def summary(found: Summary) -> list[RenderableType]:
     rows.append(("gain" if best else "", Text(sentences.answer(found), style="" if best else "bold")))
     if parts := sentences.parts_sentence(found):
         rows.append(("", f"{parts}."))
-    if sooner := sooner_sentence(found):
-        rows.append(("", f"{sooner}."))
     if best is not None:
         if before is not None:
             changes = fmt.changes(best.config, before)

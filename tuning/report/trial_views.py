@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,8 +34,6 @@ class TrialView:
     active: Mapping[str, Any] = field(default_factory=dict)
     named: str = ""
     """The configuration given by hand, such as `before`, whose training it was."""
-    reports: tuple[tuple[int, Mapping[str, float | None]], ...] = ()
-    """Samples and values that a loop of one's own reported on its way, as after each pass."""
     has_ended: bool = False
     """A loop of one's own ended it before its horizon."""
     is_overtaken: bool = False
@@ -91,15 +89,8 @@ def view(record: Record, objectives: Mapping[str, str], key: str) -> TrialView:
         seed=whole(record.get("seed")),
         message=str(record.get("message") or record.get("reason") or ""),
         active=mapping(record.get("active")),
-        reports=tuple(_reports(record.get("reports"), objectives)),
         has_ended=bool(record.get("has_ended")),
     )
-
-
-def _reports(found: Any, objectives: Mapping[str, str]) -> Iterator[tuple[int, Mapping[str, float | None]]]:
-    for one in found if isinstance(found, list) else []:
-        if isinstance(one, list) and len(one) == 2 and (samples := whole(one[0])):
-            yield samples, {name: finite(mapping(one[1]).get(name)) for name in objectives}
 
 
 def learning_curves(records: Sequence[Record], objective: str) -> dict[str, tuple[tuple[int, float], ...]]:

@@ -82,7 +82,7 @@ def described(session: Session, resident: OwnResident, knobs: Mapping[str, Scala
         "asked": sorted(state.asked),
         "reseeds": state.active["seed"] != DRY_SEED,
         "averages": state.averages,
-        "silent_passes": 0 if state.reports else state.epoch,
+        "silent_passes": 0 if state.last_report else state.epoch,
         "seen": {name: state.active[name] for name in ("batch_size", "micro_batch_size")},
         "untrained": {} if trains or not all(map(math.isfinite, reported.values())) else reported,
     }

@@ -173,7 +173,6 @@ class RunningTrial:
             "cap_bytes": self._plan.cap_bytes,
             "pid": os.getpid(),
             "active": dict(state.active) if state else {},
-            **({"reports": list(state.reports)} if isinstance(state, OwnState) else {}),
             **({"has_ended": True} if state and state.has_ended else {}),
             "measured_samples_per_s": speed(windows[1:] or windows)["samples_per_s"] if windows else None,
             "train_s": sum(w.wall_s for w in windows),

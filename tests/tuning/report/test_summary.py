@@ -10,7 +10,6 @@ from tuning.config import best_file
 from tuning.journal.records import Record
 from tuning.report import export, report, sentences, summary, tables, text
 from tuning.report.named import gains
-from tuning.report.sooner import sooner_sentence
 from tuning.stats import uncertainty
 
 
@@ -351,36 +350,6 @@ def is_end(record, trial):
     return record.event == "trial" and record["trial"] == trial
 
 
-def test_how_much_sooner_the_pick_is_as_good_as_before(records):
-    best = summary.from_records(records).best
-    begun = next(r for r in records if r.event == "trial_start" and r["trial"] == "t000")
-    own = [changed(r, named="before") if r is begun else r for r in records]
-    theirs = next(r for r in own if r.event == "trial" and r["trial"] == "t000")
-    first = next(r for r in own if r.event == "rung" and r["trial"] == best.trial)
-    at_once = [changed(r, values={"accuracy": theirs["values"]["accuracy"]}) if r is first else r for r in own]
-    assert sooner_sentence(summary.from_records(at_once)) == "", "as good when it was first looked at: nobody saw when"
-    looked = [[5, {"accuracy": 0.0}]]
-    soon = [changed(r, reports=looked) if is_end(r, best.trial) else r for r in at_once]
-    found = summary.from_records(soon)
-    said = sooner_sentence(found)
-    usual = next(samples for samples, value in found.curves["t000"] if value >= theirs["values"]["accuracy"])
-    assert f"within {first['samples']:,} samples" in said
-    assert f"before within {usual:,} (" in said
-    times = usual / found.named["before"].samples_per_s / (first["samples"] / best.samples_per_s)
-    assert f"{times:.1f} times sooner" in said
-    early = [(5, {"accuracy": 0.0}), (7, theirs["values"]), (9, theirs["values"])]
-    passes = [changed(r, reports=[list(one) for one in early]) if is_end(r, best.trial) else r for r in soon]
-    assert "within 7 samples" in sooner_sentence(summary.from_records(passes)), "as a loop reported after a pass"
-    rates = [
-        changed(r, samples_per_s=r["samples_per_s"] / 9) if r.event == "window" and r["name"] == "best" else r
-        for r in soon
-    ]
-    assert sooner_sentence(summary.from_records(rates)) == "", "fewer samples, and more seconds"
-    late = [changed(r, values={"accuracy": 0.01}) if r.event == "rung" and r["trial"] == best.trial else r for r in own]
-    assert sooner_sentence(summary.from_records(late)) == "", "as many samples as before: the gain says it"
-    assert sooner_sentence(summary.from_records(records)) == "", "before was not trained"
-
-
 @pytest.mark.parametrize(("name", "ends"), [("val_acc", True), ("mIoU", True), ("accuracy", True), ("gap", False)])
 def test_an_interval_of_a_share_ends_at_its_bound(records, name, ends):
     values = iter((0.95, 0.99, 0.998))
@@ -430,7 +399,7 @@ def test_a_run_interrupted_before_it_confirms_says_what_its_speeds_are_of(record
     assert found.best.probed_samples_per_s is None
     assert found.best.trained.windows == (found.best.samples_per_s,)
     assert "(from a training over a short probe, not side by side: no interval)" in sentences.answer(found)
-    assert sentences.unsteady_sentence(found.best) == sooner_sentence(found) == "", "it has no probe to differ from"
+    assert sentences.unsteady_sentence(found.best) == "", "it has no probe to differ from"
     mine, theirs = tables.configurations(found).rows[:2]
     assert mine[1].endswith(" (trained)")
     assert (theirs[1].endswith(" (probed)"), theirs[2]) == (True, "1.71x (a training over a short probe)")

@@ -78,7 +78,6 @@ def test_a_trial_that_stops_itself_early_ends_well_and_so_does_a_probe(session: 
     found = own.train(KNOBS, Plan(64 * 8, (64, 512)), 0)
     assert (found["outcome"], found["samples"], found["done"]) == ("ok", 192, True)
     assert found["values"] == {"error": 7.0}
-    assert [(samples, values["error"]) for samples, values in found["reports"]] == [(64, 9.0), (128, 8.0), (192, 7.0)]
     probed = own.probe(KNOBS, time_s=5.0)
     assert (probed["outcome"], probed["samples_per_s"] > 0) == ("ok", True)
     assert no_thread()
