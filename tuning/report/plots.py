@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainables.knobs import table
 from tuning.config.cards import GIB_BYTES
-from tuning.journal.timeline import Interval
 from tuning.memory.groups import need_of
-from tuning.report.format import complete, duration, plain, size
+from tuning.report.format import complete, plain, size
 from tuning.report.named import Named
 from tuning.report.sentences import baseline_sentence
 from tuning.report.summary import Summary
@@ -226,34 +225,11 @@ def _number(text: str) -> float | None:
         return None
 
 
-def timeline(summary: Summary) -> Figure | None:
-    """Returns what was going on when, trials in as many lanes as ran side by side; None for a run without work."""
-    if not summary.intervals:
-        return None
-    lanes = _lanes(summary.intervals)
-
-    def draw(axes: Axes) -> None:
-        for y, ((name, _), spans) in enumerate(lanes.items()):
-            bars = [(s.start_s / 60, (s.end_s - s.start_s) / 60) for s in spans]
-            colour = ACCENT if name == "training" else MUTED if name == "startup" else SOFT
-            axes.broken_barh(bars, (y - 0.31, 0.62), facecolors=colour, edgecolors=PAPER, linewidths=0.6)
-        shown = [name.replace("startup", "start-up") if lane == 0 else "" for name, lane in lanes]
-        axes.set_yticks(range(len(lanes)), shown)
-        axes.invert_yaxis()
-        axes.set_xlim(left=0)
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel("minutes since the run began")
-
-    caption = f"Where {duration(summary.times.wall_s)} went; each bar is one probe, trial or window."
-    return _figure("timeline", 0.55 + 0.27 * len(lanes), draw, caption)
-
-
 FIGURES: Mapping[str, Callable[[Summary], Figure | None]] = {
     "front": front,
     "curves": curves,
     "probes": throughput,
     "memory": memory,
-    "timeline": timeline,
 }
 """Every figure by its name in the page."""
 
@@ -336,15 +312,3 @@ def _mark(axes: Axes, named: Named, objective: str, row: int) -> None:
 
 def _label(axes: Axes, text: str, x: float, y: float) -> None:
     axes.annotate(text[:24], (x, y), (6, 5), textcoords="offset points", color=INK, annotation_clip=False, zorder=5)
-
-
-def _lanes(intervals: Sequence[Interval]) -> dict[tuple[str, int], list[Interval]]:
-    """Intervals by activity and lane, so that none overlap within a lane."""
-    lanes: dict[tuple[str, int], list[Interval]] = {}
-    for name in ("startup", "probing", "training", "confirming"):
-        for interval in sorted((i for i in intervals if i.activity == name), key=lambda i: i.start_s):
-            lane = 0
-            while name == "training" and (name, lane) in lanes and lanes[name, lane][-1].end_s > interval.start_s:
-                lane += 1
-            lanes.setdefault((name, lane), []).append(interval)
-    return lanes

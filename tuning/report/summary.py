@@ -17,7 +17,7 @@ from tuning.config.lenient import mapping, numbers, texts, whole
 from tuning.config.schema import AFTER, BEFORE, PLAIN
 from tuning.journal import timeline
 from tuning.journal.records import Record, is_finished, last_fields, reopened, table_of, trained_beside
-from tuning.journal.timeline import Interval, Times
+from tuning.journal.timeline import Times
 from tuning.report.ablation_results import AblationResult, ablation_results
 from tuning.report.named import PICKS, Confirming, Named, gains, judged, named_of
 from tuning.report.parts import Parts, parts
@@ -92,7 +92,6 @@ class Summary:
     ablation: tuple[AblationResult, ...]
     rule: str
     times: Times
-    intervals: tuple[Interval, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
     """Those of the notes that say that something is likely wrong."""
@@ -245,7 +244,6 @@ def _from_records(records: Sequence[Record]) -> Summary:
         ablation=ablation,
         rule=str(pick.get("rule", "")),
         times=timeline.times(timed),
-        intervals=tuple(timeline.intervals(timed)),
         notes=tuple(dict.fromkeys(_notes(records))),
         warnings=_warnings(records),
         nodes=tuple(r.fields for r in records if r.event == "node"),
