@@ -20,13 +20,13 @@ from tuning.config.shareable import shareable
 from tuning.journal.records import Record
 from tuning.memory.oom import Outcome
 from tuning.report import format as fmt
-from tuning.report.format import SHOWN_FROM, complete, duration, outcome, percent, plain, quality, rate, ratio, size
+from tuning.report.format import SHOWN_FROM, complete, duration, outcome, percent, plain, quality, ratio, size
 from tuning.report.named import Named
 from tuning.report.summary import Claim, Place, Summary, of_its_knobs
 from tuning.report.trial_views import TrialView
 from tuning.search.bottleneck import Verdict
 from tuning.search.rule import Rule, absolute
-from tuning.stats.uncertainty import Gain, Quality
+from tuning.stats.uncertainty import Gain
 
 
 def left_out(config: StudyConfig) -> list[str]:
@@ -49,8 +49,6 @@ STEEP_FRAC = 0.6
 """nli's trainings of one epoch gain 0.4 of what they learn in their second half, in which the rate falls to 0."""
 
 
-UNSTEADY = 2.0
-"""Times by which two speeds of a configuration differ before that is said; within an hour 1.2 to 1.4 (two_cores.md)."""
 SEARCHED = (
     "Trials, each with the speed that the search went by: mostly its probe's, and not what was measured in turns."
 )
@@ -98,21 +96,11 @@ def beside_sentence(found: Summary) -> str:
         own, other = (statistics.fmean(one.by_seed[seed] for seed in seeds) for one in (mine, theirs))
         once = f" by the same {'seed' if len(seeds) == 1 else f'{len(seeds)} seeds'}"
     elif len(theirs.by_seed) == 1:
-        once = f" by one seed{_by_that_seed(found, mine, theirs)}"
+        once = " by one seed"
     horizon, samples = found.horizon_samples, whole(found.study.get("train_samples"))
     shorter = [t for t in found.trials if t.has_ended and (t.trial == best.trial or t.named == reference.name)]
     after = f", each after {fmt.passes(horizon / samples)} over the data" if horizon and samples and not shorter else ""
     return f"{plain(objective)} {own:.3f} where {called(reference.name)} has {other:.3f}{once}{after}"
-
-
-def _by_that_seed(found: Summary, mine: Quality, theirs: Quality) -> str:
-    """Returns ", by which the pick had 0.912", where that tells the other way round than its fresh seeds; else ""."""
-    own = next((t for t in found.trials if found.best is not None and t.trial == found.best.trial), None)
-    value = None if own is None else own.values.get(found.objective)
-    if own is None or value is None or {own.seed} != {*theirs.by_seed} or own.seed in mine.by_seed:
-        return ""
-    sides = [fresh > theirs.mean for fresh in (mine.mean, value)]
-    return f", by which the pick had {value:.3f}" if sides[0] != sides[1] else ""
 
 
 def failed(views: Sequence[TrialView]) -> list[str]:
@@ -237,24 +225,6 @@ def _elsewhere(found: Summary, option: str) -> list[str]:
 
 def _recorded_runs_dir(found: Summary) -> str:
     return plain(mapping(found.study.get("config")).get("runs_dir") or "runs")
-
-
-def unsteady_sentence(best: Named, threads: int | None = None) -> str:
-    """Returns that the best's speed and its probe, or else a training of it, differ by `UNSTEADY` times and more; else
-    "". `threads` are those that it computes with, None where that is not known.
-    """
-    shown = best.throughput or best.trained
-    if shown is None:
-        return ""
-    known = [("its probe", best.probed_samples_per_s or shown.mean)]
-    known += [("a training", one) for one in best.trained.windows] if best.trained and best.throughput else []
-    apart = [(max(per_s, shown.mean) / min(per_s, shown.mean), of, per_s) for of, per_s in known]
-    times, of, per_s = max(apart, key=lambda one: one[0])
-    if times < UNSTEADY:
-        return ""
-    wait = ", or threads that wait for each other (OMP_NUM_THREADS=1 tells)" if threads != 1 else ""
-    said = f"{of} had {rate(per_s)} samples/s: other work on the machine{wait}"
-    return f"{said}; a gain is still the ratio of windows in turns"
 
 
 def disturbed(probes: Sequence[Record]) -> str:

@@ -187,8 +187,6 @@ def _of_best(found: Summary, best: Named) -> Iterator[tuple[str, str]]:
         reach = ", ± 95 % interval of that mean" * (count > 2)
         ground = f": mean of {count} {what}s{reach}" if count > 1 else f": one {what}"
     yield "speed", f"{speed(grounds, best.probed_samples_per_s)} samples/s{ground}"
-    if unsteady := sentences.unsteady_sentence(best, found.place.threads):
-        yield "", f"{unsteady}."
     for name, own in best.quality.items():
         count, asked = len(own.by_seed), found.seeds_asked
         short = f" of {asked} planned" if count < asked else ""
