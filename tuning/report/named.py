@@ -76,7 +76,7 @@ class Confirming:
     def named(self, name: str, source: TrialView) -> Named:
         """Returns what is known of the configuration that a trial or a probe ran, called `name`."""
         labels = {name, source.trial} if name in PICKS else {name}
-        windows = self.windows(labels, source.config)
+        windows = self.windows(source.config)
         confirmed = [r for r in self.records if r.event == "confirmed" and r.get("name") in labels]
         trained = {*labels, trained_as(self.records).get(name, name)}  # with other system knobs, which teach the same
         learned = [r for r in self.records if r.event == "confirmed" and r.get("name") in trained]
@@ -110,16 +110,14 @@ class Confirming:
         )
         return any(place_of(mapping(r.get("config"))) == place for r in probes)
 
-    def windows(self, names: Collection[str], config: Mapping[str, Any]) -> list[Record]:
-        """Returns a configuration's windows, under whatever name it had them; by name or trial in older records."""
-        found = windows(self.records)
-        older = [r for r in found if "config" not in r.fields and r.get("name") in names]
-        return older or [r for r in found if _same(r.get("config"), config)]
+    def windows(self, config: Mapping[str, Any]) -> list[Record]:
+        """Returns a configuration's windows, under whatever name it had them."""
+        return [r for r in windows(self.records) if _same(r.get("config"), config)]
 
     def by_round(self, one: Named) -> dict[int, float]:
         """Returns the median samples a second of a configuration in each round."""
         rates: dict[int, list[float]] = {}
-        for record in self.windows({one.name, one.trial} - {""}, one.config):
+        for record in self.windows(one.config):
             if rate := finite(record.get(SPEED)):
                 rates.setdefault(whole(record.get("round")) or 0, []).append(rate)
         return {number: statistics.median(values) for number, values in rates.items()}
@@ -162,7 +160,7 @@ def named_of(
     if not sources and (probe := selection.fastest_probe(confirming.records)) is not None:
         sources["best"] = view(probe, confirming.objectives, "name")
     # A joint search probes nothing: its named configurations are known from their windows alone.
-    windowed = [r for r in confirming.records if r.event == "window" and r.get("config")]
+    windowed = [r for r in confirming.records if r.event == "window"]
     sources |= {r["name"]: TrialView(r["name"], "ok", r["config"]) for r in windowed if r["name"] not in PICKS}
     sources = {name: source for name, source in sources.items() if name not in by_id}
     sources |= {p.trial: p for p in probes if p.trial and p.trial not in PICKS}

@@ -23,8 +23,6 @@ from tuning.report import plots, sentences, tables
 from tuning.report.format import duration, percent, plain, rate, size, speed
 from tuning.report.summary import Summary, of_its_knobs
 
-_NO_FIGURES = "The figures are left out: they need matplotlib (pip install matplotlib)."
-
 
 def write_report(summary: Summary, path: Path) -> Path:
     """Returns `path`, where the report now stands; raises ConfigError where it cannot be written."""
@@ -39,7 +37,6 @@ def render(summary: Summary) -> str:
     )
     environment.filters["with_commands"] = _with_commands
     text = (resources.files("tuning") / "templates" / "report.html.j2").read_text(encoding="utf-8")
-    figures, missing = _figures(summary)
     best = summary.best
     return environment.from_string(text).render(
         summary=summary,
@@ -65,8 +62,7 @@ def render(summary: Summary) -> str:
         provenance=list(_provenance(summary)),
         methods=sorted({q.method for n in summary.named.values() for q in n.quality.values() if n.name == "best"}),
         counts=fmt.counts(summary.trial_counts),
-        figures=figures,
-        missing=missing,
+        figures=_figures(summary),
     )
 
 
@@ -82,14 +78,11 @@ def _with_commands(sentence: str) -> Markup:
     return Markup(re.sub(r"(python -m tuning .*?)(?= tells)", r"<code>\1</code>", str(escape(plain(sentence)))))  # noqa: S704
 
 
-def _figures(summary: Summary) -> tuple[dict[str, tuple[Markup, str]], str]:
-    """Figures by name, each with its caption, and why there are none."""
-    try:
-        found = {name: draw(summary) for name, draw in plots.FIGURES.items()}
-    except ImportError:
-        return {}, _NO_FIGURES
+def _figures(summary: Summary) -> dict[str, tuple[Markup, str]]:
+    """Figures by name, each with its caption."""
+    found = {name: draw(summary) for name, draw in plots.FIGURES.items()}
     # plots escapes what it is given
-    return {name: (Markup(f.svg), f.caption) for name, f in found.items() if f is not None}, ""  # noqa: S704
+    return {name: (Markup(f.svg), f.caption) for name, f in found.items() if f is not None}  # noqa: S704
 
 
 def _title(summary: Summary) -> str:

@@ -420,7 +420,7 @@ def place_sentence(place: Place) -> str:
     device = f"{plain(place.device)}{cores}{threads}{kind}{together}"
     if is_held(place):
         return f"Measured on {device}; memory was held to {size(place.cap_bytes)}."
-    if not place.virtual or place.card in HERE:
+    if not place.virtual:
         return f"Measured on {device}."
     cap = f"; memory was held to its {size(place.cap_bytes)}" if place.cap_bytes else ""
     return f"Throughput is that of {device}, not of card {plain(place.card)}, which was emulated{cap}."

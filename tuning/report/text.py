@@ -247,10 +247,9 @@ def trained(
     now, said = result[SPEED], measured[SPEED]["median"]
     if now:  # None where a resumed run had nothing left to train
         yield f"{now:.1f} samples/s" + (f"  ({name}: {said:.1f}, {now / said - 1:+.1%})" if said else "")
-    ended = bool(result.get("ended_early"))
-    if ended:
+    if result.get("ended_early"):
         yield f"ended by itself after {result['samples']} samples"
-    samples = measured.get("samples") or (None if ended else samples)  # of an older file it is not known
+    samples = measured.get("samples") or samples
     after = "" if samples in (None, result["samples"]) else f" after {samples} samples"
     for objective, value in result["values"].items():
         known = measured["quality"].get(objective)

@@ -127,9 +127,7 @@ def test_the_plan_has_the_time_that_probes_may_take_of_a_short_study():
 
 def test_80_columns_with_twelve_knobs_and_long_values(records, study):
     long = {f"a_knob_with_a_long_name_{n}": "value" * 30 for n in range(12)}
-    widened = [
-        dataclasses.replace(r, fields={**r.fields, "config": long}) if r.event == "trial" else r for r in records
-    ]
+    widened = [changed(r, config=long) if r.event == "trial" or r.get("name") == "best" else r for r in records]
     out, err = play(widened, study, verbosity=1)
     assert max(map(len, (out + err).splitlines())) <= 80
     assert "a_knob_with_a_long_name_11=valuevaluevalueva…" in "".join(out.split())

@@ -133,7 +133,6 @@ def test_a_text_is_one_line_without_control_characters():
     [
         ("cpu", False, None, "Measured on Example CPU, 2 cores."),
         ("cpu", False, 2**31, "Measured on Example CPU, 2 cores; memory was held to 2.0 GiB."),
-        ("auto", True, 2**31, "Measured on Example CPU, 2 cores; memory was held to 2.0 GiB."),  # of an older run
         ("rtx3090", False, 2**34, "Measured on Example CPU, 2 cores."),
         (
             "t4",

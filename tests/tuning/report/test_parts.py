@@ -84,8 +84,9 @@ def test_the_same_model_has_no_part_in_a_gain():
 
 def with_probes(records, *probes):
     """Returns the sample run with another hidden size in its best than in `before`, and probes of these."""
-    own = [changed(r, config={**r["config"], "hidden_size": 64}) if r.event == "trial" else r for r in records]
-    own = [r for r in own if r.event != "probe" or r["name"]]
+    own = [r for r in records if r.event != "probe" or r["name"]]
+    is_best = [r.event == "trial" or r.get("name") == "best" for r in own]
+    own = [changed(r, config={**r["config"], "hidden_size": 64}) if b else r for r, b in zip(own, is_best, strict=True)]
     return [*own[:8], *probes, *own[8:]]
 
 

@@ -117,17 +117,6 @@ def test_a_run_cut_off_anywhere_has_a_report(records):
         assert Page(text).open == []
 
 
-def test_without_matplotlib_the_tables_remain(found, monkeypatch):
-    def missing(*_):
-        raise ImportError("No module named 'matplotlib'")
-
-    monkeypatch.setattr(plots, "_figure", missing)
-    text = report.render(found)
-    assert "pip install matplotlib" in text
-    assert "<svg" not in text
-    assert "Named by hand, and found" in text
-
-
 @pytest.mark.browser
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_chromium_shows_it_without_a_complaint(found, tmp_path):
