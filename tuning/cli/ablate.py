@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainables.knobs import Scalar, use
+from tuning.cli.runs import with_id
 from tuning.cli.terminal import console, line, show
 from tuning.config.errors import ConfigError, NoUsableTrial
 from tuning.config.schema import PLAIN
@@ -30,16 +31,11 @@ from tuning.workers.worker_config import WorkerConfig
 
 def parser() -> argparse.ArgumentParser:
     """Returns the arguments of the command."""
-    made = argparse.ArgumentParser(
-        prog="python -m tuning ablate",
-        description="Measures the best configuration less one knob at a time, and `before` with one more, in pairs.",
-    )
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
+    does = "Measures the best configuration less one knob at a time, and `before` with one more, in pairs."
+    made = with_id("ablate", does)
     made.add_argument("--rounds", type=int, default=5, help="times each pair is measured, 2 to 100  [5]")
     made.add_argument("--window", type=float, default=1.0, metavar="S", help="seconds of each measurement  [1]")
     made.add_argument("--only", default="", metavar="KNOBS", help="these knobs alone, separated by commas")
-    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
-    made.add_argument("--json", action="store_true", help="JSON on stdout")
     return made
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tuning.cli.runs import parser, records_of
+from tuning.cli.runs import ID_HELP, parser, records_of
 from tuning.cli.terminal import console, line, show
 from tuning.journal.runs import find_run
 from tuning.report import summary, tables
@@ -17,9 +17,7 @@ from tuning.report.format import table
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code; raises ConfigError for an unknown run."""
     made = parser("compare", "Shows the best of two runs side by side.")
-    made.add_argument(
-        "ids", nargs=2, metavar="ID", help="a run's id, as `python -m tuning list` has it, last, or its folder"
-    )
+    made.add_argument("ids", nargs=2, metavar="ID", help=ID_HELP)
     asked = made.parse_args(arguments)
     first, second = (summary.from_records(records_of(find_run(asked.runs_dir, run_id))) for run_id in asked.ids)
     found = tables.compared(first, second)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tuning.cli.runs import records_of
+from tuning.cli.runs import records_of, with_id
 from tuning.cli.terminal import console, line
 from tuning.config import best_file
 from tuning.config.errors import ConfigError
@@ -18,16 +18,14 @@ from tuning.report.frameworks import FRAMEWORKS, exported
 
 def parser() -> argparse.ArgumentParser:
     """Returns the arguments of the command."""
-    made = argparse.ArgumentParser(
-        prog="python -m tuning export",
-        description="Prints the best.yaml of a run in the words of a framework; stderr lists what it has no word for.",
-        epilog="transformers: arguments of TrainingArguments. lightning: of Trainer and DataLoader. accelerate: of "
-        "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: what best.yaml says.",
+    does = "Prints the best.yaml of a run in the words of a framework; stderr lists what it has no word for."
+    made = with_id("export", does, as_json=False)
+    made.epilog = (
+        "transformers: arguments of TrainingArguments. lightning: of Trainer and DataLoader. accelerate: of "
+        "Accelerator, DataLoader and their configurations. deepspeed: a configuration file. json: what best.yaml says."
     )
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
     made.add_argument("--to", required=True, choices=tuple(FRAMEWORKS), help="whose words")
     made.add_argument("--python", action="store_true", help="as Python, with what is not said as comments  [JSON]")
-    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
     return made
 
 

@@ -21,6 +21,9 @@ from tuning.report.summary import Summary
 from tuning.workers import doctor, machine_checks, nvml
 from tuning.workers.own_workload import own_table
 
+ID_HELP = "a run's id, as `python -m tuning list` has it, last, or its folder"
+"""What is said of an argument that names a run."""
+
 
 def list_runs(arguments: Sequence[str]) -> int:
     """Prints the runs, newest last, and returns the exit code."""
@@ -63,7 +66,7 @@ def records_of(folder: Path) -> list[Record]:
 
 def show_run(arguments: Sequence[str]) -> int:
     """Prints the summary of a run and its trials, and returns the exit code."""
-    asked = _with_id("show", "Prints the summary of a run and its trials.").parse_args(arguments)
+    asked = with_id("show", "Prints the summary of a run and its trials.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
     records = records_of(folder)
     found = summary.from_records(records)
@@ -96,7 +99,7 @@ def _as_json(found: Summary, folder: Path, finished: bool) -> dict[str, Any]:
 
 def write_again(arguments: Sequence[str]) -> int:
     """Writes what a run exports once more and returns the exit code."""
-    asked = _with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
+    asked = with_id("report", "Writes best.yaml, front.csv and report.html again.").parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
     found = summary.from_records(records_of(folder))
     paths = [*export.write_all(found, folder), report.write_report(found, folder / "report.html")]
@@ -123,15 +126,17 @@ def check_machine(arguments: Sequence[str]) -> int:
     return 3 if any(check.state == "FAIL" for check in checks) else 0
 
 
-def parser(verb: str, description: str) -> argparse.ArgumentParser:
-    """Returns the arguments that every command on runs has."""
+def parser(verb: str, description: str, *, as_json: bool = True) -> argparse.ArgumentParser:
+    """Returns the arguments that every command on runs has, without `--json` where it is not `as_json`."""
     made = argparse.ArgumentParser(prog=f"python -m tuning {verb}", description=description)
     made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
-    made.add_argument("--json", action="store_true", help="JSON on stdout")
+    if as_json:
+        made.add_argument("--json", action="store_true", help="JSON on stdout")
     return made
 
 
-def _with_id(verb: str, description: str) -> argparse.ArgumentParser:
-    made = parser(verb, description)
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
+def with_id(verb: str, description: str, *, as_json: bool = True) -> argparse.ArgumentParser:
+    """Returns those of `parser`, and `id`, the run that a command is about."""
+    made = parser(verb, description, as_json=as_json)
+    made.add_argument("id", help=ID_HELP)
     return made

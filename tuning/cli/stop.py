@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import time
 from collections.abc import Sequence
 
+from tuning.cli.runs import with_id
 from tuning.config.errors import ConfigError, StoppedEarly
 from tuning.journal.records import IN_ANOTHER_CONTAINER, writer_of
 from tuning.journal.runs import JOURNAL, find_run
@@ -17,22 +17,13 @@ WAIT_S = 60.0
 """So long a run may take to end; a training step is not broken off, and Ray's processes take their time."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Returns the arguments of the command."""
-    made = argparse.ArgumentParser(
-        prog="python -m tuning stop", description="Ends a run of this machine in order; it leaves the best so far."
-    )
-    made.add_argument("id", help="a run's id, as `python -m tuning list` has it, last, or its folder")
-    made.add_argument("--runs-dir", default="runs", help="where runs are  [runs]")
-    return made
-
-
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code once the run has ended.
 
     Raises ConfigError where nobody here runs it, and StoppedEarly where it goes on after `WAIT_S`.
     """
-    asked = parser().parse_args(arguments)
+    made = with_id("stop", "Ends a run of this machine in order; it leaves the best so far.", as_json=False)
+    asked = made.parse_args(arguments)
     folder = find_run(asked.runs_dir, asked.id)
     pid = writer_of(folder / JOURNAL)
     if pid is None:

@@ -120,33 +120,32 @@ def trials(found: Summary) -> Grid | None:
     """Returns every trial with the knobs in which the trials differ, and what it is picked for."""
     picks = {n.trial: name.replace("_", " ") for name, n in reversed(list(found.named.items())) if name in PICKS}
     keys, rows = _varied(found.trials), []
-    for trial in sorted(found.trials, key=lambda t: t.trial):
-        values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
-        trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
-        ended = _ended(trial)
-        figures = [rate(trial.samples_per_s if trained else None), size(trial.peak_allocated_bytes)]
+    for trial, figures in _ended_trials(found):
         mark = picks.get(trial.trial, "front" if trial.on_front else f"learns as {trial.named}" if trial.named else "")
-        rows.append([trial.trial, ended, *values, *figures, *(plain(trial.config.get(k, "-")) for k in keys), mark])
+        knobs = [plain(trial.config.get(k, "-")) for k in keys]
+        rows.append([trial.trial, *figures, size(trial.peak_allocated_bytes), *knobs, mark])
     head = ["", "outcome", *found.objectives, "samples/s", "peak", *(key.replace("_", " ") for key in keys), ""]
     return Grid(head, rows) if rows else None
 
 
-def _ended(trial: TrialView) -> str:
-    at = trial.stopped_at or (trial.samples if trial.has_ended else None)
-    return outcome(trial.outcome) + (f" at {at}" if at else "")
+def _ended_trials(found: Summary) -> Iterator[tuple[TrialView, list[str]]]:
+    """Yields each trial by its name, with how it ended, its qualities and its speed."""
+    for trial in sorted(found.trials, key=lambda t: t.trial):
+        at = trial.stopped_at or (trial.samples if trial.has_ended else None)
+        ended = outcome(trial.outcome) + (f" at {at}" if at else "")
+        values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
+        trained = trial.outcome in ("ok", "stopped")  # of one that failed the rate is only what was expected
+        yield trial, [ended, *values, rate(trial.samples_per_s if trained else None)]
 
 
 def trial_list(found: Summary) -> Grid | None:
     """Returns every trial as `show` lists it: how it ended, quality, speed, the knobs in which the trials differ."""
     keys, rows = _varied(found.trials), []
     best = found.best.trial if found.best else ""
-    for trial in sorted(found.trials, key=lambda t: t.trial):
-        ended = _ended(trial)
-        values = [f"{v:.3f}" if (v := trial.values.get(name)) is not None else "-" for name in found.objectives]
-        fast = rate(trial.samples_per_s if trial.outcome in ("ok", "stopped") else None)
+    for trial, figures in _ended_trials(found):
         own = assignments({key: trial.config[key] for key in keys if key in trial.config})
         name = f"{trial.trial}{' *' * (trial.trial == best)}{f' learns as {trial.named}' if trial.named else ''}"
-        rows.append([name, ended, *values, fast, " ".join(own)])
+        rows.append([name, *figures, " ".join(own)])
     return Grid(["trial", "outcome", *found.objectives, "samples/s", "with"], rows) if rows else None
 
 
