@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tuning.config import best_file
 from tuning.journal.records import Record
-from tuning.report import export, report, sentences, summary, tables, text
+from tuning.report import export, sentences, summary, tables, text
 from tuning.report.named import gains
 
 
@@ -178,7 +178,7 @@ def test_how_the_card_was_doing_stands_beside_what_holds_it_back(records):
         for part in text.summary(found):
             console.print(part)
     assert f"card      {found.best.card}" in captured.get()
-    assert "60 C" in report.render(found)
+    assert "60 C" in tables.configurations(found).rows[0][-1]
 
 
 def test_trainings_under_the_trials_own_name_are_those_of_whatever_it_is_called(records):
