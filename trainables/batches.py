@@ -7,7 +7,6 @@ workers load them or on how a batch is cut.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import itertools
 import multiprocessing
@@ -96,8 +95,6 @@ class _Made(Dataset[Batch]):
     ) -> None:
         self._dataset, self._config, self._collate, self._augment = dataset, config, collate, augment
         self._at_once = at_once(dataset)
-        self.in_place: bool | None = None
-        """Whether the first batch was augmented in place; None before, and where workers augment."""
         self.seconds = dict.fromkeys(LOADING, 0.0)
         """What each part of the work has taken so far, in this process."""
 
@@ -128,11 +125,7 @@ class _Made(Dataset[Batch]):
         keyed = Keyed(batch, draws.keys(self._config.seed, micro.epoch, torch.tensor(micro.indices)))
         if self._config.knobs.device_augmentation:
             return keyed
-        call = functools.partial(self._augment, keyed.batch, keyed.keys, self._config, micro.phase)
-        if self.in_place is not None:
-            return call()
-        batch, self.in_place = writing(call, keyed.batch)
-        return batch
+        return self._augment(keyed.batch, keyed.keys, self._config, micro.phase)
 
 
 class _Planned(Sampler[MicroBatch]):
@@ -205,8 +198,6 @@ class Loader:
         found = {"samples_in_ram": self._cached, **workers_seen(epoch, self._loader)}
         if self._augments:
             found["augmented_on"] = "loader"
-            if self._made.in_place is not None:
-                found["augmented_in_place"] = self._made.in_place
         return found
 
 
@@ -369,13 +360,6 @@ class Transfer:
             if tensor.is_cuda:
                 tensor.record_stream(current)  # or its memory would be given away while this stream still reads it
         return moved
-
-
-def writing(call: Callable[[], Batch], batch: Batch) -> tuple[Batch, bool]:
-    """Returns what `call` returns, and whether it wrote into tensors of `batch`."""
-    tensors = tensors_of(batch)
-    before = [t._version for t in tensors]
-    return call(), [t._version for t in tensors] != before
 
 
 def sorted_by_length(plan: Sequence[MicroBatch], lengths: Sequence[int] | None) -> bool:

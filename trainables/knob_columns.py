@@ -237,7 +237,7 @@ class Knob:
     does not go together.
 
     Further columns are for the rows of the loop: `acts_in` are the modules of `trainables` that act on it. `seen` reads
-    it back from a first step, None where it leaves no trace there. `asked_by` is the call of `run` that applies it in a
+    it back from a first step. `asked_by` is the call of `run` that applies it in a
     loop of one's own. `claimed` names the documents that recommend it (docs/knobs.md). `remedies` are by what bounds a
     step. `also` are other names that people use.
     """

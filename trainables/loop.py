@@ -226,12 +226,9 @@ def _forward_backward(state: State, model: nn.Module, batch: Any, share: float, 
         if isinstance(batch, batches.Keyed):
             augment = augment_of(state.resident.workload)
             if augment is not None:
-                call = functools.partial(augment, batch.batch, batch.keys, state.config, phase)
-                if state.witness is None:
-                    batch = call()
-                else:
-                    batch, in_place = batches.writing(call, batch.batch)
-                    state.witness.augmented(in_place)
+                batch = augment(batch.batch, batch.keys, state.config, phase)
+                if state.witness is not None:
+                    state.witness.augmented()
         with precision.kernels(knobs, state.device):
             with precision.autocast(knobs, state.device):
                 loss = state.ranks.loss(state.resident.workload, model, batch) * share

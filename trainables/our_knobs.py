@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from trainables import knob_columns
-from trainables import knob_readers as read
 from trainables.knob_columns import FLAG, Domain, Knob
 from trainables.knobs import KnobTable
 
@@ -18,26 +17,25 @@ from trainables.knobs import KnobTable
 ROWS: Mapping[str, Knob] = {
     "inplace_augmentation": Knob(
         False, "system", FLAG, "Augmentations write into the batch instead of making new tensors.",
-        memory="minor", span="augment", claimed="E", seen=read.inplace_augmentation,
+        memory="minor", span="augment", claimed="E",
         remedies={"loader": lambda _, step: True if step.augment_frac >= 0.02 and not step.cuda else None},
     ),
     "hidden_size": Knob(
         128, "both", Domain(int, low=4, high=16_384), "Width of the network's hidden layers.", shapes_model=True,
-        memory="group", span="compute", claimed="A D", seen=read.hidden_size,
+        memory="group", span="compute", claimed="A D",
     ),
     "sequence_packing": Knob(
         False, "both", FLAG, "Compute on packed sequences, without their padding.", shapes_model=True,
         memory="group", span="compute", claimed="C, for later; E",
-        seen=read.first_phase(read.flag("packed", "packed sequences", "no packed sequence")),
     ),
     "augmentation": Knob(
         1.0, "learning", Domain(float, low=0.0, high=2.0),
         "Strength of the augmentation, as a multiple of the workload's own; 0 is none.",
-        memory="minor", span="augment", claimed="B E", seen=read.augmentation,
+        memory="minor", span="augment", claimed="B E",
     ),
     "dropout": Knob(
         0.1, "learning", Domain(float, low=0.0, high=0.9), "Dropout of the layers the workload adds.",
-        memory="minor", span="none", claimed="A", seen=read.first_phase(read.dropout),
+        memory="minor", span="none", claimed="A",
         shapes_model=True,
     ),
 }
@@ -60,13 +58,12 @@ _HOOKS = re.compile(r"^    def (optimizer|schedule|parameter_groups)\(self", re.
 def _declared(path: Path) -> Mapping[str, Knob]:
     """Returns the knobs that the workload in a module of ours declares, without importing it, which takes seconds.
 
-    Raises TypeError for a wrong row, and where that needs more than the names of `knob_columns`, `our_knobs` and
-    `read`, the readers.
+    Raises TypeError for a wrong row, and where that needs more than the names of `knob_columns` and `our_knobs`.
     """
     if (found := _KNOBS.search(path.read_text(encoding="utf-8"))) is None:
         return {}
     try:
-        return dict(eval(found[1], {**vars(knob_columns), "our_knobs": our_knobs, "read": read}))  # noqa: S307  # ours
+        return dict(eval(found[1], {**vars(knob_columns), "our_knobs": our_knobs}))  # noqa: S307  # ours
     except (AttributeError, KeyError, NameError, SyntaxError, TypeError, ValueError) as error:
         form = '{**our_knobs("dropout"), "turns": Knob(2, "both", values=(1, 2))}'
         raise TypeError(f"{path.name}: knobs = ...: expected {form}, and no other names: {error!r}") from None

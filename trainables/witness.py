@@ -1,11 +1,10 @@
 """What a training step really ran, read back from torch: types, kernels, layouts, copies, recomputation.
 
-A knob that is set is not yet a knob that works: torch falls back to another attention kernel, a workload may read no
-knob at all. The loop shows its first optimiser step to a `Witness` (which every measurement drops) and no other, so
+A knob that is set is not yet a knob that works: torch falls back to another attention kernel, a loop of one's own may
+not apply it. The loop shows its first optimiser step to a `Witness` (which every measurement drops) and no other, so
 watching costs nothing afterwards; `facts` are then plain values, and what they do not name was not seen.
 
-Operators are seen at the dispatcher, below autocast and autograd and in the threads of the backward pass too; what the
-dispatcher sees in parts only (dropout, recurrent networks) is seen where torch's functions are called.
+Operators are seen at the dispatcher, below autocast and autograd and in the threads of the backward pass too.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainables import optim, precision
@@ -31,7 +29,6 @@ _MATH_ATTENTION = "aten._safe_softmax"
 """Torch's unfused attention is the one caller of this operator; it has none of its own at the dispatcher."""
 _OPTIMIZER_OP = re.compile(r"aten\.(_fused_adamw?_|_foreach_addcdiv_|addcdiv_)$|bitsandbytes\.optimizer_update")
 _NORM_OP = re.compile(r"aten\.(_foreach_norm|linalg_vector_norm|norm)$")
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 class Witness:
@@ -39,12 +36,11 @@ class Witness:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._model, self._optimizer, self._device = model, optimizer, device
-        self._modes = _Operators(self), _Functions(self)
+        self._operators = _Operators(self)
         self._part: StepPart = "forward_backward"
         self._counts: dict[str, Counter[str]] = {}
         self._around: dict[str, Any] | None = None
         self._micro_batches: list[int] = []
-        self._rows = 0
         self._pinned: bool | None = None
         self._augmented: dict[str, Any] = {}
 
@@ -52,8 +48,7 @@ class Witness:
     def watching(self, part: StepPart) -> Iterator[None]:
         """Sees what torch runs inside the block, as a part of the step."""
         self._part = part
-        operators, functions = self._modes
-        with operators, functions:
+        with self._operators:
             yield
 
     def goes_on(self, part: StepPart) -> None:
@@ -63,38 +58,33 @@ class Witness:
     def micro_batch(self, samples: int, host: Sequence[Tensor]) -> None:
         """Takes the size of a micro-batch and its tensors as the loader delivered them."""
         self._micro_batches.append(samples)
-        self._rows = max((len(t) for t in host if t.dim() > 1), default=0)
         if self._device.type == "cuda" and host:
             self._pinned = self._pinned is not False and all(t.is_pinned() for t in host)
 
-    def augmented(self, in_place: bool) -> None:
-        """Takes that a batch was augmented on the device, and whether its own tensors were written."""
-        self._augmented = {"augmented_on": self._device.type, "augmented_in_place": in_place}
+    def augmented(self) -> None:
+        """Takes that a batch was augmented on the device."""
+        self._augmented = {"augmented_on": self._device.type}
 
     def facts(self) -> dict[str, Any]:
         """Returns what was seen, as plain values by name; to be called after the step, its gradients dropped.
 
         `trainables.knob_readers` hold them against what was asked.
         """
-        operators, packing = self._of("operator"), self._of("packing")
+        operators = self._of("operator")
         found: dict[str, Any] = {
             "device": self._device.type,
             "batch_size": sum(self._micro_batches),
             "micro_batch_size": max(self._micro_batches, default=0),
             "matmul_dtypes": _names(self._of("product")),
             "attention": dict(self._of("attention")),
-            "recurrent": dict(self._of("recurrent")),
             "recomputed_frac": round(operators["recomputed"] / max(1, operators["forward"]), 3),
             "loss_reads": self._of("read")["loss"],
             "gradient_norms": _names(self._of("norm")),
-            "dropouts": sorted(float(p) for p in self._of("dropout")),
             **self._augmented,
             **(self._around or {}),
             **_model_facts(self._model),
             **optim.facts(self._optimizer),
         }
-        if packing:
-            found["packed"] = packing["packed"] > 0
         if self._of("convolution"):
             found["conv_dtypes"] = _names(self._of("convolution"))
             found["conv_weights"] = _names(self._of("conv_weight"))
@@ -121,24 +111,6 @@ class Witness:
         else:
             self._forward_backward(name, args)
 
-    def function(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Takes a call of one of torch's functions in the part being watched."""
-        if self._part != "forward_backward":
-            return
-        rate: Any = None
-        if name.endswith("dropout") and (kwargs.get("training") is True or args[2:3] == (True,)):
-            rate = kwargs.get("p", args[1] if len(args) > 1 else None)
-        elif name == "scaled_dot_product_attention":
-            rate = kwargs.get("dropout_p")
-        elif name in _RECURRENT:
-            # input, state, weights, biases?, layers, dropout, training?; after the input, a packed one's sizes
-            start = [isinstance(a, bool) for a in args].index(True)
-            self._count("recurrent", name)
-            self._count("packing", "packed" if start == 4 else "padded")
-            rate = args[start + 2] if args[start + 3] and args[start + 1] > 1 else None
-        if rate:
-            self._count("dropout", str(float(rate)))
-
     def _forward_backward(self, name: str, args: Sequence[Any]) -> None:
         if self._around is None:
             self._around = precision.kernel_facts(self._device)
@@ -153,19 +125,14 @@ class Witness:
             self._count("conv_weight", _layout(args[1]))
         elif found := _FUSED_ATTENTION.match(name):
             self._count("product", _dtype(args))
-            self._attention(found[1], args[0])
+            self._count("attention", found[1])
         elif name == _MATH_ATTENTION:
-            self._attention("math", args[0])
+            self._count("attention", "math")
 
     def _are_gradients(self, args: Sequence[Any]) -> bool:
         own = {p.grad.data_ptr() for p in self._model.parameters() if p.grad is not None}
         taken = args[0] if isinstance(args[0], list | tuple) else args[:1]
         return any(isinstance(t, Tensor) and t.data_ptr() in own for t in taken)
-
-    def _attention(self, kernel: str, queries: Tensor) -> None:
-        """Counts a call; over fewer rows than the loader delivered, some of them were packed into one."""
-        self._count("attention", kernel)
-        self._count("packing", "packed" if queries.dim() == 4 and len(queries) < self._rows else "padded")
 
     def _copy(self, kwargs: Mapping[str, Any]) -> None:
         if kwargs.get("non_blocking"):
@@ -200,36 +167,15 @@ class _Operators(TorchDispatchMode):
         return result
 
 
-class _Functions(TorchFunctionMode):
-    """Tells the witness of every call of a function of torch."""
-
-    def __init__(self, witness: Witness) -> None:
-        super().__init__()
-        self._witness = witness
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Tells of the call, then makes it."""
-        self._witness.function(getattr(func, "__name__", ""), args, kwargs or {})
-        return func(*args, **(kwargs or {}))
-
-
 def _model_facts(model: nn.Module) -> dict[str, Any]:
-    trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
     frozen = Counter[str]()
     for parameter in model.parameters():
         if not parameter.requires_grad:
             frozen[_short(parameter.dtype)] += parameter.numel()
-    ranks = {min(p.shape) for n, p in trainable.items() if "lora_A" in n and p.dim() == 2}
-    dora = any("lora_magnitude_vector" in n for n in trainable)
     return {
-        "adapter": "dora" if dora else "lora" if ranks else "none",
-        "adapter_ranks": sorted(ranks),
         "frozen_dtypes": _names(frozen),
-        "widths": sorted({size for p in trainable.values() for size in p.shape}),
         # A gradient that is still there after zero_grad was filled with zeros.
-        "grads_after_step": "none" if all(p.grad is None for p in trainable.values()) else "zero",
+        "grads_after_step": "none" if all(p.grad is None for p in model.parameters() if p.requires_grad) else "zero",
     }
 
 

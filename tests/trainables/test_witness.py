@@ -20,7 +20,6 @@ from trainables.loop import prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from trainables.witness import Witness
 from trainables.workload import Config, Split, Workload
 
 
@@ -33,7 +32,6 @@ class Mixed(nn.Module):
         self.image = nn.Conv2d(3, width, 3, padding=1)
         self.blocks = nn.ModuleList([Attention(width, knobs.dropout)])
         self.reader = nn.LSTM(width, width, batch_first=True)
-        self.packed = knobs.sequence_packing
         self.head = nn.Linear(width, 1)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -41,9 +39,7 @@ class Mixed(nn.Module):
         states: Tensor = self.image(images).flatten(2).transpose(1, 2)
         for block in self.blocks:
             states = block(states)
-        lengths = torch.full((len(states),), states.shape[1])
-        read = nn.utils.rnn.pack_padded_sequence(states, lengths, batch_first=True) if self.packed else states
-        return self.head(self.reader(read)[1][0][0]).squeeze(1)  # type: ignore[no-any-return]
+        return self.head(self.reader(states)[1][0][0]).squeeze(1)  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -139,9 +135,7 @@ def test_the_attention_kernel_is_the_one_that_ran(asked: str, seen: str) -> None
         ({"fused_optimizer": True}, "optimizer_ops", ["aten.addcdiv_"], ["aten._fused_adamw_"]),
         ({"set_to_none": False}, "grads_after_step", "none", "zero"),
         ({"channels_last": True}, "conv_weights", ["contiguous"], ["channels_last"]),
-        ({"dropout": 0.3}, "dropouts", [], [0.3]),
         ({"sync_every_step": True}, "loss_reads", 0, 2),  # once a micro-batch
-        ({"sequence_packing": True}, "packed", False, True),
     ],
     ids=str,
 )
@@ -163,22 +157,6 @@ def test_a_checkpointed_block_is_computed_twice() -> None:
     assert 0 < active(Pictures(), activation_checkpointing=True)["recomputed_frac"] <= 1
     # A block of one operator is not: what its backward pass needs is known before the operator runs again.
     assert active(Sums(), activation_checkpointing=True)["recomputed_frac"] == 0
-
-
-def test_recurrent_layers_are_counted_and_what_has_none_is_neither_packed_nor_padded() -> None:
-    assert plain()["recurrent"] == {"lstm": 2}  # one a micro-batch
-    assert "packed" not in active(Sums())
-
-
-def test_rows_that_share_one_in_attention_are_packed() -> None:
-    model = nn.MultiheadAttention(8, 2, batch_first=True)
-    for rows, packed in ((2, True), (4, False)):
-        seen = Witness(model, torch.optim.AdamW(model.parameters()), torch.device("cpu"))
-        seen.micro_batch(4, [torch.zeros(4, 6), torch.zeros(4)])
-        with seen.watching("forward_backward"):
-            states = torch.randn(rows, 6, 8)
-            model(states, states, states, need_weights=False)
-        assert seen.facts()["packed"] is packed
 
 
 def test_workers_live_and_last() -> None:
@@ -215,52 +193,16 @@ def test_bucketing_sorts_a_batch() -> None:
     assert (apart["sorted_by_length"], sorted_["sorted_by_length"]) == (False, True)
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("on_device", [False, True])
-def test_augmentation_is_seen_where_it_ran_and_whether_it_wrote(on_device: bool, in_place: bool) -> None:
-    found = active(Noisy(), device_augmentation=on_device, inplace_augmentation=in_place)
-    assert found["augmented_on"] == ("cpu" if on_device else "loader")
-    assert found["augmented_in_place"] is in_place
-
-
-def test_what_workers_did_in_place_is_not_claimed() -> None:
-    found = active(Noisy(), inplace_augmentation=True, num_workers=1)
-    assert found["augmented_on"] == "loader"
-    assert "augmented_in_place" not in found
+def test_augmentation_is_seen_where_it_ran() -> None:
+    for on_device in (False, True):
+        found = active(Noisy(), device_augmentation=on_device)
+        assert found["augmented_on"] == ("cpu" if on_device else "loader")
+    assert active(Noisy(), num_workers=1)["augmented_on"] == "loader"
     assert "augmented_on" not in active(Sums())
 
 
-def test_adapters_are_told_by_their_weights() -> None:
-    peft = pytest.importorskip("peft")
-    for use_dora in (False, True):
-        model = peft.get_peft_model(
-            nn.Sequential(nn.Linear(8, 8)), peft.LoraConfig(r=4, target_modules=["0"], use_dora=use_dora)
-        )
-        state = prepare(Resident(_With(model)), Config(Knobs(batch_size=4, micro_batch_size=4)), Plan(samples=4))
-        list(train(state))
-        assert (state.active["adapter"], state.active["adapter_ranks"]) == ("dora" if use_dora else "lora", [4])
-    assert plain()["adapter"] == "none"
-
-
-class _With(Pictures):
-    """The workload of a given model, fed the rows of its images."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._given = model
-
-    def model(self, config: Config) -> nn.Module:
-        """Returns the given model."""
-        return self._given
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Returns a loss of the first 8 numbers of each image."""
-        return model(batch[0].flatten(1)[:, :8]).square().mean()  # type: ignore[no-any-return]
-
-
-def test_phases_and_widths_are_those_of_the_run() -> None:
+def test_phases_and_decays_are_those_of_the_run() -> None:
     assert active(Noisy(), encoder_frac=0.25)["phases"] == {"first": 0.25, "second": 0.75}
-    assert 24 in active(Pictures(), hidden_size=24)["widths"]
-    assert 24 not in active(Pictures(), hidden_size=16)["widths"]
     assert active(Pictures(), weight_decay=0.25)["weight_decays"] == [0.25]
 
 

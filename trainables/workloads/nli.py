@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from trainables import knob_readers as read
 from trainables.data.cache import kept
 from trainables.data.nli_pairs import (
     ENTAILMENT_FILE,
@@ -189,18 +188,17 @@ class Nli:
         "adapter": Knob(
             "dora", "both", Domain(str, values=("none", "lora", "dora")),
             "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
-            memory="group", span="compute", claimed="C", seen=read.equal("adapter", "adapter {}"),
+            memory="group", span="compute", claimed="C",
         ),
         "adapter_rank": Knob(
             16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
             memory="group", span="compute", claimed="-", also=("rank",),
-            seen=read.listed("adapter_ranks", "adapters of rank"),
         ),
         "base_dtype": Knob(
             "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
             "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is "
             "fp32. int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
-            shapes_model=True, memory="group", span="compute", claimed="-", seen=read.base_dtype, also=("base",),
+            shapes_model=True, memory="group", span="compute", claimed="-", also=("base",),
             rules=(
                 capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
                 cpu_flags(

@@ -32,7 +32,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import Dataset
 
 from trainables import draws
-from trainables import knob_readers as read
 from trainables.data import npy_sequences, sequence_sets
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain, Knob
@@ -224,7 +223,7 @@ class Signals:
         "encoder_frac": Knob(
             0.0, "both", Domain(float, low=0.0, high=0.9),
             "Share of the training samples spent on the encoder alone, before the classifier.",
-            acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E", seen=read.encoder_frac,
+            acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E",
         ),
         **our_knobs("hidden_size", "sequence_packing", "dropout", "augmentation", "inplace_augmentation"),
     }  # fmt: skip

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from trainables import knob_readers as read
 from trainables.data import bar_baselines, timeframes
 from trainables.data.bar_windows import BarWindows, parts
 from trainables.data.timeframes import BAR_FEATURES, DAY_US, HOUR_US, Timeframe
@@ -153,7 +152,7 @@ class Temporal:
         "architecture": Knob(
             "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
             "Kind of network, where the workload has several.", shapes_model=True,
-            memory="group", span="compute", claimed="D", seen=read.architecture,
+            memory="group", span="compute", claimed="D",
         ),
         **our_knobs("hidden_size", "dropout"),
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """Asked and seen: the knobs of a configuration beside what its first optimiser step was seen to run.
 
 Pure: it reads the `active` of a record (`trainables.witness.Witness.facts`) with the readers of the knob table. A knob
-without a reader leaves no trace in a step (learning rate, warm-up) and has no row.
+without a reader (learning rate, warm-up, a workload's own) has no row.
 """
 
 from __future__ import annotations

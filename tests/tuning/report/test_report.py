@@ -139,12 +139,12 @@ def test_chromium_shows_it_without_a_complaint(found, tmp_path):
 
 
 def test_it_says_what_was_active_and_what_was_not_as_asked(found, page):
-    active = {"batch_size": 12, "micro_batch_size": 12, "workers": 0, "adapter": "dora", "adapter_ranks": [16]}
-    seen = dataclasses.replace(found.best, config={"num_workers": 4, "adapter": "dora"}, active=active)
+    active = {"batch_size": 12, "micro_batch_size": 12, "workers": 0, "samples_in_ram": False}
+    seen = dataclasses.replace(found.best, config={"num_workers": 4, "ram_cache": False}, active=active)
     text = report.render(dataclasses.replace(found, named={**found.named, "best": seen}))
     assert "knobs of the best, as its first step was seen to run them" in text
     assert re.search(r"<th scope=.row.>num_workers</th>\s*<td>4</td>\s*<td>with 0 live workers</td>\s*<td>not as", text)
-    assert re.search(r"<td>adapter dora</td>\s*<td>as asked</td>", text)
+    assert re.search(r"<td>samples read anew</td>\s*<td>as asked</td>", text)
     assert "as its first step was seen" not in page
 
 

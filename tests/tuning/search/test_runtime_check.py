@@ -11,7 +11,6 @@ import pytest
 from trainables import knobs
 from trainables.knob_columns import Knob
 from trainables.knobs import OF_THE_LOOP, KnobTable, using
-from trainables.our_knobs import EVERY
 from tuning.search.runtime_check import compare, disagreements
 
 CPU: dict[str, Any] = {
@@ -20,16 +19,10 @@ CPU: dict[str, Any] = {
     "micro_batch_size": 8,
     "matmul_dtypes": ["bfloat16", "float32"],
     "attention": {"math": 4},
-    "recurrent": {},
-    "packed": False,
     "recomputed_frac": 0.0,
     "loss_reads": 0,
-    "dropouts": [0.1],
     "loss_scale": None,
-    "adapter": "none",
-    "adapter_ranks": [],
     "frozen_dtypes": [],
-    "widths": [3, 64],
     "grads_after_step": "none",
     "optimizer": "AdamW",
     "optimizer_state_dtypes": ["float32"],
@@ -83,18 +76,7 @@ def agrees(active: dict[str, Any], **asked: Any) -> bool | None:
         ({"sync_every_step": False}, True),
         ({"weight_decay": 0.01}, True),
         ({"weight_decay": 0.5}, False),
-        ({"architecture": "transformer"}, True),
-        ({"hidden_size": 64}, True),
-        ({"hidden_size": 128}, False),
-        ({"sequence_packing": True}, False),
-        ({"encoder_frac": 0.5}, False),
-        ({"augmentation": 1.0}, False),
         ({"device_augmentation": True}, False),
-        ({"inplace_augmentation": True}, False),
-        ({"dropout": 0.1}, True),
-        ({"dropout": 0.2}, False),
-        ({"dropout": 0.0}, None),
-        ({"adapter": "dora"}, False),
     ],
     ids=str,
 )
@@ -114,7 +96,6 @@ def test_a_knob_that_requires_another_is_read_where_that_is_set() -> None:
     assert [row.agrees for row in rows] == [True, False, True]
     assert agrees({**CPU, "gradient_norms": ["aten._foreach_norm"]}, max_grad_norm=1.0) is True
     assert agrees({**CPU, "gradient_norms": []}, max_grad_norm=1.0) is False
-    assert agrees({**CPU, "adapter": "lora", "adapter_ranks": [8]}, adapter_rank=16) is False
 
 
 @pytest.mark.parametrize(
@@ -144,7 +125,7 @@ def test_each_reader_has_a_case_here() -> None:
         asked = node.elts[0] if isinstance(node, ast.Tuple) and len(node.elts) == 2 else asked
         if isinstance(asked, ast.Dict):
             cases |= {str(key.value) for key in asked.keys if isinstance(key, ast.Constant)}
-    assert {name for name, row in EVERY.items() if row.seen is not None} <= cases
+    assert {name for name, row in OF_THE_LOOP.items() if row.seen is not None} <= cases
 
 
 def test_the_sentence_names_knob_value_and_what_ran() -> None:
@@ -173,12 +154,6 @@ def test_a_batch_may_be_cut_more_evenly_than_asked() -> None:
     assert agrees(nine, micro_batch_size=4) is agrees(nine, micro_batch_size=9) is False
 
 
-def test_what_a_later_phase_may_show_is_not_denied() -> None:
-    phased = {**CPU, "phases": {"encoder": 0.5, "classifier": 0.5}}
-    assert agrees(phased, dropout=0.2) is agrees(phased, sequence_packing=True) is None
-    assert agrees(phased, encoder_frac=0.5) is True
-
-
 def test_compiled_is_told_by_graphs_and_only_where_a_second_step_was_made() -> None:
     assert agrees({**CPU, "compiled_graphs": 2}, compile="default") is True
     assert agrees({**CPU, "compiled_graphs": 0}, compile="default") is False
@@ -190,21 +165,14 @@ def test_a_step_that_was_skipped_says_nothing_of_the_optimiser() -> None:
     assert not compare({"fused_optimizer": True}, skipped)
 
 
-def test_what_workers_wrote_in_place_cannot_be_told() -> None:
-    assert agrees({**CPU, "augmented_on": "loader"}, inplace_augmentation=True) is None
-    assert agrees({**CPU, "augmented_on": "cpu", "augmented_in_place": True}, inplace_augmentation=True) is True
+def test_an_augmentation_is_read_by_where_it_ran() -> None:
     assert agrees({**CPU, "augmented_on": "cpu"}, device_augmentation=True) is True
+    assert agrees({**CPU, "augmented_on": "loader"}, device_augmentation=True) is False
 
 
 def test_a_knob_without_effect_here_and_a_run_without_a_step_have_no_row() -> None:
     assert not compare({"num_workers": 0, "prefetch_factor": 4}, {**CPU, "prefetch_factor": 2})[1:]
     assert compare({"num_workers": 2}, {}) == []
-
-
-def test_one_of_several_phases_may_have_to_augment_into_new_tensors() -> None:
-    fresh = {**CPU, "augmented_on": "cpu", "augmented_in_place": False}
-    assert agrees({**fresh, "phases": {"": 1.0}}, inplace_augmentation=True) is False
-    assert agrees({**fresh, "phases": {"encoder": 0.5, "classifier": 0.5}}, inplace_augmentation=True) is None
 
 
 def test_convolutions_over_time_are_no_images() -> None:
@@ -221,15 +189,7 @@ def test_a_damaged_record_is_no_error(junk: Any) -> None:
         assert {row.knob for row in rows} <= set(everything)
 
 
-def test_frozen_weights_are_held_in_what_was_asked_and_their_products_are_no_autocast() -> None:
-    half = {**CPU, "adapter": "dora", "frozen_dtypes": ["bfloat16", "float32"]}
-    assert agrees(half, base_dtype="bf16") is True
-    assert agrees(half, base_dtype="fp32") is agrees(half, base_dtype="nf4") is False
-    for dtype, held, other in (("uint8", "nf4", "int8"), ("int8", "int8", "nf4")):
-        packed = {**half, "frozen_dtypes": ["bfloat16", dtype, "float32"]}
-        assert agrees(packed, base_dtype=held) is True
-        assert agrees(packed, base_dtype=other) is agrees(packed, base_dtype="bf16") is False
-    assert agrees({**half, "frozen_dtypes": ["float32"]}, base_dtype="fp32") is True
-    assert compare({"base_dtype": "bf16"}, CPU) == []  # no adapters: nothing is frozen
+def test_products_of_frozen_weights_are_no_autocast() -> None:
+    half = {**CPU, "frozen_dtypes": ["bfloat16", "float32"]}
     assert agrees(half, amp_dtype="fp32") is None
     assert agrees(half, amp_dtype="bf16") is True
