@@ -17,7 +17,7 @@ _HEAD = """\
 Every optimisation and what is known of it. `knobs.NAME=VALUE` fixes one, `'knobs.NAME=[A,B]'` searches its values,
 `'knobs.NAME={low: A, high: B, log: true}'` a range (of a knob of kind both only with `search.strategy=joint`, since
 probes need single values). This page is made from the rows in
-`trainables/loop_knobs.py`, `our_knobs.py` and `workloads`: `python -m trainables.knob_page > docs/knobs.md`.
+`trainables/loop_knobs.py` and `our_knobs.py`: `python -m trainables.knob_page > docs/knobs.md`.
 
 - **What it does**, and *by hand*: how a script without cardtune has it.
 - **Kind**: a system knob changes speed and memory only, a learning knob what is learned, one of kind both changes both

@@ -1,16 +1,13 @@
-"""The knobs of our workloads, as rows of the table: those that several share are here, the others in their modules.
+"""The knobs of our workloads, as rows of the table, and which workload has which.
 
 A command line is checked before the modules are imported, which takes seconds.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-from trainables import knob_columns
-from trainables.knob_columns import FLAG, Domain, Knob
+from trainables.knob_columns import AMPERE, FLAG, Domain, Knob, capability, cpu_flags, only_on, package
 from trainables.knobs import KnobTable
 
 # fmt: off
@@ -35,58 +32,62 @@ ROWS: Mapping[str, Knob] = {
     ),
     "dropout": Knob(
         0.1, "learning", Domain(float, low=0.0, high=0.9), "Dropout of the layers the workload adds.",
-        memory="minor", span="none", claimed="A",
-        shapes_model=True,
+        memory="minor", span="none", claimed="A", shapes_model=True,
+    ),
+    "adapter": Knob(
+        "dora", "both", Domain(str, values=("none", "lora", "dora")),
+        "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
+        memory="group", span="compute", claimed="C",
+    ),
+    "adapter_rank": Knob(
+        16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
+        memory="group", span="compute", claimed="-", also=("rank",),
+    ),
+    "base_dtype": Knob(
+        "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
+        "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is "
+        "fp32. int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
+        shapes_model=True, memory="group", span="compute", claimed="-", also=("base",),
+        rules=(
+            capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
+            cpu_flags(
+                "bf16 is no arithmetic of this processor, without AVX-512", ("avx512bw",), "bf16", "int8", "nf4"
+            ),
+            package("bitsandbytes", "quant", "nf4"),
+            only_on("cuda", "fp16 is hardly arithmetic of a CPU, where steps take many times as long", "fp16"),
+        ),
+        remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
+        auto=("fp32", "bf16", "fp16", "int8", "nf4"),
+    ),
+    "encoder_frac": Knob(
+        0.0, "both", Domain(float, low=0.0, high=0.9),
+        "Share of the training samples spent on the encoder alone, before the classifier.",
+        acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E",
+    ),
+    "architecture": Knob(
+        "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
+        "Kind of network, where the workload has several.", shapes_model=True,
+        memory="group", span="compute", claimed="D",
     ),
 }
 # fmt: on
 """Every such row by the name of its knob."""
 
-
-def our_knobs(*names: str) -> Mapping[str, Knob]:
-    """Returns the rows of these names, as a workload of ours declares the knobs that it shares with another."""
-    return {name: ROWS[name] for name in names}
-
-
-_KNOBS = re.compile(r"^class (?:.|\n)*?^    knobs\b[^=\n]*= (.+(?:\n(?:     .*|    [\])}].*|))*)", re.MULTILINE)
-"""What a class says its knobs are: a line, and those that are indented deeper or close a bracket of it."""
-
-_HOOKS = re.compile(r"^    def (optimizer|schedule|parameter_groups)\(self", re.MULTILINE)
-"""The methods of a class that are in the place of knobs or beside them (`KnobTable`)."""
-
-
-def _declared(path: Path) -> Mapping[str, Knob]:
-    """Returns the knobs that the workload in a module of ours declares, without importing it, which takes seconds.
-
-    Raises TypeError for a wrong row, and where that needs more than the names of `knob_columns` and `our_knobs`.
-    """
-    if (found := _KNOBS.search(path.read_text(encoding="utf-8"))) is None:
-        return {}
-    try:
-        return dict(eval(found[1], {**vars(knob_columns), "our_knobs": our_knobs}))  # noqa: S307  # ours
-    except (AttributeError, KeyError, NameError, SyntaxError, TypeError, ValueError) as error:
-        form = '{**our_knobs("dropout"), "turns": Knob(2, "both", values=(1, 2))}'
-        raise TypeError(f"{path.name}: knobs = ...: expected {form}, and no other names: {error!r}") from None
-
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "headpose": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
+    "nli": ("adapter", "adapter_rank", "base_dtype", "dropout", "sequence_packing"),
+    "pointer": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
+    "signals": ("encoder_frac", "hidden_size", "sequence_packing", "dropout", "augmentation", "inplace_augmentation"),
+    "temporal": ("architecture", "hidden_size", "dropout"),
+}
+_HOOKS = {"nli": ("parameter_groups",)}
+"""The methods of a workload's class that are in the place of knobs or beside them (`KnobTable`)."""
 
 OURS: Mapping[str, KnobTable] = {
-    path.stem: KnobTable(_declared(path), hooks=_HOOKS.findall(path.read_text(encoding="utf-8")))
-    for path in sorted((Path(__file__).parent / "workloads").glob("*.py"))
-    if path.stem != "__init__"
+    ref: KnobTable({name: ROWS[name] for name in names}, hooks=_HOOKS.get(ref, ())) for ref, names in _NAMES.items()
 }
 """The table of each of our workloads, by its name."""
 BUILT_IN = tuple(OURS)
 
-
-def _together(tables: Iterable[Mapping[str, Knob]]) -> dict[str, Knob]:
-    """Returns all rows; raises TypeError where two of one name differ."""
-    found: dict[str, Knob] = {}
-    for name, row in (item for rows in tables for item in rows.items()):
-        if found.setdefault(name, row).as_raw() != row.as_raw():
-            said = "share one in our_knobs.ROWS, or give one another name"
-            raise TypeError(f"two workloads have a knob {name} by different rows: {said}")
-    return found
-
-
-EVERY = KnobTable(_together([ROWS, *(rows.own for rows in OURS.values())]))
+EVERY = KnobTable(ROWS)
 """With all of them, as records and exports of earlier versions have, whatever their workload."""

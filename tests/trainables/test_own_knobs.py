@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +15,7 @@ from torch import nn
 from tests.fakes import Sums
 from trainables import Knob
 from trainables.knobs import OF_THE_LOOP, Knobs, KnobTable, ReadKnobs, is_active, table, using
-from trainables.our_knobs import OURS, _declared
+from trainables.our_knobs import OURS
 from trainables.resident import Resident
 from trainables.workload import BUILT_IN, Config, WorkloadError, table_of
 from trainables.workload_files import load
@@ -71,46 +70,12 @@ def test_each_of_ours_declares_what_the_command_line_knows_of_it() -> None:
     for ref, rows in OURS.items():
         workload = load(ref)
         assert list(table_of(workload)) == list(rows)
+        assert table_of(workload).hooks == rows.hooks
         assert [row.as_raw() for row in table_of(workload).own.values()] == [row.as_raw() for row in rows.own.values()]
         files = dict(yaml_files.of_groups({"workload": ref}))
         ours = files[f"search_spaces/workload/{ref}.yaml"]
         assert ours["workload"] == dict(workload.options)
         assert set(rows.own) <= set(ours["knobs"]), "a knob of its own that is never searched"
-
-
-MOONS = """
-class Moons:
-    knobs: ClassVar[Mapping[str, Knob]] = {}
-    options = {}
-
-
-WORKLOAD = Moons()
-"""
-TURNS = """{
-        "turns": Knob(2, "both", values=(1, 2)),
-
-        **our_knobs(
-            "dropout"
-        ),
-    }  # fmt: skip"""
-
-
-def test_rows_are_read_from_the_text_of_a_module(tmp_path: Path) -> None:
-    module = tmp_path / "moons.py"
-    readable = {
-        'our_knobs("dropout", "hidden_size")': ["dropout", "hidden_size"],
-        TURNS: ["turns", "dropout"],
-        "{}": [],
-    }
-    for declared, names in readable.items():
-        module.write_text(MOONS.replace("{}", declared, 1))
-        assert list(_declared(module)) == names
-    module.write_text(MOONS.replace("    knobs", "    other"))
-    assert _declared(module) == {}
-    for unread in ('our_knobs("dropuot")', "OWN", '{"turns": Knob(2, "both", values=SIZES)}', "{"):
-        module.write_text(MOONS.replace("{}", unread, 1))
-        with pytest.raises(TypeError, match=r"moons\.py: knobs = ...: expected"):
-            _declared(module)
 
 
 def test_what_a_workload_does_not_declare_is_no_knob_of_it() -> None:

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from trainables import draws
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import our_knobs
+from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
@@ -138,7 +138,7 @@ class HeadPose:
     """Yaw, pitch and roll, judged by the mean absolute error in degrees; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"mae": "min"}
-    knobs: ClassVar[Mapping[str, Knob]] = our_knobs("hidden_size", "dropout", "augmentation", "inplace_augmentation")
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["headpose"].own
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # folder of 300W-LP, AFLW2000-3D or BIWI; None is drawn heads
         "val_data": None,  # folder of another set to validate on; None holds out a part of `data`

@@ -39,10 +39,10 @@ from trainables.data.nli_pairs import (
     read_splits,
 )
 from trainables.frozen_linear import LAYERS, freeze_linears
-from trainables.knob_columns import AMPERE, Domain, Knob, capability, cpu_flags, only_on, package
+from trainables.knob_columns import Domain, Knob
 from trainables.knobs import Knobs
 from trainables.offline import without_hub_kernels
-from trainables.our_knobs import our_knobs
+from trainables.our_knobs import OURS
 from trainables.packing import Packed, Packing, attending, plan
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
@@ -184,34 +184,7 @@ class Nli:
     """Entailment or not, judged by accuracy; guessing is right half the time. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = {
-        "adapter": Knob(
-            "dora", "both", Domain(str, values=("none", "lora", "dora")),
-            "Adapters trained in place of the full weights; none trains all weights.", shapes_model=True,
-            memory="group", span="compute", claimed="C",
-        ),
-        "adapter_rank": Knob(
-            16, "both", Domain(int, low=1, high=1024), "Rank of the adapters.", shapes_model=True,
-            memory="group", span="compute", claimed="-", also=("rank",),
-        ),
-        "base_dtype": Knob(
-            "fp32", "both", Domain(str, values=("fp32", "bf16", "fp16", "int8", "nf4")),
-            "Type that frozen weights beside adapters are held in; without adapters nothing is frozen, and all is "
-            "fp32. int8 and nf4 (QLoRA, arXiv 2305.14314) hold linear layers in eight and four bits, the rest in bf16.",
-            shapes_model=True, memory="group", span="compute", claimed="-", also=("base",),
-            rules=(
-                capability(AMPERE, "bf16", "bf16", "int8", "nf4"),
-                cpu_flags(
-                    "bf16 is no arithmetic of this processor, without AVX-512", ("avx512bw",), "bf16", "int8", "nf4"
-                ),
-                package("bitsandbytes", "quant", "nf4"),
-                only_on("cuda", "fp16 is hardly arithmetic of a CPU, where steps take many times as long", "fp16"),
-            ),
-            remedies={"memory": lambda own, step: "bf16" if own.base_dtype == "fp32" else None},
-            auto=("fp32", "bf16", "fp16", "int8", "nf4"),
-        ),
-        **our_knobs("dropout", "sequence_packing"),
-    }  # fmt: skip
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["nli"].own
     options: ClassVar[Mapping[str, Any]] = {
         "model": None,  # folder or hub id; None is the packaged MiniLM
         "data": None,  # file or folder; None is the embedded sample

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from trainables import draws
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import our_knobs
+from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, WorkloadError, options_of
 
 try:
@@ -182,7 +182,7 @@ class PointerNet:
     """Tours judged by their gap, the mean of length over shortest length, minus 1. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"gap": "min"}
-    knobs: ClassVar[Mapping[str, Knob]] = our_knobs("hidden_size", "dropout", "augmentation", "inplace_augmentation")
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["pointer"].own
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # None: cities; "uniform": squares; else a file or folder
         "nodes": 15,  # of a drawn instance, 5 to 20; None: TSPLIB problems as they are

@@ -35,7 +35,7 @@ from trainables import draws
 from trainables.data import npy_sequences, sequence_sets
 from trainables.data.npy_sequences import Recording
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import our_knobs
+from trainables.our_knobs import OURS
 from trainables.workload import SPLIT_SEED, Config, Split, options_of
 
 TEMPERATURE = 0.2
@@ -219,14 +219,7 @@ class Signals:
     """Classes of sequences, judged by accuracy. The contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = {
-        "encoder_frac": Knob(
-            0.0, "both", Domain(float, low=0.0, high=0.9),
-            "Share of the training samples spent on the encoder alone, before the classifier.",
-            acts_in=("workload", "loop"), memory="switch", span="compute", claimed="E",
-        ),
-        **our_knobs("hidden_size", "sequence_packing", "dropout", "augmentation", "inplace_augmentation"),
-    }  # fmt: skip
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["signals"].own
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # folder of .npy files, digits or japanese_vowels; None is digits
         "val_frac": None,  # share of the training files to validate on; None is the folder's own val or test split

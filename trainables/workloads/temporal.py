@@ -27,7 +27,7 @@ from trainables.data import bar_baselines, timeframes
 from trainables.data.bar_windows import BarWindows, parts
 from trainables.data.timeframes import BAR_FEATURES, DAY_US, HOUR_US, Timeframe
 from trainables.knob_columns import Domain, Knob
-from trainables.our_knobs import our_knobs
+from trainables.our_knobs import OURS
 from trainables.workload import Config, Split, WorkloadError, options_of
 
 try:
@@ -148,14 +148,7 @@ class Temporal:
     """One of two futures, judged by accuracy; the contract is in workload.py."""
 
     objectives: ClassVar[Mapping[str, Literal["min", "max"]]] = {"accuracy": "max"}
-    knobs: ClassVar[Mapping[str, Knob]] = {
-        "architecture": Knob(
-            "lstm", "both", Domain(str, values=("lstm", "transformer", "mlp")),
-            "Kind of network, where the workload has several.", shapes_model=True,
-            memory="group", span="compute", claimed="D",
-        ),
-        **our_knobs("hidden_size", "dropout"),
-    }  # fmt: skip
+    knobs: ClassVar[Mapping[str, Knob]] = OURS["temporal"].own
     options: ClassVar[Mapping[str, Any]] = {
         "data": None,  # file or folder; None is gym-anytrading's EURUSD, or the embedded stocks
         "timeframes": None,  # such as "1h:24 4h:18 1D:10", frame and window; None goes by the data

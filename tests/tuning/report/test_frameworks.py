@@ -12,9 +12,7 @@ import torch
 from trainables.host_memory import AT_START
 from trainables.knob_columns import Knob
 from trainables.knobs import KnobTable
-from trainables.our_knobs import EVERY, OURS
-from trainables.workload import table_of
-from trainables.workload_files import load
+from trainables.our_knobs import EVERY
 from tuning.config.best_file import Best
 from tuning.config.environment import ON_A_CPU
 from tuning.config.errors import ConfigError
@@ -148,11 +146,6 @@ def test_a_trainer_that_decays_less_than_was_trained_is_told(decay: float, hooks
     found = exported(best(**{**table.defaults, "weight_decay": decay}), "transformers", None, table)
     assert found.settings["TrainingArguments"]["weight_decay"] == decay
     assert ("leaves biases and norms without" in found.unsaid.get("weight_decay", "")) == said
-
-
-def test_our_tables_know_the_hooks_of_the_classes() -> None:
-    for name in ("nli", "signals"):
-        assert OURS[name].hooks == table_of(load(name)).hooks == (("parameter_groups",) if name == "nli" else ())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adamw8bit"])
