@@ -42,16 +42,3 @@ def listed(key: str, words: str) -> Reader:
         return (shown, any(abs(v - asked) < 1e-6 for v in numbers)) if numbers else None
 
     return read
-
-
-def own_momentum(asked: Any, seen: Seen) -> Found:
-    """Reads the `momentum` of a file with an optimiser of its own, if that was made with it; else the name may mean
-    another, as of averaged weights, and nothing is denied.
-    """
-    found, made = listed("momenta", "momentum")(asked, seen), seen.get("momentum_made")
-    if found is None or made is None or found[1]:
-        return found
-    if abs(made - asked) >= 1e-6:
-        return found[0], None
-    text = "another, set since the optimiser was made (OneCycleLR and CyclicLR do that"
-    return f"{text}; cycle_momentum=False keeps the knob's)", False

@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast, get_args
 
-from trainables import knob_readers as read
 from trainables.knob_columns import AskedBy, Domain, Kind, Knob, Memory, Requires, Scalar
 from trainables.loop_knobs import OF_THE_LOOP, LoopKnobs
 
@@ -162,8 +161,6 @@ class KnobTable(Mapping[str, Knob]):
                 raise ValueError(f"knobs: {name!r} cannot be read as config.knobs.{name}; give it another name")
         self.kinds = dict(kinds or {})
         rows = {**of_the_loop, **self.own}
-        if "momentum" in self.own and self.own["momentum"].seen is None:
-            rows["momentum"] = replace(self.own["momentum"], seen=read.own_momentum)
         self._rows = {n: replace(row, kind=self.kinds[n]) if n in self.kinds else row for n, row in rows.items()}
         self.defaults: Mapping[str, Scalar] = {name: row.default for name, row in self._rows.items()}
 

@@ -66,7 +66,6 @@ def facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         "optimizer_state_dtypes": sorted({str(t.dtype).removeprefix("torch.") for t in moments}),
         "weight_decays": sorted({float(g["weight_decay"]) for g in groups if "weight_decay" in g}),
         "momenta": sorted({float(g["momentum"]) for g in groups if "momentum" in g}),
-        "momentum_made": getattr(optimizer, "defaults", {}).get("momentum"),
         "nesterov": any(g.get("nesterov") for g in groups),
     }
 

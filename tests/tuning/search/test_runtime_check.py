@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from trainables import knobs
-from trainables.knob_columns import Knob
-from trainables.knobs import OF_THE_LOOP, KnobTable, using
+from trainables.knobs import OF_THE_LOOP
 from tuning.search.runtime_check import compare, disagreements
 
 CPU: dict[str, Any] = {
@@ -96,18 +95,6 @@ def test_a_knob_that_requires_another_is_read_where_that_is_set() -> None:
     assert [row.agrees for row in rows] == [True, False, True]
     assert agrees({**CPU, "gradient_norms": ["aten._foreach_norm"]}, max_grad_norm=1.0) is True
     assert agrees({**CPU, "gradient_norms": []}, max_grad_norm=1.0) is False
-
-
-@pytest.mark.parametrize(
-    ("momenta", "made", "as_asked"),
-    [([0.9], 0.9, True), ([0.95], 0.9, False), ([0.8], 0.8, None), ([0.95], None, False), ([], 0.9, None)],
-)
-def test_a_momentum_of_their_optimiser_is_denied_where_that_was_made_with_it_and_has_another(
-    momenta: list[float], made: float | None, as_asked: bool | None
-) -> None:
-    with using(KnobTable({"momentum": Knob(0.9, "learning")}, hooks=("optimizer",))):
-        rows = compare({"momentum": 0.9}, {**CPU, "momenta": momenta, "momentum_made": made})
-        assert [row.agrees for row in rows] == ([as_asked] if momenta else [])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -11,14 +11,12 @@ import pytest
 
 from tests.trainables.test_own_loop import BACK, HEAD, PASSES, PATIENT, PLAIN
 from trainables import knob_columns
-from trainables.knobs import using
 from trainables.plan import Plan
 from trainables.state import Diverged
 from trainables.workload import LoopError
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.memory import oom
-from tuning.search.runtime_check import disagreements
 from tuning.study import setup
 from tuning.workers import dry_run
 from tuning.workers.session import Session
@@ -261,41 +259,6 @@ def test_what_lacks_memory_is_not_told_as_what_a_micro_batch_of_one_raises(tmp_p
     )
     with pytest.raises(Exception, match="out of memory"):
         Session(WorkerConfig(str(path), {}, cap_bytes=100)).describe(KNOBS)
-
-
-CYCLES = """
-import torch
-from tests.fakes import Sums
-from trainables import Knob
-
-class Cycles(Sums):
-    knobs = {**Sums.knobs, "momentum": Knob(0.9, "learning", low=0.0, high=0.99)}
-
-    def optimizer(self, model, config):
-        optimizer = torch.optim.SGD(model.parameters(), config.knobs.learning_rate, momentum=config.knobs.momentum)
-        torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100, cycle_momentum=True)
-        return optimizer
-
-WORKLOAD = Cycles()
-"""
-
-
-@pytest.mark.parametrize("has_loop", [True, False])
-@pytest.mark.parametrize("cycles", [True, False])
-def test_a_momentum_that_a_schedule_takes_over_is_told(session: Any, has_loop: bool, cycles: bool) -> None:
-    made = f"""net = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=run["momentum"])
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100, cycle_momentum={cycles})
-    run.prepare(net, optimizer, schedule)"""
-    head = HEAD.replace("SPACE = {", "SPACE = {'momentum': [0.0, 0.9], ")
-    loop = PLAIN.replace("net, optimizer = made(run)", made)
-    own = session(loop, head) if has_loop else session("", CYCLES.replace("True", str(cycles)))
-    found = own.train({**KNOBS, "momentum": 0.9}, Plan(64, (64,)), 0)
-    assert found["outcome"] == "ok"
-    with using(own.table):
-        said = disagreements({"momentum": 0.9}, found["active"])
-    assert [text[:30] for text in said] == (["knobs.momentum=0.9 was asked; "] if cycles else [])
-    assert all("OneCycleLR" in text for text in said)
 
 
 def test_what_they_compile_is_tried_uncompiled(session: Any) -> None:
