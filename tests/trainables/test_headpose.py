@@ -260,7 +260,6 @@ def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
 
 
 def test_a_folder_of_one_s_own_and_another_to_validate_on() -> None:
-    one, other = (str(rendered_heads.folder(n, layout)) for n, layout in ((6, "300w_lp"), (4, "biwi")))
+    one, other = (str(rendered_heads.folder(n)) for n in (6, 4))
     faces = HeadPose().faces(Config(options={"data": one, "val_data": other, "max_train_samples": 5}))
     assert [len(faces["train"]), len(faces["val"])] == [5, 4]
-    assert {f.image.suffix for f in faces["val"]} == {".png"}

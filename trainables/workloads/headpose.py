@@ -1,7 +1,7 @@
 """How is the head turned? A convolutional network that gives yaw, pitch and roll in degrees.
 
 Data: `workload.data=<folder>` of 300W-LP, AFLW2000-3D or BIWI, read by trainables/data/face_sets.py; without it, heads
-drawn from a CC0 mesh, written once into the layout of 300W-LP or BIWI (trainables/data/rendered_heads.py).
+drawn from a CC0 mesh, written once into the layout of 300W-LP (trainables/data/rendered_heads.py).
 Model and loss are HopeNet's (Ruiz et al., arXiv 1710.00925): each angle is a distribution over bins of 3 degrees, whose
 expectation is the answer, trained on cross-entropy and squared error together; with a network as small as the default
 data. Published on AFLW2000-3D after training on 300W-LP: HopeNet 6.2, 6DRepNet 4.0 degrees of mean absolute error.
@@ -145,7 +145,6 @@ class HeadPose:
         "val_frac": 0.13,  # of the photographs, or of the persons
         "image_size": 64,  # pixels
         "heads": 2300,  # drawn where there is no `data`
-        "layout": "300w_lp",  # in which they are written
         "max_train_samples": None,
         "max_val_samples": None,
     }
@@ -154,7 +153,6 @@ class HeadPose:
         "heads": Domain(int, low=2),
         "max_train_samples": Domain(int, low=1),
         "max_val_samples": Domain(int, low=1),
-        "layout": Domain(str, values=rendered_heads.LAYOUTS),
         "val_frac": Domain(float, low=0.0, high=0.9, low_excluded=True),
     }
 
@@ -166,7 +164,7 @@ class HeadPose:
         options = _options(config)
         key = tuple(value for name, value in options.items() if name != "image_size")
         if key not in self._read:
-            train = face_sets.read(Path(options["data"] or rendered_heads.folder(options["heads"], options["layout"])))
+            train = face_sets.read(Path(options["data"] or rendered_heads.folder(options["heads"])))
             if options["val_data"] is None:
                 train, val = face_sets.split(train, options["val_frac"], SPLIT_SEED)
             else:
