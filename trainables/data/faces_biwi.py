@@ -38,8 +38,8 @@ def read(poses: Iterable[Path]) -> list[Face]:
     for path in poses:
         folder = path.parent
         if folder not in cameras:
-            intrinsics, turn, shift = _read(folder / "rgb.cal", {0: (3, 3), 4: (3, 3), 7: (1, 3)})
-            cameras[folder] = intrinsics, turn, shift[0]
+            found = _numbers(folder / "rgb.cal", 25, 27)  # the size of a frame may follow
+            cameras[folder] = found[:9].reshape(3, 3), found[13:22].reshape(3, 3), found[22:25]
         face = _face(path, *cameras[folder])
         if face.within_limit:
             faces.append(face)
@@ -55,45 +55,29 @@ def angles_deg(rotation: _Matrix) -> tuple[float, float, float]:
 
 
 def _face(path: Path, intrinsics: _Matrix, turn: _Matrix, shift: _Matrix) -> Face:
-    rotation, centre = _read(path, {0: (3, 3), 3: (1, 3)})
+    found = _numbers(path, 12)
+    rotation, centre = found[:9].reshape(3, 3), found[9:]
     if not np.allclose(rotation @ rotation.T, np.eye(3), atol=0.02) or np.linalg.det(rotation) < 0:
         raise DataError(f"{path}:1: rotation: found rows that are not orthonormal; allowed: a rotation matrix")
     image = path.with_name(path.name.replace("_pose.txt", "_rgb.png"))
     if not image.exists():
         raise DataError(f"{path}: found no image beside it; allowed: one named {image.name}")
-    seen = turn @ centre[0] + shift
+    seen = turn @ centre + shift
     if seen[2] <= 0:
-        raise DataError(f"{path}:5: centre: found {centre[0].tolist()} mm, behind the camera; allowed: z > 0")
+        raise DataError(f"{path}:5: centre: found {centre.tolist()} mm, behind the camera; allowed: z > 0")
     x, y, _ = (intrinsics @ seen / seen[2]).tolist()
     box = square(path, "centre", (x, y), float(intrinsics[0, 0]) * HEAD_MM / float(seen[2]))
     person = SAME_PERSON.get(path.parent.name, path.parent.name)
     return Face(image, box, angles_deg(rotation), person)
 
 
-def _read(path: Path, wanted: dict[int, tuple[int, int]]) -> list[_Matrix]:
-    """Returns the matrices that begin at the given lines, blank ones not counted; raises DataError."""
+def _numbers(path: Path, *counts: int) -> _Matrix:
+    """Returns the numbers of a text file, as many as one of `counts`; raises DataError."""
     try:
-        text = path.read_text("ascii")
-    except (OSError, UnicodeDecodeError) as error:
+        found = np.array(path.read_text("ascii").split(), dtype=np.float64)
+    except (OSError, ValueError) as error:  # UnicodeDecodeError is one
         raise DataError(f"{path}: found {error}; allowed: a text file of numbers") from None
-    lines = [(number, line.split()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    least = max(start + rows for start, (rows, _) in wanted.items())
-    if len(lines) < least:
-        raise DataError(f"{path}: found {len(lines)} lines that are not blank; allowed: at least {least}")
-    found = []
-    for start, (rows, columns) in wanted.items():
-        matrix = []
-        for number, cells in lines[start : start + rows]:
-            matrix.append([_number(cell) for cell in cells])
-            if len(cells) != columns or not np.isfinite(matrix[-1]).all():
-                raise DataError(f"{path}:{number}: found {' '.join(cells)!r:.80}; allowed: {columns} numbers")
-        found.append(np.array(matrix))
+    if len(found) not in counts or not np.isfinite(found).all():
+        allowed = " or ".join(map(str, counts))
+        raise DataError(f"{path}: found {len(found)} numbers; allowed: {allowed}, all finite")
     return found
-
-
-def _number(text: str) -> float:
-    """Returns the number, or NaN for what is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
