@@ -18,7 +18,6 @@ from trainables.workload_files import load
         ("nli", {"layers": 0}, "layers=0: expected a whole number >= "),
         ("nli", {"max_length": 7}, "max_length=7: expected a whole number >= "),
         ("pointer", {"nodes": 21}, "nodes=21: expected a whole number >= 5 and <= 20"),
-        ("pointer", {"teacher_forcing": None}, "teacher_forcing=None: expected a number >= 0 and <= 1"),
         ("headpose", {"image_size": 8}, "image_size=8: expected a whole number >= 16"),
         ("temporal", {"label": "up"}, "label=up: expected one of volatility, direction"),
         ("signals", {"val_frac": 0.0}, r"val_frac=0\.0: expected a number > 0 and <= 0\.9"),

@@ -24,7 +24,6 @@ from trainables.workloads.pointer import (
     TourBatch,
     decode,
     features,
-    targets,
     tour_lengths,
 )
 
@@ -149,34 +148,11 @@ def test_no_decoded_tour_is_shorter_than_the_shortest_of_all(seed: int) -> None:
         assert decoded[i].item() >= best * (1 - 1e-6)
 
 
-def test_the_target_is_the_next_of_the_teachers_tour_that_is_open() -> None:
-    teacher = torch.tensor([[0, 1, 2, 3, 4, 5, -1]])  # the tour goes 0, 1, 2, 3, 4, 5; node 6 is padding
-    steps = torch.arange(1, 5)
-    assert targets(teacher, teacher, steps).tolist() == [[1, 2, 3, 4]]
-    strayed = torch.tensor([[0, 3, 4, 1, 5, 2, -1]])  # 0, 3, 5, 1, 2, 4
-    assert targets(teacher, strayed, steps).tolist() == [[1, 4, 1, 2]]  # after 5 comes 0, which is visited
-
-
-def test_forcing_all_steps_is_the_teachers_tour_and_none_is_the_models() -> None:
-    batch, model = batch_of(6, 9, 9), network(seed=1)
-    everything = torch.ones_like(batch["rank"], dtype=torch.bool)
-    assert torch.equal(decode(model, batch, everything), batch["rank"])
-    assert torch.equal(decode(model, batch, ~everything), decode(model, batch))
-    workload = PointerNet()
-    taught = workload.loss(model, batch).item()
-    assert workload.loss(model, {**batch, "forced": everything}).item() == pytest.approx(taught)
-    strayed = workload.loss(model, {**batch, "forced": ~everything})
-    assert strayed.requires_grad
-    assert strayed.item() != pytest.approx(taught)
-
-
-def augmented(
-    batch: TourBatch, keys: Tensor | None = None, options: dict[str, Any] | None = None, **knobs: Any
-) -> TourBatch:
+def augmented(batch: TourBatch, keys: Tensor | None = None, **knobs: Any) -> TourBatch:
     """Returns the batch after augmentation; the tensors given stay as they are."""
     copies = {name: part.clone() for name, part in batch.items()}
     keys = draws.keys(0, 0, torch.arange(len(batch["rank"]))) if keys is None else keys
-    return PointerNet().augment(copies, keys, Config(Knobs.of(knobs), options or {}), "")
+    return PointerNet().augment(copies, keys, Config(Knobs.of(knobs)), "")
 
 
 def edges(rank: Tensor) -> list[set[frozenset[int]]]:
@@ -220,31 +196,24 @@ def test_the_knob_is_how_many_instances_are_augmented() -> None:
 def test_augmentation_depends_on_the_keys_alone() -> None:
     data = instances(6, 9, 7, 9)
     keys = torch.tensor([11, 22, 33, 44])
-    options = {"teacher_forcing": 0.5}
-    together = augmented(PointerNet.collate([data[i] for i in range(4)]), keys, options, augmentation=2.0)
+    together = augmented(PointerNet.collate([data[i] for i in range(4)]), keys, augmentation=2.0)
     for i in range(4):
-        alone = augmented(PointerNet.collate([data[i]]), keys[i : i + 1], options, augmentation=2.0)
+        alone = augmented(PointerNet.collate([data[i]]), keys[i : i + 1], augmentation=2.0)
         count = len(data[i].rank)
-        for name in ("points", "rank", "forced"):
+        for name in ("points", "rank"):
             assert torch.equal(together[name][i, :count], alone[name][0])
-
-
-def test_forced_steps_are_as_many_as_the_option_says() -> None:
-    batch = batch_of(*[9] * 100)
-    assert "forced" not in augmented(batch)
-    assert augmented(batch, options={"teacher_forcing": 0.7})["forced"].double().mean() == pytest.approx(0.7, abs=0.05)
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """Instances of 5 to 7 nodes in files, with dropout off and some steps that are not forced."""
+    """Instances of 5 to 7 nodes in files, with dropout off."""
     folder = tmp_path_factory.mktemp("tsp")
     for number, (points, _, _) in enumerate(instances(*[5, 6, 7, 7] * 10)._instances):
         rows = "".join(f"{i} {1000 * x!r} {1000 * y!r}\n" for i, (x, y) in enumerate(points.tolist(), 1))
         head = f"TYPE: TSP\nDIMENSION: {len(points)}\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n"
         (folder / f"{number}.tsp").write_text(f"{head}{rows}EOF\n")
     knobs = Knobs(hidden_size=16, dropout=0.0, batch_size=8, micro_batch_size=8, learning_rate=2e-3)
-    return Config(knobs, {**PointerNet.options, "data": str(folder), "nodes": None, "teacher_forcing": 0.9})
+    return Config(knobs, {**PointerNet.options, "data": str(folder), "nodes": None})
 
 
 def trained(config: Config) -> tuple[Tensor, Tensor]:

@@ -140,24 +140,9 @@ def features(batch: TourBatch, rank: Tensor, steps: Tensor) -> Tensor:
     return torch.stack([column.expand(shape).to(points.dtype) for column in columns], dim=-1)
 
 
-def targets(teacher: Tensor, rank: Tensor, steps: Tensor) -> Tensor:
-    """Returns the node to point at, (batch, steps): along the teacher's tour the next that is not visited.
-
-    Of a tour that follows the teacher's that is the teacher's node. `teacher` and `rank` are (batch, nodes).
-    """
-    rank, s = rank[:, None], steps[None, :, None]
-    count = (teacher >= 0).sum(dim=1)[:, None, None]
-    here = teacher.gather(1, (rank == s - 1).byte().argmax(dim=2))[..., None]
-    ahead = (teacher[:, None] - here).remainder(count)
-    return ahead.masked_fill(rank < s, teacher.shape[1]).argmin(dim=2)
-
-
 @torch.no_grad()
-def decode(model: Scorer, batch: TourBatch, forced: Tensor | None = None) -> Tensor:
-    """Returns the tours made by pointing at the best node, as ranks, (batch, nodes).
-
-    Where `forced` (batch, nodes) is true for a step, the step goes to `targets` instead.
-    """
+def decode(model: Scorer, batch: TourBatch) -> Tensor:
+    """Returns the tours made by pointing at the best node, as ranks, (batch, nodes)."""
     teacher = batch["rank"]
     count, nodes = (teacher >= 0).sum(dim=1, keepdim=True), teacher.shape[1]
     rank = teacher.masked_fill(teacher > 0, nodes)  # padding and the start stay
@@ -165,8 +150,6 @@ def decode(model: Scorer, batch: TourBatch, forced: Tensor | None = None) -> Ten
     for number in range(1, nodes - 1):
         step = steps[number : number + 1]
         best = model(features(batch, rank, step), batch["distances"])[:, 0].argmax(dim=1, keepdim=True)
-        if forced is not None:
-            best = torch.where(forced[:, number : number + 1], targets(teacher, rank, step), best)
         rank = torch.where(number < count - 1, rank.scatter(1, best, number), rank)
     return torch.where(rank == nodes, count - 1, rank)  # the one that is left
 
@@ -189,7 +172,6 @@ class PointerNet:
         "train_samples": 3000,
         "val_samples": 500,
         "layers": 2,
-        "teacher_forcing": 1.0,  # share of the steps that go where the teacher goes; the others, where the model does
     }
 
     _domains: ClassVar[Mapping[str, Domain]] = {
@@ -197,7 +179,6 @@ class PointerNet:
         "train_samples": Domain(int, low=1),
         "val_samples": Domain(int, low=1),
         "layers": Domain(int, low=1, high=100),
-        "teacher_forcing": Domain(float, low=0.0, high=1.0),
     }
 
     def __init__(self) -> None:
@@ -230,7 +211,7 @@ class PointerNet:
         return len(sample.rank)
 
     def augment(self, batch: TourBatch, keys: Tensor, config: Config, phase: str) -> TourBatch:
-        """Returns the batch with some instances in the place of equal ones, and the steps that are forced.
+        """Returns the batch with some instances in the place of equal ones.
 
         Half of the instances, times the knob, are mirrored, turned by right angles, begun elsewhere and gone round the
         other way, each of the ways to do so as likely as the others.
@@ -246,8 +227,7 @@ class PointerNet:
         points.copy_(torch.where(coin[:, 2:3, None], points.flip(-1), points))
         rank.mul_(1 - 2 * coin[:, 3:4].long()).add_((dice[:, 4:] * count * some).long())
         rank.remainder_(count).masked_fill_(padding, -1)
-        new, share = {**batch, "points": points, "rank": rank}, _options(config)["teacher_forcing"]
-        return new if share == 1.0 else {**new, "forced": draws.uniform(keys, rank.shape[1:], stream=2) < share}
+        return {**batch, "points": points, "rank": rank}
 
     def model(self, config: Config) -> Pointer:
         """Returns a new network of `knobs.hidden_size`."""
@@ -261,12 +241,12 @@ class PointerNet:
 
         The last node of a tour is no choice, and no step.
         """
-        teacher = batch["rank"]
-        rank = decode(model, batch, batch["forced"]) if "forced" in batch else teacher
-        steps = torch.arange(1, teacher.shape[1] - 1, device=teacher.device)
+        rank = batch["rank"]
+        steps = torch.arange(1, rank.shape[1] - 1, device=rank.device)
         scores = model(features(batch, rank, steps), batch["distances"])
-        loss = F.cross_entropy(scores.transpose(1, 2), targets(teacher, rank, steps), reduction="none")
-        choices = (teacher >= 0).sum(dim=1, keepdim=True) - 2
+        targets = (rank[:, None] == steps[None, :, None]).byte().argmax(dim=2)
+        loss = F.cross_entropy(scores.transpose(1, 2), targets, reduction="none")
+        choices = (rank >= 0).sum(dim=1, keepdim=True) - 2
         return (loss * (steps <= choices) / choices).sum(dim=1).mean()
 
     def evaluate(self, model: nn.Module, batches: Iterable[TourBatch]) -> dict[str, float]:
