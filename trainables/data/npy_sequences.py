@@ -97,10 +97,8 @@ def statistics(recordings: Sequence[Recording]) -> tuple[NDArray[np.float32], ND
 
 
 def write(root: Path, sequences: Iterable[tuple[str, str, str, NDArray[np.floating]]]) -> None:
-    """Writes (split, label, id, array) as root/<split>/<label>/<id>.npy in float32; raises DataError for odd names."""
+    """Writes (split, label, id, array) as root/<split>/<label>/<id>.npy in float32."""
     for split, label, name, values in sequences:
-        for field, text in (("split", split), ("label", label), ("id", name)):
-            _check_name(root, field, text)
         folder = root / split / label
         folder.mkdir(parents=True, exist_ok=True)
         np.save(folder / f"{name}.npy", np.asarray(values, dtype=np.float32), allow_pickle=False)
@@ -118,20 +116,6 @@ def _in_folders(root: Path) -> dict[str, list[tuple[Path, str]]]:
         for split in SPLITS
         if (root / split).is_dir()
     }
-
-
-def _check_name(where: object, field: str, text: str | None) -> None:
-    """Raises DataError for a name that is no plain name of a file: nothing may be read or written outside the root."""
-    if (
-        not text
-        or text.strip() != text
-        or text.startswith(".")
-        or not text.isprintable()
-        or set(text) & set('/\\:*?"<>|')
-    ):
-        raise DataError(
-            f'{where}: {field}: found {text!r}; allowed: a name without /, \\, :, *, ?, ", <, >, | or a dot first'
-        )
 
 
 def _held_out(

@@ -41,30 +41,24 @@ def tree(data: str | None) -> Path:
     """
     name = str(data or "digits")
     if name in EMBEDDED:
-        source = EMBEDDED[name].read_bytes()
-        return _cached(name, source, _digits() if name == "digits" else _vowels())
+        digest = hashlib.sha256(EMBEDDED[name].read_bytes()).hexdigest()[:12]
+        sequences = _digits() if name == "digits" else _vowels()
+        return written_once(f"{name}-{digest}-{LAYOUT}", lambda folder: npy_sequences.write(folder, sequences))
     folder = Path(name)
     if not folder.is_dir():
         raise DataError(f"{name}: found no such folder; allowed: one of .npy files, or {', '.join(EMBEDDED)}")
     return folder
 
 
-def _cached(name: str, source: bytes, sequences: Sequences) -> Path:
-    digest = hashlib.sha256(source).hexdigest()[:12]
-    return written_once(f"{name}-{digest}-{LAYOUT}", lambda folder: npy_sequences.write(folder, sequences))
-
-
 def _digits() -> Sequences:
     """Yields the spoken digits; a fifth of each, drawn once and for all, is for validation."""
     with np.load(DIGITS, allow_pickle=False) as found:
         values, digits, lengths = found["X"], found["y"], found["lengths"]
-    held_out = {int(i) for digit in range(10) for i in _shuffled(np.flatnonzero(digits == digit), digit)[:60]}
+    held_out = set[int]()
+    for digit in range(10):
+        held_out.update(np.random.default_rng([0, digit]).permutation(np.flatnonzero(digits == digit))[:60].tolist())
     for index, part in enumerate(_cut(values, lengths)):
         yield "val" if index in held_out else "train", str(digits[index]), f"{index:04d}", part
-
-
-def _shuffled(indices: NDArray[np.integer], seed: int) -> NDArray[np.integer]:
-    return np.random.default_rng([0, seed]).permutation(indices)
 
 
 def _vowels() -> Sequences:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,25 +24,9 @@ AROUND = 150
 """Places around the centre from which an instance is drawn; all of a map that has fewer."""
 VAL_SHARE = 0.2
 """Of the centres of a map, or of the instances of files that do not tell training from test."""
-REDRAWS = 1000
-"""Draws around a centre, of which one has to be no instance of the other split."""
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
-
-
-class Map(Protocol):
-    """Places of which some are to be visited."""
-
-    def __len__(self) -> int: ...
-
-    def remoteness(self, centres: Indices) -> Floats:
-        """Returns a number that grows with the distance from each centre to each place, (centres, places)."""
-        ...
-
-    def cut(self, centre: int, places: Indices) -> tuple[Floats, Floats]:
-        """Returns points and distances of an instance of these places."""
-        ...
 
 
 class Cities:
@@ -93,22 +76,33 @@ class Chart:
         return self._problem.points[places], self._problem.distances(places, places)
 
 
+Map = Cities | Chart
+"""Places of which some are to be visited."""
+
+
 def drawn(maps: Sequence[Map], nodes: int, sizes: tuple[int, int], seed: int) -> Splits:
     """Returns `sizes` instances of `nodes` places each for training and for validation, as many from each map.
 
     They depend on the maps, the numbers given and `seed` alone. Each map has more than `nodes` places.
-    No instance is in both; raises DataError for a map that is too small for that.
+    No instance is in both: of maps so small that draws repeat, validation has fewer. Raises DataError where it has
+    none.
     """
     generator = np.random.default_rng(seed)
-    found, taken = Splits([], []), (set[bytes](), set[bytes]())
+    found = Splits([], [])
     for number, place in enumerate(maps):
         shuffled = generator.permutation(len(place))
         cut = len(place) - max(1, int(VAL_SHARE * len(place)))
         for part, centres in enumerate((shuffled[:cut], shuffled[cut:])):
             share = len(range(number, sizes[part], len(maps)))
-            new = _around(place, np.resize(centres, share), nodes, generator, taken[part], taken[1 - part])
-            found[part].extend(new)
-    return found
+            found[part].extend(_around(place, np.resize(centres, share), nodes, generator))
+    known = {places(instance.points) for instance in found.train}
+    val = [instance for instance in found.val if places(instance.points) not in known]
+    if not val:
+        raise DataError(
+            f"{', '.join(map(str, maps))}: found too few nodes to draw {nodes} that are no instance of training; "
+            "allowed: more nodes, or a smaller workload.nodes or workload.train_samples"
+        )
+    return Splits(found.train, val)
 
 
 def uniform(nodes: int, sizes: tuple[int, int], seed: int) -> Splits:
@@ -118,24 +112,12 @@ def uniform(nodes: int, sizes: tuple[int, int], seed: int) -> Splits:
     return Splits(*([solved(points, euclidean(points)) for points in part] for part in parts))
 
 
-def _around(
-    place: Map, centres: Indices, nodes: int, generator: np.random.Generator, own: set[bytes], others: set[bytes]
-) -> Iterator[Instance]:
-    """Yields an instance around each centre, none of `others`; adds them to `own`, by their `places`."""
+def _around(place: Map, centres: Indices, nodes: int, generator: np.random.Generator) -> Iterator[Instance]:
+    """Yields an instance around each centre."""
     for start in range(0, len(centres), 64):
         some = centres[start : start + 64]
         remote = torch.from_numpy(place.remoteness(some))
         # torch's is six times as fast as numpy's argpartition here; sorted, since ties may come in any order.
         near = remote.topk(min(AROUND, len(place)), dim=1, largest=False).indices.sort(dim=1).values.numpy()
         for centre, row in zip(some, near, strict=True):
-            for _ in range(REDRAWS):
-                points, distances = place.cut(int(centre), generator.choice(row, nodes, replace=False))
-                if (key := places(points)) not in others:
-                    break
-            else:
-                raise DataError(
-                    f"{place}: found {len(place)} nodes, too few to draw {nodes} that are not an instance of the other "
-                    "split; allowed: more nodes, or a smaller workload.nodes or workload.train_samples"
-                )
-            own.add(key)
-            yield solved(points, distances)
+            yield solved(*place.cut(int(centre), generator.choice(row, nodes, replace=False)))

@@ -236,10 +236,6 @@ class Signals:
         self._read: dict[tuple[Any, ...], dict[Split, Samples]] = {}
         self._references: dict[tuple[Any, ...], References] = {}
 
-    def __reduce__(self) -> tuple[type[Signals], tuple[()]]:
-        """Returns how a copy for another process is made: empty, for tensors on a device cannot go there."""
-        return Signals, ()
-
     def dataset(self, config: Config, split: Split) -> Samples:
         """Returns the split, the same for every seed; files are listed once. Raises DataError."""
         options, key = _options(config), _key(config)

@@ -172,12 +172,13 @@ def test_no_instance_of_a_small_problem_is_in_both_splits(tmp_path: Path, copies
     splits = read_splits(str(tmp_path), 5, (30, 20), 0)  # of 56 that there are
     train, val = ({frozenset(map(tuple, i.points.tolist())) for i in part} for part in splits)
     assert not train & val
-    assert [len(part) for part in splits] == [30, 20]
+    assert len(splits.train) == 30
+    assert 0 < len(splits.val) <= 20
 
 
 def test_a_problem_too_small_for_two_splits_is_refused(tmp_path: Path) -> None:
     path = str(problem_file(tmp_path / "six.tsp", 6))
-    with pytest.raises(DataError, match=r"six: found 6 nodes, too few to draw 5 that .* a smaller workload\.nodes"):
+    with pytest.raises(DataError, match=r"six: found too few nodes to draw 5 .* a smaller workload\.nodes"):
         read_splits(path, 5, (100, 5), 0)
     with pytest.raises(DataError, match=r"six\.tsp: DIMENSION: found 6 nodes; allowed: 7 or more to draw from"):
         read_splits(path, 6, (100, 5), 0)
