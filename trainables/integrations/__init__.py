@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trainables.own_run import Run
-from trainables.workload import LoopError
+from trainables.workload import LoopError, WorkloadError
 
 SECOND = "a second Trainer began after the end of the run: only the first is tuned"
+
+
+def refuse_twice(call: str, own: Mapping[str, Any], told: Collection[str]) -> None:
+    """Raises WorkloadError for an own argument of a call that is among those `told` to the framework by `run`."""
+    if twice := sorted(own.keys() & set(told)):
+        raise WorkloadError(
+            f"{call}(run, {twice[0]}={own[twice[0]]!r}): run sets it; leave it out, and put a knob into SPACE or BEFORE"
+        )
 
 
 def refuse_resumed(steps: int, argument: str) -> None:

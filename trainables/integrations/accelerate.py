@@ -25,8 +25,8 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainables.integrations import refuse_twice
 from trainables.own_run import Run
-from trainables.workload import WorkloadError
 
 _MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 
@@ -42,12 +42,7 @@ def study_accelerator(run: Run, **own: Any) -> StudyAccelerator:
         "dataloader_config": own.pop("dataloader_config", None) or DataLoaderConfiguration(),
     }
     found["dataloader_config"].non_blocking = run["non_blocking"]
-    told = {*found, "gradient_accumulation_steps", "gradient_accumulation_plugin"}
-    if twice := sorted(own.keys() & told):
-        raise WorkloadError(
-            f"study_accelerator(run, {twice[0]}={own[twice[0]]!r}): run sets it; leave it out, and put a knob into "
-            "SPACE or BEFORE"
-        )
+    refuse_twice("study_accelerator", own, (*found, "gradient_accumulation_steps", "gradient_accumulation_plugin"))
     AcceleratorState._reset_state(reset_partial_state=True)  # the process's, and an earlier trial's
     GradientState._reset_state()
     return StudyAccelerator(run, **own, **found)

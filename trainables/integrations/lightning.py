@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from trainables import batches
-from trainables.integrations import SECOND, expect_callback, refuse_resumed
+from trainables.integrations import SECOND, expect_callback, refuse_resumed, refuse_twice
 from trainables.knobs import asked_by
 from trainables.own_count import Ended
 from trainables.own_run import Run
@@ -72,11 +72,7 @@ def trainer_kwargs(run: Run, *, pass_samples: int | None = None, **own: Any) -> 
         "check_val_every_n_epoch": None,
     }
     told = (*found, "max_steps", "max_time", "min_epochs", "min_steps", "accumulate_grad_batches", "fast_dev_run")
-    if twice := sorted(own.keys() & set(told)):
-        raise WorkloadError(
-            f"trainer_kwargs(run, {twice[0]}={own[twice[0]]!r}): run sets it; leave it out, and put a knob into SPACE "
-            "or BEFORE"
-        )
+    refuse_twice("trainer_kwargs", own, told)
     callbacks = own.pop("callbacks", None) or []
     callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
     made = {**_TRAINER_OFF, **own, **found, "callbacks": [*callbacks, _StudyCallback(run, pass_samples)]}

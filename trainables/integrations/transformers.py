@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trainables.integrations import SECOND, expect_callback, refuse_resumed
+from trainables.integrations import SECOND, expect_callback, refuse_resumed, refuse_twice
 from trainables.knobs import asked_by
 from trainables.own_count import Ended
 from trainables.own_run import Run
@@ -64,11 +64,7 @@ def training_arguments(run: Run, train_set: Any, **own: Any) -> TrainingArgument
         found["torch_compile_mode"] = knobs["compile"]
     if run.device.type == "cuda":
         found["tf32"] = knobs["tf32"]
-    if twice := sorted(own.keys() & found.keys()):
-        raise WorkloadError(
-            f"training_arguments(run, {twice[0]}={own[twice[0]]!r}): run sets it; leave it out, and put a knob into "
-            "SPACE or BEFORE"
-        )
+    refuse_twice("training_arguments", own, found)
     made = TrainingArguments(**{**_ARGUMENTS_OFF, **own, **found})
     if made.n_gpu > 1:  # where several are visible a Trainer takes all, each with a micro-batch of its own
         made._n_gpu = 1
