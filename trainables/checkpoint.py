@@ -23,7 +23,7 @@ from trainables.loop import State
 from trainables.resident import changing, plain, written
 
 POINTER = "checkpoint.json"
-_COUNTERS = ("samples", "steps", "epoch", "micro_batches_done", "evaluation_batch")
+_COUNTERS = ("samples", "steps", "epoch", "micro_batches_done")
 
 
 class CheckpointError(Exception):

@@ -22,7 +22,7 @@ from trainables.batches import sample_lengths
 from trainables.knobs import ReadKnobs
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
-from trainables.validation import validation_batches, validation_loader
+from trainables.validation import validation_loader
 from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -150,16 +150,10 @@ class Resident:
             self._lengths[key] = sample_lengths(self.dataset(config, split), length_of(self.workload))
         return self._lengths[key]
 
-    def validation(self, config: Config, sizes: Iterable[int] | int) -> Iterable[Batch]:
-        """Yields the validation split on the host, longest samples first: in batches of `sizes`, or of one size.
-
-        Those of one size are loaded as the knobs say.
-        """
-        dataset, collate = self.dataset(config, "val"), collate_of(self.workload)
-        lengths = self.lengths(config, "val")
-        if isinstance(sizes, int):
-            return validation_loader(dataset, collate, sizes, lengths, config)
-        return validation_batches(dataset, collate, sizes, lengths)
+    def validation(self, config: Config, size: int) -> Iterable[Batch]:
+        """Returns the validation split on the host, longest samples first, in batches of `size`, loaded as asked."""
+        dataset, lengths = self.dataset(config, "val"), self.lengths(config, "val")
+        return validation_loader(dataset, collate_of(self.workload), size, lengths, config)
 
 
 def plain(module: nn.Module) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,6 @@ from torch.utils.data import Dataset, default_collate
 
 from trainables import batches, loop, precision
 from trainables.batches import size_of
-from trainables.evaluation import Enough
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.state import LOSS, Diverged
@@ -31,6 +29,10 @@ FEW = 8
 UNTRAINED_S, TOLD_S = 20.0, 2.0
 """The most that evaluating the untrained model may take, as it is one figure and a study has minutes; and the seconds
 after which its batches so far tell what it will take, the slow first one among them."""
+
+
+class Enough(Exception):
+    """An evaluation was seen for long enough."""
 
 
 def check(resident: Resident, config: Config) -> None:
@@ -55,7 +57,7 @@ def untrained(resident: Resident, config: Config) -> dict[str, float]:
     """
     knobs, model = config.knobs, resident.model(config).eval()
     micro, count = min(knobs.micro_batch_size, knobs.batch_size), size_of(resident.dataset(config, "val"))
-    held = resident.validation(config, itertools.repeat(micro))
+    held = resident.validation(config, micro)
     device, began = torch.device(config.device), time.perf_counter()
 
     def moved() -> Iterator[Any]:

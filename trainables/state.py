@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,7 +95,6 @@ class RunState:
     """What the first optimiser step really ran (`witness.Witness.facts`); empty before its end."""
     marks: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """`resident.marks` of the model before its first step; empty where it is not known."""
-    _earlier_peak_bytes: int = field(default=0, repr=False)
 
     @property
     def device(self) -> torch.device:
@@ -120,23 +119,6 @@ class RunState:
     @property
     def peak_allocated_bytes(self) -> int:
         """Returns the most bytes of live tensors so far; on the CPU of the first optimiser step, unless capped."""
-        return max(self._earlier_peak_bytes, self._peak_bytes())
-
-    @contextmanager
-    def own_peak(self) -> Iterator[Callable[[], int]]:
-        """Yields what tells, inside the block, the most bytes of live tensors since it began; the run's own is kept."""
-        self._earlier_peak_bytes = self.peak_allocated_bytes
-        if self.meter is None:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        else:
-            self.meter.peak_bytes = self.meter.live_bytes
-        try:
-            yield self._peak_bytes
-        finally:
-            if self.meter is not None:
-                self.meter.peak_bytes = self.peak_allocated_bytes
-
-    def _peak_bytes(self) -> int:
         return self.meter.peak_bytes if self.meter is not None else torch.cuda.max_memory_allocated(self.device)
 
 
@@ -150,8 +132,6 @@ class State(RunState):
     scaler: torch.amp.GradScaler
     batch_samples: int = 0
     """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
-    evaluation_batch: int = 0
-    """Samples of a validation batch; 0 until the first evaluation."""
     ranks: Ranks = field(default=ALONE, repr=False)
     """The processes that train it, of which this is one."""
 

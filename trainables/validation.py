@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,24 +15,6 @@ VALIDATION_SAMPLES = 2000
 """A split of fewer is loaded in the training process: starting workers for it takes longer, 20 ms each and more."""
 
 
-def validation_batches(
-    dataset: Dataset[Any],
-    collate: Callable[[list[Any]], Batch],
-    sizes: Iterable[int],
-    lengths: Sequence[int] | None,
-) -> Iterable[Batch]:
-    """Yields the whole data set in batches of `sizes` on the host, the longest samples first where lengths are known.
-
-    A size is asked for when its batch is; they must suffice for all samples.
-    """
-    order, start = longest_first(dataset, lengths), 0
-    for size in sizes:
-        if start >= len(order):
-            return
-        yield batch_of(dataset, collate, order[start : start + size])
-        start += size
-
-
 def validation_loader(
     dataset: Dataset[Any],
     collate: Callable[[list[Any]], Batch],
@@ -41,17 +22,17 @@ def validation_loader(
     lengths: Sequence[int] | None,
     config: Config,
 ) -> Iterable[Batch]:
-    """Returns what `validation_batches` yields for one size, made by the loader's processes where those are of use.
+    """Returns the whole data set in batches of `size` on the host, the longest samples first where lengths are known.
 
-    They are where the knobs have them, the split is large, and its batches are not one look into a table. They last for
-    one pass; batches are page-locked as in training.
+    They are made by the loader's processes where those are of use: where the knobs have them, the split is large, and
+    its batches are not one look into a table. They last for one pass; batches are page-locked as in training.
     """
     knobs, order = config.knobs, longest_first(dataset, lengths)
+    parts = _Parts(dataset, collate, [order[start : start + size] for start in range(0, len(order), size)])
     if not knobs.num_workers or len(order) < VALIDATION_SAMPLES or at_once(dataset) is not None:
-        return validation_batches(dataset, collate, itertools.repeat(size), lengths)
-    parts = [order[start : start + size] for start in range(0, len(order), size)]
+        return (parts[number] for number in range(len(parts)))
     return DataLoader(
-        _Parts(dataset, collate, parts),
+        parts,
         batch_size=None,
         collate_fn=as_it_is,
         **{**loading(knobs, config.device), "persistent_workers": False},

@@ -96,8 +96,7 @@ class Workload(Protocol):
         """Returns the objectives over the validation batches; runs in eval mode, without gradients.
 
         The last batch is smaller than the others, so that a mean over batches needs weights. Each is to be done with
-        before the next is asked for. The first call of a run is broken off at the third batch by an exception: what
-        two small batches took tells how many samples fit into one.
+        before the next is asked for. An exception ends the evaluation of the untrained model where it takes too long.
         """
         ...
 

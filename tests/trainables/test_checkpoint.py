@@ -13,7 +13,7 @@ import torch
 from tests.fakes import Followed, Sums
 from trainables import checkpoint
 from trainables.knobs import Knobs
-from trainables.loop import State, evaluate, prepare, train
+from trainables.loop import State, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
@@ -170,15 +170,6 @@ def test_frozen_weights_that_a_forward_pass_writes_are_kept_and_go_on(tmp_path: 
     whole, resumed = both(Followed(), Config(KNOBS), tmp_path)
     assert kept(whole) == {*student, *teacher, "ones", "table"}
     assert weights(resumed) == weights(whole)
-
-
-def test_a_resumed_run_is_judged_in_the_batches_of_the_unbroken_one(tmp_path: Path) -> None:
-    state = stop_after(begin(), 64)
-    evaluate(state, state.model)
-    checkpoint.save(state, tmp_path, identity="a")
-    resumed = begin()
-    checkpoint.load(resumed, tmp_path, identity="a")
-    assert resumed.evaluation_batch == state.evaluation_batch > 0
 
 
 def test_only_the_newest_state_is_kept(tmp_path: Path) -> None:

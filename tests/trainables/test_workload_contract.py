@@ -6,7 +6,6 @@ evaluation does not depend on the batch size, and that samples reach loader work
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +21,7 @@ from trainables.loop import Evaluation, evaluate, prepare, train
 from trainables.plan import Plan
 from trainables.resident import Resident
 from trainables.stopwatch import Window
-from trainables.validation import validation_batches
+from trainables.validation import validation_loader
 from trainables.workload import BUILT_IN, Config, Workload, baselines, blocks, collate_of, parameter_groups, table_of
 from trainables.workload_files import load
 from tuning.config.yaml_files import of_groups
@@ -134,8 +133,7 @@ def test_evaluation_returns_its_objectives_whatever_the_batch_size(resident: Res
     """A mean over batches needs weights: the last of the larger ones has one sample, where the split is small."""
     found = []
     for size in (1, min(64, size_of(resident.dataset(config, "val")) - 1)):
-        state = prepare(resident, config, Plan(samples=8))
-        state.evaluation_batch = size
+        state = prepare(resident, config.with_knobs(batch_size=size, micro_batch_size=size), Plan(samples=8))
         found.append(evaluate(state, state.model))
     assert all(isinstance(e, Evaluation) for e in found)
     for name in resident.workload.objectives:
@@ -181,8 +179,7 @@ def test_system_knobs_leave_what_is_learned_alone(resident: Resident, config: Co
 def test_validation_covers_every_sample(resident: Resident, config: Config) -> None:
     dataset = resident.dataset(config, "val")
     count = size_of(dataset)
-    sizes = itertools.chain([1, 2], itertools.repeat(5))
-    given = validation_batches(list(range(count)), list, sizes, resident.lengths(config, "val"))  # type: ignore[arg-type]
+    given = validation_loader(list(range(count)), list, 5, resident.lengths(config, "val"), config)  # type: ignore[arg-type]
     assert sorted(index for batch in given for index in batch) == list(range(count))
 
 
