@@ -34,7 +34,7 @@ from trainables.resident import Resident
 from trainables.sanity import Few
 from trainables.workload import Config, WorkloadError, phases
 
-SAMPLES, MOST_BATCHES, MOST_CALLS = 8, 8, 2000
+SAMPLES, MOST_BATCHES = 8, 8
 GRADIENT_ROUNDING_FRAC = 1e-3
 """The largest difference of a gradient, relative to its norm, that is taken for rounding."""
 NOISE_TIMES = 3.0
@@ -44,12 +44,10 @@ STREAM = (
     "the data set is a stream, which every loader process reads by itself: all of it, where it has no shards by "
     "get_worker_info()"
 )
-SUM = "the loss is a sum over its batch; a mean would leave the micro-batch free"
-PADDED = (
-    "parts of a batch are padded to other lengths: the model reads what is padded, or the loss averages over tokens, "
-    "which are not the same number in each"
+NOT_A_MEAN = (
+    "the loss of a batch is not the mean of its samples' losses: it may be a sum, compare samples, or average over "
+    "tokens; the model may read padding; or a sampler makes other batches by micro_batch_size"
 )
-OTHER_BATCHES = "other samples come together: a sampler of the loop's own makes its batches by micro_batch_size"
 _STEADY: Mapping[str, Scalar] = {
     **{"amp_dtype": "fp32", "tf32": False, "compile": "off", "num_workers": 0, "ram_cache": False},
     **{"learning_rate": 1e-12, "weight_decay": 0.0, "max_grad_norm": 0.0, "sync_every_step": False},
@@ -59,11 +57,10 @@ _STEADY: Mapping[str, Scalar] = {
 
 @dataclass
 class _Seen:
-    """What a run learned: gradients by batch and parameter, buffers, and what the first module calls gave."""
+    """What a run learned: gradients by batch and parameter, and buffers."""
 
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)
-    calls: list[tuple[str, Tensor]] = field(default_factory=list)
     asks: int = 0
     """The samples of a batch of which modules are asked for half, too; 0 where they are not."""
     unlike: str = ""
@@ -122,13 +119,12 @@ def differing(
         if noise is None:
             again = _run(resident, base, count, noise_seed=1, halves=True)
             noise, module = _difference(whole, again)[0], again.unlike
-        if noise <= GRADIENT_ROUNDING_FRAC:
-            found[name] = _because(name, reference, seen, whose)
-        elif name == "micro_batch_size" and module:
+        if name == "micro_batch_size" and module:
             found[name] = f"{module} {OTHERWISE}"
+        elif noise <= GRADIENT_ROUNDING_FRAC:
+            found[name] = _because(name, whose)
         elif by > NOISE_TIMES * noise:
-            is_sum = name == "micro_batch_size" and _is_sum(reference, seen)
-            found[name] = SUM if is_sum else "a step comes out otherwise by more than its random numbers make of it"
+            found[name] = "a step comes out otherwise by more than its random numbers make of it"
         elif untold is not None:
             untold.append(name)
     return found
@@ -148,7 +144,7 @@ def _run(
     shares = phases(resident.workload, config)
     batches = min(MOST_BATCHES, math.ceil(1 / min(shares.values())))
     state = loop.prepare(few, config, Plan(samples=count * batches))
-    with _watching(seen, state.model, state.optimizer, config, count), _NoDropout(), torch.random.fork_rng():
+    with _watching(seen, state.model, state.optimizer, config), _NoDropout(), torch.random.fork_rng():
         torch.manual_seed(noise_seed)
         for _ in loop.train(state):
             pass
@@ -166,16 +162,14 @@ def _run_own(resident: OwnResident, config: Config, count: int, noise_seed: int,
             next(events)  # a generator that has begun can be closed
             seen.shows_model = False
             return seen
-        stack.enter_context(_watching(seen, state.model, state.optimizer, config, count))
+        stack.enter_context(_watching(seen, state.model, state.optimizer, config))
         for _ in events:
             pass
     return seen
 
 
 @contextlib.contextmanager
-def _watching(
-    seen: _Seen, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, count: int
-) -> Iterator[None]:
+def _watching(seen: _Seen, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> Iterator[None]:
     """Keeps what is learned inside the block, by the same kernels each time and without dropout in recurrent nets."""
     names = {id(p): name for name, p in model.named_parameters()}
 
@@ -186,10 +180,9 @@ def _watching(
     with contextlib.ExitStack() as stack:
         # Behind the step: a framework may hand it a closure, in which the gradients come about.
         stack.callback(optimizer.register_step_post_hook(stepped).remove)
-        shared = count / 2 / min(config.knobs.micro_batch_size, count)
-        for name, module in model.named_modules():
+        for name, module in model.named_modules() if seen.asks else ():
             if next(module.children(), None) is None:
-                stack.callback(module.register_forward_hook(_told(seen, _label(name, module), shared)).remove)
+                stack.callback(module.register_forward_hook(_told(seen, _label(name, module))).remove)
         stack.enter_context(_without_dropout(model))
         if config.device.startswith("cuda"):
             cudnn = torch.backends.cudnn
@@ -207,17 +200,12 @@ def _label(name: str, module: nn.Module) -> str:
     return f"{type(module).__name__} ({name})" if name else type(module).__name__
 
 
-def _told(seen: _Seen, label: str, shared: float) -> Callable[..., None]:
-    """Returns the hook that keeps what a module gave of that share of the first micro-batch."""
+def _told(seen: _Seen, label: str) -> Callable[..., None]:
+    """Returns the hook that keeps the label of the first module which gives half of the first batch other values."""
 
     def called(module: nn.Module, asked: Any, given: Any) -> None:
-        if seen.gradients or len(seen.calls) >= MOST_CALLS:
-            return
-        if seen.asks and not seen.unlike and _is_other_alone(module, asked, seen.asks):
+        if not seen.gradients and not seen.unlike and _is_other_alone(module, asked, seen.asks):
             seen.unlike = label
-        tensor = next(iter(tensors_of(given)), None)
-        if tensor is not None and tensor.dim() > 0 and tensor.is_floating_point():
-            seen.calls.append((label, tensor.detach()[: round(len(tensor) * shared)].to("cpu", copy=True)))
 
     return called
 
@@ -270,78 +258,11 @@ def _difference(one: _Seen, other: _Seen) -> tuple[float, str]:
     return worst, whose
 
 
-def _because(name: str, reference: _Seen, seen: _Seen, whose: str) -> str:
-    """Returns why a knob changes what is learned, as far as the calls of modules and their buffers show it."""
-    module = _first_unlike(reference, seen)
-    if name == "micro_batch_size" and module:
-        return f"{module} {OTHERWISE}"
-    if module:
-        return f"{module} gives other values"
-    if whose:
-        return f"{whose} updates its buffers otherwise"
-    if name != "micro_batch_size":
-        return "its gradients come out otherwise"
-    if _is_sum(reference, seen):
-        return SUM
-    if _is_padded(reference, seen):
-        if _has_longer(seen, reference):
-            return OTHER_BATCHES
-        return f"{PADDED}; or {OTHER_BATCHES}" if _has_longer(reference, seen) else PADDED
-    return (
-        "the loss of a batch is not the mean of the losses of its samples, as where it compares them, or averages over "
-        "tokens or pixels that are not the same number in each"
-    )
-
-
-def _shapes(seen: _Seen) -> list[torch.Size]:
-    """Returns the shape of a sample in each batch, or part of one, as the first module gave it."""
-    return [tensor.shape[1:] for label, tensor in seen.calls if label == seen.calls[0][0]]
-
-
-def _has_longer(one: _Seen, other: _Seen) -> bool:
-    """Returns whether samples of one are longer than any of the other, as padding to the longest never makes them."""
-    largest = ([max(sizes) for sizes in zip(*_shapes(seen), strict=False)] for seen in (one, other))
-    return any(own > most for own, most in zip(*largest, strict=False))
-
-
-def _is_padded(whole: _Seen, halves: _Seen) -> bool:
-    """Returns whether the first module gave samples of other lengths in a part of the batch than in all of it."""
-    of_whole, of_halves = _shapes(whole), _shapes(halves)
-    return bool(of_whole) and any(shape != of_whole[n % len(of_whole)] for n, shape in enumerate(of_halves))
-
-
-def _is_sum(whole: _Seen, halves: _Seen) -> bool:
-    ratio = _ratio(whole, halves)
-    return ratio is not None and abs(ratio - 0.5) < 0.01
-
-
-def _first_unlike(one: _Seen, other: _Seen) -> str:
-    """Returns the first module that gave the same samples other values, "" where none of the shared calls did."""
-    for (label, a), (name, b) in zip(_firsts(one), _firsts(other), strict=False):
-        if label != name or a.shape != b.shape:
-            return ""
-        if _is_unlike(a, b):
-            return label
-    return ""
-
-
-def _firsts(seen: _Seen) -> list[tuple[str, Tensor]]:
-    """Returns the calls of the first micro-batch: up to where the first module is called again."""
-    if not seen.calls:
-        return []
-    again = (n for n, (label, _) in enumerate(seen.calls) if n and label == seen.calls[0][0])
-    return seen.calls[: next(again, len(seen.calls))]
-
-
-def _ratio(one: _Seen, other: _Seen) -> float | None:
-    """Returns what the gradients of one are multiplied by to have those of the other; None where nothing does."""
-    a = torch.cat([t.double().flatten() for own in one.gradients for t in own.values()])
-    b = torch.cat([t.double().flatten() for own in other.gradients for t in own.values()])
-    norm = float(a.square().sum())
-    if a.shape != b.shape or norm == 0:
-        return None
-    ratio = float((a * b).sum()) / norm
-    return ratio if float((b - ratio * a).norm()) < 0.01 * float(b.norm()) else None
+def _because(name: str, whose: str) -> str:
+    """Returns why a knob changes what is learned where no module is the reason; `whose` buffer differs, "" for none."""
+    if name == "micro_batch_size":
+        return NOT_A_MEAN
+    return f"{whose} updates its buffers otherwise" if whose else "its gradients come out otherwise"
 
 
 def _draws(resident: Resident, config: Config, count: int) -> bool:

@@ -142,7 +142,7 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "a rate in a function": (Images(lambda: conv(Rated(), nn.Conv2d(8, 8, 1), nn.Sigmoid())), {}),
     "dropout in attention and recurrence": (Images(Attending), {}),
     "contrastive": (Images(conv, contrastive), {"micro_batch_size": "the loss of a batch is not the mean"}),
-    "sum": (Images(conv, summed), {"micro_batch_size": "the loss is a sum over its batch"}),
+    "sum": (Images(conv, summed), {"micro_batch_size": "the loss of a batch is not the mean"}),
     "weight norm": (Images(lambda: conv(None, weight_norm(nn.Conv2d(8, 8, 1)))), {}),
     "DoRA": (Images(Dora), {}),
     "a batch norm by hand": (
@@ -168,31 +168,6 @@ def test_what_changes_learning_is_found_and_named_and_nothing_else(name: str) ->
     for knob, why in expected.items():
         assert why in seen[knob]
     assert took_s < 3.0
-
-
-class Summed(nn.Module):
-    """Reads a sequence to its end, padding and all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.as_tensor(self.head(self.inner(x).tanh().sum(1)))
-
-
-def test_a_model_that_reads_the_padding_of_a_batch_is_told_by_that() -> None:
-    class Padded(Images):
-        def dataset(self, config: Config, split: Split) -> Dataset[Any]:
-            whole = [(torch.randn(2 + n, 4), torch.tensor(n % 5)) for n in range(32)]
-            return whole  # type: ignore[return-value]  # a list is a data set
-
-        def collate(self, samples: Any) -> Any:
-            rows, classes = zip(*samples, strict=True)
-            return nn.utils.rnn.pad_sequence(list(rows), batch_first=True), torch.stack(classes)
-
-    why = found(Padded(Summed), {"micro_batch_size": 4})["micro_batch_size"]
-    assert "padded to other lengths: the model reads what is padded" in why
 
 
 def test_samples_that_are_drawn_anew_at_each_reading_are_not_kept_in_ram_for_nothing() -> None:
@@ -327,49 +302,6 @@ def test_more_than_one_worker_of_a_stream_changes_what_is_learned(
     list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
     changed = kinds.differing(resident, config, {"micro_batch_size": 8, "num_workers": workers})
     assert changed == ({"num_workers": kinds.STREAM} if is_found else {})
-
-
-BUCKETS = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
-DATA = [torch.randn(2 + n, 4, generator=torch.Generator().manual_seed(n)) for n in range(16)]
-SPACE = {"micro_batch_size": [8, 16], "batch_size": [16]}
-OBJECTIVES = {"error": "min"}
-
-def collate(rows):
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(row) for row in rows])
-
-def train(run):
-    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(net.parameters(), run["learning_rate"])
-    run.prepare(net, optimizer)
-    chunks = [chunk.tolist() for chunk in torch.arange(16).split(run.loader()["batch_size"])]
-    for x, lengths in run.batches(DataLoader(DATA, batch_sampler=ORDER, collate_fn=collate), samples=16):
-        inside = torch.arange(x.shape[1]) < lengths[:, None]
-        run.backward(((net(x).squeeze(2) * inside).sum(1) / lengths).square().mean(), optimizer)
-        if run.evaluate_now:
-            run.report(error=1.0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("order", "why"),
-    [
-        ("chunks", ""),
-        ("chunks[:1] + chunks[:0:-1]", kinds.OTHER_BATCHES),  # of longer samples, which no padding explains
-        ("chunks[1:] + chunks[:1]", f"{kinds.PADDED}; or {kinds.OTHER_BATCHES}"),
-    ],
-)
-def test_a_sampler_that_makes_other_batches_is_not_taken_for_padding(order: str, why: str, tmp_path: Path) -> None:
-    path = tmp_path / "buckets.py"
-    path.write_text(BUCKETS.replace("ORDER", order))
-    own = load(str(path))
-    assert isinstance(own, OwnLoop)
-    resident = own_loop.OwnResident(own)
-    config = Config(Knobs.of({"batch_size": 16, "micro_batch_size": 16}, table_of(own)), {})
-    list(own_loop.train(own_loop.prepare(resident, config, Plan(16, (16,)))))  # it has asked for its knobs
-    assert kinds.differing(resident, config, {"micro_batch_size": 8}) == ({"micro_batch_size": why} if why else {})
 
 
 @pytest.mark.parametrize(
