@@ -283,19 +283,14 @@ def _draws(resident: Resident, config: Config, count: int) -> bool:
 @contextlib.contextmanager
 def _without_dropout(model: nn.Module) -> Iterator[None]:
     """Inside the block the rates of modules are 0; `_NoDropout` is for functions with rates of their own."""
-    rates = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, float) and ("dropout" in name or (name == "p" and isinstance(module, _DropoutNd)))
-    ]
-    for module, name, _ in rates:
-        setattr(module, name, 0.0)
-    try:
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            for name, value in list(vars(module).items()):
+                is_rate = "dropout" in name or (name == "p" and isinstance(module, _DropoutNd))
+                if is_rate and isinstance(value, float):
+                    stack.callback(setattr, module, name, value)
+                    setattr(module, name, 0.0)
         yield
-    finally:
-        for module, name, value in rates:
-            setattr(module, name, value)
 
 
 class _NoDropout(TorchFunctionMode):

@@ -271,7 +271,9 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
     knobs = state.config.knobs
     # The middle of the step, in samples seen: neither the first nor the last step is then taken at rate 0.
     progress = timetable.progress(state.samples - state.batch_samples / 2)
-    optim.scale_rates(state.optimizer, optim.schedule(state.resident.workload, progress, state.config))
+    share = optim.schedule(state.resident.workload, progress, state.config)
+    for group in state.optimizer.param_groups:
+        group["lr"] = share * group["peak_lr"]
     state.counts = state.capped and state.sparse.whole(state.steps)
     with watched(state, "optimizer"):
         optim.hold_gradients(state.optimizer, state.scaler, knobs)

@@ -112,12 +112,6 @@ def warmed_up(progress: float, warmup_frac: float, then: str) -> float:
     return left if then == "linear" else (1.0 - math.cos(math.pi * left)) / 2.0
 
 
-def scale_rates(optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Sets every group's learning rate to this share of its peak."""
-    for group in optimizer.param_groups:
-        group["lr"] = share * group["peak_lr"]
-
-
 def hold_gradients(
     optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, knobs: Knobs, max_norm: float | None = None
 ) -> None:

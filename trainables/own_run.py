@@ -29,7 +29,7 @@ from trainables import batches, optim, precision
 from trainables.knobs import asked_by, table
 from trainables.near_names import nearest
 from trainables.own_count import ONLY_BACKWARD, Counted, Ended
-from trainables.workload import LoopError
+from trainables.workload import LoopError, blocks
 
 _LOADER, _PREPARE, _BACKWARD = asked_by("loader"), asked_by("prepare"), asked_by("backward")
 _AUTOCAST, _CLIP = asked_by("autocast"), asked_by("clip")
@@ -122,8 +122,7 @@ class Run(Counted):
         model = model.to(self.device)
         if knobs.channels_last:  # else the layout that their own lines gave it holds
             self.keep(precision.laid_out(model, knobs))
-        blocks = [child for m in model.modules() if isinstance(m, nn.ModuleList) for child in m]
-        self.keep(precision.checkpointed(blocks, knobs.activation_checkpointing))
+        self.keep(precision.checkpointed(blocks(state.workload, model), knobs.activation_checkpointing))
         if knobs.compile != "off":
             cast(Any, model).compile(mode=knobs.compile)  # in place: their names of the model stay right
         if state.meter is not None:

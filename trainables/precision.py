@@ -49,20 +49,12 @@ def kernels(knobs: Knobs, device: torch.device) -> Iterator[None]:
         if knobs.sdpa_backend in _SDPA:
             stack.enter_context(sdpa_kernel(_SDPA[knobs.sdpa_backend], set_priority=True))
         if device.type == "cuda":
-            stack.enter_context(_cuda_settings(knobs.tf32, knobs.cudnn_benchmark))
+            # Where the knob is off, what the user's file has set holds. Torch allows convolutions TF32 by default.
+            allowed, cudnn = knobs.tf32 or None, torch.backends.cudnn
+            stack.enter_context(tf32_kept(matmul=allowed, convolutions=allowed))
+            stack.callback(setattr, cudnn, "benchmark", cudnn.benchmark)
+            cudnn.benchmark = cudnn.benchmark or knobs.cudnn_benchmark
         yield
-
-
-@contextmanager
-def _cuda_settings(tf32: bool, benchmark: bool) -> Iterator[None]:
-    # Where the knob is off, what the user's file has set holds. Torch allows convolutions TF32 by default.
-    with tf32_kept(matmul=tf32 or None, convolutions=tf32 or None):
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = before or benchmark
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
 
 
 def kernel_facts(device: torch.device) -> dict[str, Any]:
@@ -132,18 +124,17 @@ def grad_scaler(knobs: Knobs, device: torch.device) -> torch.amp.GradScaler:
 @contextmanager
 def checkpointed(modules: Sequence[nn.Module], on: bool) -> Iterator[None]:
     """Inside the block each module recomputes its activations in the backward pass (Chen et al., arXiv 1604.06174)."""
-    found = dict.fromkeys(modules) if on else ()  # a block that is used twice is wrapped once
-    wrapped = [(module, own) for module in found if not _is_wrapped(own := vars(module).get("forward"))]
-    for module, _ in wrapped:  # an attribute of the instance shadows the class's forward
-        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
-    try:
-        yield
-    finally:
-        for module, own in wrapped:
+    with ExitStack() as stack:
+        for module in modules if on else ():
+            own = vars(module).get("forward")
+            if _is_wrapped(own):  # a block may be used twice
+                continue
             if own is None:
-                del module.forward
+                stack.callback(delattr, module, "forward")
             else:
-                module.forward = own
+                stack.callback(setattr, module, "forward", own)
+            module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)  # shadows the class's
+        yield
 
 
 def _is_wrapped(forward: object) -> bool:

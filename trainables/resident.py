@@ -23,7 +23,7 @@ from trainables.knobs import ReadKnobs
 from trainables.live_bytes import LiveBytes, storage_bytes
 from trainables.ram_cache import Cached, CacheLimits, CacheTooLarge
 from trainables.validation import validation_loader
-from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of, length_of
+from trainables.workload import Batch, Config, HookFailed, Split, Workload, collate_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 MARKED = 1000
@@ -147,7 +147,7 @@ class Resident:
         """Returns each sample's length, measured once, or None where the workload has no measure of it."""
         key = (_options_key(config), split)
         if key not in self._lengths:
-            self._lengths[key] = sample_lengths(self.dataset(config, split), length_of(self.workload))
+            self._lengths[key] = sample_lengths(self.dataset(config, split), getattr(self.workload, "length", None))
         return self._lengths[key]
 
     def validation(self, config: Config, size: int) -> Iterable[Batch]:

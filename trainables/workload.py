@@ -207,11 +207,6 @@ def phases(workload: Workload, config: Config) -> dict[str, float]:
     return {name: share for name, share in found.items() if share > 0}
 
 
-def length_of(workload: Workload) -> Callable[[Any], int] | None:
-    """Returns the workload's measure of a sample's length, or None where all are taken to be equal."""
-    return cast("Callable[[Any], int] | None", getattr(workload, "length", None))
-
-
 def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> list[dict[str, Any]]:
     """Returns the optimiser's parameter groups: the workload's own, or one of every trainable parameter."""
     own = getattr(workload, "parameter_groups", None)
@@ -220,7 +215,7 @@ def parameter_groups(workload: Workload, model: nn.Module, config: Config) -> li
     return [{"params": [p for p in model.parameters() if p.requires_grad]}]
 
 
-def blocks(workload: Workload, model: nn.Module) -> Sequence[nn.Module]:
+def blocks(workload: Workload | OwnLoop, model: nn.Module) -> Sequence[nn.Module]:
     """Returns the modules that activation checkpointing wraps: its own, or members of every ModuleList."""
     from torch import nn
 
