@@ -131,23 +131,26 @@ def test_an_unknown_command_has_the_nearest_and_none_has_all(capsys: pytest.Capt
     assert (code, "python -m tuning train --from" in out) == (0, True)
 
 
-def test_a_run_of_a_later_version_or_without_a_journal_is_a_sentence(
+def test_a_run_of_another_version_or_without_a_journal_is_a_sentence(
     runs_dir: Path, records: list[Record], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study = dataclasses.replace(records[0], fields={**records[0].fields, "schema": 2})
-    written(runs_dir / "nli" / "later", [study, *records[1:]])
+    for name, schema in (("later", 3), ("earlier", 1)):
+        study = dataclasses.replace(records[0], fields={**records[0].fields, "schema": schema})
+        written(runs_dir / "nli" / name, [study, *records[1:]])
     (runs_dir / "nli" / "odd" / "trials.jsonl").mkdir(parents=True)
     (runs_dir / "nli" / "torn").mkdir()
     (runs_dir / "nli" / "torn" / "trials.jsonl").write_bytes(b'{"seq":0,\xff\n' * 3)
     states = {
         row["id"]: row["state"] for row in json.loads(answered(capsys, "list", "--runs-dir", runs_dir, "--json")[1])
     }
-    assert (states["later"], states["odd"], states[NEWEST]) == ("newer version", "unreadable", "finished")
+    assert (states["later"], states["odd"], states[NEWEST]) == ("other version", "unreadable", "finished")
     for verb in ("show", "report", "ablate"):
         code, out, err = answered(capsys, verb, "later", "--runs-dir", runs_dir)
         assert (code, out) == (2, "")
-        assert err.startswith("error: run later was written by a later version of cardtune (schema 2)\n")
+        assert err.startswith("error: run later was written by a later version of cardtune (schema 3)\n")
         assert answered(capsys, verb, "odd", "--runs-dir", runs_dir)[0] == 2
+    err = answered(capsys, "show", "earlier", "--runs-dir", runs_dir)[2]
+    assert err.startswith("error: run earlier was written by an earlier version of cardtune (schema 1)\n")
     code, out, err = answered(capsys, "show", "torn", "--runs-dir", runs_dir)
     assert (code, "No configuration was picked" in out) == (0, True)
     assert "damaged" in err or "no whole record" in err

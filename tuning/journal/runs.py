@@ -18,8 +18,8 @@ from tuning.journal.format import Record
 JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
 LAST = "last"
 """In the place of an id, the run that began last."""
-NEWEST_SCHEMA = 1
-"""Of the records as they are written here; a higher one is of a later version."""
+SCHEMA = 2
+"""Of the records as they are written here; a higher one is of a later version, a lower one of an earlier one."""
 
 
 def known_runs(runs_dir: str) -> list[Path]:
@@ -57,17 +57,18 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
     )
 
 
-def is_newer(study: Record) -> bool:
-    """Returns whether a later version wrote this `study` record."""
-    schema = study.get("schema")
-    return isinstance(schema, int) and schema > NEWEST_SCHEMA
+def writer(study: Record) -> str:
+    """Returns "a later" or "an earlier" where such a version wrote this `study` record, "" for one as here."""
+    schema = study.get("schema", SCHEMA)
+    return "" if schema == SCHEMA else "a later" if schema > SCHEMA else "an earlier"
 
 
 def require_known(study: Record | None, folder: Path) -> None:
-    """Raises ConfigError where a later version wrote the run in `folder`, by its `study` record, if it has one."""
-    if study is not None and is_newer(study):
-        what = f"run {folder.name} was written by a later version of cardtune (schema {study['schema']})"
-        raise ConfigError(what, allowed=f"schema {NEWEST_SCHEMA}", remedy="pip install --upgrade cardtune")
+    """Raises ConfigError where another version wrote the run in `folder`, by its `study` record, if it has one."""
+    if study is not None and (when := writer(study)):
+        what = f"run {folder.name} was written by {when} version of cardtune"
+        remedy = "pip install --upgrade cardtune" if when == "a later" else "begin another study, or take that version"
+        raise ConfigError(f"{what} (schema {study['schema']})", allowed=f"schema {SCHEMA}", remedy=remedy)
 
 
 def versions() -> dict[str, str]:

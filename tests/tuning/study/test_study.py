@@ -91,10 +91,10 @@ def test_a_resumed_run_keeps_its_configuration_and_has_a_command_of_its_own(fini
     assert shlex.split(setup.command_of(resumed)) == ["python", "-m", "tuning.run", *typed]
 
 
-def test_a_run_of_a_later_version_is_not_gone_on_with_even_by_force(finished: Path) -> None:
+def test_a_run_of_an_earlier_version_is_not_gone_on_with_even_by_force(finished: Path) -> None:
     with Journal.open(finished) as journal:
-        journal.append("study", **{**journal.records[0].fields, "schema": 2})
-    with pytest.raises(ConfigError, match=r"was written by a later version of cardtune \(schema 2\)"):
+        journal.append("study", **{**journal.records[0].fields, "schema": 1})
+    with pytest.raises(ConfigError, match=r"was written by an earlier version of cardtune \(schema 1\)"):
         setup.checked(load.load([f"resume={FINISHED}", "runs_dir=my runs", "force=true"]))
 
 
