@@ -112,7 +112,7 @@ def choose_workload(value: str, available: Collection[str]) -> WorkloadRef:
 def unknown_key(key: str, text: str, known: Collection[str]) -> ConfigError:
     """Returns the error for a key that nothing reads, with the one that was probably meant."""
     section, _, last = key.rpartition(".")
-    what = f"{_short(f'{key}={text}')}: there is no setting {key}"
+    what = f"{_short(f'{key}={text}')}: there is no setting {_short(key)}"
     endings = [k for k in sorted(known, key=len) if k.rpartition(".")[2] == last]
     near = endings or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.7)
     if not near and near_knob(last).startswith("did you mean"):

@@ -16,7 +16,7 @@ from tuning.search.throughput import SAMPLES_PER_S
 
 OVER_MEMORY = (Outcome.OOM, Outcome.HOST_OOM, Outcome.REFUSED)
 _KEPT = (
-    "samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at", "returned_at",
+    "samples", "spans", "telemetry", "train_s", "evaluate_s", "setup_s", "first_step_at", "last_step_at",
     "peak_allocated_bytes", "message", "traceback", "measured_samples_per_s", "active", "has_ended",
     "remark", "cap_bytes", "fault", "wanted_bytes", "held_bytes", "retire", "node",
 )  # fmt: skip

@@ -114,13 +114,15 @@ class Speeds:
     def ranked(self, knobs: Mapping[str, Scalar]) -> Sequence[SystemChoice]:
         """Returns the probed system knobs for a trial, the fastest first; none where nothing was probed.
 
-        A group that nobody probed has those of the group that shares most of its values, and their speeds.
+        A group that nobody probed has those of the group that shares most of its values, and their speeds; of several
+        that share as many, of the slowest, so that nothing unprobed is taken to be faster than what was.
         """
         batch_size, group = Knobs.of(knobs).batch_size, group_of(knobs)
         if (group, batch_size) not in self._ranked:
             known = {**self._of_larger(group, batch_size), **self._known(batch_size)}
-            nearest = min(known, key=lambda other: _differing(group, other), default=group)
-            self._ranked[group, batch_size] = sorted(known.get(nearest, ()), key=lambda choice: -choice.samples_per_s)
+            ranked = {other: sorted(known[other], key=lambda choice: -choice.samples_per_s) for other in known}
+            found = [(_differing(group, other), own[0].samples_per_s, own) for other, own in ranked.items() if own]
+            self._ranked[group, batch_size] = min(found, key=lambda row: row[:2])[2] if found else []
         return self._ranked[group, batch_size]
 
     def _of_larger(self, group: tuple[Scalar, ...], batch_size: int) -> _Groups:

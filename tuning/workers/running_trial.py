@@ -180,5 +180,4 @@ class RunningTrial:
             "setup_s": self._setup_s,
             "spans": spans_of(windows[1:] or windows),
             "telemetry": self._session.telemetry.summary(),
-            "returned_at": time.time(),
         }

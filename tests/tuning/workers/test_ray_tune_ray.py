@@ -81,7 +81,7 @@ def test_trials_share_a_card_and_one_that_needs_more_than_its_slot_runs_alone() 
     assert {t for t, f in scheduler.found.items() if f["cap_bytes"] == 2 * share} == {"t3", "t6"}
     assert {f["cap_bytes"] for f in scheduler.found.values()} == {share, 2 * share}
     assert scheduler.decisions == [("widened", "t3", "oom")]
-    spans = [(f["first_step_at"], f["returned_at"], f["cap_bytes"]) for f in scheduler.found.values()]
+    spans = [(f["first_step_at"], f["last_step_at"], f["cap_bytes"]) for f in scheduler.found.values()]
     for moment, _, _ in spans:
         assert sum(cap for begin, end, cap in spans if begin <= moment <= end) <= 2 * share
     assert len({f["pid"] for f in scheduler.found.values()}) == 2
@@ -229,7 +229,7 @@ def test_two_trials_of_one_core_each_run_side_by_side(tmp_path: Path) -> None:
     found = [scheduler.found[f"t{n}"] for n in range(2)]
     assert {f["outcome"] for f in found} == {"ok"}, found
     assert {str(f["pid"]) for f in found} == {path.name for path in (tmp_path / "place").iterdir()}
-    assert max(f["first_step_at"] for f in found) < min(f["returned_at"] for f in found)
+    assert max(f["first_step_at"] for f in found) < min(f["last_step_at"] for f in found)
 
 
 @pytest.mark.parametrize(("slots", "each"), [(2, 1), (3, 2)])
