@@ -215,20 +215,24 @@ def _is_other_alone(module: nn.Module, asked: tuple[Any, ...], count: int) -> bo
 
     Copies of it are asked, so that neither what it keeps nor what it changes in place is touched.
     """
-    if not asked or not all(isinstance(one, Tensor) and one.dim() and len(one) == count for one in asked):
+    if not asked or not all(isinstance(one, Tensor) and one.dim() and len(one) == len(asked[0]) for one in asked):
         return False
+    rows, rest = divmod(len(asked[0]), count)  # of one sample
+    if rest or not rows:
+        return False
+    half, whole = count // 2 * rows, count * rows
     cuda = [asked[0].device] if asked[0].is_cuda else []
 
     def given(size: int) -> Tensor:
         own = copy.deepcopy(module)
         found: Tensor = type(module).forward(own, *(one.detach()[:size].clone() for one in asked))
-        return found.detach()[: count // 2].to("cpu", torch.float32)
+        return found.detach()[:half].to("cpu", torch.float32)
 
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=cuda):
-            alone, again, beside = given(count // 2), given(count // 2), given(count)
+            alone, again, beside = given(half), given(half), given(whole)
         draws = _is_unlike(alone, again)
-        return not draws and alone.shape == beside.shape and len(alone) == count // 2 and _is_unlike(alone, beside)
+        return not draws and alone.shape == beside.shape and len(alone) == half and _is_unlike(alone, beside)
     except Exception:  # whatever a module raises that is called otherwise than it was made for
         return False
 

@@ -204,7 +204,7 @@ class KnobTable(Mapping[str, Knob]):
 
     @cached_property
     def scaled(self) -> tuple[str, ...]:
-        """Knobs of which a larger value needs more memory, as a width does."""
+        """Knobs of numbers that change the memory of a sample or of a parameter, as a width does."""
         return tuple(name for name in self.by_memory["group"] if self[name].domain.type in (int, float))
 
     def as_raw(self) -> dict[str, Any]:

@@ -134,6 +134,8 @@ class State(RunState):
     """Of the batch whose optimiser step is next; 0 in the middle of a batch."""
     ranks: Ranks = field(default=ALONE, repr=False)
     """The processes that train it, of which this is one."""
+    evaluation_batch: int = 0
+    """Samples of a validation batch where a micro-batch did not fit; 0 where it does."""
 
 
 def prepare(resident: Resident, config: Config, plan: Plan) -> State:

@@ -96,7 +96,8 @@ class Workload(Protocol):
         """Returns the objectives over the validation batches; runs in eval mode, without gradients.
 
         The last batch is smaller than the others, so that a mean over batches needs weights. Each is to be done with
-        before the next is asked for. An exception ends the evaluation of the untrained model where it takes too long.
+        before the next is asked for. It is called again with batches of half the size where they run out of memory. An
+        exception ends the evaluation of the untrained model where it takes too long.
         """
         ...
 

@@ -76,6 +76,25 @@ def test_an_iterator_that_is_never_ended_changes_nothing_of_the_next_run() -> No
     assert more_bytes < (large_bytes - alone.peak_allocated_bytes) / 10
 
 
+class Judges(Seen):
+    """Takes far more to judge a sample than to train on it."""
+
+    def _seen(self, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+        for batch in super()._seen(batches):
+            held = torch.zeros(len(batch["target"]), 25_000)
+            yield batch
+            del held
+
+
+def test_a_batch_that_does_not_fit_is_halved_for_this_evaluation_and_the_next() -> None:
+    workload = Judges()
+    run(workload, cap_bytes=3 * 25_000 * 4)
+    whole = sum(workload.evaluations[-1])
+    assert workload.evaluations == [[MICRO_BATCH], [2] * (whole // 2), [2] * (whole // 2)]
+    with pytest.raises(torch.OutOfMemoryError):
+        run(Judges(), cap_bytes=25_000)
+
+
 def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
     workload = Seen()
     run(workload, batch_size=8, micro_batch_size=64)

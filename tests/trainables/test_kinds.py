@@ -108,6 +108,19 @@ class Rated(nn.Module):
         return functional.dropout(x, 0.5, self.training)
 
 
+class Flattened(nn.Module):
+    """A batch norm over all places of all samples, as rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, channels, height, width = x.shape
+        rows: Tensor = self.norm(x.permute(0, 2, 3, 1).reshape(-1, channels))
+        return rows.reshape(count, height, width, channels).permute(0, 3, 1, 2)
+
+
 class Noisy(nn.Module):
     """Noise of its own on what it gets."""
 
@@ -148,6 +161,13 @@ NETS: dict[str, tuple[Images, dict[str, str]]] = {
     "a batch norm by hand": (
         Images(lambda: conv(Standardised())),
         {"micro_batch_size": "Standardised (0.1) gives a sample other"},
+    ),
+    "a batch norm of rows": (
+        Images(lambda: conv(Flattened())),
+        {
+            "micro_batch_size": "BatchNorm1d (0.1.norm) gives a sample other",
+            "activation_checkpointing": "BatchNorm1d (0.1.norm) updates",
+        },
     ),
     "noise": (Images(lambda: conv(Noisy())), {}),
 }

@@ -222,8 +222,8 @@ class MemoryGuard:
         alike = self._plain.get(_plain(group))
         if alike is not None and (need := self._need(alike)) is not None:
             return corrected(need._replace(least_spread=BORROWED_SPREAD_FRAC), told)
-        larger = (self._next_larger(_plain(group), name) for name, _ in group if name in table().scaled)
-        profile = next((found for found in larger if found is not None), None)
+        beside = (self._between(_plain(group), name) for name, _ in group if name in table().scaled)
+        profile = next((found for found in beside if found is not None), None)
         if profile is not None:
             return corrected(Need(profile, 0), told)
         others = (self._told.get(other) for other in (group, held, _held(group, False)))
@@ -233,8 +233,11 @@ class MemoryGuard:
         points = tuple(Point(m, size, size) for m, size in peaks.items())
         return corrected(Need(MemoryProfile(0, points, source="none"), 0), told)
 
-    def _next_larger(self, plain: MemoryGroup, name: str) -> MemoryProfile | None:
-        """Returns the profile at the next larger value of this knob, all others equal; None outside of those known."""
+    def _between(self, plain: MemoryGroup, name: str) -> MemoryProfile | None:
+        """Returns the profile at the next smaller or larger value of this knob, all others equal, whichever needs more.
+
+        A wider layer needs more, a larger stride less. None for a value outside of those that are known.
+        """
         own = dict(plain)
         value = float(own[name])
         alike = {
@@ -242,10 +245,12 @@ class MemoryGuard:
             for other, group in self._plain.items()
             if {**dict(other), name: own[name]} == own
         }
-        larger = [other for other in alike if other > value]
-        if not larger or len(larger) == len(alike):
+        smaller, larger = [other for other in alike if other < value], [other for other in alike if other > value]
+        if not smaller or not larger:
             return None
-        return dataclasses.replace(alike[min(larger)], source="bound")
+        neighbours = (alike[max(smaller)], alike[min(larger)])
+        size = min(one.points[-1].micro_batch for one in neighbours)
+        return dataclasses.replace(max(neighbours, key=lambda one: one.capacity(size)), source="bound")
 
 
 def _held(group: MemoryGroup, held: bool = True) -> MemoryGroup:

@@ -36,7 +36,7 @@ MARGINS: Mapping[str, Margin] = {
     "traced": Margin(0.01, 0.02),  # every kernel visible: 0.42 % mean, 2.8 % at most in 22 cases
     "workspaces unseen": Margin(0.20, 0.12),  # recurrent and convolutional kernels: 6 to 50 % too low
     "fallback": Margin(0.15, 0.25),  # kernels of another device: -30 to +86 %
-    # No less than its own need: with checkpointing what is needed without, of a width what the next larger needs.
+    # No less than its own need: with checkpointing what is needed without, of a width what a neighbour needs.
     "bound": Margin(0.0, 0.04),
     "none": Margin(-0.1, 0.10),  # nothing predicted: a line through zero and the peaks that trials reported
 }

@@ -168,11 +168,14 @@ def test_a_group_nobody_predicted_is_judged_by_its_first_peak() -> None:
     assert [guard.judge(BF16, m).fits for m in (8, 16, 32)] == [True, True, False]
 
 
-def test_a_width_between_two_others_is_judged_by_the_larger() -> None:
+@pytest.mark.parametrize("needs_mb", [{64: 64, 256: 256}, {64: 256, 256: 64}])
+def test_a_value_between_two_others_is_judged_by_the_one_that_needs_more(needs_mb: dict[int, int]) -> None:
+    """A width needs more where it is larger, the stride of a workload of one's own where it is smaller."""
+
     def at(width: int) -> MemoryGroup:
         return (("amp_dtype", "fp32"), ("hidden_size", width))
 
-    known = {at(w): MemoryProfile(w, (Point(8, w * MB, w * MB),)) for w in (64, 256)}
+    known = {at(w): MemoryProfile(mb, (Point(8, mb * MB, mb * MB),)) for w, mb in needs_mb.items()}
     guard = MemoryGuard(255 * MB, known)
     assert [guard.predicted_bytes(at(w), 8) for w in (65, 128, 255)] == [256 * MB] * 3
     assert not guard.judge(at(128), 8).fits
