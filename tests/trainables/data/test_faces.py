@@ -147,7 +147,7 @@ def test_aflw2000_takes_the_68_landmarks_and_each_image_for_itself(tmp_path: Pat
     assert len({f.group for f in faces}) == 2
 
 
-@pytest.mark.parametrize("pose", [(40, 0, 0), (0, 25, 0), (0, 0, -30), (-60, 35, 20)], ids=str)
+@pytest.mark.parametrize("pose", [(40, -25, -30), (-60, 35, 20)], ids=str)
 def test_biwi_angles_are_those_the_matrix_was_made_of(tmp_path: Path, pose: tuple[float, float, float]) -> None:
     write_biwi(tmp_path, "01", 3, pose)
     (face,) = face_sets.read(tmp_path)

@@ -48,15 +48,11 @@ def test_rasterise_sees_what_a_plain_rasteriser_sees(spread_px: float) -> None:
     assert placed[:, 1] == pytest.approx(pixels // 16 + 0.5, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("angles", "axis", "sign"),
-    [((30, 0, 0), 0, -1), ((-30, 0, 0), 0, 1), ((0, 20, 0), 1, -1), ((0, -20, 0), 1, 1)],
-    ids=["yaw: left", "yaw: right", "pitch: up", "pitch: down"],
-)
-def test_the_nose_goes_where_yaw_and_pitch_say(angles: tuple[int, int, int], axis: int, sign: int) -> None:
+@pytest.mark.parametrize(("angles", "axis"), [((30, 0, 0), 0), ((0, 20, 0), 1)], ids=["yaw: left", "pitch: up"])
+def test_the_nose_goes_where_yaw_and_pitch_say(angles: tuple[int, int, int], axis: int) -> None:
     straight, turned = (landmarks(mean_face(), rotation(*a), CAMERA)[:, NOSE_TIP] for a in ((0, 0, 0), angles))
     moved = turned - straight
-    assert moved[axis] * sign > 5
+    assert moved[axis] < -5
     assert abs(moved[1 - axis]) < 0.5 * abs(moved[axis])
 
 
