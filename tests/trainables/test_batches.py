@@ -203,18 +203,7 @@ def test_workers_have_what_a_users_file_defines_whatever_python_starts_processes
         config = Config(Knobs(num_workers=1, batch_size=4, micro_batch_size=4))
         loader = Loader(Local(4), config, torch.stack, None)
         assert len(next(loader.epoch(plan_epoch(4, config.knobs, 0, 0, None)))) == 4
-    finally:
-        multiprocessing.set_start_method(before, force=True)
-
-
-def test_loaders_of_their_own_have_it_too_once_the_process_is_told() -> None:
-    class Local(Sized):
-        """A data set that no other process could import."""
-
-    before = multiprocessing.get_start_method(allow_none=True)
-    multiprocessing.set_start_method("forkserver", force=True)  # as Python 3.14 has it
-    try:
-        fork_workers()
+        fork_workers()  # then loaders of their own have it, too
         assert len(list(DataLoader(Local(4), num_workers=1))) == 4
         multiprocessing.set_start_method(None, force=True)
         fork_workers()
