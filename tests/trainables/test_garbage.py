@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,8 +62,10 @@ def gone(kept: weakref.ref[Circle]) -> bool:
     return kept() is None
 
 
-def test_what_nothing_refers_to_is_gone_although_another_thread_collects() -> None:
-    with another_collects():
+def test_what_nothing_refers_to_is_gone_although_another_thread_collects(monkeypatch: pytest.MonkeyPatch) -> None:
+    with another_collects() as go_on:
+        waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: go_on.set())
+        monkeypatch.setattr(garbage, "time", waiting)
         kept = weakref.ref(Circle())
         gc.collect()
         assert not gone(kept), "Python's own does nothing meanwhile"
