@@ -25,12 +25,15 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_number_types_change_from_trial_to_trial_and_workers_are_not_denied(changed: Any) -> None:
-    session = changed()
+    session = changed(("pictures(1024, 1)", "pictures(64, 1)"))
     for amp, seen in (("bf16", "bfloat16"), ("fp32", "float32")):
         found = session.probe({**KNOBS, "amp_dtype": amp, "num_workers": 1}, time_s=0.3)
         assert (found["outcome"], found["end"]) == ("ok", "time"), found["message"]
         assert seen in found["active"]["matmul_dtypes"]
         assert "workers" not in found["active"]
+    trial = session.trial(KNOBS, Plan(128, (64, 128)), 0)
+    trial.advance()
+    assert trial.end()["retire"] == ""
 
 
 def test_the_micro_batch_leaves_what_is_learned_alone(changed: Any) -> None:
@@ -38,9 +41,9 @@ def test_the_micro_batch_leaves_what_is_learned_alone(changed: Any) -> None:
     for micro in (8, 32):
         resident = own_loop.OwnResident(session.resident.workload)
         config = session.config({**KNOBS, "micro_batch_size": micro})
-        state = own_loop.prepare(resident, config, Plan(256, (256,)))
+        state = own_loop.prepare(resident, config, Plan(128, (128,)))
         list(own_loop.train(state))
-        assert (state.samples, state.steps) == (256, 8)
+        assert (state.samples, state.steps) == (128, 4)
         assert state.model is not None
         found.append(torch.cat([p.detach().flatten() for p in state.model.parameters()]))
     assert torch.allclose(found[0], found[1], rtol=1e-3, atol=1e-5)
@@ -75,7 +78,6 @@ def test_a_horizon_within_a_batch_steps_where_it_ends(changed: Any) -> None:
     [
         ((("accelerator(run)", "accelerator(run, mixed_precision='fp16')"),), r"mixed_precision='fp16'\): run sets it"),
         ((("accelerator(run)", "accelerator(run, gradient_accumulation_steps=4)"),), "run sets it"),
-        ((("                optimizer.step()\n", ""),), "without an optimiser step"),
     ],
 )
 def test_what_a_loop_gets_wrong_is_said(changed: Any, changes: Any, says: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +28,9 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
-    "trainer": Framework("transformers", "micro_batch_size", 256, 16, Plan(512, (128, 512))),
+    "trainer": Framework("transformers", "micro_batch_size", 256, 16, Plan(256, (64, 256))),
     "lightning": Framework("pytorch_lightning", "sdpa_backend", 1024, 32, Plan(3072, (512, 3072))),
-    "accelerate": Framework("accelerate", "non_blocking", 1024, 32, Plan(3072, (1024, 3072))),
+    "accelerate": Framework("accelerate", "non_blocking", 1024, 32, Plan(2048, (1024, 2048))),
 }
 frameworks = pytest.mark.parametrize("name", FRAMEWORKS)
 
@@ -83,7 +84,7 @@ def test_rungs_and_horizon_are_those_of_the_plan_and_nothing_is_written(name: st
     assert name != "lightning" or not list(here.iterdir())
 
 
-@frameworks
+@pytest.mark.parametrize("name", ["trainer", "lightning"])
 def test_a_probe_and_an_early_end(name: str, tmp_path: Path) -> None:
     session, workers = session_of(name, tmp_path), int(name == "lightning")
     found = session.probe({**knobs_of(name), "amp_dtype": "bf16", "num_workers": workers}, time_s=0.5)
@@ -99,11 +100,13 @@ def test_the_micro_batch_is_halved_where_it_does_not_fit(name: str, tmp_path: Pa
     made = {"lightning": "moons", "accelerate": "pictures"}.get(name)
     changes = () if made is None else ((f"{made}(256, 2)", f"{made}(16, 2)"),)  # else evaluating needs most
     session, knobs, batch = session_of(name, tmp_path, *changes), knobs_of(name), FRAMEWORKS[name].batch
+    plan = Plan(2 * batch, (2 * batch,))
     small, large = (
-        session.train({**knobs, "micro_batch_size": m}, Plan(64, (64,)), 0)["peak_allocated_bytes"] for m in (8, batch)
+        session.train({**knobs, "micro_batch_size": m}, plan, 0)["peak_allocated_bytes"] for m in (8, batch)
     )
     assert small < large
-    found = session.train({**knobs, "micro_batch_size": batch}, Plan(64, (64,), cap_bytes=(small + large) // 2), 0)
+    capped = dataclasses.replace(plan, cap_bytes=(small + large) // 2)
+    found = session.train({**knobs, "micro_batch_size": batch}, capped, 0)
     assert (found["outcome"], found["knobs"]["batch_size"]) == ("ok", batch), found["message"]
     assert found["knobs"]["micro_batch_size"] < batch
 
@@ -169,7 +172,7 @@ KEEPING = {
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 @pytest.mark.parametrize("name", KEEPING)
 def test_a_training_that_goes_on_from_a_checkpoint_of_another_is_refused(name: str, tmp_path: Path) -> None:
-    session, plan = session_of(name, tmp_path, *KEEPING[name]), Plan(128, (128,))
+    session, plan = session_of(name, tmp_path, *KEEPING[name]), Plan(96, (96,))
     first, second = (session.trial(knobs_of(name), plan, 0).advance() for _ in range(2))
     assert first["outcome"] == "ok", first["message"]
     assert "the Trainer goes on from a checkpoint, behind its step " in second["message"]
@@ -178,7 +181,7 @@ def test_a_training_that_goes_on_from_a_checkpoint_of_another_is_refused(name: s
 def test_a_trainer_may_evaluate_on_several_sets(tmp_path: Path) -> None:
     several = ("eval_dataset=VAL", 'eval_dataset={"near": VAL, "far": VAL}')
     objectives = ('{"accuracy": "max"}', '{"near_accuracy": "max", "far_accuracy": "max"}')
-    trial = session_of("trainer", tmp_path, several, objectives).trial(knobs_of("trainer"), Plan(256, (128, 256)), 0)
+    trial = session_of("trainer", tmp_path, several, objectives).trial(knobs_of("trainer"), Plan(64, (32, 64)), 0)
     for _ in range(2):
         found = trial.advance()
         assert found["outcome"] == "ok", found["message"]
@@ -193,7 +196,7 @@ COUNTS = (
         'OBJECTIVES = {"accuracy": "max", "count": "max"}',
     ),
 )
-ODD = ("Tokens(64, 2)", "Tokens(30, 2)"), ("Tokens(256, 1)", "Tokens(250, 1)")
+ODD = ("Tokens(64, 2)", "Tokens(30, 2)"), ("Tokens(256, 1)", "Tokens(58, 1)")
 
 
 @pytest.mark.parametrize(("first", "workers"), [("", 0), ("trainer.evaluate()\n    ", 1)])
@@ -201,8 +204,8 @@ def test_a_trainer_trains_on_whole_micro_batches_and_evaluates_all(tmp_path: Pat
     begun = ("trainer.train()", f"{first}trainer.train()")
     session = session_of("trainer", tmp_path, *COUNTS, *ODD, begun)
     knobs = {**knobs_of("trainer"), "num_workers": workers, "persistent_workers": bool(workers)}
-    trial = session.trial(knobs, Plan(496, (248, 496)), 0)
-    for samples in (248, 496):
+    trial = session.trial(knobs, Plan(112, (56, 112)), 0)
+    for samples in (56, 112):
         found = trial.advance()
         assert (found["outcome"], found["samples"]) == ("ok", samples), found["message"]
         assert found["values"]["count"] == 30
@@ -254,12 +257,8 @@ def test_a_loop_of_accelerate_that_leaves_run_batches_out_is_told(tmp_path: Path
 
 def test_what_a_script_evaluates_for_itself_is_in_no_window(tmp_path: Path) -> None:
     own = 'training_arguments(run, TRAIN, eval_strategy="steps", eval_steps=1, '
-    session = session_of(
-        "trainer", tmp_path, ("training_arguments(run, TRAIN, ", own), ("Tokens(64, 2)", "Tokens(1024, 2)")
-    )
-    trial = session.trial(knobs_of("trainer"), FRAMEWORKS["trainer"].plan, 0)
-    while not (found := trial.advance())["done"]:
-        pass
+    session = session_of("trainer", tmp_path, ("training_arguments(run, TRAIN, ", own))
+    found = session.trial(knobs_of("trainer"), Plan(256, (256,)), 0).advance()
     assert found["outcome"] == "ok", found["message"]
     assert found["spans"]["data_wait_s"] < 0.2 * found["spans"]["wall_s"]
 
@@ -283,9 +282,9 @@ def test_a_learning_rate_that_reaches_no_optimiser_is_remarked_upon(name: str, i
     changes = (OWN_OPTIMIZER[name], ("def train(run):", OWN)) if is_own else ()
     if is_own and name == "lightning":  # whose schedule has the knob's rate, too
         changes = (*changes, ("OneCycleLR(optimizer, self.learning_rate, ", "OneCycleLR(optimizer, 5e-3, "))
-    session, remarks = session_of(name, tmp_path, *changes), []
+    session, remarks, samples = session_of(name, tmp_path, *changes), [], 2 * FRAMEWORKS[name].batch
     for rate in (1e-3, 3e-3):
-        trial = session.trial({**knobs_of(name), "learning_rate": rate}, Plan(128, (128,)), 0)
+        trial = session.trial({**knobs_of(name), "learning_rate": rate}, Plan(samples, (samples,)), 0)
         found = trial.advance()
         assert (found["outcome"], found["done"]) == ("ok", True), found["message"]
         remarks.append(found["remark"])
