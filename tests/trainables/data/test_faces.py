@@ -113,11 +113,10 @@ def test_300w_lp_mirrored_faces_have_the_mirrored_box_and_the_group_of_their_pho
     ("names", "photograph"),
     [
         (("AFW/AFW_134212_1_0", "AFW/AFW_134212_2_3", "AFW_Flip/AFW_134212_1_11"), "AFW/AFW_134212"),
-        (("HELEN/HELEN_3036412907_1_0", "HELEN_Flip/HELEN_3036412907_2_14"), "HELEN/HELEN_3036412907"),
         (("IBUG/IBUG_image_014_01_2", "IBUG/IBUG_image_014_02_0"), "IBUG/IBUG_image_014"),
         (("LFPW/LFPW_image_train_0001_0", "LFPW/LFPW_image_train_0001_15"), "LFPW/LFPW_image_train_0001"),
     ],
-    ids=["AFW", "HELEN", "IBUG", "LFPW"],
+    ids=["AFW", "IBUG", "LFPW"],
 )
 def test_300w_lp_all_faces_of_a_photograph_are_one_group(
     tmp_path: Path, names: tuple[str, ...], photograph: str
@@ -237,12 +236,11 @@ def test_300w_lp_names_what_cannot_be_read(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("pose", "1 0 0\n0 1 0\n", r"frame_00003_pose\.txt: found 6 numbers; allowed: 12, all finite"),
-        ("pose", "1 0 0\n0 one 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt: found could not convert .*'one'"),
+        ("pose", "1 0 0\n0 one 0\n0 0 1\n\n1 2 3\n", r"3_pose\.txt: found could .*'one'.*; allowed: a text file of"),
         ("pose", "1 0 0\n0 2 0\n0 0 1\n\n1 2 3\n", r"frame_00003_pose\.txt:1: rotation: found rows .* not orthonormal"),
         ("pose", "1 0 0\n0 1 0\n0 0 -1\n\n1 2 3\n", r"frame_00003_pose\.txt:1: rotation: found rows"),
         ("pose", "1 0 0\n0 1 0\n0 0 1\n\n1 2 -900\n", r"frame_00003_pose\.txt:5: centre: found .* behind the camera"),
         ("cal", RGB_CAL.replace("-24.0198 ", ""), r"rgb\.cal: found 26 numbers; allowed: 25 or 27, all finite"),
-        ("cal", "\u00e9", r"rgb\.cal: found 'ascii' codec .*; allowed: a text file of numbers"),
         ("cal", None, r"rgb\.cal: found .*No such file"),
     ],
 )
