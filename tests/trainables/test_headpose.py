@@ -235,7 +235,7 @@ def test_system_knobs_do_not_change_what_is_learned(
 
 def test_it_learns_the_faces_it_is_shown(resident: Resident) -> None:
     asked = config(augmentation=0.0)
-    state = prepare(resident, asked, Plan(samples=16 * 40))
+    state = prepare(resident, asked, Plan(samples=16 * 15))
     list(train(state))
     shown = resident.dataset(asked, "train")
     batch = HeadPose.collate([shown[i] for i in range(16)])
