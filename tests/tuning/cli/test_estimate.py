@@ -128,7 +128,7 @@ def test_a_card_given_by_its_memory_is_a_card_with_a_context() -> None:
 
 
 @pytest.mark.parametrize("settings", ["", "card.memory_gib=8", "card.reserve_gib=2"])
-@pytest.mark.parametrize("held", [(0, 0), (5, 0), (0, 16), (30, 0)])
+@pytest.mark.parametrize("held", [(0, 0), (5, 16), (30, 0)])
 def test_a_card_that_is_here_leaves_what_a_study_would_get(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: str, held: tuple[int, int]
 ) -> None:

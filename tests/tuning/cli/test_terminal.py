@@ -54,8 +54,13 @@ def play(records, study, stream=io.StringIO, verbosity=0, **env):
     return out.getvalue(), err.getvalue()
 
 
-def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
-    out, err = play(records, study)
+@pytest.fixture(scope="module")
+def piped(records, study):
+    return play(records, study)
+
+
+def test_the_result_goes_to_stdout_and_the_rest_to_stderr(piped):
+    out, err = piped
     told = " ".join(out.split())
     answer = (
         "set length_bucketing=true ram_cache=true amp_dtype=bf16 fused_optimizer=true learning_rate=6.1e-4 "
@@ -77,13 +82,6 @@ def test_the_result_goes_to_stdout_and_the_rest_to_stderr(records, study):
     assert err.count("\ntrial ") == 11
 
 
-@pytest.mark.parametrize(("stream", "env"), [(io.StringIO, {}), (Tty, {"TERM": "dumb"}), (io.StringIO, {"CI": "1"})])
-def test_no_escape_code_where_none_is_wanted(records, study, stream, env):
-    out, err = play(records, study, stream, **env)
-    assert "\x1b" not in out + err
-    assert "\r" not in out + err
-
-
 def test_a_terminal_gets_a_live_view_and_what_each_stage_found(records, study):
     out, err = play(records, study, Tty)
     assert "\x1b[1mlength_bucketing=true" in out
@@ -98,8 +96,8 @@ def test_without_colour_a_terminal_has_a_live_view_without_colours(records, stud
     assert not re.search(r"\x1b\[[0-9;]*m", out + err)
 
 
-def test_a_pipe_has_a_line_an_event_with_how_many_are_done(records, study):
-    _, err = play(records, study)
+def test_a_pipe_has_a_line_an_event_with_how_many_are_done(piped):
+    _, err = piped
     told = [line.split() for line in err.splitlines()]
     assert [words[1] for words in told if words[:1] == ["probe"]] == [str(n) for n in range(1, 7)]
     assert [words[1] for words in told if words[:1] == ["trial"]] == [f"{n}/12" for n in range(1, 12)]
@@ -153,15 +151,16 @@ def test_a_trial_that_was_overtaken_is_told_with_its_new_speed(records, study):
 
 
 @pytest.mark.parametrize(("stream", "columns"), [(io.StringIO, 40), (io.StringIO, 120), (Tty, 60)])
-def test_columns_of_the_environment_decide_in_a_pipe_too(records, study, stream, columns):
-    told = "".join(play(records, study, stream, COLUMNS=str(columns), TERM="dumb")).splitlines()
-    widths = [len(line) for line in told if FOLDER.name not in line]  # a path or an id is not cut
+def test_in_a_pipe_and_a_dumb_terminal_columns_decide_too_and_there_is_no_escape_code(records, study, stream, columns):
+    told = "".join(play(records, study, stream, COLUMNS=str(columns), TERM="dumb"))
+    assert not {"\x1b", "\r"} & set(told)
+    widths = [len(line) for line in told.splitlines() if FOLDER.name not in line]  # a path or an id is not cut
     assert columns - 20 < max(widths) <= columns
 
 
 @pytest.mark.parametrize("columns", ["wide", "9" * 9])
-def test_what_is_no_number_of_columns_is_passed_over(records, study, columns):
-    assert play(records, study, COLUMNS=columns) == play(records, study)
+def test_what_is_no_number_of_columns_is_passed_over(records, study, piped, columns):
+    assert play(records, study, COLUMNS=columns) == piped
 
 
 def test_hostile_text_is_printed_as_text(records, study):

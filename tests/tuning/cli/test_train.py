@@ -223,10 +223,10 @@ def test_an_option_edited_by_hand_is_checked(
 
 
 def test_a_file_of_data_that_is_gone_is_named_with_its_option(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    edit(best, "workload", "ref", "nli")
-    edit(best, "workload", "options", {"data": "/nowhere/pairs.jsonl"})
+    edit(best, "workload", "ref", "signals")
+    edit(best, "workload", "options", {"data": "/nowhere/waves"})
     assert train(best, "--out", "out") == 2
-    assert "best.yaml: workload.data=/nowhere/pairs.jsonl: " in capsys.readouterr().err
+    assert "best.yaml: workload.data=/nowhere/waves: " in capsys.readouterr().err
     assert not Path("out").exists()
 
 
