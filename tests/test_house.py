@@ -138,25 +138,25 @@ def test_constraints_cover_what_pyproject_names() -> None:
     assert not [name for name in sorted(names - {"cardtune"}) if f"\n{name}==" not in pins]
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    """Yields the name and syntax tree of each module of the three packages."""
-    for path in repository_files(*PACKAGES):
-        if path.suffix == ".py":
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def sources() -> list[tuple[str, ast.Module]]:
+    """The name and syntax tree of each module of the three packages."""
+    found = [path for path in repository_files(*PACKAGES) if path.suffix == ".py"]
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in found]
 
 
-def test_public_names_are_documented() -> None:
+def test_public_names_are_documented(sources: list[tuple[str, ast.Module]]) -> None:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     bare = []
-    for name, tree in sources():
+    for name, tree in sources:
         nodes = [node for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
         bare += [f"{name}:{node.lineno} {node.name}" for node in nodes if not ast.get_docstring(node)]
     assert not bare
 
 
-def test_no_class_or_public_constant_has_the_name_of_another() -> None:
+def test_no_class_or_public_constant_has_the_name_of_another(sources: list[tuple[str, ast.Module]]) -> None:
     found: dict[str, list[str]] = {}
-    for module, tree in sources():
+    for module, tree in sources:
         if module.startswith("tuning/examples/"):  # a user's files, imported nowhere
             continue
         classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
@@ -169,7 +169,7 @@ def test_no_class_or_public_constant_has_the_name_of_another() -> None:
     assert not {name: where for name, where in found.items() if len(where) > 1}
 
 
-def test_own_packages_are_imported_at_the_top() -> None:
+def test_own_packages_are_imported_at_the_top(sources: list[tuple[str, ast.Module]]) -> None:
     lazy_at_the_edge = (
         *("tuning/run.py", "tuning/__main__.py"),  # so that --help needs neither torch nor Ray
         "tuning/cli/train.py",  # so that what is mistyped is said before torch is loaded
@@ -178,7 +178,7 @@ def test_own_packages_are_imported_at_the_top() -> None:
         "tuning/workers/executors.py",  # Ray is imported where it may be needed, while the worker imports torch
     )
     hidden = []
-    for name, tree in sources():
+    for name, tree in sources:
         inner = [n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)]
         ours = [n for n in inner if isinstance(n, ast.ImportFrom) and (n.module or "").split(".")[0] in PACKAGES]
         hidden += [f"{name}:{node.lineno}" for node in ours if name not in lazy_at_the_edge]
