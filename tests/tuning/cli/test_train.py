@@ -353,20 +353,9 @@ def test_what_their_code_prints_is_no_part_of_the_json(best: Path, capsys: pytes
     assert "loss is called" in err
 
 
-@pytest.mark.parametrize("is_changed", [True, False])
-def test_a_file_that_has_changed_since_it_was_measured_is_said(
-    best: Path, capsys: pytest.CaptureFixture[str], is_changed: bool
+def test_a_workload_that_was_moved_is_named_where_it_is_now_and_what_has_changed_is_said(
+    best: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = best.parent / "signalling.py"
-    edit(best, "provenance", "workload_sha256", source_hash(load(str(path))))
-    if is_changed:
-        path.write_text(path.read_text() + "# now")
-    assert train(best) == 0
-    said = "signalling.py, or what it imports, has changed since best.yaml was measured"
-    assert (said in capsys.readouterr().err) is is_changed
-
-
-def test_a_workload_that_was_moved_is_named_where_it_is_now(best: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = best.parent / "signalling.py"
     edit(best, "provenance", "workload_sha256", source_hash(load(str(file))))
     file.rename("moved.py")

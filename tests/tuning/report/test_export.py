@@ -111,7 +111,7 @@ def test_a_run_that_ended_early_has_what_is_known_marked_as_unconfirmed(records,
     for end, quality in ((probed, set()), (picked, {"accuracy"})):
         own = summary.from_records(records[:end])
         assert own.provisional
-        best, front = export.write_all(own, tmp_path)[:: len(export.write_all(own, tmp_path)) - 1]
+        best, *_, front = export.write_all(own, tmp_path)
         read = best_file.read(best)
         assert set(read.measured["quality"]) == quality
         assert any("was not trained again on fresh seeds" in said for said in read.warnings)
