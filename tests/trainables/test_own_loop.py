@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.data import plain_script
-from trainables import checkpoint, own_loop, training
+from trainables import checkpoint, own_count, own_loop, training
 from trainables.evaluation import Evaluation
 from trainables.knobs import Knobs
 from trainables.own_run import Run
@@ -209,9 +209,12 @@ def test_what_they_compile_themselves_runs_compiled_once_nothing_is_counted(scri
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_what_they_compile_themselves_is_compiled_in_every_training(script: Any) -> None:
+def test_what_they_compile_themselves_is_compiled_in_every_training(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)  # torch gives up after eight
     workload, made = script(COMPILED), []
-    for _ in range(9):  # torch gives up after eight
+    for _ in range(3):
         workload.train.__globals__["SEEN"].clear()
         events(workload, Plan(48, (48,)))
         made.append(sorted(workload.train.__globals__["SEEN"]))
@@ -373,7 +376,8 @@ def train(run):
 """
 
 
-def test_a_loop_that_goes_on_for_ever_is_ended(script: Any) -> None:
+def test_a_loop_that_goes_on_for_ever_is_ended(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_count, "NO_END_AFTER", 100)
     assert [e.samples for e in events(script(ENDLESS), Plan(64, (64,))) if isinstance(e, Evaluation)] == [64]
     assert not threads()
     with pytest.raises(WorkloadError, match="after the end of the run, where a report is due"):
