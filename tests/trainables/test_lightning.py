@@ -86,6 +86,8 @@ def test_a_schedule_ends_with_the_run(changed: Any) -> None:
     assert (state.samples, state.optimizer.param_groups[0]["lr"]) == (300, pytest.approx(0.0, abs=1e-9))
 
 
+SMALLER = ("moons(1024, 1)", "moons(256, 1)")
+"""Passes of 8 steps."""
 BY_PASSES = (
     ("OneCycleLR(optimizer, self.learning_rate, total_steps=steps)", "CosineAnnealingLR(optimizer, steps)"),
     ("self.trainer.estimated_stepping_batches", "self.trainer.max_epochs"),
@@ -95,10 +97,10 @@ BY_PASSES = (
 
 
 @pytest.mark.parametrize("has_own", [False, True])
-@pytest.mark.parametrize(("samples", "left"), [(4096, 0.0), (3520, 0.01 * (1 - math.cos(math.pi / 4)) / 2)])
+@pytest.mark.parametrize(("samples", "left"), [(1024, 0.0), (896, 0.01 * (1 - math.cos(math.pi / 4)) / 2)])
 def test_a_schedule_by_passes_ends_with_the_run(changed: Any, has_own: bool, samples: int, left: float) -> None:
     own = (("class Net(LightningModule):\n", OWN_DATA), (FIT, OWN_FIT)) if has_own else ()
-    session = changed(*BY_PASSES, *own)
+    session = changed(SMALLER, *BY_PASSES, *own)
     state = own_loop.prepare(session.resident, session.config(KNOBS), Plan(samples, (samples,)))
     list(own_loop.train(state))
     assert state.optimizer is not None
@@ -125,9 +127,9 @@ def test_the_length_is_known_in_the_modules_setup_where_the_data_are_not_its_own
 
 @pytest.mark.parametrize("by", [BY_PASSES, ()], ids=["passes", "steps"])
 def test_a_pass_that_is_shorter_than_was_said_ends_no_run(changed: Any, by: Any) -> None:
-    session = changed(*by, ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=2048)"))
-    found = session.train(KNOBS, Plan(4096, (4096,)), 0)
-    assert (found["outcome"], found["samples"], found.get("has_ended")) == ("ok", 4096, None), found["message"]
+    session = changed(SMALLER, *by, ("trainer_kwargs(run)", "trainer_kwargs(run, pass_samples=512)"))
+    found = session.train(KNOBS, Plan(1024, (1024,)), 0)
+    assert (found["outcome"], found["samples"], found.get("has_ended")) == ("ok", 1024, None), found["message"]
 
 
 NOTED = """class Noted(torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -144,6 +146,7 @@ class Data("""
 @pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric:RuntimeWarning")
 def test_a_schedule_on_a_plateau_moves_where_a_report_was_due_and_ends_no_probe(changed: Any) -> None:
     session = changed(
+        SMALLER,
         ("class Data(", NOTED),
         (
             "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, total_steps=steps)",
@@ -152,10 +155,10 @@ def test_a_schedule_on_a_plateau_moves_where_a_report_was_due_and_ends_no_probe(
         ('"interval": "step"', '"monitor": "accuracy"'),
     )
     seen = session.resident.workload.train.__globals__["Noted"].seen
-    found = session.probe(KNOBS, time_s=0.5)
+    found = session.probe(KNOBS, time_s=0.3)
     assert (found["outcome"], seen) == ("ok", []), found["message"]
-    assert found["spans"]["micro_steps"] > 64, "a pass"
-    found = session.train(KNOBS, Plan(4096, (512, 4096)), 0)
+    assert found["spans"]["micro_steps"] > 16, "a pass"
+    found = session.train(KNOBS, Plan(1024, (128, 1024)), 0)
     assert found["outcome"] == "ok", found["message"]
     assert 1 <= len(seen) <= 2, "of four passes"
 
