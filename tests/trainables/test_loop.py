@@ -72,7 +72,7 @@ def test_steps_that_fp16_skips_until_it_has_its_scale_are_in_the_first_window() 
     for amp_dtype, skips in (("fp16", True), ("fp32", False)):
         knobs = {"learning_rate": 0.05, "dropout": 0.0, "batch_size": 16, "micro_batch_size": 4}
         config = Config(Knobs.of({**knobs, "amp_dtype": amp_dtype}))
-        state = prepare(Resident(Steep()), config, Plan(samples=1600, window_s=0.0))
+        state = prepare(Resident(Steep()), config, Plan(samples=800, window_s=0.0))
         steps, scales = zip(*((w.steps, state.scaler.get_scale()) for w in windows_of(train(state))), strict=True)
         skipped = round(math.log2(65_536 / scales[0])) if skips else 0
         assert (skipped > 0) is skips
@@ -113,9 +113,7 @@ def noisy(plan: Plan, **knobs: object) -> tuple[loop.State, list[Window | Evalua
     "change",
     [
         {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
-        {"micro_batch_size": 16},
-        {"length_bucketing": True},
-        {"ram_cache": True},
+        {"micro_batch_size": 16, "length_bucketing": True, "ram_cache": True},
         {"device_augmentation": True, "num_workers": 1},
         {"device_augmentation": True},
         {"inplace_augmentation": True, "ram_cache": True},

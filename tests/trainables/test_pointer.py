@@ -232,10 +232,8 @@ def plainly_trained(mixed: Config) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"micro_batch_size": 3, "length_bucketing": True},
-        {"ram_cache": True, "inplace_augmentation": True},
-        {"device_augmentation": True},
-        {"activation_checkpointing": True, "sdpa_backend": "math"},
+        {"micro_batch_size": 3, "length_bucketing": True, "ram_cache": True, "inplace_augmentation": True},
+        {"device_augmentation": True, "activation_checkpointing": True, "sdpa_backend": "math"},
     ],
     ids=str,
 )

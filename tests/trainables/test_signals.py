@@ -70,10 +70,10 @@ def test_channels_of_the_training_split_have_mean_0_and_deviation_1(config: Conf
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_sequence_gets_alone_what_it_gets_in_a_padded_batch(config: Config, packed: bool) -> None:
     model = Signals().model(config.with_knobs(sequence_packing=packed))
-    together = codes(model, batch_of(config, *range(40)))
-    alone = torch.cat([codes(model, batch_of(config, i)) for i in range(40)])
+    together = codes(model, batch_of(config, *range(12)))  # of 1 to 12 steps
+    alone = torch.cat([codes(model, batch_of(config, i)) for i in range(12)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-6)
-    turned = codes(model, batch_of(config, *reversed(range(40))))
+    turned = codes(model, batch_of(config, *reversed(range(12))))
     torch.testing.assert_close(turned.flip(0), together, rtol=1e-4, atol=1e-6)
 
 
@@ -211,12 +211,9 @@ def plain() -> list[Tensor]:
 @pytest.mark.parametrize(
     "change",
     [
-        {"micro_batch_size": 16},
-        {"micro_batch_size": 3},
-        {"length_bucketing": True, "sequence_packing": True},
+        {"micro_batch_size": 3, "length_bucketing": True, "sequence_packing": True},
         {"num_workers": 1, "device_augmentation": True},
-        {"inplace_augmentation": True, "ram_cache": True},
-        {"activation_checkpointing": True},
+        {"micro_batch_size": 16, "inplace_augmentation": True, "ram_cache": True, "activation_checkpointing": True},
     ],
     ids=str,
 )
@@ -250,7 +247,7 @@ def test_both_phases_learn(config: Config) -> None:
 
 @pytest.mark.parametrize(("amp_dtype", "packed"), [("bf16", False), ("fp16", True)])
 def test_bfloat16_and_float16_run_both_phases(config: Config, amp_dtype: str, packed: bool) -> None:
-    weights = run(config, samples=64, amp_dtype=amp_dtype, sequence_packing=packed)
+    weights = run(config, samples=32, amp_dtype=amp_dtype, sequence_packing=packed)
     assert all(torch.isfinite(w).all() for w in weights)
 
 
