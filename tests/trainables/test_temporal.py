@@ -102,7 +102,7 @@ def test_frames_follow_the_data_unless_they_are_given(tmp_path: Path, options: d
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_learns_what_can_be_known(options: dict[str, Any], resident: Resident, kind: str) -> None:
     asked = config(options, architecture=kind)
-    state = prepare(resident, asked, Plan(samples=4000, milestones=(4000,)))
+    state = prepare(resident, asked, Plan(samples=2000, milestones=(2000,)))
     (result,) = [event for event in train(state) if isinstance(event, Evaluation)]
     assert result.values["accuracy"] > 0.78
 
@@ -135,7 +135,7 @@ def test_width_is_the_knobs_and_blocks_can_be_recomputed(
     weights = []
     for recompute in (False, True):
         state = prepare(
-            resident, config(options, architecture=kind, activation_checkpointing=recompute), Plan(samples=128)
+            resident, config(options, architecture=kind, activation_checkpointing=recompute), Plan(samples=64)
         )
         list(train(state))
         weights.append([p.detach().clone() for p in state.model.parameters()])
@@ -158,7 +158,7 @@ def test_half_precision_learns_much_the_same(options: dict[str, Any], resident: 
     losses = []
     for dtype in ("fp32", "bf16"):
         asked = config(options, architecture="transformer", amp_dtype=dtype)
-        state = prepare(resident, asked, Plan(samples=320))
+        state = prepare(resident, asked, Plan(samples=128))
         losses.append([event.loss for event in train(state) if isinstance(event, Window)][-1])
     assert losses[0] != losses[1]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
