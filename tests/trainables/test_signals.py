@@ -240,7 +240,7 @@ def test_phases_share_the_run_and_the_head_waits_for_its_own(config: Config) -> 
 
 
 def test_both_phases_learn(config: Config) -> None:
-    state = prepare(Resident(Signals()), config, Plan(samples=800, milestones=(800,)))
+    state = prepare(Resident(Signals()), config.with_knobs(micro_batch_size=16), Plan(samples=800, milestones=(800,)))
     (last,) = [event.values["accuracy"] for event in train(state) if hasattr(event, "values")]
     assert last >= 10 / 12  # the recordings of one step of a and c look alike
 
