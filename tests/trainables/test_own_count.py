@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.trainables import test_own_loop
 from tests.trainables.test_own_loop import HEAD, prepared
 from trainables import own_loop
 from trainables.evaluation import Evaluation
 from trainables.knobs import OF_THE_LOOP, Knobs
 from trainables.plan import Plan
 from trainables.stopwatch import Window
-from trainables.workload import Config, LoopError, OwnLoop, WorkloadError, table_of
-from trainables.workload_files import load
+from trainables.workload import Config, LoopError, WorkloadError, table_of
 
 KNOBS = {"batch_size": 16, "micro_batch_size": 8, "learning_rate": 0.1}
-
-
-@pytest.fixture
-def script(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
-    def write(body: str, head: str = HEAD) -> OwnLoop:
-        path = tmp_path / f"counted_{abs(hash((body, request.node.name)))}.py"
-        path.write_text(head + body)
-        found = load(str(path))
-        assert isinstance(found, OwnLoop)
-        return found
-
-    return write
+script = test_own_loop.script
 
 
 # -- several optimisers ---------------------------------------------------------------------------
