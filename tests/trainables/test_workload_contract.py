@@ -124,7 +124,7 @@ def test_every_optimised_parameter_is_trainable_and_in_one_group(resident: Resid
 
 
 def test_training_lowers_the_loss(resident: Resident, config: Config) -> None:
-    state = prepare(resident, config, Plan(samples=160, window_s=0.0))
+    state = prepare(resident, config.with_knobs(micro_batch_size=8), Plan(samples=160, window_s=0.0))
     losses = [event.loss for event in train(state) if isinstance(event, Window)]
     assert sum(losses[-4:]) / 4 < sum(losses[:4]) / 4
 
