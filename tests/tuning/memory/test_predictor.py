@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import heard_interrupts
 from trainables.knobs import Knob, KnobTable, using
 from tuning.memory import predictor
 from tuning.memory.prediction import Prediction
@@ -147,12 +148,16 @@ def test_what_could_not_be_predicted_is_asked_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_interrupt_ends_what_another_thread_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready, own = tmp_path / "ready", tmp_path / "slow.py"
-    own.write_text(f"import pathlib, signal\npathlib.Path({str(ready)!r}).touch()\nsignal.pause()\n")
-    with ThreadPoolExecutor() as pool:
-        asked = pool.submit(predict_all, [Request(str(own), {}, {}, "cpu")], timeout_s=60.0, cache=None)
-        while not (ready.exists() or asked.done()):
-            pass
+    """A compiler that does not end stands for a step that takes long: torch is not loaded before it has."""
+    ready, slow = tmp_path / "ready", tmp_path / "slow"
+    os.mkfifo(ready)
+    slow.write_text(f"#!/bin/sh\necho > '{ready}'\nexec sleep 60\n")
+    slow.chmod(0o700)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with heard_interrupts(), ThreadPoolExecutor() as pool:
+        asked = pool.submit(predict_all, [request()], timeout_s=60.0, cache=None)
+        ready.read_text()  # waits for it
         predictor.interrupt()
         with pytest.raises(KeyboardInterrupt):
             asked.result(timeout=30.0)
