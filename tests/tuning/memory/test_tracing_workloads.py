@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from trainables import loop
-from trainables.knobs import Knobs, Scalar, using
+from trainables.knobs import Knobs, KnobTable, Scalar, using
 from trainables.resident import Resident
-from trainables.workload import Config, table_of
+from trainables.workload import Config
 from trainables.workload_files import load
 from tuning.memory.peaks import alone_bytes, highest
 from tuning.memory.prediction import Prediction
 from tuning.memory.predictor import Request, predict_all
 from tuning.memory.tracing.step import Job, predict
 
-pytestmark = [pytest.mark.workload, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.workload, pytest.mark.timeout(600)]
 
 SMALL: dict[str, dict[str, Any]] = {
     "nli": {"max_train_samples": 40, "max_val_samples": 8, "max_length": 16, "layers": 1},
@@ -74,58 +74,9 @@ ATTENTION: list[dict[str, Scalar]] = [
     {"architecture": "transformer", "amp_dtype": "bf16", "sdpa_backend": "math"},
     {"architecture": "transformer", "amp_dtype": "bf16", "sdpa_backend": "efficient"},
 ]
-
-
-@pytest.fixture(scope="module")
-def predictions() -> dict[str, list[Prediction]]:
-    """All workloads on the kernels of a card, a process for each; of temporal those of `ATTENTION` last."""
-    return {name: cuda(name, [*KNOBS[name], *(ATTENTION if name == "temporal" else [])]) for name in SMALL}
-
-
-def cuda(name: str, knobs: list[dict[str, Scalar]], **options: Any) -> list[Prediction]:
-    asked = [Request(name, {**SMALL.get(name, {}), **options}, one, "cuda") for one in knobs]
-    with using(table_of(load(name))):
-        return predict_all(asked, timeout_s=240.0, cache=None)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_every_workload_is_traced_with_a_cards_kernels(name: str, predictions: dict[str, list[Prediction]]) -> None:
-    for index, found in enumerate(predictions[name]):
-        is_unseen = name in UNSEEN or (name, index) == ("temporal", 0)
-        assert found.confidence == ("workspaces unseen" if is_unseen else "traced"), found.notes
-        one, other = found.traces
-        assert one.ops == other.ops
-        assert found.peak(64) is not None
-
-
-def test_attention_takes_the_kernel_that_a_card_would(predictions: dict[str, list[Prediction]]) -> None:
-    kernels = [
-        {
-            op.split("_attention")[0].removeprefix("aten._scaled_dot_product_")
-            for op in found.traces[0].ops
-            if "scaled_dot" in op
-        }
-        for found in predictions["temporal"][-len(ATTENTION) :]
-    ]
-    assert kernels == [{"flash"}, {"efficient"}, set(), {"efficient"}]
-
-
-def test_the_optimisers_kernels_differ_in_their_temporaries() -> None:
-    def of_optimiser(found: Prediction) -> set[str]:
-        return {op for op in found.traces[0].ops if "foreach" in op or "fused" in op}
-
-    foreach, fused, eight = cuda(
-        "tests/data/mine.py", [{}, {"fused_optimizer": True}, {"optimizer": "adamw8bit"}], hidden=4096
-    )
-    assert any("_foreach_sqrt" in op for op in of_optimiser(foreach))
-    assert not of_optimiser(fused)
-    state = [
-        sum(size for i, size in found.traces[0].events if size >= 0 and found.traces[0].categories[i] == "optimizer")
-        for found in (foreach, eight)
-    ]
-    assert state[1] < 0.4 * state[0]
-
-
+OPTIMIZERS: list[dict[str, Scalar]] = [{}, {"fused_optimizer": True}, {"optimizer": "adamw8bit"}]
+DECODED: list[dict[str, Scalar]] = [{"adapter": "dora"}, {"activation_checkpointing": True}, {"adapter": "lora"}]
+MADE = ("full", "tensor", "as_tensor", "new_tensor", "nested", "drawn")
 MAKES = """
 MADE = {
     "full": lambda x: torch.full((2000,), 1.0, device=x.device),
@@ -152,11 +103,61 @@ WORKLOAD = Weighted()
 """
 
 
-def test_a_tensor_that_a_loss_makes_of_numbers_counts_as_any_other(tmp_path: Path) -> None:
-    mine = tmp_path / "weighted.py"
-    mine.write_text(Path("tests/data/mine.py").read_text() + MAKES)
-    made: list[dict[str, Scalar]] = [{"made": name} for name in ("full", "tensor", "as_tensor", "new_tensor")]
-    full, *others, nested, drawn = cuda(str(mine), [*made, {"made": "nested"}, {"made": "drawn"}])
+@pytest.fixture(scope="module")
+def predictions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Prediction]]:
+    """What each test asks of a card's kernels, traced in one process; of temporal those of `ATTENTION` last."""
+    folder = tmp_path_factory.mktemp("asked")
+    (folder / "config.json").write_text(json.dumps(DECODER))
+    (folder / "weighted.py").write_text(Path("tests/data/mine.py").read_text() + MAKES)
+    asked = {name: [Request(name, SMALL[name], one, "cuda") for one in KNOBS[name]] for name in SMALL}
+    asked["temporal"] += [Request("temporal", SMALL["temporal"], one, "cuda") for one in ATTENTION]
+    asked["moons"] = [Request("tests/data/mine.py", {"hidden": 4096}, one, "cuda") for one in OPTIMIZERS]
+    asked["weighted"] = [Request(str(folder / "weighted.py"), {}, {"made": name}, "cuda") for name in MADE]
+    decoder = {**SMALL["nli"], "model": str(folder)}
+    asked["decoder"] = [Request("nli", decoder, one, "cuda") for one in DECODED]
+    with using(KnobTable()):  # each workload has its own at their defaults
+        found = iter(predict_all([one for of_one in asked.values() for one in of_one], timeout_s=540.0, cache=None))
+    return {name: [next(found) for _ in of_one] for name, of_one in asked.items()}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_workload_is_traced_with_a_cards_kernels(name: str, predictions: dict[str, list[Prediction]]) -> None:
+    for index, found in enumerate(predictions[name]):
+        is_unseen = name in UNSEEN or (name, index) == ("temporal", 0)
+        assert found.confidence == ("workspaces unseen" if is_unseen else "traced"), found.notes
+        one, other = found.traces
+        assert one.ops == other.ops
+        assert found.peak(64) is not None
+
+
+def test_attention_takes_the_kernel_that_a_card_would(predictions: dict[str, list[Prediction]]) -> None:
+    kernels = [
+        {
+            op.split("_attention")[0].removeprefix("aten._scaled_dot_product_")
+            for op in found.traces[0].ops
+            if "scaled_dot" in op
+        }
+        for found in predictions["temporal"][-len(ATTENTION) :]
+    ]
+    assert kernels == [{"flash"}, {"efficient"}, set(), {"efficient"}]
+
+
+def test_the_optimisers_kernels_differ_in_their_temporaries(predictions: dict[str, list[Prediction]]) -> None:
+    def of_optimiser(found: Prediction) -> set[str]:
+        return {op for op in found.traces[0].ops if "foreach" in op or "fused" in op}
+
+    foreach, fused, eight = predictions["moons"]
+    assert any("_foreach_sqrt" in op for op in of_optimiser(foreach))
+    assert not of_optimiser(fused)
+    state = [
+        sum(size for i, size in found.traces[0].events if size >= 0 and found.traces[0].categories[i] == "optimizer")
+        for found in (foreach, eight)
+    ]
+    assert state[1] < 0.4 * state[0]
+
+
+def test_a_tensor_that_a_loss_makes_of_numbers_counts_as_any_other(predictions: dict[str, list[Prediction]]) -> None:
+    full, *others, nested, drawn = predictions["weighted"]
     assert full.confidence == "traced", full.notes
     births = [[size for trace in one.traces for _, size in trace.events if size >= 0] for one in (full, *others)]
     assert births == births[:1] * 4
@@ -166,10 +167,10 @@ def test_a_tensor_that_a_loss_makes_of_numbers_counts_as_any_other(tmp_path: Pat
         assert "--kernels cpu" in said
 
 
-def test_a_decoder_without_weights_and_tokenizer_is_traced_with_doras_norm_of_each_forward_pass(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(DECODER))
-    asked: list[dict[str, Scalar]] = [{"adapter": "dora"}, {"activation_checkpointing": True}, {"adapter": "lora"}]
-    found = cuda("nli", asked, model=str(tmp_path))
+def test_a_decoder_without_weights_and_tokenizer_is_traced_with_doras_norm_of_each_forward_pass(
+    predictions: dict[str, list[Prediction]],
+) -> None:
+    found = predictions["decoder"]
     for one in found:
         assert one.confidence == "traced", one.notes
         assert any("no tokenizer" in note for note in one.notes)
@@ -189,7 +190,8 @@ def test_without_a_compiler_the_cpus_kernels_are_traced(monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    (found,) = cuda("tests/data/mine.py", [{}])
+    with using(KnobTable()):
+        (found,) = predict_all([Request("tests/data/mine.py", {}, {}, "cuda")], timeout_s=240.0, cache=None)
     assert found.confidence == "fallback"
     assert "no C++ compiler" in found.notes[0]
     assert len(found.traces) == 2
