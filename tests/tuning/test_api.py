@@ -20,7 +20,7 @@ from tests.commands import MINE, ROOT
 from tests.golden.outputs import BESIDE, check_files, journal, of
 from tuning import Result, load_best, read_run, tune
 from tuning.cli.terminal import Terminal
-from tuning.config.errors import ConfigError, UserCodeError
+from tuning.config.errors import ConfigError
 from tuning.workers.ray_cluster import RayCluster
 
 FAST = {
@@ -54,8 +54,8 @@ def beside_an_event_loop(**settings: Any) -> Result:
 
 
 def test_a_result_has_what_the_run_found_and_nothing_is_left_or_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.py").write_text(MINE.read_text().replace('{"accuracy": right.item() / seen}', '{"acc": 0.5}'))
-    with pytest.raises(UserCodeError, match="returned acc, without accuracy"):
+    Path("mine.py").write_text(MINE.read_text().replace("def loss", "def lost"))
+    with pytest.raises(ConfigError, match=r"mine\.py: WORKLOAD lacks loss"):
         tune("mine.py", FAST, concurrency=1)
     assert not Path("runs").exists()
     Path("mine.py").write_text(MINE.read_text())  # a second study reads a file that was written anew
