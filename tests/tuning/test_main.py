@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -33,14 +34,19 @@ def written(folder: Path, records: Sequence[Record]) -> Path:
     return folder
 
 
-@pytest.fixture
-def runs_dir(tmp_path: Path, records: list[Record]) -> Path:
-    """Two runs below a path with a space: an older one that was cut off behind its pick, and a newer whole one."""
-    runs = tmp_path / "my runs"
-    cut_off = [r for r in records if r.get("stage") != "export"]
-    written(runs / "mine" / OLDEST, cut_off)
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory, records: list[Record]) -> Path:
+    """An older run that was cut off behind its pick, and a newer whole one; each record waits for the disk."""
+    runs = tmp_path_factory.mktemp("runs")
+    written(runs / "mine" / OLDEST, [r for r in records if r.get("stage") != "export"])
     written(runs / "nli" / NEWEST, records)
     return runs
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, two_runs: Path) -> Path:
+    """A copy of the two runs, below a path with a space."""
+    return Path(shutil.copytree(two_runs, tmp_path / "my runs"))
 
 
 def answered(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -185,7 +191,7 @@ def test_ablate_says_that_nothing_differs(
 
 
 def test_help_loads_nothing_that_takes_long() -> None:
-    heavy = "{'torch', 'ray', 'matplotlib', 'pydantic', 'omegaconf', 'optuna'}"
+    heavy = "{'torch', 'ray', 'matplotlib', 'pydantic', 'rich', 'optuna'}"
     code = f"import sys; from tuning.__main__ import main; main(['-h']); sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
