@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -166,39 +165,24 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the journal open and waits."""
+def test_a_second_driver_is_told_who_the_first_is_and_the_lock_of_a_killed_one_is_free_at_once(path: Path) -> None:
     command, root = [sys.executable, "-c", HOLD, str(path)], Path(__file__).parents[3]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=root) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        yield process
-        process.kill()
-
-
-def test_second_driver_is_told_the_first_ones_pid(path: Path, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid}\b") as caught:
-        Journal.open(path)
-    assert caught.value.exit_code == 2
-
-
-def test_the_lock_of_a_killed_driver_is_free_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
-    holder.kill()
-    holder.wait()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        assert writer_of(path) == holder.pid
+        with pytest.raises(ConfigError, match=rf"is in use by process {holder.pid}\b") as caught:
+            Journal.open(path)
+        assert caught.value.exit_code == 2
+        path.with_name("trials.jsonl.lock").write_text(f"{os.getpid()} pid:[1]")  # a pid there, another's here
+        assert writer_of(path) == IN_ANOTHER_CONTAINER
+        with pytest.raises(ConfigError, match="in use by a process of another container"):
+            Journal.open(path)
+        holder.kill()
     with Journal.open(path) as journal:
         journal.append("step", number=0)
         assert writer_of(path) == os.getpid()
     Journal.open(path).close()
-
-
-def test_a_writer_in_another_container_is_told_apart(path: Path, holder: subprocess.Popen[str]) -> None:
-    assert writer_of(path) == holder.pid
-    path.with_name("trials.jsonl.lock").write_text(f"{os.getpid()} pid:[1]")  # a pid there, which is another's here
-    assert writer_of(path) == IN_ANOTHER_CONTAINER
-    with pytest.raises(ConfigError, match="in use by a process of another container"):
-        Journal.open(path)
 
 
 # -- a disk that refuses -----------------------------------------------------------------------------------------------
