@@ -57,15 +57,13 @@ def test_the_cpus_peak_is_what_a_virtual_card_counts(name: str) -> None:
     workload = load(name)
     for knobs in KNOBS[name]:
         config = Config(Knobs.of(knobs), SMALL[name])
-        prediction = predict(Job(workload, config))
+        prediction = predict(Job(workload, config), (32,))
         assert prediction.confidence == "traced", prediction.notes
-        resident = Resident(workload)
-        for trace in prediction.traces:
-            own = config.with_knobs(micro_batch_size=trace.micro_batch)
-            several, alone = loop.peaks(resident, own, trace.micro_batch)
-            # Equal but for pointer in bf16, which is 0.24 % under.
-            assert highest(trace.events)[1] == pytest.approx(several, rel=0.003), (knobs, trace.micro_batch)
-            assert alone_bytes(trace) == pytest.approx(alone, rel=0.003), (knobs, trace.micro_batch)
+        (trace,) = prediction.traces
+        several, alone = loop.peaks(Resident(workload), config.with_knobs(micro_batch_size=32), 32)
+        # Equal but for pointer in bf16, which is 0.24 % under.
+        assert highest(trace.events)[1] == pytest.approx(several, rel=0.003), knobs
+        assert alone_bytes(trace) == pytest.approx(alone, rel=0.003), knobs
 
 
 ATTENTION: list[dict[str, Scalar]] = [
