@@ -106,6 +106,7 @@ class Deadly(Moons):
 
     def loss(self, model, batch):
         if len(batch[0]) == 64:
+            print("so long", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(model, batch)
 
@@ -128,6 +129,7 @@ def test_a_probe_that_kills_its_process_is_a_record_and_the_study_comes_to_its_e
     records, _ = read(tmp_path / "runs" / "deadly" / "deadly" / "trials.jsonl")
     killed = [r for r in records if r.event == "probe" and r["outcome"] == "killed"]
     assert [r["config"]["micro_batch_size"] for r in killed] == [64]
-    assert killed[0]["message"] == "the process was lost: signal 9 (SIGKILL)"
+    assert killed[0]["message"] == "the process was lost: signal 9 (SIGKILL); so long"
+    assert killed[0]["samples_per_s"] is None
     assert "what it measured is measured once more" in " ".join((tmp_path / "err").read_text().split())
     assert (tmp_path / "runs" / "deadly" / "deadly" / "best.yaml").exists()

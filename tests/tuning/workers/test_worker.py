@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.commands import MINE, wait_for
+from tests.commands import wait_for
 from tuning.config.errors import PreflightError
 from tuning.workers import machine
 from tuning.workers import worker as worker_module
@@ -20,22 +22,17 @@ from tuning.workers.worker import Worker
 from tuning.workers.worker_config import WorkerConfig
 
 KNOBS = {"batch_size": 8, "micro_batch_size": 8}
-BROKEN = """
-from tests.data.mine import Moons
-
-class Broken(Moons):
-    def loss(self, model, batch):
-        import os, signal
-        os.kill(os.getpid(), signal.SIGKILL)
-
-WORKLOAD = Broken()
-"""
-
-
 BESIDE = """
 import argparse
+import multiprocessing
+import time
 
 import net  # beside this file
+
+def compute(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
 
 class Mine(net.Moons):
     def dataset(self, config, split):
@@ -49,40 +46,71 @@ class Mine(net.Moons):
         self.width = parser.parse_args().width  # a command line that is read while it trains is empty
         return super().model(config)
 
+    def loss(self, model, batch):
+        if len(batch[0]) == 2:
+            helper = multiprocessing.get_context("fork").Process(target=compute, args=(2.5,))
+            helper.start()
+            helper.join()
+            compute(2.0)
+        return super().loss(model, batch)
+
 WORKLOAD = Mine()
 """
 
 
-def test_a_file_imports_what_lies_beside_it_in_every_process_and_finds_an_empty_command_line(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(BESIDE, encoding="utf-8")
-    (tmp_path / "net.py").write_text("from tests.data.mine import Moons\n", encoding="utf-8")
-    (tmp_path / "fractions.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
-    (tmp_path / "tuning").mkdir()
-    (tmp_path / "tuning" / "__init__.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
-    (tmp_path / "trainables").mkdir()
-    with Worker(WorkerConfig(str(tmp_path / "mine.py"))) as worker:
-        assert worker.train({**KNOBS, "num_workers": 1}, 16, (16,), seed=1)["outcome"] == "ok"
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """What the process of this file's tests was lost over."""
+    return []
 
 
-def test_a_training_that_confirms_halves_nothing() -> None:
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory, said: list[str]) -> Iterator[Worker]:
+    """A process for the tests that leave it as it was, of a file with others beside it."""
+    folder = tmp_path_factory.mktemp("beside")
+    (folder / "mine.py").write_text(BESIDE, encoding="utf-8")
+    (folder / "net.py").write_text("from tests.data.mine import Moons\n", encoding="utf-8")
+    (folder / "fractions.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
+    (folder / "tuning").mkdir()
+    (folder / "tuning" / "__init__.py").write_text("raise ImportError('not this one')\n", encoding="utf-8")
+    (folder / "trainables").mkdir()
+    with Worker(WorkerConfig(str(folder / "mine.py"), threads=machine.cores()), said.append) as found:
+        yield found
+
+
+def test_a_file_imports_what_lies_beside_it_in_every_process_and_finds_an_empty_command_line(worker: Worker) -> None:
+    assert worker.train({**KNOBS, "num_workers": 1}, 16, (16,), seed=1)["outcome"] == "ok"
+
+
+def test_a_training_that_confirms_halves_nothing(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {"batch_size": 64, "micro_batch_size": 64}
-    with Worker(WorkerConfig(str(MINE))) as worker:
-        need = worker.train(wide, 64, (64,), seed=1)["peak_allocated_bytes"]
-    with Worker(WorkerConfig(str(MINE), cap_bytes=need - 1)) as worker:
-        found = worker.train(wide, 64, (64,), seed=1)
+    need = worker.train(wide, 64, (64,), seed=1)["peak_allocated_bytes"]
+    monkeypatch.setattr(worker, "config", replace(worker.config, cap_bytes=need - 1))
+    found = worker.train(wide, 64, (64,), seed=1)
     assert (found["outcome"], found["knobs"]["micro_batch_size"], found["ooms"]) == ("oom", 64, [])
 
 
-def test_a_measurement_that_kills_its_process_is_made_once_more_and_then_an_outcome(tmp_path: Path) -> None:
-    words = BROKEN.replace("import os, signal", "import os, signal; print('so long', flush=True)")
-    (tmp_path / "broken.py").write_text(words, encoding="utf-8")
-    said: list[str] = []
-    lost = "the process was lost: signal 9 (SIGKILL); so long"
-    with Worker(WorkerConfig(str(tmp_path / "broken.py")), said.append) as worker:
-        found = worker.probe(KNOBS, 0.5, 0.0)
-        assert worker.describe({})["train_samples"] == 1024
-    assert (found["outcome"], found["message"], found["samples_per_s"]) == ("killed", lost, None)
-    assert said == [f"{lost}; what it measured is measured once more"]
+def test_a_process_that_computes_does_not_hang_because_one_of_its_own_has_ended(
+    worker: Worker, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.load()
+    monkeypatch.setattr(worker, "config", replace(worker.config, hang_s=2.0))
+    assert worker.train({"batch_size": 2, "micro_batch_size": 2}, 2, (2,), seed=0)["outcome"] == "ok"
+    assert said == []
+
+
+@pytest.mark.skipif(machine.cores() < (os.cpu_count() or 1), reason="other programs have cores of their own")
+def test_a_probe_tells_what_other_programs_take_of_its_cores_meanwhile(worker: Worker) -> None:
+    endless = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    worker.load()
+    others = [subprocess.Popen([sys.executable, "-c", endless]) for _ in range(machine.cores())]
+    try:
+        beside = worker.probe(KNOBS, 1.0, 0.0)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert 0.1 <= beside["others_cpu_frac"] <= 1.0
 
 
 HANGING = """
@@ -91,96 +119,54 @@ from pathlib import Path
 from tests.data.mine import Moons
 
 class Hanging(Moons):
-    options = {**Moons.options, "until": ""}
-
     def loss(self, model, batch):
-        if not Path(self.until).exists():
-            Path(self.until).touch()
-            threading.Event().wait()
-        if len(batch[0]) == 4:
+        hung = Path(__file__).with_name("hung")
+        if not hung.exists():
+            hung.touch()
             threading.Event().wait()
         return super().loss(model, batch)
-
-    def model(self, config):
-        self.until = config.options["until"]
-        return super().model(config)
 
 WORKLOAD = Hanging()
 """
 
 
 def test_a_process_that_hangs_is_measured_again_and_says_where_it_stood(tmp_path: Path) -> None:
+    """What is lost twice is an outcome: test_trial_runner.py has it, and of a study ../study/test_kill_fault.py."""
     (tmp_path / "hanging.py").write_text(HANGING, encoding="utf-8")
     said: list[str] = []
-    config = WorkerConfig(str(tmp_path / "hanging.py"), {"until": str(tmp_path / "hung")}, hang_s=2.0)
-    with Worker(config, said.append) as worker:
+    with Worker(WorkerConfig(str(tmp_path / "hanging.py"), hang_s=2.0), said.append) as worker:
         assert worker.train(KNOBS, 64, (64,), seed=0)["outcome"] == "ok"
-        assert len(said) == 1
-        found = worker.window({**KNOBS, "micro_batch_size": 4}, 0.1, 0)
-    assert (found["outcome"], found["fault"]) == ("timeout", "process hung")
-    assert "hanging.py" in found["message"]
-    assert "search.hang_time gives it more time" in found["message"]
-    assert len(said) == 2
-
-
-COMPUTING = """
-import multiprocessing
-import time
-from tests.data.mine import Moons
-
-def compute(seconds):
-    until = time.process_time() + seconds
-    while time.process_time() < until:
-        pass
-
-class Computing(Moons):
-    def loss(self, model, batch):
-        helper = multiprocessing.get_context("fork").Process(target=compute, args=(2.5,))
-        helper.start()
-        helper.join()
-        compute(1.5)
-        return super().loss(model, batch)
-
-WORKLOAD = Computing()
-"""
-
-
-def test_a_process_that_computes_does_not_hang_because_one_of_its_own_has_ended(tmp_path: Path) -> None:
-    (tmp_path / "computing.py").write_text(COMPUTING, encoding="utf-8")
-    said: list[str] = []
-    with Worker(WorkerConfig(str(tmp_path / "computing.py")), said.append) as worker:
-        worker.describe({})
-        worker.config = replace(worker.config, hang_s=1.0)
-        assert worker.train(KNOBS, 8, (8,), seed=0)["outcome"] == "ok"
-    assert said == []
+    assert len(said) == 1
+    assert re.match(r'process hung: no answer for \d+ s in File ".*hanging\.py", line \d+', said[0])
+    assert said[0].endswith("search.hang_time gives it more time; what it measured is measured once more")
 
 
 STUCK = """
 import os
 import threading
 from pathlib import Path
-from torch.utils.data import Dataset
-from tests.data.mine import Moons
+from torch.utils.data import DataLoader, Dataset
+
+PIDS = Path(__file__).with_name("pids")
 
 class Stuck(Dataset):
-    def __init__(self, pids):
-        self.pids = pids
-
     def __len__(self):
         return 64
 
     def __getitem__(self, index):
-        with Path(self.pids).open("a") as file:
-            file.write(f"{os.getpid()}\\n")
+        PIDS.with_name("begun").write_text(str(os.getpid()))
+        PIDS.with_name("begun").rename(PIDS)
         threading.Event().wait()
 
-class Waiting(Moons):
-    options = {**Moons.options, "pids": ""}
+LOADER = iter(DataLoader(Stuck(), num_workers=1))
+while not PIDS.exists():
+    os.sched_yield()
 
-    def dataset(self, config, split):
-        return Stuck(config.options["pids"])
+def train(run):
+    next(LOADER)  # and it never asks for a batch
 
-WORKLOAD = Waiting()
+SPACE = {"batch_size": [8, 16]}
+OBJECTIVES = {"error": "min"}
 """
 
 
@@ -189,41 +175,19 @@ def test_what_hangs_past_the_deadline_is_not_waited_for_or_tried_again_and_its_l
 ) -> None:
     monkeypatch.setattr(worker_module, "LAST_S", 0.5)
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
-    pids, said = tmp_path / "pids", list[str]()
-    with Worker(WorkerConfig(str(tmp_path / "stuck.py"), {"pids": str(pids)}), said.append) as worker:
+    said: list[str] = []
+    with Worker(WorkerConfig(str(tmp_path / "stuck.py"), {}), said.append) as worker:
         worker.load()
-        worker.deadline = time.monotonic() + 3.0
-        found = worker.train({**KNOBS, "num_workers": 1}, 64, (64,), seed=0)
-        took_s = time.monotonic() - worker.deadline
-    assert (found["outcome"], found["fault"], said) == ("cut", "search.max_time was over", [])
-    assert 0.5 <= took_s < 5.0
-    left = [psutil.Process(pid) for pid in set(map(int, pids.read_text().split())) if psutil.pid_exists(pid)]
-    assert not psutil.wait_procs(left, timeout=5)[1]
-
-
-ENDLESS = """
-import time
-
-def train(run):
-    while run.progress < 1:  # its batches come from elsewhere
-        time.sleep(0.01)
-
-SPACE = {"batch_size": [8, 16]}
-OBJECTIVES = {"error": "min"}
-"""
-
-
-def test_a_loop_that_never_asks_for_a_batch_is_told_what_it_may_lack(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_module, "LAST_S", 0.2)
-    (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
-    with Worker(WorkerConfig(str(tmp_path / "endless.py"), {})) as worker:
-        worker.load()
+        loader = psutil.Process(int((tmp_path / "pids").read_text()))
         worker.deadline = time.monotonic()
         with pytest.raises(PreflightError, match="before the workload was loaded") as raised:
             worker.describe(KNOBS)
+        took_s = time.monotonic() - worker.deadline
+        found = worker.train(KNOBS, 64, (64,), seed=0)
     assert "does a train(run) go over run.batches(loader)?" in raised.value.remedy
+    assert (found["outcome"], found["fault"], said) == ("cut", "search.max_time was over", [])
+    assert 0.5 <= took_s < 5.0
+    assert not psutil.wait_procs([loader], timeout=5)[1]
 
 
 def test_a_workload_that_is_not_loaded_in_time_says_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,31 +203,15 @@ def test_a_workload_that_is_not_loaded_in_time_says_it_once(monkeypatch: pytest.
 @pytest.mark.fault
 def test_its_process_and_its_loaders_end_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK, encoding="utf-8")
-    pids, knobs = tmp_path / "pids", {**KNOBS, "num_workers": 1}
+    pids = tmp_path / "pids"
     code = (
         "from tuning.workers.worker import Worker; from tuning.workers.worker_config import WorkerConfig;"
-        f"b = Worker(WorkerConfig({str(tmp_path / 'stuck.py')!r}, {{'pids': {str(pids)!r}}}));"
-        f"b.train({knobs!r}, 64, (64,), seed=0)"
+        f"Worker(WorkerConfig({str(tmp_path / 'stuck.py')!r})).describe({{}})"
     )
     with subprocess.Popen([sys.executable, "-c", code], text=True) as study:
-        assert wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"), study)
+        assert wait_for(pids.exists, study)
         loader = psutil.Process(int(pids.read_text()))
         process = loader.parent()
         study.kill()
     assert process is not None
     assert not psutil.wait_procs([loader, process], timeout=20)[1]
-
-
-@pytest.mark.skipif(machine.cores() < (os.cpu_count() or 1), reason="other programs have cores of their own")
-def test_a_probe_tells_what_other_programs_take_of_its_cores_meanwhile() -> None:
-    cores, endless = machine.cores(), f"import os\nwhile os.getppid() == {os.getpid()}: pass"
-    with Worker(WorkerConfig(str(MINE), threads=cores)) as worker:
-        worker.load()
-        others = [subprocess.Popen([sys.executable, "-c", endless]) for _ in range(cores)]
-        try:
-            beside = worker.probe(KNOBS, 1.0, 0.0)
-        finally:
-            for other in others:
-                other.kill()
-                other.wait()
-    assert 0.1 <= beside["others_cpu_frac"] <= 1.0
