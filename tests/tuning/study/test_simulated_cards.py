@@ -162,6 +162,7 @@ CASES: list[tuple[str, Simulated, dict[str, Any]]] = [
     ("an idle card, 4 cores", Simulated((RTX3090,), cores=4, probe=probed(IDLE, 3)), {"slots": 1}),
     ("two busy cards", Simulated((RTX3090,) * 2, probe=probed(BUSY, 3)), {"slots": 2, "slot_gib": None, "threads": 8}),
     ("two idle cards", Simulated((RTX3090,) * 2, probe=probed(IDLE, 3, workers=1)), {"slots": 8, "devices": 2}),
+    ("one trial on two cards", Simulated((RTX3090,) * 2, "concurrency=1", probe=probed(BUSY, 3)), {"slots": 1}),
     (
         "three trials on two cards",
         Simulated((RTX3090,) * 2, "concurrency=3", probe=probed(BUSY, 3)),

@@ -155,7 +155,8 @@ def test_a_knob_that_is_searched_and_never_asked_for_is_refused(
         completed(tmp_path, PLAIN, "knobs.weight_decay=0.3")
 
 
-def test_batches_of_its_own_are_what_the_configurations_say(tmp_path: Path) -> None:
+def test_batches_of_its_own_are_what_the_configurations_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "DRY_S", 0.3)  # the first loop reports nothing
     head_sizes = "batch_size=[8,16]"
     with pytest.raises(ConfigError, match="never asks for batch_size"):
         completed(tmp_path, "\ndef train(run):\n" + BACK + "        run['learning_rate']\n")

@@ -244,7 +244,7 @@ def test_a_batch_of_one_micro_step_needs_less_by_the_gradients(tmp_path: Path, m
     session = Session(WorkerConfig(str(path), {"count": 2048}, cap_bytes=10**9))
     knobs = {"learning_rate": 1e-4, "micro_batch_size": micro_batch, "dropout": 0.0}
     found = session.footprint(knobs, (micro_batch,))
-    plan = Plan(samples=2048, milestones=(2048,), cap_bytes=10**9)
+    plan = Plan(samples=4 * micro_batch, milestones=(4 * micro_batch,), cap_bytes=10**9)
     several, alone = (
         session.train({**knobs, "batch_size": size}, plan, 0)["peak_allocated_bytes"]
         for size in (2 * micro_batch, micro_batch)

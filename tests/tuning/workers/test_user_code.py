@@ -104,12 +104,23 @@ def test_each_mistake_is_named_with_what_would_help(name: str, tmp_path: Path) -
         assert said.splitlines()[2].strip() in FILE.format(body=body)
 
 
-@pytest.mark.parametrize("line", ["breakpoint()", "import pdb; pdb.set_trace()"])
-def test_what_waits_for_a_terminal_is_said_and_not_waited_for(line: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(FILE.format(body=_loss(line)), encoding="utf-8")
+WAITS = """
+    def loss(self, model, batch):
+        said = ""
+        try:
+            breakpoint()
+        except RuntimeError as error:
+            said = str(error)
+        assert "there is no terminal here" in said
+        import pdb; pdb.set_trace()
+"""
+
+
+def test_what_waits_for_a_terminal_is_said_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FILE.format(body=WAITS), encoding="utf-8")
     with Worker(WorkerConfig(str(tmp_path / "mine.py"))) as worker, pytest.raises(UserCodeError) as raised:
         worker.sanity_check(KNOBS)
-    assert "there is no terminal here" in str(raised.value)
+    assert "a debugger, and there is no terminal here" in str(raised.value)
     assert "leave it out" in raised.value.remedy
     assert "mine.py" in str(raised.value)
 
@@ -159,6 +170,9 @@ def test_what_torch_wraps_is_unwrapped_and_nothing_else(told: str, said: str) ->
 
 class Here(Worker):
     """A worker that answers in this process."""
+
+    def start(self) -> None:
+        """Starts none."""
 
     def describe(self, knobs: Mapping[str, Scalar]) -> dict[str, Any]:
         """Returns what the workload is, or raises what is wrong with it, as from a process of its own."""
