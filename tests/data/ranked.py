@@ -12,21 +12,23 @@ from trainables import Knob
 
 CALLS = 6
 """A process fails at its sixth loss, in the middle of a batch."""
+HOW = ("raise", "oom", "kill")
 
 
 class Ranked(Moons):
-    """The rank `rank` fails as the option `how` has it; -1: none does."""
+    """The rank `rank` fails as `how` of `HOW` has it; -1: none does."""
 
-    options = {"hidden": 32, "noise": 0.15, "how": "oom"}
+    options = {"hidden": 32, "noise": 0.15}
     knobs = {
         "dropout": Knob(0.0, "learning", low=0.0, high=0.9, shapes_model=True),
         "rank": Knob(-1.0, "learning", low=-1.0, high=8.0, shapes_model=True),
+        "how": Knob(0.0, "learning", low=0.0, high=2.0, shapes_model=True),
     }
 
     def model(self, config):
         """Returns a small perceptron, which knows what is to happen to it."""
         made = super().model(config)
-        made.fails, made.how, made.calls = int(config.knobs.rank), config.options["how"], 0
+        made.fails, made.how, made.calls = int(config.knobs.rank), HOW[int(config.knobs.how)], 0
         return made
 
     def loss(self, model, batch):

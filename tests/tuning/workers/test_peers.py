@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.commands import ROOT
+from tests.data.ranked import HOW
 from trainables import checkpoint, loop
 from trainables.knobs import Scalar
 from trainables.plan import Plan
@@ -58,10 +59,9 @@ def train(run):
 """
 
 
-def made(ranks: int, how: str = "raise", cap_bytes: int | None = None, workload: str = RANKED) -> Session:
-    """Returns a session of so many processes, in which a rank is to fail as `how` says."""
-    options = {"how": how} if workload == RANKED else {}
-    setting = WorkerConfig(workload, options, threads=1, cap_bytes=cap_bytes, ranks=ranks, folder=str(ROOT))
+def made(ranks: int, workload: str = RANKED) -> Session:
+    """Returns a session of so many processes."""
+    setting = WorkerConfig(workload, threads=1, ranks=ranks, folder=str(ROOT))
     found = Session(setting)
     found.warm({})
     return found
@@ -69,25 +69,12 @@ def made(ranks: int, how: str = "raise", cap_bytes: int | None = None, workload:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Session]:
-    """Two processes, one of which raises where it is told to; none is left once all tests are over."""
+    """Two processes, one of which fails where it is told to; none is left once all tests are over."""
     before = set(psutil.Process().children(recursive=True))
     found = made(2)
     yield found
     found.peers.end()
     assert set(psutil.Process().children(recursive=True)) <= before
-
-
-@pytest.fixture
-def session() -> Iterator[Callable[..., Session]]:
-    """Makes sessions whose processes end with the test."""
-    with ExitStack() as ends:
-
-        def start(*setting: Any, **more: Any) -> Session:
-            found = made(*setting, **more)
-            ends.callback(found.peers.end)
-            return found
-
-        yield start
 
 
 def trained(own: Session, **changes: Scalar) -> tuple[dict[str, Any], list[torch.Tensor]]:
@@ -109,12 +96,10 @@ def test_two_processes_learn_what_one_learns(pair: Session, changes: dict[str, S
         torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)
 
 
-def test_two_processes_of_a_loop_of_its_own_learn_what_one_learns(
-    tmp_path: Path, session: Callable[..., Session]
-) -> None:
+def test_two_processes_of_a_loop_of_its_own_learn_what_one_learns(tmp_path: Path) -> None:
     path = tmp_path / "loop.py"
     path.write_text("OWN_STEPS = False\n" + LOOP)
-    sessions = [session(ranks, workload=str(path)) for ranks in (1, 2)]
+    sessions = [made(ranks, str(path)) for ranks in (1, 2)]
     for batch, micro, clip in ((24, 5, 0.5), (2, 1, 0.0)):
         knobs = {"learning_rate": 0.01, "batch_size": batch, "micro_batch_size": micro, "clip": clip}
         found = []
@@ -129,12 +114,13 @@ def test_two_processes_of_a_loop_of_its_own_learn_what_one_learns(
         del both["values"]["error"], alone["values"]["error"]  # of a part
         assert both["values"] == pytest.approx(alone["values"], abs=1e-4)
     assert sessions[1].probe(knobs, 0.5)["samples_per_s"] > 0
+    sessions[1].peers.end()
 
 
 def test_a_loop_that_steps_by_itself_is_not_trained_by_several(tmp_path: Path) -> None:
     path = tmp_path / "loop.py"
     path.write_text("OWN_STEPS = True\n" + LOOP)
-    facts = made(1, workload=str(path)).describe({})
+    facts = made(1, str(path)).describe({})
     config = load([f"workload={path}", "devices_per_trial=2"])
     with pytest.raises(ConfigError, match="each process would train a model of its own"):
         of_own_loop(config, facts)
@@ -142,23 +128,21 @@ def test_a_loop_that_steps_by_itself_is_not_trained_by_several(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("how", "rank", "outcome"),
-    [("oom", 0, "oom"), ("raise", 1, "crash"), ("kill", 1, "killed")],  # `Worker` sees to rank 0's process
-    ids=["oom", "raise", "kill"],
+    [("raise", 0, "crash"), ("oom", 1, "oom"), ("kill", 1, "killed")],  # `Worker` sees to rank 0's process
+    ids=["raise", "oom", "kill"],
 )
 def test_a_failure_of_one_rank_ends_the_trial_and_the_next_one_runs(
-    pair: Session, session: Callable[..., Session], how: str, rank: int, outcome: str
+    pair: Session, how: str, rank: int, outcome: str
 ) -> None:
-    own = pair if how == "raise" else session(2, how, 16 * 2**20 if how == "oom" else None)
-    plan = Plan(1024, (1024,), cap_bytes=own.setting.cap_bytes)
-    found = own.trial({**KNOBS, "rank": float(rank)}, plan, 0, shrink="").advance()
+    knobs = {**KNOBS, "micro_batch_size": 2, "rank": float(rank), "how": float(HOW.index(how))}
+    plan = Plan(1024, (1024,), cap_bytes=16 * 2**20 if how == "oom" else None)
+    found = pair.train(knobs, plan, 0)
     assert (found["outcome"], found["done"]) == (outcome, True), found["message"]
     assert found["message"].startswith("rank 1: ") == (rank == 1)
     assert how != "raise" or "so it goes" in found["message"]
-    assert own.train(KNOBS, PLAN, 0)["outcome"] == "ok"
-    if how == "oom":  # begun again with half the micro-batch, it fails at every size
-        found = own.train({**KNOBS, "micro_batch_size": 2, "rank": 1.0}, plan, 0)
-        assert ([one["knobs"]["micro_batch_size"] for one in found["ooms"]], found["outcome"]) == ([2], "oom")
-        assert found["message"].startswith("rank 1: ")
+    halved = [2] if how == "oom" else []  # begun again with half the micro-batch, it fails at every size
+    assert [one["knobs"]["micro_batch_size"] for one in found["ooms"]] == halved
+    assert pair.train(KNOBS, PLAN, 0)["outcome"] == "ok"
 
 
 def test_a_trial_is_ended_between_two_batches_and_speeds_are_measured(pair: Session) -> None:
