@@ -80,8 +80,6 @@ def test_a_finished_study_that_is_given_more_trials_goes_on_and_picks_again(ende
     assert not of(records[before:], "probe"), "what was probed is known"
     assert len(of(records[before:], "pick")) == 1
     assert records[-1]["event"] == "stop"
-    (row,) = answer(tmp_path, "list")
-    assert (row["state"], row["trials"]) == ("finished", 5 + BESIDE)
     rounds = [r["round"] for r in of(records[before:], "window")]
     assert not rounds or len(rounds) == len(set(rounds)) * len({r["name"] for r in of(records[before:], "window")})
 
@@ -90,13 +88,13 @@ def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None
     (tmp_path / "hungry.py").write_text(HUNGRY)
     card = ["card=rtx4060", "card.memory_gib=0.003", "card.reserve_gib=0", "knobs.amp_dtype=fp32"]
     time = "budget.probe.max_time_s=30"  # on a slow machine, too, the largest micro-batch is probed
-    records = study(tmp_path, "concurrency=1", "search.trials=8", time, *card, workload="hungry.py")
+    records = study(tmp_path, "concurrency=1", "search.trials=5", time, *card, workload="hungry.py")
     first = of(records, "study")[0]
     cap = first["card"]["cap_bytes"]
     assert first["card"]["virtual"]
     assert cap < 0.004 * 2**30
     ended = of(records, "trial")
-    assert len(ended) == 8
+    assert len(ended) == 5
     assert "lost" not in {r["outcome"] for r in ended}
     failed = [r for r in [*of(records, "probe"), *ended] if r["outcome"] == "oom"]
     assert failed, "at 64 a micro-batch needs 4 MiB more than was measured"
@@ -105,17 +103,6 @@ def test_a_virtual_card_holds_its_cap_and_no_oom_is_lost(tmp_path: Path) -> None
         assert r["wanted_bytes"] > 4 * 2**20
     assert all(r["config"]["micro_batch_size"] < 64 for r in of(records, "confirmed"))
     assert max(r["peak_allocated_bytes"] for r in of(records, "confirmed")) <= cap
-
-
-def test_data_that_are_not_there_are_one_error_with_code_2_and_nothing_is_written(tmp_path: Path) -> None:
-    assert run("tuning.run", ["workload=nli", "workload.data=nothing.jsonl"], tmp_path) == 2
-    err = (tmp_path / "err").read_text()
-    error = err[err.index("error: ") :]
-    assert "workload.data=nothing.jsonl" in error
-    assert "Traceback" not in err
-    assert error.count("error: ") == 1
-    assert len(error.strip().splitlines()) <= 8
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.fault
