@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.commands import MINE, run, start, wait_for
+from tuning import __main__
 from tuning.config import best_file
 from tuning.journal.records import read
 
@@ -32,17 +33,20 @@ STUDY = [
 ]
 
 
-def test_a_killed_training_goes_on_and_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
+def test_a_killed_training_goes_on_and_ends_where_an_unbroken_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     best = tmp_path / "best.yaml"
     best.write_text((Path(__file__).parents[2] / "data" / "mine_best.yaml").read_text().replace("MINE", str(MINE)))
     train = ["train", "--from", str(best), "--epochs", "60", "--checkpoint-every", "0.05"]
-    assert run("tuning", [*train, "--out", "whole"], tmp_path) == 0
+    assert __main__.main([*train, "--out", "whole"]) == 0
     broken = tmp_path / "broken"
     process = start("tuning", [*train, "--out", "broken"], tmp_path)
     assert wait_for(lambda: (broken / "checkpoint.json").exists(), process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert run("tuning", [*train, "--out", "broken", "--resume"], tmp_path) == 0
+    assert __main__.main([*train, "--out", "broken", "--resume"]) == 0
     whole, resumed = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("whole", "broken"))
     assert resumed["resumed_at"] > 0
     assert resumed["values"] == whole["values"]
@@ -69,16 +73,13 @@ def test_a_ctrl_c_that_reaches_the_loaders_workers_too_still_saves_a_checkpoint(
     assert not left
 
 
-@pytest.mark.parametrize(("concurrency", "number", "code"), [(2, signal.SIGINT, 130), (1, signal.SIGTERM, 143)])
-def test_a_signal_ends_in_order_says_how_to_go_on_and_leaves_no_process(
-    tmp_path: Path, concurrency: int, number: signal.Signals, code: int
-) -> None:
+def test_a_ctrl_c_while_ray_runs_ends_in_order_says_how_to_go_on_and_leaves_no_process(tmp_path: Path) -> None:
     journal = tmp_path / "runs" / "mine" / "killed" / "trials.jsonl"
-    process = start("tuning.run", [*STUDY, f"concurrency={concurrency}"], tmp_path)
+    process = start("tuning.run", [*STUDY, "concurrency=2"], tmp_path)
     assert wait_for(lambda: journal.exists() and b'"event":"trial_start"' in journal.read_bytes(), process)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
-    assert process.wait(timeout=20) == code
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 130
     assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     _, left = psutil.wait_procs(children, timeout=10)
     assert not left
@@ -92,6 +93,7 @@ def test_stop_ends_a_run_in_order_and_leaves_what_is_known_unconfirmed(tmp_path:
     family = psutil.Process(process.pid).children(recursive=True)
     assert run("tuning", ["stop", "last"], tmp_path) == 0
     assert process.wait(timeout=20) == 130
+    assert "python -m tuning.run resume=killed" in (tmp_path / "err").read_text()
     assert f"{Path('runs/mine/killed/best.yaml')} holds the best so far" in (tmp_path / "out").read_text()
     assert best_file.read(made / "best.yaml").warnings[0].startswith("best.yaml is the best so far")
     assert not psutil.wait_procs(family, timeout=10)[1]
