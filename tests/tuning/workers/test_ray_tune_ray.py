@@ -7,7 +7,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import psutil
 import pytest
 
 from tests.data.greedy import CAP_BYTES
-from tests.queues import GREEDY, KNOBS, Killing, Queue
+from tests.queues import GREEDY, Killing, Queue
 from tuning.config.errors import StoppedEarly
-from tuning.search.protocols import TrialPlan, TrialRequest
+from tuning.search.protocols import TrialPlan
 from tuning.workers import nvml
 from tuning.workers.dispatch import Dispatcher
 from tuning.workers.nodes import KindShare, Node, Slots
@@ -32,14 +31,13 @@ MEETING = '''
 import os
 from pathlib import Path
 
-import torch
-from tests.fakes import Sums
+from tests.data.greedy import Greedy
 
 
-class Meeting(Sums):
-    """Sums whose training goes on once the processes of two trials have come to their first step."""
+class Meeting(Greedy):
+    """Greedy, whose training goes on once the processes of two trials have come to their first step."""
 
-    options = {**Sums.options, "place": ""}
+    options = {**Greedy.options, "place": ""}
 
     def dataset(self, config, split):
         self.place = Path(config.options["place"])
@@ -69,14 +67,16 @@ def orders(count: int, **more: Any) -> TrialPlan:
     return TrialPlan(64, (64,), False, count, 1, **more)
 
 
-def test_trials_share_a_card_and_one_that_needs_more_than_its_slot_runs_alone() -> None:
-    share = CAP_BYTES
+def test_trials_share_a_card_side_by_side_and_one_that_needs_more_than_its_slot_runs_alone(tmp_path: Path) -> None:
+    (tmp_path / "meeting.py").write_text(MEETING)
+    (tmp_path / "place").mkdir()
+    share, options = CAP_BYTES, {"place": str(tmp_path / "place")}
     trials: list[tuple[str, int | None]] = [("nowhere", share // 2)] * 3 + [("forward", share // 2), ("nowhere", None)]
     trials += [("nowhere", share // 2), ("nowhere", 2 * share), ("nowhere", share // 2)]
     scheduler = Queue(trials)
-    RayExecutor(WorkerConfig(str(GREEDY), cap_bytes=2 * share), "greedy_trials").run(
-        scheduler, orders(2, cap_bytes=share, alone_bytes=2 * share)
-    )
+    config = WorkerConfig(str(tmp_path / "meeting.py"), options, threads=1, cap_bytes=2 * share)
+    plan = orders(2, cap_bytes=share, alone_bytes=2 * share)
+    RayExecutor(config, "meeting_trials").run(scheduler, plan)
     assert {f["outcome"] for f in scheduler.found.values()} == {"ok"}, "4 MiB of greed fit two slots"
     assert {t for t, f in scheduler.found.items() if f["cap_bytes"] == 2 * share} == {"t3", "t6"}
     assert {f["cap_bytes"] for f in scheduler.found.values()} == {share, 2 * share}
@@ -84,7 +84,9 @@ def test_trials_share_a_card_and_one_that_needs_more_than_its_slot_runs_alone() 
     spans = [(f["first_step_at"], f["last_step_at"], f["cap_bytes"]) for f in scheduler.found.values()]
     for moment, _, _ in spans:
         assert sum(cap for begin, end, cap in spans if begin <= moment <= end) <= 2 * share
-    assert len({f["pid"] for f in scheduler.found.values()}) == 2
+    pids = {str(f["pid"]) for f in scheduler.found.values()}
+    assert len(pids) == 2
+    assert pids == {path.name for path in (tmp_path / "place").iterdir()}
 
 
 def test_a_trial_whose_process_or_actor_was_killed_is_run_in_another_and_the_worker_of_the_actor_ends() -> None:
@@ -209,27 +211,6 @@ def test_nodes_of_a_kind_that_does_not_train_do_not_count_when_all_others_are_lo
 def test_the_token_lies_in_a_folder_of_its_users_own(cluster: RayCluster) -> None:
     assert stat.S_IMODE(cluster.token_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(cluster.token_path.parent.stat().st_mode) == 0o700, "Ray opens its own folder to everybody"
-
-
-class Plain(Queue):
-    """A scheduler whose trials have no knob of a workload's own."""
-
-    def next_trial(self, kind: str = "") -> TrialRequest | None:
-        """Returns the next one."""
-        request = super().next_trial()
-        return None if request is None else replace(request, knobs=KNOBS)
-
-
-def test_two_trials_of_one_core_each_run_side_by_side(tmp_path: Path) -> None:
-    (tmp_path / "meeting.py").write_text(MEETING)
-    (tmp_path / "place").mkdir()
-    scheduler = Plain([("nowhere", None)] * 2)
-    config = WorkerConfig(str(tmp_path / "meeting.py"), {"place": str(tmp_path / "place")}, threads=1)
-    RayExecutor(config, "meeting_trials").run(scheduler, TrialPlan(64, (64,), False, 2, 1))
-    found = [scheduler.found[f"t{n}"] for n in range(2)]
-    assert {f["outcome"] for f in found} == {"ok"}, found
-    assert {str(f["pid"]) for f in found} == {path.name for path in (tmp_path / "place").iterdir()}
-    assert max(f["first_step_at"] for f in found) < min(f["last_step_at"] for f in found)
 
 
 @pytest.mark.parametrize(("slots", "each"), [(2, 1), (3, 2)])
