@@ -77,18 +77,22 @@ def pair() -> Iterator[Session]:
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def trained(own: Session, **changes: Scalar) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def trained(own: Session, plan: Plan, **changes: Scalar) -> tuple[dict[str, Any], list[torch.Tensor]]:
     """Returns the result of a training, and the weights it ends with."""
-    trial = own.trial({**KNOBS, **changes}, PLAN, 0)
-    while not (found := trial.advance())["done"] and found["samples"] < PLAN.samples:
+    trial = own.trial({**KNOBS, **changes}, plan, 0)
+    while not (found := trial.advance())["done"] and found["samples"] < plan.samples:
         pass
     weights = [p.detach().clone() for p in own.contract._model.parameters()]  # type: ignore[union-attr]
     return found, weights
 
 
-@pytest.mark.parametrize("changes", [{}, {"batch_size": 2, "micro_batch_size": 1, "max_grad_norm": 0.1}], ids=str)
-def test_two_processes_learn_what_one_learns(pair: Session, changes: dict[str, Scalar]) -> None:
-    (alone, first), (both, second) = trained(made(1), **changes), trained(pair, **changes)
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [(PLAN, {}), (Plan(200, (64, 200)), {"batch_size": 2, "micro_batch_size": 1, "max_grad_norm": 0.1})],
+    ids=["uneven", "clipped"],
+)
+def test_two_processes_learn_what_one_learns(pair: Session, plan: Plan, changes: dict[str, Scalar]) -> None:
+    (alone, first), (both, second) = trained(made(1), plan, **changes), trained(pair, plan, **changes)
     assert both["outcome"] == alone["outcome"] == "ok"
     assert both["values"] == pytest.approx(alone["values"], abs=1e-3)
     assert both["samples"] == alone["samples"]
