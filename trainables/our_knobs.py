@@ -73,7 +73,7 @@ ROWS: Mapping[str, Knob] = {
 # fmt: on
 """Every such row by the name of its knob."""
 
-_NAMES: Mapping[str, tuple[str, ...]] = {
+_KNOBS_OF: Mapping[str, tuple[str, ...]] = {
     "headpose": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
     "nli": ("adapter", "adapter_rank", "base_dtype", "dropout", "sequence_packing"),
     "pointer": ("hidden_size", "dropout", "augmentation", "inplace_augmentation"),
@@ -84,7 +84,7 @@ _HOOKS = {"nli": ("parameter_groups",)}
 """The methods of a workload's class that are in the place of knobs or beside them (`KnobTable`)."""
 
 OURS: Mapping[str, KnobTable] = {
-    ref: KnobTable({name: ROWS[name] for name in names}, hooks=_HOOKS.get(ref, ())) for ref, names in _NAMES.items()
+    ref: KnobTable({name: ROWS[name] for name in names}, hooks=_HOOKS.get(ref, ())) for ref, names in _KNOBS_OF.items()
 }
 """The table of each of our workloads, by its name."""
 BUILT_IN = tuple(OURS)

@@ -18,7 +18,7 @@ from tuning.journal.format import Record
 JOURNAL, RECEIPTS = "trials.jsonl", "receipts.jsonl"
 LAST = "last"
 """In the place of an id, the run that began last."""
-SCHEMA = 2
+JOURNAL_SCHEMA = 2
 """Of the records as they are written here; a higher one is of a later version, a lower one of an earlier one."""
 
 
@@ -59,8 +59,8 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
 
 def writer(study: Record) -> str:
     """Returns "a later" or "an earlier" where such a version wrote this `study` record, "" for one as here."""
-    schema = study.get("schema", SCHEMA)
-    return "" if schema == SCHEMA else "a later" if schema > SCHEMA else "an earlier"
+    schema = study.get("schema", JOURNAL_SCHEMA)
+    return "" if schema == JOURNAL_SCHEMA else "a later" if schema > JOURNAL_SCHEMA else "an earlier"
 
 
 def require_known(study: Record | None, folder: Path) -> None:
@@ -68,7 +68,7 @@ def require_known(study: Record | None, folder: Path) -> None:
     if study is not None and (when := writer(study)):
         what = f"run {folder.name} was written by {when} version of cardtune"
         remedy = "pip install --upgrade cardtune" if when == "a later" else "begin another study, or take that version"
-        raise ConfigError(f"{what} (schema {study['schema']})", allowed=f"schema {SCHEMA}", remedy=remedy)
+        raise ConfigError(f"{what} (schema {study['schema']})", allowed=f"schema {JOURNAL_SCHEMA}", remedy=remedy)
 
 
 def versions() -> dict[str, str]:

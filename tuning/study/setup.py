@@ -31,7 +31,7 @@ from tuning.config.schema import SearchSection, StudyConfig
 from tuning.config.shareable import MASK, is_secret, masked_items
 from tuning.config.space import Choice, Range, Space, largest, shown, values_of
 from tuning.journal.records import Record, last, read, table_of
-from tuning.journal.runs import JOURNAL, LAST, SCHEMA, changes, find_run, known_runs, require_known, versions
+from tuning.journal.runs import JOURNAL, JOURNAL_SCHEMA, LAST, changes, find_run, known_runs, require_known, versions
 from tuning.memory.groups import defaults
 from tuning.workers import doctor, executors, machine, nvml, slots
 from tuning.workers.own_workload import with_own
@@ -377,7 +377,7 @@ def study_fields(config: StudyConfig, facts: Mapping[str, Any], setting: WorkerC
     virtual = card.emulated_on(int(facts["device"]["memory_bytes"]) if card.device == "cuda" else None)
     return {
         "id": run_id,
-        "schema": SCHEMA,
+        "schema": JOURNAL_SCHEMA,
         "workload": config.workload.ref,
         "workload_sha256": facts["workload_sha256"],
         "data_sha256": facts.get("data_sha256", ""),
