@@ -140,19 +140,22 @@ class Sparse:
 
     What a micro-batch needs grows with its shape. So it is counted when one of its dimensions is larger than in any
     that was counted under the same circumstances: its phase, and whether gradients of the batch were there before it.
-    The first two optimiser steps and every tenth are counted whole.
+    The first two optimiser steps and every tenth are counted whole. Bytes that rise from one of those to the next,
+    twice, are a leak: from then on everything is counted.
     """
 
     EVERY = 10
 
     def __init__(self) -> None:
+        self.always = False
         self._counted: dict[tuple[str, bool], list[tuple[int, ...]]] = {}
         self._micro_batches = 0
         self._evaluations = 0
+        self._levels: list[int] = []
 
     def whole(self, steps: int) -> bool:
         """Returns whether the optimiser step after so many is counted whole."""
-        return steps < 2 or steps % self.EVERY == 0
+        return self.always or steps < 2 or steps % self.EVERY == 0
 
     def part(self, steps: int, phase: str, tensors: Iterable[Tensor]) -> bool:
         """Returns whether the next micro-batch is counted, and takes it for counted then."""
@@ -170,11 +173,15 @@ class Sparse:
     def evaluation(self) -> bool:
         """Returns whether the next evaluation is counted: the first of a run, since all take the same batches."""
         self._evaluations += 1
-        return self._evaluations == 1
+        return self.always or self._evaluations == 1
 
-    def stepped(self) -> None:
-        """Ends a batch: the next micro-batch is the first of another."""
+    def stepped(self, steps: int, live_bytes: int) -> None:
+        """Takes the bytes that are live after an optimiser step, the number of those before it given."""
         self._micro_batches = 0
+        if self.whole(steps):
+            self._levels = [*self._levels[-2:], live_bytes]
+            rising = len(self._levels) > 2 and self._levels[0] < self._levels[1] < self._levels[2]
+            self.always = self.always or rising
 
 
 _MAKES: dict[Any, bool] = {}

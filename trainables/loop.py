@@ -280,7 +280,8 @@ def _optimizer_step(state: State, timetable: Timetable) -> None:
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=knobs.set_to_none and not precision.keeps_gradients(knobs))
-    state.sparse.stepped()
+    if state.meter is not None:
+        state.sparse.stepped(state.steps, state.meter.live_bytes)
 
 
 def _hear(state: State, loading: Mapping[str, Any]) -> None:

@@ -254,8 +254,8 @@ class Counted:
         state.micro_steps[-1] = (state.micro_steps[-1][0], True)
         if state.steps == 1:
             self._see()
-        if self._is_capped:
-            state.sparse.stepped()
+        if self._is_capped and state.meter is not None:
+            state.sparse.stepped(state.steps, state.meter.live_bytes)
         samples = state.samples
         if samples >= self._horizon or (self._milestones and samples >= self._milestones[0]):
             self._watch.lap("optimizer")

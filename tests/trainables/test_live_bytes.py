@@ -134,13 +134,26 @@ def test_a_part_is_counted_when_it_is_larger_in_some_dimension_than_those_before
     seen = []
     for shape in shapes:
         seen.append(sparse.part(5, "", batch(*shape)))
-        sparse.stepped()
+        sparse.stepped(5, 0)
     assert seen == [True, False, False, True, True, False, True, False]
     assert sparse.part(5, "other phase", batch(8, 9))
-    sparse.stepped()
+    sparse.stepped(5, 0)
     assert not sparse.part(5, "", batch(9, 11))
     assert sparse.part(5, "", batch(9, 11)), "gradients are there by the second micro-batch of a batch"
     assert sparse.part(10, "", batch(1, 1)), "every tenth step is counted whole"
+
+
+@pytest.mark.parametrize(
+    ("levels", "leaks"), [([5, 5, 5, 5], False), ([5, 6, 6, 7], False), ([5, 6, 7], True), ([9, 1, 2, 3], True)]
+)
+def test_bytes_that_rise_twice_are_a_leak_and_everything_is_counted_from_then_on(
+    levels: list[int], leaks: bool
+) -> None:
+    sparse = Sparse()
+    for number, level in enumerate(levels):
+        sparse.stepped(10 * number, level)
+        sparse.stepped(10 * number + 5, 100 * level)  # not counted whole: tells nothing
+    assert sparse.always is sparse.whole(7) is leaks
 
 
 def test_operators_of_higher_order_are_counted_and_seen() -> None:
