@@ -144,7 +144,7 @@ def exported(folder: Path) -> dict[str, Any]:
 def best_file(found: Row, knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a best.yaml that trains these knobs; nothing was measured, so its figures are empty."""
     measured: dict[str, Any] = {
-        "samples_per_s": {"median": None, "spread": None, "windows": [], "status": "probed"},
+        "samples_per_s": {"median": None, "spread": None, "windows": [], "trainings": [], "status": "probed"},
         "quality": {},
         "peak_allocated_bytes": None,
         **dict.fromkeys(("device", "card", "says"), ""),

@@ -209,15 +209,13 @@ def test_what_they_compile_themselves_runs_compiled_once_nothing_is_counted(scri
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_what_they_compile_themselves_is_compiled_in_every_training(
-    script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)  # torch gives up after eight
+def test_what_they_compile_themselves_is_compiled_in_every_training(script: Any) -> None:
     workload, made = script(COMPILED), []
-    for _ in range(3):
-        workload.train.__globals__["SEEN"].clear()
-        events(workload, Plan(48, (48,)))
-        made.append(sorted(workload.train.__globals__["SEEN"]))
+    with torch._dynamo.config.patch(recompile_limit=2):  # torch gives up after eight
+        for _ in range(3):
+            workload.train.__globals__["SEEN"].clear()
+            events(workload, Plan(48, (48,)))
+            made.append(sorted(workload.train.__globals__["SEEN"]))
     assert made[0] == made[-1]
     assert set(made[-1]) == {"loss", "evaluation", "model"}
 
