@@ -91,8 +91,10 @@ def test_a_batch_that_does_not_fit_is_halved_for_this_evaluation_and_the_next() 
     run(workload, cap_bytes=3 * 25_000 * 4)
     whole = sum(workload.evaluations[-1])
     assert workload.evaluations == [[MICRO_BATCH], [2] * (whole // 2), [2] * (whole // 2)]
+    workload = Judges()
     with pytest.raises(torch.OutOfMemoryError):
-        run(Judges(), cap_bytes=25_000)
+        run(workload, cap_bytes=25_000)
+    assert workload.evaluations == [[MICRO_BATCH], [2], [1]], "training fits"
 
 
 def test_a_micro_batch_above_the_batch_is_the_batch() -> None:
