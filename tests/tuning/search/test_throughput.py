@@ -53,6 +53,14 @@ def test_the_nearest_group_answers_for_one_that_nobody_probed() -> None:
     assert not Speeds([]).ranked(asked)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_groups_as_near_the_slowest_answers(turned: bool) -> None:
+    narrow, wide = probe(0.01, amp_dtype="bf16", hidden_size=64), probe(0.08, amp_dtype="fp32", hidden_size=512)
+    speeds = Speeds([wide, narrow] if turned else [narrow, wide])
+    (found,) = speeds.ranked({"batch_size": 8, "amp_dtype": "bf16", "hidden_size": 512})
+    assert found.samples_per_s == pytest.approx(8 / 0.082)
+
+
 def test_the_fastest_micro_batch_depends_on_the_batch() -> None:
     small = probe(0.01, 0.0, micro_batch_size=8)  # 800 samples/s
     large = probe(0.03, 0.0, micro_batch_size=32)  # 1067 samples/s, once a batch has 32
