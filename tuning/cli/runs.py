@@ -14,7 +14,7 @@ from tuning.cli.terminal import Terminal
 from tuning.config.errors import ConfigError
 from tuning.config.load import load
 from tuning.journal.records import Record, is_finished, last, read, trials
-from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs, require_known, writer
+from tuning.journal.runs import JOURNAL, RECEIPTS, find_run, known_runs, other_version, require_known
 from tuning.report import export, report, sentences, summary
 from tuning.report.format import plain
 from tuning.report.summary import Summary
@@ -51,7 +51,7 @@ def _row(folder: Path) -> dict[str, Any] | None:
     study = last(records, "study")
     if study is None:
         return None
-    state = "other version" if writer(study) else "finished" if is_finished(records) else "unfinished"
+    state = "other version" if other_version(study) else "finished" if is_finished(records) else "unfinished"
     return {**row, "state": state, "trials": len(trials(records)), "began": study.t}
 
 

@@ -57,17 +57,19 @@ def find_run(runs_dir: str, run_id: str, *, asked: str = "", option: str = "--ru
     )
 
 
-def writer(study: Record) -> str:
-    """Returns "a later" or "an earlier" where such a version wrote this `study` record, "" for one as here."""
+def other_version(study: Record) -> str:
+    """Returns "a later" or "an earlier" for the version that wrote this `study` record, "" where it is this one."""
     schema = study.get("schema", JOURNAL_SCHEMA)
     return "" if schema == JOURNAL_SCHEMA else "a later" if schema > JOURNAL_SCHEMA else "an earlier"
 
 
 def require_known(study: Record | None, folder: Path) -> None:
     """Raises ConfigError where another version wrote the run in `folder`, by its `study` record, if it has one."""
-    if study is not None and (when := writer(study)):
+    if study is not None and (when := other_version(study)):
         what = f"run {folder.name} was written by {when} version of cardtune"
-        remedy = "pip install --upgrade cardtune" if when == "a later" else "begin another study, or take that version"
+        remedy = (
+            "pip install --upgrade cardtune" if when == "a later" else "begin another study, or install that version"
+        )
         raise ConfigError(f"{what} (schema {study['schema']})", allowed=f"schema {JOURNAL_SCHEMA}", remedy=remedy)
 
 
